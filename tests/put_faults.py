@@ -73,6 +73,19 @@ FAULTS = [
         "fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)",
         "tests/loader/test_packed_files.py",
     ),
+    # --- NVFP4 in GGUF files ------------------------------------------------------------------
+    Fault(
+        "cpuserve/quant/gguf_nvfp4.py",
+        "np.where(codes == MAGNITUDE, 0, codes & MAGNITUDE)",
+        "(codes & MAGNITUDE)",
+        "tests/quant/test_gguf_nvfp4.py -k gguf_package",
+    ),
+    Fault(
+        "cpuserve/quant/gguf_nvfp4.py",
+        "factors[np.arange(count)[rows] // each]",
+        "factors[:1]",
+        "tests/quant/test_gguf_nvfp4.py -k expert",
+    ),
     # --- gpt-oss ------------------------------------------------------------------------------
     Fault(
         "csrc/runtime/experts.cpp",

@@ -62,6 +62,7 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
 }
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7

@@ -244,6 +244,8 @@ def row_order(
     """The stored row of each Hugging Face row of tensor `name`; None if the order is the same."""
     heads = {"q_proj": q_heads, "k_proj": kv_heads}
     parts = name.rsplit(".", 2)
+    if parts[-1].endswith("_scale"):
+        return None
     if name.endswith(("query_key_value.weight", "query_key_value.bias")):
         return by_group(rows, q_heads, kv_heads, name)
     if not arch.interleaved or len(parts) < 3 or parts[1] not in heads:

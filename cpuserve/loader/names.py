@@ -26,6 +26,8 @@ _GGUF_BLOCK = {
     "ffn_down": "mlp.down_proj",
 }
 _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[\w.]+?)(?P<kind>\.weight|\.bias|)")
+# Scales beside NVFP4 matrices, by what stands in place of "weight".
+_SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
 # Names that say what the tensor is, so they have no suffix.
 _BARE = ("_bias", "A_log", "mamba.D", ".sinks", "layer_scalar", "correct_output_scale")
 
@@ -59,6 +61,9 @@ def gguf_to_hf(
         return name
     layer, part, kind = match["layer"], match["part"], match["kind"]
     table = {**_GGUF_TOP, **top} if layer is None else {**_GGUF_BLOCK, **blocks}
+    stem, _, last = part.rpartition(".")
+    if part not in table and not kind and last in _SCALES:
+        part, kind = stem, _SCALES[last]
     if part not in table:
         return name
     prefix, found = "" if layer is None else f"{layers}.{int(layer)}.", table[part]

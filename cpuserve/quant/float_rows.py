@@ -79,10 +79,13 @@ def table_rows(pairs: Bytes, scale: Float32) -> Bytes:
 
 
 def nvfp4_rows(pairs: Bytes, small: Bytes, scale: Float32) -> Bytes:
-    """Rows of nvfp4 from pairs of codes [n, k / 2], FP8 scales [n, k / 16] and one scale [1]."""
+    """Rows of nvfp4 from pairs of codes [n, k / 2] and FP8 scales [n, k / 16].
+
+    scale: [1], or one for each row [n].
+    """
     n, groups = small.shape
     out = np.empty((n, 4 + groups * (1 + SMALL // 2)), np.uint8)
-    out[:, :4] = scale.astype("<f4").view(np.uint8)
+    out[:, :4] = scale.astype("<f4").reshape(-1, 1).view(np.uint8)
     blocks = out[:, 4:].reshape(n, groups, 1 + SMALL // 2)
     blocks[:, :, 0] = small
     blocks[:, :, 1:] = pairs.reshape(n, groups, SMALL // 2)

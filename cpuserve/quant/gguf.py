@@ -3,7 +3,7 @@
 Block layouts follow those of ggml-common.h. A weight is scale * (code - zero) + minimum. Blocks of
 256 (the k-quants and IQ4_XS) have small integer scales and minima of 16 or 32 weights, and an fp16
 factor of all scales and one of all minima, which are subtracted. The codes of IQ4_NL, IQ4_XS and
-MXFP4 stand for the values of a table.
+MXFP4 stand for the values of a table. NVFP4 has a file of its own, gguf_nvfp4.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cpuserve.program.row_formats import CONVERTED_KIND
 from cpuserve.quant import dense
 from cpuserve.quant.base import BuiltTensor, QuantTensor, SourceType, WeightKind, Weights
 from cpuserve.quant.codes import Codes
+from cpuserve.quant.gguf_nvfp4 import NVFP4, Factors, nvfp4_matrix
 from cpuserve.quant.gguf_sizes import DECODED, PACKED_BYTES
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import BY_HEADS, StoredWeights, TensorStore
@@ -45,6 +46,7 @@ QUANTIZED: dict[str, SourceType] = {
     "IQ4_NL": "gguf_iq4_nl",
     "IQ4_XS": "gguf_iq4_xs",
     "MXFP4": "gguf_mxfp4",
+    "NVFP4": "nvfp4",
 }
 # Types that are rewritten while loading as blocks of a type with kernels and the same values.
 CONVERTED = {"TQ1_0": "Q2_K", "TQ2_0": "Q2_K"}
@@ -89,8 +91,10 @@ class GgufWeights(StoredWeights):
     """Weights of a GGUF file; blocks of some types are converted when they are read."""
 
     def __init__(self, store: TensorStore) -> None:
-        """Raise ModelError for unknown types; log which types are converted."""
+        """Raise ModelError for unknown types or scales; log which types are converted."""
         super().__init__(store, SOURCES)
+        self._factors = Factors(store)
+        self._names -= self._factors.names
         found = {store.dtype(name) for name in store.names()}
         for dtype in sorted(found & CONVERTED.keys()):
             to = CONVERTED[dtype]
@@ -107,6 +111,8 @@ class GgufWeights(StoredWeights):
         tensor, dtype = super().get(name), self._store.dtype(name)
         if dtype in DECODED:
             return decoded(tensor, dtype)
+        if dtype == NVFP4:
+            return nvfp4_matrix(tensor, self._factors.get(name))
         if dtype not in CONVERTED:
             return tensor
         blocks = TERNARY[dtype](tensor.data.reshape(-1, PACKED_BYTES[dtype][0]))

@@ -14,12 +14,13 @@ DECODED = {
     "IQ3_S": 110,
 }
 # Bytes of a block in the file and in memory, where its small scales of 4 or 6 bits take whole
-# bytes, or where it is converted.
+# bytes, where four blocks of a row have an fp32 scale more, or where it is converted.
 PACKED_BYTES = {
     "Q3_K": (110, 114),
     "Q4_K": (144, 148),
     "Q5_K": (176, 180),
     "IQ4_XS": (136, 138),
+    "NVFP4": (36, 37),
     "TQ1_0": (54, 84),
     "TQ2_0": (66, 84),
     **{dtype: (size, 256 // 32 * 34) for dtype, size in DECODED.items()},

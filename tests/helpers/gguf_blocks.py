@@ -31,6 +31,8 @@ def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.n
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[dtype])
     if dtype in DECODED:
         return random_vectors(dtype, rows, k, rng)
+    if dtype == "NVFP4":
+        return random_nvfp4(rows, k, rng)
     source = QUANTIZED[dtype]
     block = BLOCKS[source]
     data = rng.integers(0, 256, (rows, k // block.weights, block.nbytes), dtype=np.uint8)
@@ -71,12 +73,21 @@ def random_vectors(dtype: str, rows: int, k: int, rng: np.random.Generator) -> n
     return data.reshape(rows, -1)
 
 
+def random_nvfp4(rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """The same in NVFP4; without their scales, the codes have a variance of 8.6."""
+    data = rng.integers(0, 256, (rows, k // 64, 36), dtype=np.uint8)
+    scale = rng.uniform(0.7, 1.3, (rows, k // 64, 4)) / (8.6 * k) ** 0.5
+    data[:, :, :4] = gguf.quants.NVFP4.fp32_to_ue4m3(scale.astype(np.float32))
+    return data.reshape(rows, -1)
+
+
 def write_model(
     path, types: dict[str, str], *, width=256, ffn=512, layers=2, vocab=96, experts=0
 ) -> None:
     """A random llama, or a qwen3moe of `experts` experts.
 
-    types: the GGUF type of the tensors whose name ends so, "" of the others.
+    types: the GGUF type of the tensors whose name ends so, "" of the others. Matrices of NVFP4 have
+    scales of their own.
     """
     rng = np.random.default_rng(5)
     writer = gguf.GGUFWriter(path, "qwen3moe" if experts else "llama")
@@ -105,6 +116,10 @@ def write_model(
             return
         data = random_rows(dtype, rows, k, rng).reshape(*shape[:-1], -1)
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[dtype])
+        if dtype == "NVFP4":
+            scales = rng.uniform(0.7, 1.3, shape[0] if len(shape) > 2 else 1).astype(np.float32)
+            writer.add_tensor(name.replace("weight", "scale"), scales)
+            writer.add_tensor(name.replace("weight", "input_scale"), scales / 448)
 
     def norm(name: str, size: int = width) -> None:
         writer.add_tensor(name, rng.uniform(0.8, 1.2, size).astype(np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from tests.helpers.checkpoint_logits import TOKENS, exact_logits, native_logits
 from tests.helpers.gguf_blocks import random_rows, write_model
 from tests.helpers.levels import LEVELS, each_level
 
+NVFP4 = gguf.GGMLQuantizationType.NVFP4
 MIXES = {
     "Q4_K_M": {
         "": "Q4_K",
@@ -49,6 +51,7 @@ MIXES = {
         "ffn_down_exps.weight": "IQ4_NL",
         "output.weight": "Q6_K",
     },
+    "experts-NVFP4": {"": "NVFP4", "ffn_gate_inp.weight": "F32", "output.weight": "NVFP4"},
     "IQ4_XS-with-Q5_K": {"": "IQ4_XS", "attn_v.weight": "Q5_K", "ffn_down.weight": "MXFP4"},
 }
 MODELS = {**{dtype: {"": dtype} for dtype in (*QUANTIZED, *CONVERTED, *DECODED)}, **MIXES}
@@ -90,7 +93,9 @@ def test_logits_are_those_of_the_weights_in_fp32(models, name):
         assert lowered.read_bytes == sum(packed_bytes(t.dtype, t.size) for t in tensors)
 
 
-@pytest.mark.parametrize("dtype", [t for t in QUANTIZED if t not in ("Q8_0", "Q4_0", "Q4_1")])
+@pytest.mark.parametrize(
+    "dtype", [t for t in QUANTIZED if t not in ("Q8_0", "Q4_0", "Q4_1", "NVFP4")]
+)
 @each_level
 def test_products_are_those_of_the_formula_at_every_level(isa, dtype):
     """Levels differ in their instructions, but a product is one chain of the same roundings."""
@@ -106,6 +111,27 @@ def test_products_are_those_of_the_formula_at_every_level(isa, dtype):
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
     exact = x @ dequantize(tensor).T
     assert np.abs(got - exact).max() < 0.02 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "scale"),
+    [
+        ("self_attn.v_proj", "blk.1.attn_v", 0),
+        ("mlp.experts.0.up_proj", "blk.1.ffn_up_exps", 0),
+        ("mlp.experts.3.down_proj", "blk.1.ffn_down_exps", 3),
+        ("lm_head", "output", 0),
+        ("model.embed_tokens", "token_embd", 0),
+    ],
+)
+def test_the_scales_of_a_file_multiply_its_nvfp4_matrices(models, name, tensor, scale):
+    path = models("experts-NVFP4")
+    stored = {t.name: t for t in gguf.GGUFReader(path).tensors}
+    values = gguf.quants.dequantize(stored[f"{tensor}.weight"].data, NVFP4)
+    scales = stored[f"{tensor}.scale"].data
+    full = name if name.startswith(("lm_head", "model")) else f"model.layers.1.{name}"
+    got = dequantize(open_checkpoint(path).weights.get(f"{full}.weight"))
+    wanted = values[scale] if len(values.shape) > 2 else values
+    assert np.array_equal(got, wanted * scales[scale])
 
 
 def test_a_kind_is_packed_from_its_own_type_only():

@@ -1,0 +1,132 @@
+"""NVFP4 in GGUF files: blocks of 64 weights, rewritten while loading as rows of source nvfp4.
+
+A block is { u8 scale[4]; u8 q[32] }. A scale is that of 16 weights, in E4M3 without a sign. Of the
+8 bytes of their codes in E2M1, byte i has weight i in its low and weight i + 8 in its high half.
+
+A matrix may have an fp32 factor in a tensor of its own, and a stack of experts one for each of
+them. llama.cpp multiplies the product by it; here it is the scale of the rows. The input scales
+beside it are those of activations in 4 bits, which are bf16 here, as they are int8 in llama.cpp.
+Source: block_nvfp4 in ggml-common.h; _generate_nvfp4_tensors of llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cpuserve.errors import ModelError
+from cpuserve.quant.base import BuiltTensor
+from cpuserve.quant.float_rows import SMALL, nvfp4_rows
+from cpuserve.quant.rows import row_bytes
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from cpuserve.quant.base import QuantTensor
+    from cpuserve.quant.stored import TensorStore
+
+    Bytes = npt.NDArray[np.uint8]
+    Float32 = npt.NDArray[np.float32]
+
+log = logging.getLogger(__name__)
+
+NVFP4 = "NVFP4"
+WEIGHTS, SIZE = 64, 36  # of a block
+# Ends of the names of factors and of input scales; what comes before them names the matrix.
+FACTOR, INPUT = "_scale", "input_scale"
+MAGNITUDE = 127  # the bits of a scale without its sign, and also the code of no number
+NO_NUMBER = 255
+
+
+class Factors:
+    """The factors of the NVFP4 matrices in a store."""
+
+    def __init__(self, store: TensorStore) -> None:
+        """Raise ModelError for factors that do not fit; log that there are input scales."""
+        self._store = store
+        names = store.names()
+        self._of = {n.removesuffix(FACTOR): n for n in names if n.endswith("weight" + FACTOR)}
+        inputs = {n for n in names if n.endswith(INPUT)}
+        self.names = {*self._of.values(), *inputs}
+        for matrix in sorted(self._of):
+            self._check(matrix)
+        for name in sorted(inputs):
+            self._check_type(name.removesuffix(INPUT) + "weight", name)
+        if inputs:
+            log.info(
+                "the input scales of NVFP4 weights are not needed: activations keep more than 4 "
+                "bits"
+            )
+
+    def get(self, matrix: str) -> Float32:
+        """The factor of a matrix, or one for each matrix of a stack; 1 if the file has none."""
+        found = self._of.get(matrix)
+        if found is None:
+            return np.ones(1, np.float32)
+        return self._store.get(found).data.view("<f4").astype(np.float32)
+
+    def _check(self, matrix: str) -> None:
+        self._check_type(matrix, self._of[matrix])
+        factors = self._store.get(self._of[matrix])
+        shape = self._store.get(matrix).shape
+        each = math.prod(shape[:-2])
+        if factors.dtype != "F32" or factors.shape not in ((1,), (each,)):
+            of = f"for the {each} matrices of {matrix}" if each > 1 else f"for {matrix}"
+            msg = f"{factors.name} is {factors.dtype} {list(factors.shape)}, not F32 [{each}] {of}"
+            raise ModelError(msg)
+
+    def _check_type(self, matrix: str, name: str) -> None:
+        found = self._store.dtype(matrix) if matrix in self._store.names() else None
+        if found != NVFP4:
+            what = "which is missing" if found is None else f"whose type is {found}"
+            msg = (
+                f"the file has {name} for {matrix}, {what}; only NVFP4 matrices may have such a "
+                "scale: make the file again from the original model"
+            )
+            raise ModelError(msg)
+
+
+def nvfp4_matrix(stored: QuantTensor, factors: Float32) -> BuiltTensor:
+    """The matrix, or stack of them, in rows of nvfp4.
+
+    factors: one, or one for each matrix of a stack. Reading rows raises ModelError if one of their
+    scales is no number.
+    """
+    *outer, k = stored.shape
+    count, blocks = math.prod(outer), k // WEIGHTS
+    each = count // len(factors)  # rows of a factor
+
+    def build(rows: slice) -> Bytes:
+        data = stored.cut(rows, blocks * SIZE).reshape(-1, blocks, SIZE)
+        return nvfp4_rows(
+            _pairs(data[..., 4:]).reshape(len(data), -1),
+            _scales(data[..., :4], stored.name).reshape(len(data), -1),
+            factors[np.arange(count)[rows] // each],
+        )
+
+    size = count * row_bytes("nvfp4", k)
+    return BuiltTensor(stored.name, stored.shape, "nvfp4", size, build, stored.release)
+
+
+def _pairs(packed: Bytes) -> Bytes:
+    """The codes with neighbours in a byte, the first one in its low half."""
+    packed = packed.reshape(*packed.shape[:-1], -1, SMALL // 2)
+    first, second = packed[..., ::2], packed[..., 1::2]
+    out = np.empty(packed.shape, np.uint8)
+    out[..., : SMALL // 4] = first & 15 | second << np.uint8(4)
+    out[..., SMALL // 4 :] = first >> np.uint8(4) | second & 240
+    return out
+
+
+def _scales(codes: Bytes, name: str) -> Bytes:
+    """The codes in E4M3 of the values that ggml gives them: it ignores the sign, and 127 is 0.
+
+    Of 255 it makes 480 on CPUs and 0 on GPUs; no converter writes it.
+    """
+    if (codes == NO_NUMBER).any():
+        msg = f"{name} has an NVFP4 scale that is no number (255); download the file again"
+        raise ModelError(msg)
+    return np.where(codes == MAGNITUDE, 0, codes & MAGNITUDE).astype(np.uint8)
