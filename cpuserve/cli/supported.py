@@ -68,7 +68,8 @@ def formats() -> list[list[str]]:
 def types() -> list[list[str]]:
     """A row for each GGUF type: its name, the weight kind, and what its rows are multiplied by."""
     from cpuserve.program.row_formats import ACT_FORMAT, CONVERTED_KIND
-    from cpuserve.quant.gguf import CONVERTED, QUANTIZED
+    from cpuserve.quant.gguf import QUANTIZED
+    from cpuserve.quant.gguf_converted import CONVERTED
     from cpuserve.quant.gguf_sizes import DECODED
     from cpuserve.quant.stored import QUANTIZED_KINDS
 
@@ -76,7 +77,7 @@ def types() -> list[list[str]]:
     for dtype, source in QUANTIZED.items():
         kind = QUANTIZED_KINDS[source]
         rows.append([dtype, kind, ROWS[ACT_FORMAT[kind]]])
-    rows += [[dtype, f"converted to {to}", ""] for dtype, to in CONVERTED.items()]
+    rows += [[dtype, f"converted to {how.to}", ""] for dtype, how in CONVERTED.items()]
     rows += [[dtype, f"converted to {CONVERTED_KIND}", ""] for dtype in DECODED]
     return rows
 

@@ -63,6 +63,7 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
     40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
 }
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7

@@ -3,7 +3,8 @@
 Block layouts follow those of ggml-common.h. A weight is scale * (code - zero) + minimum. Blocks of
 256 (the k-quants and IQ4_XS) have small integer scales and minima of 16 or 32 weights, and an fp16
 factor of all scales and one of all minima, which are subtracted. The codes of IQ4_NL, IQ4_XS and
-MXFP4 stand for the values of a table. NVFP4 has a file of its own, gguf_nvfp4.py.
+MXFP4 stand for the values of a table. NVFP4 and the types that are converted have
+files of their own (gguf_nvfp4.py, gguf_converted.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +22,9 @@ from cpuserve.program.row_formats import CONVERTED_KIND
 from cpuserve.quant import dense
 from cpuserve.quant.base import BuiltTensor, QuantTensor, SourceType, WeightKind, Weights
 from cpuserve.quant.codes import Codes
+from cpuserve.quant.gguf_converted import CONVERTED, converted
 from cpuserve.quant.gguf_nvfp4 import NVFP4, Factors, nvfp4_matrix
-from cpuserve.quant.gguf_sizes import DECODED, PACKED_BYTES
+from cpuserve.quant.gguf_sizes import DECODED
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import BY_HEADS, StoredWeights, TensorStore
 
@@ -48,12 +49,10 @@ QUANTIZED: dict[str, SourceType] = {
     "MXFP4": "gguf_mxfp4",
     "NVFP4": "nvfp4",
 }
-# Types that are rewritten while loading as blocks of a type with kernels and the same values.
-CONVERTED = {"TQ1_0": "Q2_K", "TQ2_0": "Q2_K"}
 SOURCES: dict[str, SourceType] = {
     **dense.SOURCES,
     **QUANTIZED,
-    **{dtype: QUANTIZED[to] for dtype, to in CONVERTED.items()},
+    **{dtype: how.source for dtype, how in CONVERTED.items()},
     **dict.fromkeys(DECODED, "f32"),
 }
 # Rows that a thread decodes at a time: enough to call numpy seldom, few enough for its caches.
@@ -97,8 +96,8 @@ class GgufWeights(StoredWeights):
         self._names -= self._factors.names
         found = {store.dtype(name) for name in store.names()}
         for dtype in sorted(found & CONVERTED.keys()):
-            to = CONVERTED[dtype]
-            log.info("%s weights are converted to %s, which has the same values", dtype, to)
+            to = CONVERTED[dtype].to
+            log.info("%s weights are converted to %s, with the same values", dtype, to)
         if decoded := sorted(found & DECODED.keys()):
             log.warning(
                 "%s weights have no kernels and are converted to 8 bits while loading, which takes "
@@ -113,10 +112,7 @@ class GgufWeights(StoredWeights):
             return decoded(tensor, dtype)
         if dtype == NVFP4:
             return nvfp4_matrix(tensor, self._factors.get(name))
-        if dtype not in CONVERTED:
-            return tensor
-        blocks = TERNARY[dtype](tensor.data.reshape(-1, PACKED_BYTES[dtype][0]))
-        return replace(tensor, data=blocks.reshape(len(tensor.data), -1))
+        return converted(tensor, CONVERTED[dtype]) if dtype in CONVERTED else tensor
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The kind of a quantized tensor follows its type; dense ones follow `dtype`."""
@@ -210,26 +206,6 @@ def _mxfp4(b: Bytes) -> Block:
     scale = np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128)
     return Block(_FP4_CODES[_nibbles(b[:, 1:], 16)], 128, scale.astype(np.float32))
 
-
-# -- ternary blocks of 256, as blocks of Q2_K whose scales and minima are all d -------------------
-
-
-def _tq2_0(b: Bytes) -> Bytes:
-    ones = np.full((len(b), 16), 0x11, np.uint8)
-    return np.concatenate([ones, b[:, :64], b[:, 64:66], b[:, 64:66]], axis=1)
-
-
-def _tq1_0(b: Bytes) -> Bytes:
-    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
-    parts = [(b[:, :32], 5), (b[:, 32:48], 5), (b[:, 48:52], 4)]
-    digits = [(part[:, None] * powers[:n]).reshape(len(b), -1) for part, n in parts]
-    codes = ((np.concatenate(digits, axis=1).astype(np.uint16) * 3) >> 8).astype(np.uint8)
-    by_byte = codes.reshape(len(b), 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]
-    packed = np.bitwise_or.reduce(by_byte, axis=2).reshape(len(b), 64)
-    return _tq2_0(np.concatenate([packed, b[:, 52:54]], axis=1))
-
-
-TERNARY: dict[str, Callable[[Bytes], Bytes]] = {"TQ1_0": _tq1_0, "TQ2_0": _tq2_0}
 
 # -- blocks of 256 ------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ PACKED_BYTES = {
     "NVFP4": (36, 37),
     "TQ1_0": (54, 84),
     "TQ2_0": (66, 84),
+    "Q1_0": (36, 69),
     **{dtype: (size, 256 // 32 * 34) for dtype, size in DECODED.items()},
 }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gguf
 import numpy as np
 
-from cpuserve.quant.gguf import BLOCKS, CONVERTED, QUANTIZED
+from cpuserve.quant.gguf import BLOCKS, QUANTIZED
+from cpuserve.quant.gguf_converted import CONVERTED
 from cpuserve.quant.gguf_sizes import DECODED
 
 # Where a block has its fp16 factors, if not one at its beginning; the second is of the minima.
@@ -26,6 +27,8 @@ CENTER["gguf_q2_k"] = 1.5
 
 def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
     """Rows [rows, bytes] of `k` random weights of mean 0 and variance about 1 / k."""
+    if dtype == "Q1_0":
+        return random_q1_0(rows, k, rng)
     if dtype in CONVERTED:
         values = rng.integers(-1, 2, (rows, k)).astype(np.float32) / np.float32(0.8 * k**0.5)
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[dtype])
@@ -70,6 +73,14 @@ def random_vectors(dtype: str, rows: int, k: int, rng: np.random.Generator) -> n
     kind = gguf.GGMLQuantizationType[dtype]
     spread = gguf.quants.dequantize(data.reshape(rows, -1), kind).std()
     put(1.0 / spread / k**0.5)
+    return data.reshape(rows, -1)
+
+
+def random_q1_0(rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """The same in Q1_0, whose blocks are a factor of 16 bits and 128 signs."""
+    data = rng.integers(0, 256, (rows, k // 128, 18), dtype=np.uint8)
+    factors = rng.uniform(0.7, 1.3, (rows, k // 128, 1)) / k**0.5
+    data[:, :, :2] = factors.astype("<f2").view(np.uint8)
     return data.reshape(rows, -1)
 
 

@@ -8,10 +8,11 @@ from cpuserve.errors import ConfigError, ModelError
 from cpuserve.loader.gguf import TENSOR_TYPES
 from cpuserve.quant import FORMATS, dequantize, open_weights, weight_format
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.gguf import BLOCKS, CONVERTED, QUANTIZED, SOURCES
+from cpuserve.quant.gguf import BLOCKS, QUANTIZED, SOURCES
+from cpuserve.quant.gguf_converted import CONVERTED
 from cpuserve.quant.gguf_sizes import DECODED, packed_bytes
 from cpuserve.quant.stored import StoredTensor, StoredWeights
-from tests.helpers.gguf_blocks import HALVES, random_vectors
+from tests.helpers.gguf_blocks import HALVES, random_q1_0, random_vectors
 
 RNG = np.random.default_rng(7)
 
@@ -41,25 +42,55 @@ def test_blocks_are_read_bit_for_bit_as_the_gguf_package_reads_them(dtype, order
     assert got.tobytes() == wanted.tobytes()
 
 
-@pytest.mark.parametrize("dtype", CONVERTED)
-def test_types_that_are_converted_keep_every_value(dtype, caplog):
-    kind = gguf.GGMLQuantizationType[dtype]
-    values = RNG.integers(-1, 2, (4, 512)) * RNG.uniform(0.5, 2, (4, 1)).astype(np.float32)
-    data = gguf.quants.quantize(values.astype(np.float32), kind)
-    store = Store({"w": dtype})
-    store.get = lambda name: StoredTensor(name, (4, 512), dtype, data.reshape(-1))
-    with caplog.at_level("INFO", "cpuserve"):
-        weights = open_weights("gguf", store, {})
-    assert f"{dtype} weights are converted to Q2_K" in caplog.text
-    assert weights.kind("w", "bfloat16") == "q2_k"
-    tensor = weights.get("w")
-    assert tensor.nbytes == packed_bytes(dtype, data.nbytes)
-    assert np.array_equal(dequantize(tensor), gguf.quants.dequantize(data, kind))
+def q1_0_values(data):
+    """By the definition: bit i of 128 is the sign of weight i, and 1 is plus."""
+    blocks = data.reshape(-1, 18)
+    factors = blocks[:, :2].copy().view("<f2").astype(np.float32)
+    bits = [[byte >> i & 1 for byte in block for i in range(8)] for block in blocks[:, 2:].tolist()]
+    return (factors * (2 * np.array(bits) - 1)).astype(np.float32).reshape(len(data), -1)
 
 
-@pytest.mark.parametrize(
+ORDERS = pytest.mark.parametrize(
     "order", [None, np.array([2, 0, 1, 3], np.int32)], ids=["stored", "ordered"]
 )
+
+
+def converted_rows(dtype):
+    """Rows [4, bytes] of 512 weights, whose blocks differ in their factors."""
+    if dtype == "Q1_0":
+        return random_q1_0(4, 512, RNG)
+    values = RNG.integers(-1, 2, (4, 2, 256)) * RNG.uniform(0.5, 2, (4, 2, 1))
+    kind = gguf.GGMLQuantizationType[dtype]
+    return gguf.quants.quantize(values.reshape(4, 512).astype(np.float32), kind)
+
+
+# What is said of types that are converted, and the weight kind.
+SAID = {
+    "TQ1_0": ("Q2_K", "q2_k"),
+    "TQ2_0": ("Q2_K", "q2_k"),
+    "Q1_0": ("2 bits (w2z_g128)", "w2z_g128"),
+}
+
+
+@ORDERS
+@pytest.mark.parametrize("dtype", CONVERTED)
+def test_types_that_are_converted_keep_every_value(dtype, order, caplog):
+    data, (to, kind) = converted_rows(dtype), SAID[dtype]
+    store = Store({"w": dtype})
+    store.get = lambda name: StoredTensor(name, (4, 512), dtype, data.reshape(-1), order)
+    with caplog.at_level("INFO", "cpuserve"):
+        weights = open_weights("gguf", store, {})
+    assert f"{dtype} weights are converted to {to}, with the same values" in caplog.text
+    assert weights.kind("w", "bfloat16") == kind
+    tensor, ggml = weights.get("w"), gguf.GGMLQuantizationType[dtype]
+    wanted = q1_0_values(data) if dtype == "Q1_0" else gguf.quants.dequantize(data, ggml)
+    wanted = wanted if order is None else wanted[order]
+    assert dequantize(tensor).tobytes() == wanted.tobytes()
+    assert np.array_equal(dequantize(weights.get("w[1:4:2]")), wanted[1:4:2])
+    assert tensor.nbytes == tensor.data.nbytes
+
+
+@ORDERS
 @pytest.mark.parametrize("dtype", DECODED)
 def test_types_with_tables_of_vectors_are_decoded(dtype, order, caplog):
     data = random_vectors(dtype, 4, 512, RNG)
@@ -81,9 +112,9 @@ def test_sizes_of_blocks_are_those_of_the_file_reader():
     for dtype, source in QUANTIZED.items():
         if source in BLOCKS:
             assert (BLOCKS[source].weights, BLOCKS[source].nbytes) == table[dtype]
-    for dtype, shape in gguf.GGML_QUANT_SIZES.items():
-        assert table.get(dtype.name, shape) == shape
-    assert QUANTIZED.keys() <= table.keys()
+    for dtype, how in CONVERTED.items():
+        assert (how.weights, how.nbytes) == table[dtype]
+    assert table == {dtype.name: shape for dtype, shape in gguf.GGML_QUANT_SIZES.items()}
     assert {dtype: (256, size) for dtype, size in DECODED.items()} == {d: table[d] for d in DECODED}
 
 

@@ -1,0 +1,85 @@
+"""Types of GGUF files that are rewritten while loading as rows that have kernels, value by value.
+
+TQ1_0 and TQ2_0   256 weights of -d, 0 and d: Q2_K, all of whose scales and minima are d
+Q1_0              { fp16 d; u8 signs[16] }, 128 weights: d where the bit is 1, -d where it is 0. No
+                  block of Q2_K has two factors, so these become codes of 2 bits with a zero point
+
+Source: ggml-common.h and dequantize_row_* in ggml-quants.c.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.quant.base import BuiltTensor
+from cpuserve.quant.rows import join_bits
+
+if TYPE_CHECKING:
+    from cpuserve.quant.base import QuantTensor, SourceType
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Conversion(NamedTuple):
+    """How a type is rewritten, and `to` what: a type, or bits and a weight kind.
+
+    Each block of `weights` weights in `nbytes` bytes becomes one of `source` in `built` bytes.
+    """
+
+    to: str
+    source: SourceType
+    weights: int
+    nbytes: int
+    built: int
+    rewrite: Callable[[Bytes], Bytes]
+
+
+def converted(stored: QuantTensor, how: Conversion) -> BuiltTensor:
+    """The tensor in rows of `how.source`, which are rewritten when they are read."""
+    blocks = stored.shape[-1] // how.weights  # of a row
+
+    def build(rows: slice) -> Bytes:
+        data = stored.cut(rows, blocks * how.nbytes)
+        return how.rewrite(data.reshape(-1, how.nbytes)).reshape(len(data), -1)
+
+    size = math.prod(stored.shape[:-1]) * blocks * how.built
+    return BuiltTensor(stored.name, stored.shape, how.source, size, build, stored.release)
+
+
+def _tq2_0(b: Bytes) -> Bytes:
+    ones = np.full((len(b), 16), 0x11, np.uint8)
+    return np.concatenate([ones, b[:, :64], b[:, 64:66], b[:, 64:66]], axis=1)
+
+
+def _tq1_0(b: Bytes) -> Bytes:
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
+    parts = [(b[:, :32], 5), (b[:, 32:48], 5), (b[:, 48:52], 4)]
+    digits = [(part[:, None] * powers[:n]).reshape(len(b), -1) for part, n in parts]
+    codes = ((np.concatenate(digits, axis=1).astype(np.uint16) * 3) >> 8).astype(np.uint8)
+    by_byte = codes.reshape(len(b), 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+    packed = np.bitwise_or.reduce(by_byte, axis=2).reshape(len(b), 64)
+    return _tq2_0(np.concatenate([packed, b[:, 52:54]], axis=1))
+
+
+# By a byte of 8 signs: the two bytes of their codes, 0 for -d and 2 for d, with a zero point of 1.
+_SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_SIGN_CODES = join_bits(_SIGNS * np.uint8(2), 2)
+
+
+def _q1_0(b: Bytes) -> Bytes:
+    out = np.ones((len(b), 35), np.uint8)
+    out[:, :2] = b[:, :2]
+    out[:, 3:] = _SIGN_CODES[b[:, 2:]].reshape(len(b), 32)
+    return out
+
+
+CONVERTED = {
+    "TQ1_0": Conversion("Q2_K", "gguf_q2_k", 256, 54, 84, _tq1_0),
+    "TQ2_0": Conversion("Q2_K", "gguf_q2_k", 256, 66, 84, _tq2_0),
+    "Q1_0": Conversion("2 bits (w2z_g128)", "u2z_g128", 128, 18, 35, _q1_0),
+}
