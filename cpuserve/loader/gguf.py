@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.errors import ModelError
+from cpuserve.loader.gguf_foreign import foreign_type
 from cpuserve.loader.mapped import AnyFile, MappedFile
 
 if TYPE_CHECKING:
@@ -372,7 +373,7 @@ def _read_tensor(cursor: _Cursor, index: int) -> GgufTensor:
     type_id = cursor.number("<I", f"tensor {name} type")
     offset = cursor.number("<Q", f"tensor {name} offset")
     if type_id not in TENSOR_TYPES:
-        cursor.fail(f"tensor {name} type", f"{type_id} is not a known tensor type")
+        _refuse_type(cursor, name, type_id)
     dtype, block, block_bytes = TENSOR_TYPES[type_id]
     elements = 1
     for i, dim in enumerate(dims):
@@ -384,6 +385,21 @@ def _read_tensor(cursor: _Cursor, index: int) -> GgufTensor:
         cursor.fail(f"tensor {name} size 0", why)
     size = elements // block * block_bytes
     return GgufTensor(name, tuple(reversed(dims)), dtype, offset, size, cursor.file)
+
+
+def _refuse_type(cursor: _Cursor, name: str, type_id: int) -> NoReturn:
+    """Raise the ModelError for a number that is none of TENSOR_TYPES."""
+    what = foreign_type(type_id)
+    if not what:
+        cursor.fail(f"tensor {name} type", f"{type_id} is not a known tensor type")
+    from cpuserve.quant.gguf import SOURCES
+
+    msg = (
+        f"GGUF {cursor.file.path}: tensor {name} has type {type_id}, {what}, which is not "
+        f"supported; supported: {', '.join(SOURCES)}; download the model as Q4_K_M or IQ4_XS, or "
+        "make such a file from the original"
+    )
+    raise ModelError(msg)
 
 
 def _check_overlap(cursor: _Cursor, tensors: dict[str, GgufTensor]) -> None:

@@ -190,6 +190,7 @@ def gguf_traps(folder):
     rng = np.random.default_rng(0)
     whole = gguf(tiny_values(), tiny_tensors(rng))
     parts = gguf([*tiny_values(), ("split.no", 2, 0), ("split.count", 2, 2)], tiny_tensors(rng))
+    fork = gguf(tiny_values(), [("token_embd.weight", (256, 8), 144, bytes(1120))])
     found = {
         "zip.gguf": (b"PK\3\4" + bytes(60), "it is not a GGUF file"),
         "cut.gguf": (whole[:-64], "the file may be truncated"),
@@ -197,6 +198,7 @@ def gguf_traps(folder):
         "p-00001-of-00002.gguf": (parts, "p-00002-of-00002.gguf not found"),
         "named.gguf": (parts, "must be called NAME-00001-of-00002.gguf"),
         "rwkv.gguf": (gguf(tiny_values("rwkv"), tiny_tensors(rng)), "rwkv"),
+        "fork.gguf": (fork, "type 144, IQ4_KS, a type of ik_llama.cpp, which is not supported"),
     }
     for name, (data, _) in found.items():
         (folder / name).write_bytes(data)

@@ -2,13 +2,15 @@
 
 import struct
 
+import gguf as gguf_package
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf import GgufFile
+from cpuserve.loader.gguf import TENSOR_TYPES, GgufFile
+from cpuserve.loader.gguf_foreign import foreign_type
 from cpuserve.loader.gguf_model import gguf_config
 from cpuserve.loader.load import open_checkpoint, read_config
 from tests.helpers import gguf_file as make
@@ -155,6 +157,45 @@ def test_malformed_file_is_refused_with_the_field(path, case):
         GgufFile(write(path, data))
     assert field in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (140, "IQ5_K, a type of ik_llama.cpp"),
+        (97, "Q8_0_X4, a type of ik_llama.cpp"),
+        (144, "IQ4_KS, a type of ik_llama.cpp"),
+        (158, "IQ1_KT, a type of ik_llama.cpp"),
+        (142, "a type of ik_llama.cpp or another fork of llama.cpp"),
+        (202, r"a repacked type of ik_llama.cpp \(_R4, _R8 or _R16\)"),
+        (399, "a repacked type of ik_llama.cpp"),
+        (4, "Q4_2, a type that llama.cpp removed"),
+        (33, "Q4_0_8_8, a type that llama.cpp removed,"),
+        (36, r"IQ4_NL_4_4, a type that llama.cpp removed \(or I2_S of bitnet.cpp\)"),
+    ],
+)
+def test_a_type_of_another_program_is_named_with_what_to_do(path, kind, what):
+    wanted = rf"^GGUF .*: tensor t has type {kind}, {what}.* is not supported; supported: F32, .*"
+    with pytest.raises(ModelError, match=wanted) as caught:
+        GgufFile(write(path, one(kind=kind)))
+    message = str(caught.value)
+    assert "broken" not in message
+    for word in (" IQ4_XS,", " Q4_K,", " Q1_0,", " IQ1_S", "; download the model as Q4_K_M or"):
+        assert word in message
+
+
+@pytest.mark.parametrize("kind", [42, 96, 159, 201, 400, 2**32 - 1])
+def test_a_number_of_no_program_is_no_tensor_type(path, kind):
+    wanted = f"^broken GGUF .*: tensor t type: {kind} is not a known tensor type$"
+    with pytest.raises(ModelError, match=wanted):
+        GgufFile(write(path, one(kind=kind)))
+
+
+def test_every_number_of_the_gguf_package_is_known():
+    assert {t.value: t.name for t in gguf_package.GGMLQuantizationType} == {
+        number: name for number, (name, _, _) in TENSOR_TYPES.items()
+    }
+    assert not any(foreign_type(number) for number in TENSOR_TYPES)
 
 
 def test_overlapping_tensors_are_refused(path):
