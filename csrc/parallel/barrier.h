@@ -1,4 +1,4 @@
-// Bounded waiting: a thread spins with `pause`, then yields, then sleeps in a futex. Unbounded
+// Bounded waiting: a thread spins with `pause`, may then yield, and sleeps in a futex. Unbounded
 // spinning is very slow where cores are shared, because the spinning thread uses the CPU time that
 // the late thread needs. Sleeping at once costs tens of microseconds at each of the hundreds of
 // barriers of a step.

@@ -22,11 +22,17 @@ namespace cpuserve {
 namespace {
 
 // Inside a step the next barrier is microseconds away, and a wake-up from the futex costs 5-50 us.
-// So spinning for about that long at most doubles the cost of a wait. Between steps the engine
-// thread needs 100-300 us for Python (measured: a worker that is awake starts within 3 us, and one
-// that sleeps after 50 us and more). Yielding for most of that time lets the front end use the
-// core.
-constexpr int64_t kSpinInStepNs = 50'000, kYieldInStepNs = 50'000;
+// So threads spin there for a bit longer, and then sleep. They do not yield: a background thread
+// that gets the core by that keeps it until the kernel's next tick, up to 4 ms, and the other
+// threads of the team wait for that, while a thread that wakes up takes the core back at once. With
+// 50 us of yields, gaps of 4 streams of SmolLM2 were 1.5 times as long as normal while the process
+// for grammars started (2 cores, Linux 6.18), without them 1.4 times.
+// Between steps the engine thread needs 100-300 us for Python (measured: a worker that is awake
+// starts within 3 us, and one that sleeps after 50 us and more). Yielding for most of that time
+// lets the front end use the core.
+constexpr int64_t kSpinInStepNs = 100'000;
+// With a CFS quota the wait for a thread that the quota has stopped is charged to it.
+constexpr int64_t kSpinPassiveNs = 50'000;
 constexpr int64_t kSpinBetweenNs = 50'000, kYieldBetweenNs = 350'000;
 // With more threads than cores, the thread that we wait for may need this core.
 constexpr int64_t kYieldOversubscribedNs = 20'000;
@@ -230,10 +236,10 @@ void Team::configure_waits() {
       // A thread that outlasts the spin waits for a thread that the quota has stopped. Between
       // steps a wake-up takes little time compared with a step, while each wait of hundreds of
       // microseconds awake would be charged to the quota.
-      slot.in_step.configure(kSpinInStepNs, 0);
+      slot.in_step.configure(kSpinPassiveNs, 0);
       slot.between_steps.configure(0, 0);
     } else {
-      slot.in_step.configure(kSpinInStepNs, kYieldInStepNs);
+      slot.in_step.configure(kSpinInStepNs, 0);
       slot.between_steps.configure(kSpinBetweenNs, kYieldBetweenNs);
     }
   }

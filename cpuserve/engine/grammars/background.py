@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 STACK_BYTES = 16 << 20
-# On a core that the engine keeps busy, Linux gives a thread of priority 10 about a tenth of the
-# time (weights of 110 and 1,024), and one of 19 a seventieth. They get more than that, because
-# threads that wait for others yield. While grammars compiled at 10, one gap between tokens in
-# twenty was 1.4 to 1.9 times as long as normal, at 19 at most 1.35 times; clients waited 5 to 35 %
-# longer for a grammar (0.5B, 2 cores, 4 streams). Starting the process takes so long that a client
-# waits for it at 10.
-NICE = 10
+# On a core that the engine keeps busy, Linux gives a thread of priority 14 about a twentieth of the
+# time (weights of 45 and 1,024), and one of 19 a seventieth. They get more than that, because
+# threads that wait for the next step yield. While the process started at 10, every second gap
+# between tokens was 1.5 times as long as normal, at 14 1.2 times (SmolLM2, 4 streams, 2 cores), and
+# the first client waited 2.4 s instead of 0.9 s for its grammar; at 19 it waits for 3 s. While
+# grammars compile at 19, gaps are 1.25 times as long, and beside requests without a schema 1.4
+# times.
+NICE = 14
 COMPILE_NICE = 19
 
 
