@@ -20,7 +20,8 @@ WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 # an error in the schema then names the function.
 PARAMETERS_OF = " // the parameters of "
 
-# The kind of a form with tool calls in its place; see StructuredOutputs.key.
+# The kinds of tool calls, and of a form with tool calls in its place; see StructuredOutputs.key.
+CALLS = "calls"
 WITH_CALLS = "with_calls"
 
 _ANY_OBJECT = '{"type":"object"}'
@@ -31,8 +32,8 @@ class StructuredOutputs(
 ):
     """One of: a JSON schema, a regular expression, some texts, a grammar, or any JSON object.
 
-    grammar: in Lark or in GBNF. calls: a grammar in Lark of tool calls, which may be in place of
-    that. field: the request's field that asks for it, for messages.
+    grammar: in Lark or in GBNF. calls: a grammar in Lark of tool calls, alone or of what may be in
+    place of that. field: the request's field that asks for it, for messages.
 
     Raises:
         InvalidRequest: none or several of them are set, or one is too long.
@@ -51,7 +52,7 @@ class StructuredOutputs(
         given = [name for name in KINDS if getattr(self, name) not in (None, "", [])]
         if self.json_object is False:
             given.remove("json_object")
-        if len(given) != 1:
+        if len(given) > 1 or not (given or self.calls):
             found = f"got {' and '.join(given)}" if given else "none is set"
             self._refuse(f"{self.field} needs exactly one of {', '.join(KINDS)}: {found}")
         if isinstance(self.json, dict | bool):
@@ -77,11 +78,15 @@ class StructuredOutputs(
     def key(self) -> tuple[str, str]:
         """The kind ("json", "regex", "choice" or "grammar"), and its text (choices: as JSON).
 
-        Or WITH_CALLS, and as JSON the kind and the text of the form, and the grammar of the calls.
+        Or CALLS and their grammar; or WITH_CALLS, and as JSON the kind and the text of the form and
+        the grammar of the calls.
         """
+        kind, text = self._form
         if self.calls is None:
-            return self._form
-        return WITH_CALLS, msgspec.json.encode([*self._form, self.calls]).decode()
+            return kind, text
+        if not text:
+            return CALLS, self.calls
+        return WITH_CALLS, msgspec.json.encode([kind, text, self.calls]).decode()
 
     @property
     def _form(self) -> tuple[str, str]:

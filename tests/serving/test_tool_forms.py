@@ -212,34 +212,42 @@ def test_a_form_and_functions_that_are_too_long_together_are_refused():
     assert raised.value.param == "structured_outputs"
 
 
+@pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("found", [HERMES, QWEN3_CODER], ids=lambda f: f.name)
-def test_calls_may_be_written_with_special_tokens(tmp_path, found):
-    """Some tokenizers call the markers special, and models write these tokens."""
+def test_calls_may_be_written_with_special_tokens(tmp_path, found, special):
+    """Models write these tokens, which the library calls special also if the tokenizer does not."""
     text = Tokenizer.load(tiny_model("llama")).to_json()
     content = json.loads(text)
     first = 1 + max(
         [*content["model"]["vocab"].values(), *(t["id"] for t in content["added_tokens"])]
     )
     content["added_tokens"] += [
-        {"id": first + i, "content": marker, "special": True, "single_word": False,
+        {"id": first + i, "content": marker, "special": special, "single_word": False,
          "lstrip": False, "rstrip": False, "normalized": False}
         for i, marker in enumerate(("<tool_call>", "</tool_call>"))
     ]  # fmt: skip
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = Tokenizer.load(tmp_path)
     compiler = Compiler(tmp_path, 512, sorted(tiny_end_ids("llama")))
-    matcher = compiler.compile(compiler.prepare(*form_or_calls(found, FORMS["schema"][0]).key))
-    ids = tokenizer.encode(whole_calls(found, ("f", "{}"), ("g", "{}")), add_special_tokens=False)
-    markers = [i - first for i in ids if i >= first]
-    assert markers == [0, 1, 0, 1]
-    assert matcher.try_consume_tokens(ids) == len(ids)
+    text = whole_calls(found, ("f", "{}"), ("g", "{}"))
+    forced = use(tool("f", CITY), tool("g"), found=found, tool_choice="required")
+    for form, written, expected in (
+        (form_or_calls(found, FORMS["schema"][0]), text, [0, 1, 0, 1]),
+        (forced.form, text.removeprefix(forced.opening), [1, 0, 1]),
+    ):
+        matcher = compiler.compile(compiler.prepare(*form.key))
+        ids = tokenizer.encode(written, add_special_tokens=False)
+        assert [i - first for i in ids if i >= first] == expected
+        assert matcher.try_consume_tokens(ids) == len(ids)
 
 
 def test_special_tokens_are_found_in_the_texts_of_a_grammar_alone():
-    grammar = 'start: "a<b>\\n" x | "<c><b>"\nx: %json {"const": "<b>"}'
+    grammar = (
+        'start: "a<b>\\n" x | "<c><b>"\nx: %json {"const": "<b>"}\ny[suffix="<b>"]: /(.|\\n)*/'
+    )
     assert with_special(grammar, {"<b>": 7}) == (
         'start: ( "a" ( "<b>" | <[7]> ) "\\n" ) x | ( "<c>" ( "<b>" | <[7]> ) )\n'
-        'x: %json {"const": "<b>"}'
+        'x: %json {"const": "<b>"}\ny[suffix="<b>"]: /(.|\\n)*/'
     )
     assert with_special(grammar, {}) == grammar
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.runtime.executor import mask_words
-from cpuserve.sampling.structured import PARAMETERS_OF, WHITE_SPACE, WITH_CALLS
+from cpuserve.sampling.structured import CALLS, PARAMETERS_OF, WHITE_SPACE, WITH_CALLS
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
@@ -60,7 +60,8 @@ _IN_SCHEMA = re.compile(
 )
 # What the library says where no token can follow.
 _NOTHING_FOLLOWS = "NoExtensionBias"
-_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')  # in a Lark grammar
+# A text in a Lark grammar; not the suffix that a rule names, which can be nothing else.
+_LITERAL = re.compile(r'(?<!=)"(?:[^"\\]|\\.)*"')
 _DATA = ("const", "enum", "default", "examples")  # what they contain is no schema
 
 # Rows for which one thread is as fast as several.
@@ -94,8 +95,6 @@ class Compiler:
         self._end = (special or list(eos_ids))[0]
         self._knows_end = bool(special)
         self._more_ends = [i for i in eos_ids if i != self._end]
-        texts = {i: loaded.token_text(i) for i in loaded.special_ids}
-        self._special = {text: i for i, text in texts.items() if text}
         self._threads = min(threads, MAX_THREADS)
         self._executor: Any = None  # of several threads, from the first batch on
         try:
@@ -105,6 +104,10 @@ class Compiler:
         except Exception as error:  # the library raises ValueError and others
             msg = f"the grammar library cannot use this model's tokenizer: {error}"
             raise GrammarError(msg) from error
+        # To the library. It calls any added token like <tool_call> special; Qwen's tokenizers say
+        # that this one is not.
+        special_ids = [i for i in range(vocab) if self._tokenizer.is_special_token(i)]
+        self._special = {text: i for i in special_ids if (text := loaded.token_text(i))}
 
     def prepare(self, kind: str, text: str) -> str:
         """Return the library's form of a grammar; GrammarError if it is none."""
@@ -119,6 +122,8 @@ class Compiler:
             if kind == "choice":
                 choices = msgspec.json.decode(text, type=list[str])
                 return _from_regex("|".join(map(_literal, choices)))
+            if kind == CALLS:
+                return llguidance.grammar_from("grammar", with_special(text, self._special))
             if kind == WITH_CALLS:
                 return self._with_calls(*msgspec.json.decode(text, type=tuple[str, str, str]))
             return llguidance.grammar_from("grammar", text)
@@ -272,7 +277,8 @@ def _put_patterns(root: Any) -> None:
 def with_special(grammar: str, special: Mapping[str, int]) -> str:
     """Return a Lark grammar whose texts may also be written with the special tokens in them.
 
-    To the library, the text of a special token is another than the same text in other tokens.
+    special: their ids by their texts. To the library, the text of a special token is another than
+    the same text in other tokens.
     """
     if not special:
         return grammar

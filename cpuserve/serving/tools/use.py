@@ -133,7 +133,7 @@ def _form(call: GenerateCall, found: ToolFormat) -> StructuredOutputs | None:
     except (RecursionError, TypeError, ValueError) as error:
         msg = f"the parameters of a strict function cannot be kept: {error}"
         raise InvalidRequest(msg, param="tools") from error
-    return StructuredOutputs(grammar=grammar, field="tools")
+    return StructuredOutputs(calls=grammar, field="tools")
 
 
 def _checked_names(tools: list[Any]) -> dict[str, None]:
