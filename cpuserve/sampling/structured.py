@@ -66,7 +66,9 @@ class StructuredOutputs(
         if self.choice is not None and not all(self.choice):
             self._refuse(f"{self.field} has an empty choice")
         if (size := self.num_chars) > MAX_CHARS:
-            self._refuse(f"{self.field} has {size} characters: at most {MAX_CHARS} are allowed")
+            # The functions of an answer with a form are a part of its grammar.
+            what = f"{self.field} and tools have" if given and self.calls else f"{self.field} has"
+            self._refuse(f"{what} {size} characters: at most {MAX_CHARS} are allowed")
 
     @property
     def num_chars(self) -> int:
