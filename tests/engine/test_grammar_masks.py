@@ -196,3 +196,14 @@ def test_where_threads_are_refused_one_fills_all_masks(monkeypatch):
     masks = np.zeros((len(SCHEMAS), compiler.words), np.int32)
     compiler.compute(masks, list(zip(matchers, range(len(SCHEMAS)), strict=True)), len(SCHEMAS))
     assert all(mask.any() for mask in masks)
+
+
+def test_a_choice_may_have_any_characters():
+    compiler = make_compiler()
+    characters = "".join(map(chr, range(1, 128))) + "\u00e9\u20ac\U0001f600"
+    texts = [f"a{character}b" for character in characters]
+    matcher = compiler.compile(compiler.prepare("choice", json.dumps(texts)))
+    for text in texts:
+        _, fits = masks_along(compiler, matcher.deep_copy(), text)
+        assert fits, text
+    assert masks_along(compiler, matcher.deep_copy(), "ab")[1] is False

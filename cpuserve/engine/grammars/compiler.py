@@ -306,8 +306,8 @@ def _from_regex(text: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a regular expression for `text` itself."""
-    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
+    """Return a regular expression for `text` itself; in it, \\< and \\> would be ends of a word."""
+    return re.sub(r"([!-/:;=?@\[-`{-~])", r"\\\1", text)
 
 
 def _short(message: str) -> str:
