@@ -7,6 +7,7 @@ import msgspec
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs, structured_from
 
+MAX_REPETITION_PENALTY = 1_000_000
 MAX_SALT = 128
 # A salt becomes part of keys and file names; these characters could make it match another's.
 NOT_IN_SALT = frozenset("@/\\\0")
@@ -62,8 +63,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         self._check("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]")
         self._check(
             "repetition_penalty",
-            0.0 < self.repetition_penalty <= 1e6,
-            "above 0 and at most 1000000",
+            0.0 < self.repetition_penalty <= MAX_REPETITION_PENALTY,
+            f"above 0 and at most {MAX_REPETITION_PENALTY}",
         )
         self._check("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]")
         self._check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]")

@@ -9,7 +9,7 @@ import msgspec
 
 from cpuserve.core.admission import Limits, check_params, check_prompt
 from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
-from cpuserve.sampling.params import SamplingParams
+from cpuserve.sampling.params import MAX_REPETITION_PENALTY, SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import (
     MAX_ID_LIST,
@@ -193,6 +193,13 @@ def _params(
         max_tokens=budget,
         **{**_defaults_for(call, defaults), **asked},  # type: ignore[arg-type]
     )
+
+
+def check_repeat_penalty(value: float | None) -> None:
+    """Raise InvalidRequest unless the field `repeat_penalty` can be a repetition_penalty."""
+    if value is not None and not 0 < value <= MAX_REPETITION_PENALTY:
+        msg = f"repeat_penalty must be above 0 and at most {MAX_REPETITION_PENALTY}, got {value}"
+        raise InvalidRequest(msg, param="repeat_penalty")
 
 
 def check_logprobs(name: str, value: int | None) -> None:

@@ -78,6 +78,7 @@ BOTH = {
     "dry": ({"dry_multiplier": 0.8}, "dry_multiplier"),
     "xtc": ({"xtc_probability": 0.5}, "xtc_probability"),
     "repeat_penalty": ({"repeat_penalty": -1}, "repeat_penalty"),
+    "repeat_penalty-million": ({"repeat_penalty": 2e6}, "repeat_penalty"),
     "repeat_penalty-text": ({"repeat_penalty": "a"}, "repeat_penalty"),
     "two-penalties": ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty"),
     "structured_outputs-two": (

@@ -263,6 +263,12 @@ BAD = {
     "logprobs": ("/api/generate", {"logprobs": 2}, 400, "logprobs must be"),
     "top-logprobs": ("/api/chat", {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs must"),
     "top-p": ("/api/generate", {"options": {"top_p": 2}}, 400, "top_p must be in (0, 1]"),
+    "penalty": (
+        "/api/chat",
+        {"options": {"repeat_penalty": 0}},
+        400,
+        "repeat_penalty must be above",
+    ),
     "suffix": ("/api/generate", {"suffix": "x"}, 400, "suffix is not supported"),
     "context": ("/api/generate", {"context": [1]}, 400, "context is not supported"),
     "pull": ("/api/pull", {}, 404, "see --also-serve"),

@@ -11,7 +11,7 @@ from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, Message, call_from, unsupported
-from cpuserve.serving.params import check_logprobs
+from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 
 if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
@@ -127,6 +127,7 @@ def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall | N
 def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
     options = asked.options or OllamaOptions()
     check_unset(options, ("mirostat", "typical_p", "tfs_z"))
+    check_repeat_penalty(options.repeat_penalty)
     check_logprobs("top_logprobs", asked.top_logprobs)
     effort = _effort(asked.think)
     call = call_from(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cpuserve.api.unset import LLAMA_SAMPLERS, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import unsupported
+from cpuserve.serving.params import check_repeat_penalty
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.schema import GenerationRequest
@@ -56,9 +57,7 @@ def repetition_penalty(request: GenerationRequest) -> float | None:
     if ours not in (None, theirs):
         msg = "repeat_penalty and repetition_penalty mean the same: set one of them"
         raise InvalidRequest(msg, param="repeat_penalty")
-    if theirs <= 0:
-        msg = f"repeat_penalty must be above 0, got {theirs}"
-        raise InvalidRequest(msg, param="repeat_penalty")
+    check_repeat_penalty(theirs)
     return theirs
 
 
