@@ -613,6 +613,12 @@ FAULTS = [
         "tests/serving/test_tool_forms.py -k special_tokens",
     ),
     Fault(
+        "cpuserve/engine/grammars/compiler.py",
+        "if self._tokenizer.is_special_token(i)",
+        "if i in loaded.special_ids",
+        "tests/serving/test_tool_forms.py -k special_tokens",
+    ),
+    Fault(
         "cpuserve/serving/text.py",
         "(calls.is_full or calls.ends_with_call)",
         "(calls.is_full or calls.last_closed)",
