@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -36,10 +37,11 @@ inline int64_t now_ns() noexcept {
       .count();
 }
 
-// How long a thread spins and yields before it sleeps. `spin_ns` adapts between 0 and
-// `max_spin_ns`: if a wait outlasts spinning and yielding, the late thread is probably not running
-// because its core is shared, and spinning would only take CPU time from the threads that could run
-// on this core.
+// How long a thread spins and yields before it sleeps. `spin_ns` adapts between a quarter of
+// `max_spin_ns` and all of it: if a wait outlasts spinning and yielding, the late thread is
+// probably not running because its core is shared, and spinning would only take CPU time from the
+// threads that could run on this core. Below a quarter it could not recover where nothing yields:
+// waits of some microseconds would all outlast it, and steps took 1.25 times as long.
 struct alignas(64) WaitState {
   int64_t max_spin_ns = 0;
   int64_t yield_ns = 0;
@@ -52,7 +54,7 @@ struct alignas(64) WaitState {
     yield_ns = yield;
   }
   void slept(int64_t ns) noexcept {
-    spin_ns /= 2;
+    spin_ns = std::max(spin_ns / 2, max_spin_ns / 4);
     asleep_ns += ns;
   }
   void caught_awake() noexcept {

@@ -25,8 +25,8 @@ namespace {
 // So threads spin there for a bit longer, and then sleep. They do not yield: a background thread
 // that gets the core by that keeps it until the kernel's next tick, up to 4 ms, and the other
 // threads of the team wait for that, while a thread that wakes up takes the core back at once. With
-// 50 us of yields, gaps of 4 streams of SmolLM2 were 1.5 times as long as normal while the process
-// for grammars started (2 cores, Linux 6.18), without them 1.4 times.
+// 50 us of yields, gaps of 4 streams of SmolLM2 were 1.35 times as long as normal while grammars
+// compiled at the lowest priority (2 cores, Linux 6.18), without them 1.2 times.
 // Between steps the engine thread needs 100-300 us for Python (measured: a worker that is awake
 // starts within 3 us, and one that sleeps after 50 us and more). Yielding for most of that time
 // lets the front end use the core.

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from cpuserve.engine.grammars.background import COMPILE_NICE, NICE, gently
+from cpuserve.engine.grammars.background import NICE, gently
 from cpuserve.engine.grammars.worker import _Compilation
 from tests.engine.test_grammars import Engine
 
@@ -99,4 +99,4 @@ def test_what_passed_the_trial_is_compiled_in_the_background():
     select.select([job.pipe], [], [])
     assert job.is_over()
     assert job.matcher is compiler
-    assert compiler.seen == (min(priority() + COMPILE_NICE, 19), set(cpus))
+    assert compiler.seen == (min(priority() + NICE, 19), set(cpus))

@@ -9,15 +9,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 STACK_BYTES = 16 << 20
-# On a core that the engine keeps busy, Linux gives a thread of priority 14 about a twentieth of the
-# time (weights of 45 and 1,024), and one of 19 a seventieth. They get more than that, because
-# threads that wait for the next step yield. While the process started at 10, every second gap
-# between tokens was 1.5 times as long as normal, at 14 1.2 times (SmolLM2, 4 streams, 2 cores), and
-# the first client waited 2.4 s instead of 0.9 s for its grammar; at 19 it waits for 3 s. While
-# grammars compile at 19, gaps are 1.25 times as long, and beside requests without a schema 1.4
-# times.
-NICE = 14
-COMPILE_NICE = 19
+# On a core that the engine keeps busy, Linux gives a thread of this priority a seventieth of the
+# time (weights of 15 and 1,024), and more where the engine's threads wait for the next step and
+# yield. While the process for grammars started at 10, every second gap between tokens was 1.5 times
+# as long as normal, at 19 1.1 times (SmolLM2, 4 streams, 2 cores); while it compiles, 1.2 times.
+# The first client waits 3 s instead of 1 s for that, and as long as before at 0.5B.
+NICE = 19
 
 
 def deep_thread(work: Callable[[], None], stack_bytes: int) -> threading.Thread:
@@ -29,13 +26,13 @@ def deep_thread(work: Callable[[], None], stack_bytes: int) -> threading.Thread:
     return thread
 
 
-def yield_to_streams(cpus: Sequence[int] | None, nice: int = NICE) -> None:
+def yield_to_streams(cpus: Sequence[int] | None) -> None:
     """Lower the priority of this thread alone, where the system can do that, and move it to `cpus`.
 
     cpus: None = it stays where it is.
     """
     if sys.platform == "linux":  # elsewhere this is the priority of the process
-        os.nice(nice)
+        os.nice(NICE)
     move_to(cpus)
 
 

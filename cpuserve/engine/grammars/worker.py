@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cpuserve.engine.grammars.background import (
-    COMPILE_NICE,
+    NICE,
     STACK_BYTES,
     deep_thread,
     gently,
@@ -258,7 +258,7 @@ def _try_grammar(
     """Compile in the forked process; write "+" and the prepared grammar, or "-" and the error."""
     said = b""
     try:
-        os.nice(COMPILE_NICE)
+        os.nice(NICE)
         move_to(cpus)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S + 1))
@@ -310,7 +310,7 @@ class _Compilation:
 
     def _run(self, compiler: Compiler, prepared: str, cpus: list[int] | None) -> None:
         try:
-            yield_to_streams(cpus, COMPILE_NICE)
+            yield_to_streams(cpus)
             matcher = compiler.compile(prepared)
             # The first mask builds most of the automaton, which copies share.
             compiler.fill(matcher.deep_copy(), np.zeros(compiler.words, np.int32), ())
