@@ -450,6 +450,9 @@ def _dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) 
         got = facts.dtype if asked == "auto" else asked
         why = "as in the checkpoint" if asked == "auto" else f"the checkpoint has {facts.dtype}"
         why += _arithmetic(got, isa)
+        if asked == "auto" and got == "float16" and isa in BF16_DOT:
+            # 1B on AMX: prompts run at 1,066 instead of 161 tokens/s.
+            why += "; --dtype bfloat16 runs prompts faster here, with 8 of 11 bits of a weight"
     return ledger.decide("dtype", got, f"{by_hand}; {why}" if by_hand else why)
 
 

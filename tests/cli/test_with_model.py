@@ -143,7 +143,7 @@ def test_the_banner_says_that_float16_is_computed_in_float32():
     model = str(tiny_model("llama", dtype="float16"))
     prepared = prepare(from_arguments({"model": model, "kv_cache_memory": "16MiB"}, environ={}))
     shown = banner.render(prepared)
-    assert "float16 (as in the checkpoint; stored as float16, computed in float32)" in shown
+    assert "float16 (as in the checkpoint; stored as float16, computed in float32" in shown
 
 
 def test_the_banner_names_what_a_person_wants_to_know(model):

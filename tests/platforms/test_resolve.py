@@ -193,6 +193,15 @@ def test_dtype_of_a_dense_checkpoint(checkpoint, asked, dtype, kv, needle):
 
 
 @pytest.mark.parametrize(
+    ("options", "told"), [({}, True), ({"isa": "avx2"}, False), ({"dtype": "float16"}, False)]
+)
+def test_a_dense_checkpoint_in_float16_tells_of_the_faster_type_where_there_is_one(options, told):
+    facts = dataclasses.replace(SMOLLM2, dtype="float16", quantization=None)
+    resolved = resolve("vm_2core_zen5", facts, **options)
+    assert ("--dtype bfloat16 runs prompts faster" in why(resolved, "dtype")) is told
+
+
+@pytest.mark.parametrize(
     ("checkpoint", "options", "dtype", "needle"),
     [
         ("float32", {}, "bfloat16", "hardly need; this level multiplies it directly"),
