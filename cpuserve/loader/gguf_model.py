@@ -201,6 +201,10 @@ class GgufStore:
         data, order, shape = self._data(name, tensor), self._row_order(name, tensor), tensor.shape
         if order is not None and len(tensor.shape) == 1:
             # A bias is a single row, so row_order cannot apply: reorder a copy, which is small.
+            if tensor.dtype not in _DTYPES:
+                found = f"{tensor.name} has type {tensor.dtype}, but must be F32, F16 or BF16"
+                msg = f"GGUF {self._file.path}: {found}"
+                raise ModelError(msg)
             data = data.reshape(len(order), -1)[order].reshape(-1)
             order = None
 

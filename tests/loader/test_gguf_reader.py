@@ -439,3 +439,13 @@ def test_row_order_undoes_the_permutation_of_llama_only(path, arch):
             assert np.array_equal(dequantize(tensor), hf[f"blk.0.{theirs}.{kind}"])
     q_order = weights.get("model.layers.0.self_attn.q_proj.weight").row_order
     assert (q_order is not None) == (arch == "llama")
+
+
+@pytest.mark.parametrize(("dtype", "number", "size"), [("Q8_0", 8, 68), ("NVFP4", 40, 36)])
+def test_a_bias_in_blocks_whose_numbers_have_another_order_is_refused(path, dtype, number, size):
+    tensors = make.tiny_tensors(np.random.default_rng(0), bias=True)
+    at = [name for name, *_ in tensors].index("blk.0.attn_q.bias")
+    tensors[at] = ("blk.0.attn_q.bias", (64,), number, bytes(size))
+    weights = open_checkpoint(write(path, gguf(make.tiny_values(), tensors))).weights
+    with pytest.raises(ModelError, match=rf"bias has type {dtype}, but must be F32, F16 or BF16$"):
+        weights.get("model.layers.0.self_attn.q_proj.bias")
