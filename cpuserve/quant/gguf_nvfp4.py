@@ -104,7 +104,7 @@ def nvfp4_matrix(stored: QuantTensor, factors: Float32) -> BuiltTensor:
         return nvfp4_rows(
             _pairs(data[..., 4:]).reshape(len(data), -1),
             _scales(data[..., :4], stored.name).reshape(len(data), -1),
-            factors[np.arange(count)[rows] // each],
+            factors[np.arange(*rows.indices(count)) // each],
         )
 
     size = count * row_bytes("nvfp4", k)
