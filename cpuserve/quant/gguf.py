@@ -3,8 +3,8 @@
 Block layouts follow those of ggml-common.h. A weight is scale * (code - zero) + minimum. Blocks of
 256 (the k-quants and IQ4_XS) have small integer scales and minima of 16 or 32 weights, and an fp16
 factor of all scales and one of all minima, which are subtracted. The codes of IQ4_NL, IQ4_XS and
-MXFP4 stand for the values of a table. NVFP4 and the types that are converted have
-files of their own (gguf_nvfp4.py, gguf_converted.py).
+MXFP4 stand for the values of a table. NVFP4 and the types that are converted have files of their
+own (gguf_nvfp4.py, gguf_converted.py).
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ DECODED = {
     "IQ3_S": 110,
 }
 # Bytes of a block in the file and in memory, where its small scales of 4 or 6 bits take whole
-# bytes, where four blocks of a row have an fp32 scale more, or where it is converted.
+# bytes, where each four blocks of a row get an fp32 scale (NVFP4), or where it is converted. Of
+# Q1_0 they are those of two blocks, whose zero points of 4 bits share a byte.
 PACKED_BYTES = {
     "Q3_K": (110, 114),
     "Q4_K": (144, 148),
