@@ -13,7 +13,8 @@ STACK_BYTES = 16 << 20
 # time (weights of 15 and 1,024), and more where the engine's threads wait for the next step and
 # yield. While the process for grammars started at 10, every second gap between tokens was 1.5 times
 # as long as normal, at 19 1.1 times (SmolLM2, 4 streams, 2 cores); while it compiles, 1.2 times.
-# The first client waits 3 s instead of 1 s for that, and as long as before at 0.5B.
+# A client waits 3 s instead of 1 s for the first grammar, and with a model of 0.5B as long as
+# before.
 NICE = 19
 
 
