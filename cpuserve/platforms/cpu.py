@@ -452,7 +452,7 @@ def _dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) 
         why += _arithmetic(got, isa)
         if asked == "auto" and got == "float16" and isa in BF16_DOT:
             # 1B on AMX: prompts run at 1,066 instead of 161 tokens/s.
-            why += "; --dtype bfloat16 runs prompts faster here, with 8 of 11 bits of a weight"
+            why += "; --dtype bfloat16 runs prompts faster here, but rounds weights to 8 bits of 11"
     return ledger.decide("dtype", got, f"{by_hand}; {why}" if by_hand else why)
 
 
