@@ -40,7 +40,7 @@ def open_standard_streams() -> None:
 
 
 def say(text: str = "", end: str = "\n") -> None:
-    """Write one line to stdout without buffering.
+    """Write one line to stdout without buffering; if that fails, later lines go to /dev/null.
 
     Raises:
         BrokenPipeError: the reader has closed the pipe.
@@ -50,6 +50,7 @@ def say(text: str = "", end: str = "\n") -> None:
         sys.stdout.write(text + end)
         sys.stdout.flush()
     except BrokenPipeError:
+        drop_output()
         raise
     except OSError as error:
         drop_output()

@@ -122,9 +122,10 @@ class Broken(io.StringIO):
 
 
 def test_a_reader_that_has_gone_is_told_apart_from_a_disk_that_is_full(monkeypatch, tmp_path):
-    monkeypatch.setattr("sys.stdout", Broken(BrokenPipeError()))
-    with pytest.raises(BrokenPipeError):
-        terminal.say("x")
+    with (tmp_path / "pipe").open("w") as file:
+        monkeypatch.setattr("sys.stdout", Broken(BrokenPipeError(), file.fileno()))
+        with pytest.raises(BrokenPipeError):
+            terminal.say("x")
     with (tmp_path / "out").open("w") as file:
         out = Broken(OSError(errno.ENOSPC, "No space left on device"), file.fileno())
         monkeypatch.setattr("sys.stdout", out)
@@ -164,3 +165,15 @@ def test_characters_that_the_output_cannot_show_are_replaced():
         [sys.executable, "-c", code], **child_options(PYTHONIOENCODING="ascii"), capture_output=True
     )
     assert (done.returncode, done.stdout) == (0, b"a ?\n"), done.stderr
+
+
+def test_a_program_that_goes_on_without_a_reader_ends_well():
+    code = (
+        "import os, sys\n"
+        "from cpuserve.cli.terminal import say\n"
+        "read, write = os.pipe(); os.dup2(write, 1); os.close(read)\n"
+        "try: say('nobody reads this')\n"
+        "except BrokenPipeError: sys.stderr.write('told')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], **child_options(), capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"told")
