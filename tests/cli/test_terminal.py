@@ -175,5 +175,6 @@ def test_a_program_that_goes_on_without_a_reader_ends_well():
         "try: say('nobody reads this')\n"
         "except BrokenPipeError: sys.stderr.write('told')"
     )
-    done = subprocess.run([sys.executable, "-c", code], **child_options(), capture_output=True)
+    options = child_options(PYTHONUNBUFFERED="")
+    done = subprocess.run([sys.executable, "-c", code], **options, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"told")

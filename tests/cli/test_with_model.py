@@ -171,7 +171,8 @@ def served_while(redirections, model, tmp_path):
     socket_path, stderr = tmp_path / "http", tmp_path / "stderr"
     words = serve_command([model, *SMALL, "--uds", str(socket_path)])
     command = f"exec {' '.join(map(shlex.quote, words))} {redirections.format(stderr=stderr)}"
-    process = subprocess.Popen(["bash", "-c", command], **child_options())
+    options = child_options(PYTHONUNBUFFERED="")
+    process = subprocess.Popen(["bash", "-c", command], **options)
 
     def answered():
         assert process.poll() is None, stderr.read_text() if stderr.exists() else "it ended"
