@@ -21,7 +21,8 @@ TYPES = "embeddings.token_type_embeddings"
 
 def reads_types(config: Mapping[str, Any]) -> bool:
     """Whether the model reads pairs of texts whose tokens have types; see quant/token_types.py."""
-    pairs = "BertForSequenceClassification" in (config.get("architectures") or ())
+    names = config.get("architectures")  # any JSON: nothing has checked the file yet
+    pairs = isinstance(names, list) and "BertForSequenceClassification" in names
     return pairs and read_int(config, "type_vocab_size", 2, high=1 << 16) > 1
 
 

@@ -42,6 +42,17 @@ def test_a_model_without_attention_is_refused():
         model_facts(EngineOptions(), path)
 
 
+@pytest.mark.parametrize(
+    "named", [None, 0, 1e9, True, "BertForSequenceClassification", {}, [], [7]]
+)
+def test_architectures_that_are_no_list_of_names_are_refused(named, tmp_path):
+    path = shutil.copytree(tiny_model("llama"), tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "architectures": named}))
+    with pytest.raises(ModelError, match="names no architecture"):
+        model_facts(EngineOptions(), path)
+
+
 def banner_of(facts=SMOLLM2, **options):
     """Return the banner for a machine that is described as data."""
     host, resolved = load_host("vm_2core_zen5"), resolve("vm_2core_zen5", facts, **options)
