@@ -100,6 +100,18 @@ def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -
     return f"start: {begin} one{more}{last}\none: {one}"
 
 
+def marked_calls_rule(
+    found: ToolFormat, number: int, function: str | None, close: str, *, several: bool, whole: bool
+) -> str:
+    """Return calls_rule for a format whose calls begin with an opening and end before `close`.
+
+    The other arguments are those of ToolFormat.grammar.
+    """
+    begin = json.dumps(found.opening(function)) if whole else ""
+    between = f"\n{close}\n{found.opening(None)}" if several else ""
+    return calls_rule(number, between, f"\n{close}", begin)
+
+
 def new_call_id() -> str:
     """Return an id for a tool call, which the client sends back with the tool's result."""
     return f"call_{uuid.uuid4().hex[:24]}"

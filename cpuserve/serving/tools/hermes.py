@@ -14,7 +14,13 @@ from __future__ import annotations
 
 import json
 
-from cpuserve.serving.tools.base import NO_SCHEMAS, OptionalSchemas, Piece, Schemas
+from cpuserve.serving.tools.base import (
+    NO_SCHEMAS,
+    OptionalSchemas,
+    Piece,
+    Schemas,
+    marked_calls_rule,
+)
 from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser, call_grammar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -46,9 +52,8 @@ class Hermes:
         whole: bool = False,
     ) -> str:
         """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that."""
-        begin = json.dumps(self.opening(function)) if whole else ""
-        between = f"\n{CLOSE}\n{self.opening(None)}" if several else ""
-        return call_grammar(schemas, function, "arguments", between, f"\n{CLOSE}", begin)
+        rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
+        return call_grammar(rule, schemas, function, "arguments")
 
     def parser(
         self,

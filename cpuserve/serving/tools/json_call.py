@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from cpuserve.sampling.structured import PARAMETERS_OF, WHITE_SPACE
-from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas, calls_rule
+from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas
 from cpuserve.serving.tools.json_scan import ObjectScanner
 from cpuserve.serving.tools.machine import CallParser
 
@@ -13,20 +13,13 @@ from cpuserve.serving.tools.machine import CallParser
 _ARGUMENTS = ("arguments", "parameters")
 
 
-def call_grammar(
-    schemas: OptionalSchemas,
-    function: str | None,
-    key: str,
-    between: str = "",
-    end: str = "",
-    begin: str = "",
-) -> str:
-    """Return the Lark grammar of the rest of an object whose arguments are its member `key`.
+def call_grammar(rule: str, schemas: OptionalSchemas, function: str | None, key: str) -> str:
+    """Return the Lark grammar of calls that are objects whose arguments are the member `key`.
 
-    It follows `"KEY":` if `function` is named, else the quotation mark before the name. Further
-    calls may follow if `between` tells what is between them. begin: as in calls_rule.
+    rule: how they follow each other, from calls_rule. A call's rule follows `"KEY":` if `function`
+    is named, else the quotation mark before the name.
     """
-    rules = [calls_rule(len(schemas), between, end, begin)]
+    rules = [rule]
     for i, (name, schema) in enumerate(schemas.items()):
         named = "" if function is not None else json.dumps(f'{name}", "{key}":')
         arguments = "free" if schema is None else f"arguments_{i}"

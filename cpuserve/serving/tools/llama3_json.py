@@ -61,7 +61,7 @@ class Llama3Json:
         if whole:
             return _whole_calls(schemas, several=several)
         between = f"; {self.opening(None)}" if several else ""
-        return call_grammar(schemas, function, "parameters", between)
+        return call_grammar(calls_rule(len(schemas), between), schemas, function, "parameters")
 
     def parser(
         self,

@@ -28,7 +28,7 @@ from cpuserve.serving.tools.base import (
     OptionalSchemas,
     Piece,
     Schemas,
-    calls_rule,
+    marked_calls_rule,
     new_call_id,
 )
 from cpuserve.serving.tools.machine import CallParser
@@ -65,9 +65,9 @@ class Qwen3Coder:
         whole: bool = False,
     ) -> str:
         """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that."""
-        begin = json.dumps(self.opening(function)) if whole else ""
-        between = f"\n{CLOSE}\n{self.opening(None)}" if several else ""
-        rules = [calls_rule(len(schemas), between, f"\n{CLOSE}", begin)]
+        rules = [
+            marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
+        ]
         for i, (name, schema) in enumerate(schemas.items()):
             named = "" if function is not None else json.dumps(f"{name}>\n")
             if schema is None:
