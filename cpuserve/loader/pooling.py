@@ -11,6 +11,7 @@ from cpuserve.loader.gguf import GgufFile
 from cpuserve.loader.load import read_any_json, read_json
 from cpuserve.models import architecture_of
 from cpuserve.models.base import GGUF_RERANKERS, JUDGES, RERANKERS
+from cpuserve.models.config import read_architectures
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +99,7 @@ def ranker(config: Mapping[str, Any]) -> str | None:
         ModelError: the model has another number of labels than one, so it gives no score, or a
             GGUF file has a head that is not supported.
     """
-    name = str((config.get("architectures") or [""])[0])
+    name = next(iter(read_architectures(config)), "")
     if config.get("is_ranker"):  # a GGUF file says so
         if name in GGUF_RERANKERS:
             return name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cpuserve import plugins
 from cpuserve.errors import ModelError
 from cpuserve.models.base import BUILTIN, MODELS, RERANKERS
-from cpuserve.models.config import read_object
+from cpuserve.models.config import read_architectures, read_object
 
 if TYPE_CHECKING:
     from cpuserve.models.base import ModelDef
@@ -98,8 +98,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     For a model of images and text it is the architecture of its part for text, for a reranker that
     below its head.
     """
-    names = config.get("architectures")
-    if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
+    names = read_architectures(config)
+    if not names:
         msg = (
             'config.json names no architecture (key "architectures") that could be supported; '
             + _supported()

@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.base import GGUF_HEAD, register_model
-from cpuserve.models.config import read_bool, read_choice, read_dtype, read_float, read_int, refuse
+from cpuserve.models.config import (
+    read_architectures,
+    read_bool,
+    read_choice,
+    read_dtype,
+    read_float,
+    read_int,
+    refuse,
+)
 from cpuserve.models.opt import ACTIVATIONS
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -21,8 +29,7 @@ TYPES = "embeddings.token_type_embeddings"
 
 def reads_types(config: Mapping[str, Any]) -> bool:
     """Whether the model reads pairs of texts whose tokens have types; see quant/token_types.py."""
-    names = config.get("architectures")  # any JSON: nothing has checked the file yet
-    pairs = isinstance(names, list) and "BertForSequenceClassification" in names
+    pairs = "BertForSequenceClassification" in read_architectures(config)
     return pairs and read_int(config, "type_vocab_size", 2, high=1 << 16) > 1
 
 

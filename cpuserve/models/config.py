@@ -147,6 +147,14 @@ def read_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value or {}
 
 
+def read_architectures(config: Mapping[str, Any]) -> Sequence[str]:
+    """The names under "architectures"; none if it is missing, or no list that begins with one."""
+    names = config.get("architectures")
+    if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
+        return ()
+    return names
+
+
 def read_dtype(config: Mapping[str, Any]) -> str:
     """The checkpoint's dtype: "dtype" (transformers 5) or "torch_dtype"; float32 when absent."""
     value = config.get("dtype") or config.get("torch_dtype") or "float32"
