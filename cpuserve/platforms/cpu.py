@@ -451,7 +451,7 @@ def _dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) 
         why = "as in the checkpoint" if asked == "auto" else f"the checkpoint has {facts.dtype}"
         why += _arithmetic(got, isa)
         if asked == "auto" and got == "float16" and isa in BF16_DOT:
-            # 1B on AMX: prompts run at 1,066 instead of 161 tokens/s.
+            # A 1B model on AMX computes 1,066 tokens/s of a prompt in bfloat16, 161 in float16.
             why += "; --dtype bfloat16 runs prompts faster here, but rounds weights to 8 bits of 11"
     return ledger.decide("dtype", got, f"{by_hand}; {why}" if by_hand else why)
 

@@ -20,7 +20,8 @@ WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 # an error in the schema then names the function.
 PARAMETERS_OF = " // the parameters of "
 
-# The kinds of tool calls, and of a form with tool calls in its place; see StructuredOutputs.key.
+# Kinds of grammars, for StructuredOutputs.key: tool calls alone, and an answer that either has the
+# form that the request asks for or consists of tool calls.
 CALLS = "calls"
 WITH_CALLS = "with_calls"
 

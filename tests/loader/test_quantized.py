@@ -267,7 +267,7 @@ def test_the_config_gives_each_module_the_form_that_it_has(scheme, family, tmp_p
     assert len(groups) >= 2
     for module in modules(tensors):
         (group,) = [g for g in groups if matching(g["targets"], module)]
-        # In a model of images and text, vLLM has a longer name for it.
+        # In a model of images and text, vLLM puts a prefix before the module's name.
         assert matching(group["targets"], f"language_model.{module}")
         packed = tensors[f"{module}.weight_packed"]
         assert (

@@ -16,7 +16,7 @@ DTYPES = {"uint8": "NVFP4", "float32": "F32", "float16": "F16"}
 
 
 class Store:
-    """Tensors in memory; blocks of NVFP4 are bytes."""
+    """A TensorStore of arrays in memory. Arrays of bytes are blocks of NVFP4."""
 
     def __init__(self, order=None, **tensors):
         self._order = order

@@ -152,7 +152,7 @@ def form_or_calls(found, fields, **more):
 
 
 def whole_calls(found, *calls):
-    """Return the text of an answer of these calls."""
+    """Return the text of an answer that consists of these calls."""
     between = {"llama3_json": "; "}.get(found.name, "\n</tool_call>\n") + found.opening(None)
     end = "" if found is LLAMA3_JSON else "\n</tool_call>"
     return found.opening(None) + between.join(call_text(found, *call) for call in calls) + end

@@ -11,10 +11,10 @@ from contextlib import suppress
 STACK_BYTES = 16 << 20
 # On a core that the engine keeps busy, Linux gives a thread of this priority a seventieth of the
 # time (weights of 15 and 1,024), and more where the engine's threads wait for the next step and
-# yield. While the process for grammars started at 10, every second gap between tokens was 1.5 times
-# as long as normal, at 19 1.1 times (SmolLM2, 4 streams, 2 cores); while it compiles, 1.2 times.
-# A client waits 3 s instead of 1 s for the first grammar, and with a model of 0.5B as long as
-# before.
+# yield. Median gaps between tokens of 4 streams of SmolLM2 on 2 cores, over normal: while the
+# process for grammars starts, 1.5 at priority 10 and 1.1 at 19; while it compiles at 19, 1.2. The
+# price is that the first client with a grammar waits for 3 s instead of 1 s; beside streams of a
+# 0.5B model it waits as long as at 10.
 NICE = 19
 
 

@@ -133,7 +133,8 @@ class Compiler:
     def _with_calls(self, kind: str, text: str, calls: str) -> str:
         """Return the grammar of a form or of tool calls."""
         form = self.prepare(kind, text)
-        # What is wrong with the form is told as without calls, also if no text matches it.
+        # The form is compiled alone first, so that errors in it read as they do without tools. The
+        # mask finds forms that no text matches.
         self.fill(self.compile(form), np.zeros(self.words, np.int32), ())
         if kind == "json":
             (grammar,) = json.loads(form)["grammars"]
