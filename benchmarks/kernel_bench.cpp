@@ -1,10 +1,10 @@
 // Rates of the linear kernels as shares of this machine's limits, which are probed in the same run.
 //
 //   kernel_bench [--isa LEVEL] [--kind NAME] [--shape N,K] [--threads T] [--rows M,M,...]
-//                [--panels P] [--sizes STRIP,ROWS,NEAR,AHEAD]
+//                [--panels P] [--sizes STRIP,ROWS,NEAR,AHEAD,PASS]
 //
 // --panels: one kernel call covers P panels of 16 columns, like a task of the engine, which has up
-// to 4 (0: all columns of a thread). --sizes: the first fields of WorkSizes, 0 for the default.
+// to 4 (0: all columns of a thread). --sizes: the first fields of WorkSizes, 0 for this vendor's.
 //
 // For each kind: GB/s of packed weights at m = 1..16, with the share of a plain read, and GFLOP/s
 // at m = 16..512, with the share of a dot product that uses registers only. Weights are read from
@@ -27,6 +27,7 @@
 
 #include "cpu/features.h"
 #include "kernels/resolve.h"
+#include "runtime/work_sizes.h"
 
 namespace cpuserve {
 namespace {
@@ -300,7 +301,7 @@ int main_of(int argc, char** argv) {
   std::vector<std::pair<int64_t, int64_t>> shapes = {{9728, 896}, {2048, 8192}, {8192, 2048}};
   std::vector<int64_t> rows = {1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 512};
   int64_t panels = 0;
-  WorkSizes sizes;
+  WorkSizes sizes = work_sizes_for({}, cpu_info().vendor);
   int threads = static_cast<int>(std::thread::hardware_concurrency());
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i], value = argv[i + 1];
@@ -311,7 +312,7 @@ int main_of(int argc, char** argv) {
     if (option == "--panels") panels = std::atol(value.c_str());
     if (option == "--sizes") {
       int32_t* const fields[] = {&sizes.strip_bytes, &sizes.rows, &sizes.near_bytes,
-                                 &sizes.ahead_bytes};
+                                 &sizes.ahead_bytes, &sizes.float_pass_rows};
       const std::vector<int64_t> given = numbers(value);
       for (size_t f = 0; f < std::min(given.size(), std::size(fields)); f++) {
         if (given[f] > 0) *fields[f] = static_cast<int32_t>(given[f]);

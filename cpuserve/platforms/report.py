@@ -84,8 +84,9 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
 
     linear: by weight kind. sizes: strip_bytes of weights in a K block, rows that pass over them,
     near_bytes of what stays in L1 (widened rows, or a K block of w8_channel), ahead_bytes that are
-    prefetched, attention_bytes of scratch. source: "caches" (of the first compute core), "tuned"
-    (`cpuserve bench kernels --tune`) or "defaults" (the caches are unknown).
+    prefetched, float_pass_rows of bf16, f16 or f32 weights in one pass, attention_bytes of scratch.
+    source: "caches" (of the first compute core), "tuned" (`cpuserve bench kernels --tune`) or
+    "defaults" (the caches are unknown).
     """
 
     isa_level: str

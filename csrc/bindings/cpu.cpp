@@ -53,7 +53,8 @@ py::dict geometry_dict(const std::string& isa, int64_t k, const WorkSizeMap& giv
     py::dict of;
     of["tile_rows"] = kernel.tile_rows;
     of["tile_columns"] = kernel.tile_columns;
-    of["pass_rows"] = kernel.pass_rows;
+    const int most = kernel.sizes_cut_passes ? sizes.float_pass_rows : kernel.pass_rows;
+    of["pass_rows"] = std::min(most, kernel.pass_rows);
     of["block_k"] = kernel.block_k(k, sizes);
     out[kind_name(static_cast<WeightKind>(i))] = of;
   }
@@ -66,7 +67,7 @@ py::dict sizes_of_cpu(int cpu) {
   py::dict out;
   out["l1d"] = caches.l1d;
   out["l2"] = caches.l2;
-  out["sizes"] = work_sizes_map(work_sizes_for(caches));
+  out["sizes"] = work_sizes_map(work_sizes_for(caches, cpu_info().vendor));
   return out;
 }
 

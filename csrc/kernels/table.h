@@ -356,7 +356,7 @@ struct Epilogue {
 // follow from the caches of a core (runtime/work_sizes.h); what is compiled is the register tile.
 // They decide about time only and never change a bit. The defaults are for 48 KB of L1 and 1 MB of
 // L2, where the constants were measured.
-constexpr int32_t kMostBlockRows = 512, kMostNearBytes = 24 << 10;
+constexpr int32_t kMostBlockRows = 512, kMostNearBytes = 24 << 10, kMostPassRows = 16;
 constexpr size_t kAttentionScratch = 512 << 10;
 struct WorkSizes {
   // Weights of a strip in one K block. They stay in L2 while rows pass over them.
@@ -369,6 +369,8 @@ struct WorkSizes {
   // Weights that one pass over them fetches ahead of those in use, for all panels of a tile
   // together: 40 GB/s and 200 ns of loaded memory latency are 8 KB.
   int32_t ahead_bytes = 8 << 10;
+  // Rows of a float kind that take one pass over the weights, at most (LinearKernel::pass_rows).
+  int32_t float_pass_rows = kMostPassRows;
   // Scratch of an attention unit that stays in L2; up to kAttentionScratch.
   int32_t attention_bytes = kAttentionScratch / 2;
 };
@@ -410,6 +412,7 @@ struct LinearKernel {
   int64_t (*block_k)(int64_t k, const WorkSizes&) noexcept = nullptr;
   int32_t column_bytes = 4;        // bytes of a column that lie side by side in a panel
   int span_panels = kStripPanels;  // of a task, at most, if its rows do not stay in L2
+  bool sizes_cut_passes = false;   // WorkSizes::float_pass_rows may be less than pass_rows
 };
 
 // ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 
 #include "base/allocations.h"
 #include "base/check.h"
+#include "cpu/features.h"
 #include "runtime/worker.h"
 
 namespace cpuserve {
@@ -67,7 +68,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
     : team_(&team),
       program_(&program),
       table_(&program.table()),
-      work_sizes_(work_sizes_for(read_cache_sizes(team.first_cpu()))),
+      work_sizes_(work_sizes_for(read_cache_sizes(team.first_cpu()), cpu_info().vendor)),
       weights_(program, team.ranks(), packed),
       activations_(make_activations(program, values_)),
       kv_(program.kv_layers(), num_blocks, kv_type, team.ranks()),

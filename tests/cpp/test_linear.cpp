@@ -795,6 +795,7 @@ KERNEL_TEST(linear_row_has_the_same_bits_with_every_work_size) {
     small.rows = 24;
     small.near_bytes = 2 << 10;
     small.ahead_bytes = 256;
+    small.float_pass_rows = 6;
     CHECK(w.kernel.block_k(kK, small) < kK);
     WorkSizes large{};
     large.strip_bytes = 4 << 20;
@@ -804,7 +805,8 @@ KERNEL_TEST(linear_row_has_the_same_bits_with_every_work_size) {
     odd.rows = 2;
     odd.near_bytes = 3 << 10;
     odd.ahead_bytes = 0;
-    for (int64_t m : {1, 8, 17, 70}) {
+    odd.float_pass_rows = 1;
+    for (int64_t m : {1, 8, 14, 17, 70}) {
       Output whole(ActFormat::f32, m, w.n);
       run(w, x, 0, m, plain(whole));
       for (const WorkSizes& sizes : {small, large, odd}) {

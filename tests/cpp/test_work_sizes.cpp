@@ -11,7 +11,7 @@ using namespace cpuserve;
 
 namespace {
 
-WorkSizes sizes_of(int64_t l1d, int64_t l2) { return work_sizes_for({l1d, l2, 0}); }
+WorkSizes sizes_of(int64_t l1d, int64_t l2) { return work_sizes_for({l1d, l2, 0}, "AuthenticAMD"); }
 bool same(const WorkSizes& a, const WorkSizes& b) {
   for (const WorkSizeField& f : kWorkSizeFields) {
     if (a.*f.value != b.*f.value) return false;
@@ -83,6 +83,14 @@ TEST(smaller_caches_get_smaller_parts_that_fit_them) {
   }
 }
 
+TEST(cores_of_intel_take_fewer_float_rows_in_one_pass) {
+  const CacheSizes caches{48 << 10, 2 << 20, 0};
+  WorkSizes intel = work_sizes_for(caches, "GenuineIntel");
+  EXPECT(intel.float_pass_rows == 6 && WorkSizes{}.float_pass_rows == 16);
+  intel.float_pass_rows = WorkSizes{}.float_pass_rows;
+  EXPECT(same(intel, work_sizes_for(caches, "AuthenticAMD")));
+}
+
 TEST(sizes_that_a_kernel_cannot_work_with_are_refused) {
   for (const WorkSizeField& f : kWorkSizeFields) {
     for (const int32_t value : {-1, 1 << 30}) {
@@ -118,11 +126,11 @@ TEST(files_that_make_no_sense_give_unknown_caches_or_sane_ones) {
   folder.cache(0, 0, "1", "Data", "-48K", "x");
   folder.cache(0, 1, "2", "Unified", "many", "9-");
   folder.cache(0, 2, "7", "Unified", "4M", "0");
-  EXPECT(!refused(work_sizes_for(read_cache_sizes(0, folder.root()))));
+  EXPECT(!refused(work_sizes_for(read_cache_sizes(0, folder.root()), "")));
   EXPECT(count_cpus("0-3,8") == 5 && count_cpus("7") == 1 && count_cpus("") == 0);
   EXPECT(count_cpus("x") == 0 && count_cpus("0-1,x") == 0);
 }
 
 TEST(this_machine_has_sizes_that_kernels_can_work_with) {
-  EXPECT(!refused(work_sizes_for(read_cache_sizes(0))));
+  EXPECT(!refused(work_sizes_for(read_cache_sizes(0), "")));
 }

@@ -94,7 +94,13 @@ def test_threads_of_unequal_speed_give_the_same_bits(model, speeds):
 @pytest.mark.parametrize("kind", ["dense_f32", "dense_bf16", "w8_g32", "w4m_g32"])
 def test_work_sizes_change_no_bit(model, kind):
     """The least sizes that kernels can work with: every matrix takes several K and row blocks."""
-    least = {"strip_bytes": 1024, "rows": 2, "near_bytes": 1024, "ahead_bytes": 0}
+    least = {
+        "strip_bytes": 1024,
+        "rows": 2,
+        "near_bytes": 1024,
+        "ahead_bytes": 0,
+        "float_pass_rows": 1,
+    }
 
     def both(m):
         first = prompt_logits(m, PROMPT, [699, 1])

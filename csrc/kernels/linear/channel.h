@@ -19,19 +19,15 @@ constexpr size_t kChannelScales = kPanel * sizeof(float);  // after the weights 
 // advance along K.
 struct ChannelAt {
   const uint8_t *x, *w, *ahead;
-  int64_t ahead_step;
 };
 
-// Adds the next `quads` quads of K to the integer sums.
-template <int MR, int NV, bool kNear, int NPF>
+// Adds the next `quads` quads of K to the integer sums, and prefetches lines of NPF panels.
+template <int NPF, int MR, int NV>
 CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
                                       size_t x_stride, size_t panel_bytes) {
   for (const uint8_t* end = at.x + quads * 4; at.x != end;) {
 #pragma GCC unroll 4
-    for (int p = 0; p < NPF; p++) {
-      const uint8_t* line = at.ahead + static_cast<size_t>(p) * panel_bytes;
-      kNear ? prefetch(line) : prefetch_l2(line);
-    }
+    for (int p = 0; p < NPF; p++) prefetch(at.ahead + static_cast<size_t>(p) * panel_bytes);
     Q wq[NV];
 #pragma GCC unroll 16
     for (int v = 0; v < NV; v++) {
@@ -47,7 +43,19 @@ CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t q
     }
     at.x += 4;
     at.w += kPanel * 4;
-    at.ahead += at.ahead_step;
+    if constexpr (NPF > 0) at.ahead += kPanel * 4;
+  }
+}
+
+// The same for a tile over a K block, which prefetches lines of the next one now and then.
+template <int MR, int NV>
+CPUSERVE_INLINE void channel_block(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
+                                   const LinearTile& t) {
+  const size_t x_stride = t.x_stride, panel_bytes = t.panel_bytes;
+  for (int64_t n; quads > 0; quads -= n, at.ahead += kPanel * 4) {
+    n = quads < t.fetch_every ? quads : t.fetch_every;
+    fetch_ahead_lines(t, at.ahead);
+    channel_products<0>(acc, at, n, x_stride, panel_bytes);
   }
 }
 
@@ -68,7 +76,8 @@ struct Channel {
   // The loop has little work besides its products, so that reading rows and weights from L2 would
   // limit it, above all while the next block is fetched from memory: on Granite Rapids 16 to 32
   // rows run at 1.1 times the rate of blocks in L2.
-  static constexpr bool kNearBlocks = true;
+  static constexpr bool kNearBlocks = true, kSizesCutPasses = false;
+  static constexpr bool kLineUnits = true;
   static constexpr int kSums = kGroupVecs / kVecs;
   static constexpr int kRows = kSums < 6 ? kSums : 6;
   // With scales per group, fp32 sums in registers are worth more than a wider tile: with 6 x 4,
@@ -88,10 +97,8 @@ struct Channel {
   static int64_t units(int64_t k) { return (k + 3) / 4; }
 
   // From unit u on.
-  template <bool kNear>
   static ChannelAt from(const LinearTile& t, int64_t u, const uint8_t* ahead) {
-    const int64_t step = kNear ? kUnitBytes : t.ahead_step;
-    return {t.x + u * 4, t.w + u * kUnitBytes, ahead + (u - t.u0) * step, step};
+    return {t.x + u * 4, t.w + u * kUnitBytes, ahead + (u - t.u0) * kUnitBytes};
   }
 
   template <int MR, int NV>
@@ -128,11 +135,13 @@ struct Channel {
     } else {
       start(acc, scale + sizeof(float), t.x_stride);
     }
-    ChannelAt at = from<kNear>(t, t.u0, t.ahead0);
-    channel_products<MR, NV, kNear, NPF>(acc, at, t.split - t.u0, t.x_stride, t.panel_bytes);
+    ChannelAt at = from(t, t.u0, t.ahead0);
     if constexpr (kNear) {
-      at = from<kNear>(t, t.split, t.ahead1);
-      channel_products<MR, NV, kNear, NPF>(acc, at, t.u1 - t.split, t.x_stride, t.panel_bytes);
+      channel_products<NPF>(acc, at, t.split - t.u0, t.x_stride, t.panel_bytes);
+      at = from(t, t.split, t.ahead1);
+      channel_products<NPF>(acc, at, t.u1 - t.split, t.x_stride, t.panel_bytes);
+    } else {
+      channel_block(acc, at, t.u1 - t.u0, t);
     }
     float* const c = t.c;  // a local copy: stores to it cannot change `t`
     if (!t.last) {
@@ -176,7 +185,7 @@ struct Channel {
     const uint8_t* scales = t.x + t.x_padded + t.u0 / kGroupQuads * 4;
     const int64_t to_sums = t.x_padded / (4 * kGroupQuads) * 4, end = t.u1;
     const size_t panel_bytes = t.panel_bytes;
-    ChannelAt at = from<kNear>(t, t.u0, t.ahead0);
+    ChannelAt at = from(t, t.u0, t.ahead0);
     for (int64_t u = t.u0; u < end; u += kGroupQuads, scales += 4) {
       // The last groups prefetch the data after this tile. The group that contains `split` may do
       // either.
@@ -185,7 +194,11 @@ struct Channel {
       start(acc, scales + to_sums, x_stride);
       opaque(c);  // without it gcc keeps all of c in registers, and spills them to the stack
       const int64_t quads = end - u < kGroupQuads ? end - u : kGroupQuads;
-      channel_products<MR, NV, kNear, NPF>(acc, at, quads, x_stride, panel_bytes);
+      if constexpr (kNear) {
+        channel_products<NPF>(acc, at, quads, x_stride, panel_bytes);
+      } else {
+        channel_block(acc, at, quads, t);
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < MR; r++) {
         const F s =

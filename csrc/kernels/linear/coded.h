@@ -198,7 +198,7 @@ CPUSERVE_INLINE void coded_tiles(const LinearArgs& a, CodedScratch& s, const Cod
   t.x_u0 = t.u0 = 0;
   t.resume = false;
   t.last = true;
-  t.ahead_step = 0;  // lines are in the caches
+  t.fetch_panels = 0;  // lines are in the caches
   for (int64_t i = 0; i < tiles; i++) {
     const int high = static_cast<int>(base + (i < longer));
     for (int64_t g = b.g0; g < b.g1; g++) {
@@ -217,18 +217,18 @@ CPUSERVE_INLINE void coded_tiles(const LinearArgs& a, CodedScratch& s, const Cod
         t.x = reinterpret_cast<const uint8_t*>(s.rows);
         t.x_stride = kWidth * sizeof(float);
       }
-      t.split = t.u1 = n / 2;
+      t.split = t.u1 = t.fetch_every = n / 2;
       for (int p = 0, np; p < b.panels; p += np) {
         np = b.panels - p >= kPanels ? kPanels : kPanels > 2 && b.panels - p > 1 ? 2 : 1;
         t.w = reinterpret_cast<const uint8_t*>(s.lines[p] + (g - b.g0) * C::kGroup * kPanel);
-        t.ahead0 = t.ahead1 = t.w;
+        t.ahead0 = t.w;
         t.c = s.part + p * kPanel;
         if (np == 1) {
-          call_tile<WideTiles, false, 1, 1, kRows>(high, t);
+          call_tile<WideTiles, false, 1, 0, kRows>(high, t);
         } else if (np == kPanels) {
-          call_tile<WideTiles, false, kPanels, 1, kRows>(high, t);
+          call_tile<WideTiles, false, kPanels, 0, kRows>(high, t);
         } else if constexpr (kPanels > 2) {
-          call_tile<WideTiles, false, 2, 1, kRows>(high, t);
+          call_tile<WideTiles, false, 2, 0, kRows>(high, t);
         }
       }
       add_coded<C>(a, b, g, high, s.part, f);

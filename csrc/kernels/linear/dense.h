@@ -129,6 +129,7 @@ struct Dense {
   static constexpr int stream_panels(int) { return 1; }
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
   static constexpr bool kSharesHeaders = false, kWidens = E::kWidens, kNearBlocks = false;
+  static constexpr bool kSizesCutPasses = true, kLineUnits = true;
   // Rows are widened in whole vectors, which their padding ends with.
   static constexpr int64_t kWholeUnits = kWidens ? 16 : 1;
   static constexpr ActFormat kAct = E::kAct;
@@ -147,24 +148,28 @@ struct Dense {
       }
     }
     const size_t panel_bytes = t.panel_bytes, x_stride = t.x_stride;
-    const int64_t ahead_step = kNear ? kUnitBytes : t.ahead_step;
-    int64_t u = t.u0;
-    for (int part = 0; part < 2; part++) {
-      const int64_t end = part ? t.u1 : t.split;
-      const uint8_t* x = t.x + (u - t.x_u0) * kActBytes;
-      const uint8_t* w = t.w + u * kUnitBytes;
-      const uint8_t* ahead = (part ? t.ahead1 : t.ahead0) + (u - t.u0) * ahead_step;
+    const uint8_t* x = t.x + (t.u0 - t.x_u0) * kActBytes;
+    const uint8_t* w = t.w + t.u0 * kUnitBytes;
+    const uint8_t* ahead = t.ahead0;
+    // A pass has two parts: before and from `split`. A tile over a K block has as many as it
+    // fetches lines of the next one.
+    for (int64_t u = t.u0; u < t.u1;) {
+      int64_t end = kNear && u < t.split ? t.split : t.u1;
+      if constexpr (kNear) {
+        if (u == t.split) ahead = t.ahead1 + (u - t.u0) * kUnitBytes;
+      } else {
+        fetch_ahead_lines(t, ahead);
+        ahead += kUnitBytes;
+        if (end - u > t.fetch_every) end = u + t.fetch_every;
+      }
       for (; u < end; u++) {
 #pragma GCC unroll 4
-        for (int p = 0; p < NPF; p++) {
-          const uint8_t* line = ahead + static_cast<size_t>(p) * panel_bytes;
-          kNear ? prefetch(line) : prefetch_l2(line);
-        }
+        for (int p = 0; p < NPF; p++) prefetch(ahead + static_cast<size_t>(p) * panel_bytes);
         dense_phase<E, 0, kWide>(sum, x, x_stride, w, panel_bytes);
         if constexpr (E::kPhases == 2) dense_phase<E, 1, kWide>(sum, x, x_stride, w, panel_bytes);
         x += kActBytes;
         w += kUnitBytes;
-        ahead += ahead_step;
+        if constexpr (NPF > 0) ahead += kUnitBytes;
       }
     }
 #pragma GCC unroll 16
@@ -226,9 +231,11 @@ void dense_row(const PackedWeight& w, int64_t n, float* out) noexcept {
 template <class E>
 constexpr LinearKernel dense_kernel() {
   using Kind = Dense<E>;
-  return {E::kAct,           dense_panel_bytes<E>, pack_dense<E>,          run_linear<Kind>,
-          dense_row<E>,      Kind::kRows,          Kind::kPanels * kPanel, Kind::kPanels,
-          Kind::kStreamRows, linear_block_k<Kind>};
+  LinearKernel kernel{
+      E::kAct,     dense_panel_bytes<E>,   pack_dense<E>, run_linear<Kind>,  dense_row<E>,
+      Kind::kRows, Kind::kPanels * kPanel, Kind::kPanels, Kind::kStreamRows, linear_block_k<Kind>};
+  kernel.sizes_cut_passes = Kind::kSizesCutPasses;
+  return kernel;
 }
 
 }  // namespace

@@ -10,9 +10,11 @@
 //     static constexpr bool kWidens         tiles of many rows read bf16 rows widened to fp32
 //     static constexpr bool kNearBlocks     a K block stays in L1, and so do the rows beside it
 //     static constexpr int kStreamRows      up to this many rows take one pass over the weights
+//     static constexpr bool kSizesCutPasses WorkSizes::float_pass_rows may be less than that
 //     static constexpr int stream_panels(int rows)         panels side by side in that pass
 //     static constexpr int kRows, kPanels   the tile for more rows than kStreamRows
 //     static constexpr int kHalfRows        rows of that tile where it has two panels
+//     static constexpr bool kLineUnits      a unit of a panel is a line of memory, or half of one
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
@@ -39,6 +41,9 @@ struct LinearTile {
   // (u - u0) ahead_step. In one pass over the weights the step is unit_bytes.
   const uint8_t *ahead0, *ahead1;
   int64_t ahead_step;
+  // Tiles over a K block of line units instead: every `fetch_every` units, a line of each of
+  // `fetch_panels` panels, from ahead0 on.
+  int64_t fetch_every, fetch_panels;
   float* c;     // sums, row stride sums_stride<kNear>()
   bool resume;  // c holds the sums of the units below u0
   bool last;    // u1 is the end of K
@@ -81,6 +86,13 @@ struct LineFetch {
     left -= n;
   }
 };
+
+// Prefetches a line of each panel that `t` names, `from` of the first one.
+CPUSERVE_INLINE void fetch_ahead_lines(const LinearTile& t, const uint8_t* from) {
+  for (int64_t p = 0; p < t.fetch_panels; p++) {
+    prefetch_l2(from + static_cast<size_t>(p) * t.panel_bytes);
+  }
+}
 
 // Number of panels of the whole matrix. A call also prefetches beyond its last panel, because the
 // next call of the same thread usually needs that.
@@ -296,6 +308,18 @@ CPUSERVE_INLINE void share_fetches(const LinearArgs& a, const Block& b, LinearTi
                         b.u0 * t.unit_bytes + (i - first) * (b.u1 - b.u0) * t.ahead_step;
 }
 
+// The same for kinds of line units. Lines are fetched in the order in which tiles will read them,
+// of all panels in turn. So the core's own prefetcher sees one stream for each panel, and runs
+// ahead of the fetches. With 24 and 32 rows of w8_channel (K = 8192), Granite Rapids reaches 79 and
+// 83 % of the dot-product peak so, and 70 and 73 % if they are fetched panel by panel.
+template <class Kind>
+CPUSERVE_INLINE void share_lines(const Block& b, LinearTile& t, int64_t i, int64_t calls) {
+  const int64_t n = b.u1 - b.u0;
+  t.fetch_every = b.next ? calls : n;
+  t.fetch_panels = b.next ? b.panels : 0;
+  t.ahead0 = (b.next ? b.next : t.w) + (b.u0 + i * n / calls) * Kind::kUnitBytes;
+}
+
 // Panels that the next call of a tile takes of the `left` ones of a block.
 template <int kPanels>
 CPUSERVE_INLINE int panels_at_once(int left) {
@@ -307,7 +331,10 @@ template <class Kind, int NP, int kRows>
 CPUSERVE_INLINE void run_wide(const LinearArgs& a, const Block& b, LinearTile& t, int rows,
                               int64_t i, int64_t calls) {
   constexpr int kSide = (NP + 1) / 2;
-  if (calls >= b.panels) {
+  if constexpr (Kind::kLineUnits) {
+    share_lines<Kind>(b, t, i, calls);
+    call_tile<Kind, false, NP, 0, kRows>(rows, t);
+  } else if (calls >= b.panels) {
     share_fetches<Kind, 1>(a, b, t, i, calls);
     call_tile<Kind, false, NP, 1, kRows>(rows, t);
   } else {
@@ -395,12 +422,13 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   run_tiles<Kind, Kind::kRows, Kind::kPanels>(a, b, plain);
 }
 
-// Units of K of a K block, of which there are as few as possible, all of the same size.
+// Units of K of a K block, of which there are as few as possible, all of the same size. in_l1: the
+// block stays in L1.
 template <class Kind>
-CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes) {
+CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes, bool in_l1) {
   constexpr int64_t kPair = 2 * sizeof(float);
   const int32_t near = sizes.near_bytes;
-  const int32_t bytes = Kind::kNearBlocks && near < sizes.strip_bytes ? near : sizes.strip_bytes;
+  const int32_t bytes = in_l1 && near < sizes.strip_bytes ? near : sizes.strip_bytes;
   const int64_t fit = bytes / (kStripPanels * Kind::kUnitBytes);
   const int64_t widened = near / (Kind::kHalfRows * kPair);
   const int64_t most = Kind::kWidens && widened < fit ? widened : fit;
@@ -408,13 +436,22 @@ CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes) {
   return round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);
 }
 
-// For many rows: a K block of a strip stays in L2 while all rows pass over it.
+// Rows that take one pass over the weights, at most.
+template <class Kind>
+CPUSERVE_INLINE int64_t pass_rows(const WorkSizes& sizes) {
+  if constexpr (!Kind::kSizesCutPasses) return Kind::kStreamRows;
+  return sizes.float_pass_rows < Kind::kStreamRows ? sizes.float_pass_rows : Kind::kStreamRows;
+}
+
+// For many rows: a K block of a strip stays in L2 while all rows pass over it. Where few rows come
+// here, because a pass would be slower, it stays in L1: they compute little beside what they read.
 template <class Kind>
 CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
   const bool plain = plain_f32(a.ep);
   const int64_t units = Kind::units(w.k), bytes = unit_bytes<Kind>(w);
-  const int64_t step = block_units<Kind>(units, a.sizes);
+  const bool few = a.m * a.terms <= Kind::kStreamRows;
+  const int64_t step = block_units<Kind>(units, a.sizes, Kind::kNearBlocks || few);
   const int64_t height = a.sizes.rows / a.terms, total = panels_of(w);
   for (int64_t row0 = 0; row0 < a.m; row0 += height) {
     Block b;
@@ -448,13 +485,14 @@ inline int64_t elements_of(int64_t k, int64_t units, int64_t block) {
 }
 template <class Kind>
 int64_t linear_block_k(int64_t k, const WorkSizes& sizes) noexcept {
-  return elements_of(k, Kind::units(k), block_units<Kind>(Kind::units(k), sizes));
+  const int64_t units = Kind::units(k);
+  return elements_of(k, units, block_units<Kind>(units, sizes, Kind::kNearBlocks));
 }
 
 template <class Kind>
 void run_linear(const LinearArgs& a) noexcept {
   if (a.m <= 0 || a.panel0 >= a.panel1) return;
-  if (a.m * a.terms <= Kind::kStreamRows) {
+  if (a.m * a.terms <= pass_rows<Kind>(a.sizes)) {
     stream<Kind>(a);
   } else {
     blocked<Kind>(a);

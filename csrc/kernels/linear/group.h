@@ -227,6 +227,7 @@ struct Grouped {
   static constexpr ActFormat kAct = W::kAct;
   static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;
   static constexpr bool kSharesHeaders = false, kWidens = false, kNearBlocks = false;
+  static constexpr bool kSizesCutPasses = false, kLineUnits = false;
   // Up to kInRegisters sums of each type, the fp32 sums are in registers together with the integer
   // ones. Otherwise they stay in `c`, which is in L1: one load and one store for a group of 8
   // products.

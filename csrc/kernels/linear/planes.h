@@ -277,7 +277,8 @@ struct PlaneShape {
   static constexpr int64_t kUnitBytes = W::kUnitBytes;
   static constexpr bool kSharesHeaders = W::kZeros;
   static constexpr int64_t kWholeUnits = kSharesHeaders ? 8 : 1;  // 8 groups share one at most
-  static constexpr bool kWidens = false, kNearBlocks = false;
+  static constexpr bool kWidens = false, kNearBlocks = false, kSizesCutPasses = false;
+  static constexpr bool kLineUnits = false;
   // As in kernels/linear/group.h. Sanitizers make a tile of six rows take seconds to compile, and
   // ten kinds have a dozen of them, so instrumented tiles are low.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

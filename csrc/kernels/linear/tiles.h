@@ -988,6 +988,7 @@ constexpr LinearKernel on_tiles(LinearKernel kernel) {
   kernel.pass_rows = kJobRows;
   kernel.block_k = tiles_block_k<Kind>;
   kernel.span_panels = kSpanStrips * kStripPanels;
+  kernel.sizes_cut_passes = false;
   return kernel;
 }
 
