@@ -470,6 +470,8 @@ def sent(block):
         ({"tools": [{"name": "a", "input_schema": [1]}]}, "tools.0.input_schema must be"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": []}}, "tool_choice must be"),
+        ({"tool_choice": {"type": "auto", "name": 1}}, "tool_choice must be"),
         ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
         ({"container": "c1"}, "container"),
         ({"output_config": "json"}, "output_config"),

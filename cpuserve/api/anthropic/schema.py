@@ -188,7 +188,8 @@ def _tool_choice(choice: dict[str, Any] | None) -> tuple[str, str | None, bool |
     if choice is None:
         return "auto", None, None
     kind, name = choice.get("type"), choice.get("name")
-    if kind not in _CHOICES or (kind == "tool") != isinstance(name, str):
+    fits = isinstance(name, str) if kind == "tool" else name is None
+    if not isinstance(kind, str) or kind not in _CHOICES or not fits:
         msg = 'tool_choice must be {"type": ...}: auto, any, none, or tool with a name'
         raise InvalidRequest(msg, param="tool_choice")
     return _CHOICES[kind], name, False if choice.get("disable_parallel_tool_use") else None
