@@ -122,6 +122,14 @@ def test_any_string_and_number_pass(text, number):
     assert (name, json.loads(arguments)) == ("f", {"text": text, "n": number})
 
 
+@pytest.mark.parametrize(
+    "schema", [{"anyOf": True}, {"oneOf": 1}, {"enum": 2.5}, {"type": {}}, {"anyOf": [1]}, 3]
+)
+def test_a_value_whose_schema_is_invalid_is_read_as_json(schema):
+    parser = Qwen3CoderParser(INDEX, "", {"f": {"properties": {"n": schema}}}, new_ids())
+    assert told(parser, [call(("n", "5"))]) == [["f", '{"n": 5}']]
+
+
 def test_a_call_that_has_begun_is_not_closed():
     call = "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
     check_what_is_closed(Qwen3CoderParser(0, "", SCHEMAS), call, call.index("1"))

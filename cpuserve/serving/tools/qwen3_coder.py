@@ -105,8 +105,11 @@ def _is_string(schema: Any) -> bool:
         return False
     kinds = schema.get("type")
     if kinds is None:
-        several = schema.get("anyOf") or schema.get("oneOf") or schema.get("enum") or ()
-        return any(isinstance(one, str) or _is_string(one) for one in several)
+        several = schema.get("anyOf") or schema.get("oneOf") or schema.get("enum")
+        # Schemas come from clients unchecked, so that may be no list.
+        return isinstance(several, list) and any(
+            isinstance(one, str) or _is_string(one) for one in several
+        )
     return "string" in (kinds if isinstance(kinds, list) else [kinds])
 
 
