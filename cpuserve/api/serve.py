@@ -32,6 +32,7 @@ from cpuserve.log import get_logger
 if TYPE_CHECKING:
     from types import FrameType
 
+    from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import Progress
     from cpuserve.prepare import Prepared
@@ -92,10 +93,7 @@ def _run(
     try:
         prepared = _on_thread(lambda: prepare(reports.tell))
         resolved = prepared.resolved
-        taken = {name for name, _ in others} & {*resolved.config.served_model_names}
-        if taken:
-            msg = f"flag --also-serve={taken.pop()}: the first model has this name: choose another"
-            raise ConfigError(msg)
+        _check_names([name for name, _ in others], resolved.config)
         client = start_engines(resolved, reports, restart=http.engine_restart)
         try:
             cpus = _pin(resolved.config.frontend_cpus)
@@ -122,6 +120,15 @@ def _run(
         starting.stop()
     shown = None if on_ready is None else partial(on_ready, prepared)
     return asyncio.run(front_end.run(listener, shown))
+
+
+def _check_names(others: Sequence[str], first: EngineConfig) -> None:
+    """Raise ConfigError if a further model has a name of the first one or of its adapters."""
+    for name in others:
+        what = "the first model" if name in first.served_model_names else "an adapter"
+        if name in (*first.served_model_names, *first.adapters):
+            msg = f"flag --also-serve={name}: {what} has this name: choose another"
+            raise ConfigError(msg)
 
 
 class StoppedWhilePreparing(Exception):

@@ -8,6 +8,7 @@ import urllib.error
 import psutil
 import pytest
 
+from tests.helpers.adapter import adapter_of
 from tests.helpers.children import child_options
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
@@ -77,11 +78,14 @@ def test_a_second_model_is_loaded_when_a_request_names_it():
         ("=x", "NAME=MODEL"),
         ("a=x,a=y", "NAME=MODEL"),
         ("one=x", "the first model has this name"),
+        ("polite=x", "an adapter has this name"),
     ],
 )
 def test_names_that_are_wrong_are_refused_at_the_start(given, told):
+    model = tiny_model("llama")
     options = ["--served-model-name", "one", "--also-serve", given, "--port", "0"]
-    command = [sys.executable, "-m", "cpuserve", "serve", str(tiny_model("llama")), *options]
+    options += ["--lora-modules", f"polite={adapter_of(model)}"]
+    command = [sys.executable, "-m", "cpuserve", "serve", str(model), *options]
     done = subprocess.run(command, **child_options(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
