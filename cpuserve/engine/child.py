@@ -50,9 +50,8 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 16
-MAX_DRAINED = (
-    1024  # messages taken between two steps, so that many messages cannot stop running streams
-)
+# Messages taken between two steps, so that many messages cannot stop running streams.
+MAX_DRAINED = 1024
 PROGRESS_PERIOD_S = 0.05
 
 Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], Any]
@@ -119,9 +118,8 @@ class SocketChannel:
                         self._interrupt.see(message)
                     self._inbox.put(message)
                 self._fill()
-        except (
-            Exception
-        ) as error:  # EOFError or an invalid frame: `receive` raises it in the engine's thread
+        # EOFError or an invalid frame: `receive` raises it in the engine's thread.
+        except Exception as error:
             self._inbox.put(error)
 
     def _pong(self) -> None:

@@ -548,7 +548,10 @@ def build_engine(
 
 
 def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
-    """What becomes of the vectors of tokens; facts gets the width of what comes out."""
+    """Return what makes an embedding or a score of the vectors of tokens.
+
+    facts: its "width", that of a token's vector, becomes that of the result.
+    """
     if config.pooling == "rank":
         return _rank_head(config, facts)
     if config.pooling == "none":
@@ -564,7 +567,10 @@ def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
 
 
 def _rank_head(config: EngineConfig, facts: dict[str, object]) -> Head:
-    """The head of a reranker; facts gets what prompts of pairs need."""
+    """Return the head of a reranker.
+
+    facts: "width" becomes 1, and "asks" is added, which says whether a pair is put as a question.
+    """
     from cpuserve.loader.load import open_checkpoint
     from cpuserve.loader.ranking import rank_head
     from cpuserve.tokenizer.pairs import answer_id

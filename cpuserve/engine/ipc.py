@@ -118,8 +118,8 @@ class Stats(msgspec.Struct, array_like=True):
     computed per second while prompts run, 0 before the first. busy_s, weight_bytes: seconds in
     steps, and bytes of packed weights that they read (each step reads all of them once);
     roofline_bytes_per_s: measured bandwidth, 0 before the measurement. tiers: the offload tiers of
-    the KV cache by name. drafts, draft_tokens, accepted_tokens: how
-    often a sequence got drafts, the tokens of all drafts, and those that were right.
+    the KV cache by name. drafts, draft_tokens, accepted_tokens: how often a sequence got drafts,
+    the tokens of all drafts, and those that were right.
     """
 
     running: int = 0

@@ -477,9 +477,8 @@ class ReplicaClient:
             told = f"{replica.name}: {how}" if len(self._replicas) > 1 else how
             if not self._policy.enabled:
                 replica.trouble, replica.given_up = how, True
-                if (
-                    len(self._replicas) > 1
-                ):  # the end of a single engine ends the server, which logs it
+                # The end of a single engine ends the server, which logs it.
+                if len(self._replicas) > 1:
                     log.error("%s", told)
                 return
             replica.trouble = f"{how}; it is being started again"

@@ -30,9 +30,8 @@ class OutputStream:
         self._outputs: deque[Output] = deque()
         self._error: RequestError | None = None
         self._has_all = False
-        self._reader: asyncio.Future[None] | None = (
-            None  # a plain future, which costs half as much as an Event
-        )
+        # A plain future, which costs half as much as an Event.
+        self._reader: asyncio.Future[None] | None = None
 
     def push(self, output: Output) -> None:
         """Append an output, unless the stream has been cut."""

@@ -24,10 +24,9 @@ MAX_TIMEOUT_S = 1e6
 
 @dataclass(slots=True)
 class Job:
-    """One sequence: choice `index` of the answer, `started` at time.monotonic().
+    """One sequence: choice `index` of the answer.
 
-    answering: that clock at its first output, 0.0 before it.
-
+    started, answering: time.monotonic() when it was made, and at its first output (0.0 before).
     held: whether its context counts it as active. waits: whether the backlog counts it, with
     num_queued prompt tokens. scored_by: the index of the job that computes the prompt logprobs for
     this one, None if it computes them itself.
