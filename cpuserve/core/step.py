@@ -22,8 +22,7 @@ class LogitRow(msgspec.Struct):
     slot's parameters; HIDDEN (embedding models): its vector; else score that id. num_top:
     alternatives to report, -1 = no logprobs. draft: the token that the sequence has after this row,
     which was guessed (-1: none was). The next row is its row: it is sampled only if this one gives
-    `draft`.
-    masked: sample only ids that the slot's mask allows.
+    `draft`. masked: sample only ids that the slot's mask allows.
     """
 
     index: int
