@@ -18,6 +18,7 @@ from cpuserve.loader.conversion import find_conversion
 from cpuserve.loader.gguf_names import default_gguf, gguf_of, parts_of
 from cpuserve.loader.load import find_model
 from cpuserve.loader.mapped import not_permitted
+from cpuserve.loader.pooling import MODULE_FILE
 from cpuserve.log import get_logger
 
 log = get_logger("loader")
@@ -208,12 +209,12 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Wanted | Non
         raise
     if file:
         return _Wanted(parts_of(gguf_of(repo, names, file)), revision)
-    if not any(n.endswith(".safetensors") for n in names) and (default := default_gguf(names)):
+    if not _has_safetensors(names) and (default := default_gguf(names)):
         log.info("%s has only GGUF files: using %s", repo, default)
         return _Wanted(parts_of(default), revision)
     if revision is None and _only_pickles(names):
         revision, names = _converted(repo, names)
-    if not any(n.endswith(".safetensors") for n in names):
+    if not _has_safetensors(names):
         msg = f"{repo} has no safetensors weights"
         if any(n.endswith((".bin", ".pt")) for n in names):
             msg += " (only pickles, which are never read); use a revision that has safetensors"
@@ -221,12 +222,16 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Wanted | Non
     # Mistral repositories contain the same weights a second time as consolidated*.safetensors.
     kept = [n for n in names if any(fnmatch(n, p) for p in _PATTERNS)]
     others = [n for n in kept if not n.startswith("consolidated")]
-    whole = any(n.endswith(".safetensors") for n in others)
-    return _Wanted(others if whole else kept, revision)
+    return _Wanted(others if _has_safetensors(others) else kept, revision)
+
+
+def _has_safetensors(names: list[str]) -> bool:
+    """Whether weights of the model are among the files; those of modules are in folders."""
+    return any(n.endswith(".safetensors") and "/" not in n for n in names)
 
 
 def _only_pickles(names: list[str]) -> bool:
-    readable = any(n.endswith((".safetensors", ".gguf")) for n in names)
+    readable = _has_safetensors(names) or any(n.endswith(".gguf") for n in names)
     return not readable and any(n.endswith((".bin", ".pt")) for n in names)
 
 
@@ -247,12 +252,12 @@ def _converted(repo: str, names: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _file_names(repo: str, revision: str | None) -> list[str]:
-    """Names of the files in the top directory of the repository, and of all GGUF files."""
+    """Names of the files in the top directory of the repository, of modules, and of GGUF files."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(repo, revision=revision, timeout=PROBE_TIMEOUT_S)
     found = [s.rfilename for s in info.siblings or []]
-    return [name for name in found if "/" not in name or name.endswith(".gguf")]
+    return [n for n in found if "/" not in n or n.endswith(".gguf") or MODULE_FILE.fullmatch(n)]
 
 
 def _within_deadline(ask: Callable[[], T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from cpuserve.loader.dense_module import Dense
 
 MAX_BYTES = 1_000_000
+# A file that a module of sentence-transformers consists of, such as 1_Pooling/config.json.
+MODULE_FILE = re.compile(r"\d+_\w+/[\w.-]+\.(json|safetensors)")
 # Keys of a Pooling module's config.json; newer files have "pooling_mode": "lasttoken" instead.
 MODES = {
     "pooling_mode_lasttoken": "last",

@@ -31,6 +31,7 @@ from cpuserve.loader.load import (
     with_types,
 )
 from cpuserve.loader.names import checkpoint_to_hf
+from cpuserve.loader.pooling import MODULE_FILE
 from cpuserve.loader.safetensors import INDEX, ITEM_BYTES, SafetensorsStore, check_file
 from cpuserve.program.parts import parse, stored_needs
 from cpuserve.quant.base import QuantTensor
@@ -64,7 +65,6 @@ _COPIED = re.compile(
     r"[^.].*\.(json|jinja|model|tiktoken)|(merges|vocab)\.txt|(LICENSE|NOTICE).*", re.IGNORECASE
 )
 _NOT_COPIED = re.compile(r"config\.json|.*\.index\.json")
-_MODULE = re.compile(r"\d+_\w+")  # of sentence-transformers, such as 1_Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +278,14 @@ def _common_end(one: str, other: str) -> str:
 
 
 def _copy_others(source: Path, folder: Path) -> None:
-    """Copy tokenizer, templates, generation settings and licenses."""
+    """Copy tokenizer, templates, generation settings, licenses, and what embeddings pass."""
     found = [
         path
         for path in source.iterdir()
         if _COPIED.fullmatch(path.name) and not _NOT_COPIED.fullmatch(path.name)
     ]
-    modules = [path for path in source.iterdir() if _MODULE.fullmatch(path.name)]
-    found += [path / "config.json" for path in modules if (path / "config.json").exists()]
+    inner = source.glob("*/*")
+    found += [path for path in inner if MODULE_FILE.fullmatch(path.relative_to(source).as_posix())]
     for path in found:
         check_file(source, path)
         to = folder / path.relative_to(source)

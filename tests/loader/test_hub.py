@@ -214,6 +214,14 @@ FILES = {
 PARTS = {f"Q4_K_M/m-Q4_K_M-0000{n}-of-00002.gguf": b"GGUF%d" % n for n in (1, 2)}
 REPOS = {
     "good": FILES,
+    "embeds": {
+        **FILES,
+        "modules.json": b"[]",
+        "1_Pooling/config.json": b'{"x": 2}',
+        "2_Dense/model.safetensors": b"dense",
+        "2_Dense/pytorch_model.bin": b"pickle",
+        "onnx/config.json": b"{}",
+    },
     "pickles": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
     "ggufs": {"m-Q4_0.gguf": b"GGUF4", "m-Q8_0.gguf": b"GGUF8", "mmproj-F16.gguf": b"GGUFM"},
     "parts": {**PARTS, "m-Q8_0.gguf": b"GGUF8", "params": b"{}"},
@@ -312,6 +320,23 @@ def test_hub_models_are_fetched_without_pickles_and_code_and_then_used_offline(e
     offline = ask("http://127.0.0.1:9", tmp_path, "org/good", "org/good:m-Q4_0.gguf", "org/other")
     assert [r[0] for r in offline] == ["ok", "ok", "error"]
     assert "cannot be reached" in offline[2][1]
+
+
+def test_modules_of_an_embedding_model_are_fetched_with_it(endpoint, tmp_path):
+    ((kind, commit, *_),) = ask(endpoint, tmp_path, "org/embeds")
+    assert (kind, commit) == ("ok", SHA)
+    (snapshot,) = tmp_path.rglob(SHA)
+    found = {p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*") if not p.is_dir()}
+    modules = {"modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"}
+    assert found == {"config.json", "model.safetensors", *modules}
+
+
+def test_weights_of_a_module_are_not_those_of_the_model(monkeypatch):
+    names = ["config.json", "pytorch_model.bin", "2_Dense/model.safetensors"]
+    monkeypatch.setattr(hub, "_file_names", lambda *_: names)
+    monkeypatch.setattr(hub, "find_conversion", lambda *_: None)
+    with pytest.raises(ModelError, match="only pickles"):
+        hub._files_to_fetch("org/x", "", None)
 
 
 def test_names_select_gguf_files_and_all_their_parts(endpoint, tmp_path):

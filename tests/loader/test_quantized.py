@@ -358,9 +358,12 @@ def test_shards_hold_what_one_file_would(tmp_path):
 
 def test_what_describes_the_model_is_copied_and_code_is_not(tmp_path):
     model = shutil.copytree(source("llama"), tmp_path / "model")
-    (model / "1_Pooling").mkdir()
+    for name in ("1_Pooling", "2_Dense", "onnx"):
+        (model / name).mkdir()
     others = ("chat_template.jinja", "merges.txt", "LICENSE", "1_Pooling/config.json")
-    for name in (*others, "modeling.py", "pytorch_model.bin", "README.md", ".hidden.json"):
+    others += ("2_Dense/config.json", "2_Dense/model.safetensors")
+    code = ("modeling.py", "pytorch_model.bin", "2_Dense/pytorch_model.bin", "onnx/config.json")
+    for name in (*others, *code, "README.md", ".hidden.json"):
         (model / name).write_text("x")
     (model / "link.json").symlink_to(model / "merges.txt")
     out = written(model, tmp_path / "out", "int8")
