@@ -347,16 +347,6 @@ def test_a_torn_seed_is_replaced_and_an_old_temporary_file_removed(made, caplog)
     assert open_cache(directory).seed == cache.seed
 
 
-def test_clear_removes_the_blocks_of_this_model_only(made):
-    directory, _ = made
-    other = open_cache(directory, fingerprint=bytes(32))
-    fill(other, [1] * 4)
-    other.close()
-    cache = open_cache(directory)
-    cache.clear()
-    assert len(files(directory)) == 1
-
-
 def test_an_unusable_directory_is_an_oserror(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
@@ -447,8 +437,6 @@ def test_own_blocks_are_counted_as_they_come_and_go(made):
     next(path for path in files(directory) if path.stem == chain.keys[0].hex()).write_bytes(b"?")
     assert load(cache, chain, 0) is None
     assert (len(cache), cache.num_blocks) == (4, 5)
-    cache.clear()
-    assert (len(cache), cache.num_blocks) == (0, 1)
 
 
 def test_reporting_sizes_looks_at_no_file(made):
@@ -490,7 +478,6 @@ def fill_beyond_its_size(directory):
     cache = open_cache(directory, max_bytes=2 * ONE)
     cache._rescan()
     assert (cache.num_blocks, cache.num_bytes) == (2, 2 * ONE)
-    cache.clear()
     cache.close()
 
 

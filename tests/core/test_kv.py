@@ -284,16 +284,6 @@ def test_unpublishing_its_own_leaves_what_is_in_its_old_block_now():
     kv.check_invariants([[others]])
 
 
-def test_clear_forgets_every_prefix_and_frees_no_used_block():
-    kv = KvManager(8, 2)
-    table, _ = fill(kv, [1, 2, 3, 4])
-    other, _ = fill(kv, [5, 6])
-    kv.free([other])
-    kv.clear_prefixes()
-    assert (len(kv.index), kv.num_cached, kv.num_free) == (0, 0, 6)
-    kv.check_invariants([[table]])
-
-
 @pytest.mark.parametrize(
     ("num_tokens", "gone"),
     [(0, 0), (6, 0), (8, 0), (9, 1), (10, 1), (12, 1), (13, 2), (17, 3), (20, 3)],

@@ -323,7 +323,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         count=st.integers(1, 8),
         seconds=st.sampled_from([1e-4, 0.02, 0.3, 5.0]),
-        then=st.sampled_from([*[None] * 6, "fail", "fail", "abandon", "clear"]),
+        then=st.sampled_from([*[None] * 6, "fail", "fail", "abandon"]),
     )
     def step(self, count, seconds, then):
         for _ in range(count):
@@ -332,8 +332,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.fail_step()
         elif then == "abandon":
             self.abandon_step()
-        elif then == "clear":
-            self.kv.clear_prefixes()
 
     @rule(count=st.integers(1, 30))
     def evict(self, count):

@@ -80,7 +80,6 @@ def test_nothing_is_changed(tmp_path):
     assert not tier.put(entry, 0, BLOCKS[0])
     assert loaded(tier, chain_of(TOKENS)) == [bytes([0]) + block[1:] for block in BLOCKS]
     tier.filled(entry, 0)
-    tier.clear()
     tier.close(1.0)
     assert contents(tmp_path) == before
     assert tier.num_bytes == sum(len(data) for path, (data, _) in before.items()

@@ -184,10 +184,6 @@ class DiskCache:
     def filled(self, entry: CachedBlock, group: int) -> None:
         """Keep the file, which is still right."""
 
-    def clear(self) -> None:
-        """Remove all blocks with this fingerprint."""
-        self._files.clear()
-
     def close(self, wait_s: float = 2.0) -> None:
         """Write the queued blocks; wait at most `wait_s` seconds until that is done."""
         self._queue.put(None)

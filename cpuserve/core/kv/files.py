@@ -77,12 +77,6 @@ class BlockFiles:
             while self._sizes and self.num_bytes > most:
                 self._remove(next(iter(self._sizes)))
 
-    def clear(self) -> None:
-        """Remove all files in the folder `own`."""
-        with self._lock:
-            for path in [path for path in self._sizes if path.parent == self._own]:
-                self._remove(path)
-
     def rescan(self) -> None:
         """Read the folders again, without the lock, so that other threads do not wait for the disk.
 

@@ -394,12 +394,6 @@ class KvManager:
             self.index.forget(entry)
             entry = parent
 
-    def clear_prefixes(self) -> None:
-        """Forget every prefix, also in offload tiers; running sequences keep their blocks."""
-        self.unpublish([BlockId(block) for block in range(self.num_blocks)])
-        if self.offload is not None:
-            self.offload.clear()
-
     def _evicted(self, block: BlockId) -> None:
         entry = self.index.entry(block)
         assert entry is not None, "a cached block has no name"

@@ -138,12 +138,6 @@ class Offload:
         self.seconds += took
         self.left_s -= took
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._unsaved.clear()
-        for tier in self.tiers:
-            tier.clear()
-
     def report(self) -> dict[str, object]:
         """Sizes and counters."""
         sizes: dict[str, object] = {}

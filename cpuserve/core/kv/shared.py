@@ -145,9 +145,6 @@ class SharedFiles:
     def filled(self, entry: CachedBlock, group: int) -> None:
         """Do nothing: the file is still right."""
 
-    def clear(self) -> None:
-        """Do nothing: the files belong to others, and their content does not change."""
-
     def close(self, wait_s: float) -> None:
         """Do nothing."""
 

@@ -92,11 +92,6 @@ class SwapSpace:
         """Remove the block of `entry` in `group`, which the cache has again."""
         self._take(entry.key, group)
 
-    def clear(self) -> None:
-        """Remove all entries."""
-        self._blocks.clear()
-        self.num_bytes = 0
-
     def close(self, wait_s: float) -> None:
         """Do nothing: the memory ends with the process."""
 

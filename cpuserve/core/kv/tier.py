@@ -82,8 +82,5 @@ class Tier(Protocol):
     def filled(self, entry: CachedBlock, group: int) -> None:
         """Note that the cache has the block of `entry` again."""
 
-    def clear(self) -> None:
-        """Forget everything that this engine has put."""
-
     def close(self, wait_s: float) -> None:
         """Finish what was put, within about `wait_s` seconds."""
