@@ -408,13 +408,15 @@ def _guarded(name: str, size: Callable[..., int], function: Callable[..., Any]) 
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """JSON without the HTML escapes of Jinja's tojson, as in the training data of models."""
-    if isinstance(indent, int):
-        _count(indent * 1000)
+    # These are written for each element, so they may have at most a hundred characters.
+    _count((indent if isinstance(indent, int) else len(indent or "")) * 1000)
+    for separator in separators or ():
+        _count(len(separator) * 1000)
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

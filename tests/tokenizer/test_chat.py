@@ -232,6 +232,8 @@ BOMBS = {
     "map": "{{ range(99999) | map('center', 99999) | list | length }}",
     "strftime": "{{ strftime_now('%999999999d') }}",
     "json indent": "{{ [1] | tojson(indent=10**8) }}",
+    "json indent text": "{{ [[1]] | tojson(indent='x' * 99999) }}",
+    "json separators": "{{ [1, 2] | tojson(separators=('x' * 99999, ':')) }}",
     "output": "{% for i in range(99999) %}{{ 'a' * 10000 }}{% endfor %}",
     "lorem": "{{ lipsum(n=10**6) }}",
     "round": "{{ 1.5 | round(10**9) }}",
