@@ -351,7 +351,6 @@ class _Sequence:
     request: RequestOutput
     completion: CompletionOutput
     processor: TextProcessor
-    want_logprobs: bool
 
 
 @dataclass(slots=True)
@@ -394,7 +393,7 @@ class _Batch:
             completion = CompletionOutput(index, "", [], 0.0 if wants else None)
             completion.logprobs = [] if wants else None
             request.outputs.append(completion)
-            self.running[number] = _Sequence(request, completion, processor, wants)
+            self.running[number] = _Sequence(request, completion, processor)
 
     def _take(self, output: Output | EngineDead, advance: Advance) -> None:
         if isinstance(output, EngineDead):

@@ -76,11 +76,6 @@ def may_be_model(name: str) -> bool:
     return name in BUILTIN or _REPO.fullmatch(_repo_and_file(name)[0]) is not None
 
 
-def pull(name: str, progress: Progress | None = None) -> Path:
-    """Download the model unless it is on this machine; returns its path."""
-    return resolve_model(name, progress=progress)
-
-
 def list_builtin() -> list[BuiltinModel]:
     """The built-in models."""
     return list(BUILTIN.values())
