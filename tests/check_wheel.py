@@ -78,13 +78,14 @@ def _contents(wheel: Path, arch: str, python: str) -> list[str]:
 
 def faults_installed() -> list[str]:
     """Return what is wrong with the package that Python imports here."""
-    from cpuserve.platforms.cpu import ISA_LEVELS, CpuPlatform
+    from cpuserve.platforms.cpu import CpuPlatform
+    from cpuserve.platforms.isa_level import LEVEL_MEANINGS
 
     levels, facts, error = CpuPlatform().build()
     if error:
         return [error]
     arm = facts["arch"] == "aarch64"
-    ours = [name for name in ISA_LEVELS if name == "scalar" or name.startswith("neon") == arm]
+    ours = [name for name in LEVEL_MEANINGS if name == "scalar" or name.startswith("neon") == arm]
     missing = [level for level in ours if level not in levels]
     return [f"it has no kernels for {', '.join(missing)}"] if missing else []
 

@@ -22,7 +22,7 @@ from cpuserve.platforms.base import IN_32, Capabilities, ModelFacts
 from cpuserve.platforms.extension import lacking_x86_64_v2, why_not_loaded
 from cpuserve.platforms.handicaps import TORCH_REMEDY
 from cpuserve.platforms.host import Host
-from cpuserve.platforms.isa_level import isa_level_of
+from cpuserve.platforms.isa_level import BF16_DOT, LEVEL_MEANINGS, isa_level_of
 from cpuserve.platforms.layout import lay_out
 from cpuserve.platforms.memory import (
     BLOCK,
@@ -39,20 +39,6 @@ from cpuserve.platforms.report import CacheReport, GeometryReport, WorkReport
 from cpuserve.platforms.topology import core_complexes, physical_cores, thread_speeds
 from cpuserve.platforms.tuned import Tuned, read_tuned
 
-ISA_LEVELS = (
-    "scalar",
-    "avx2",
-    "avx_vnni",
-    "avx512",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx",
-    "neon",
-    "neon_dotprod",
-    "neon_i8mm",
-    "neon_bf16",
-)
-BF16_DOT = {"avx512_bf16", "amx", "neon_bf16"}
 MADE_WHILE_LOADING = ("int8", "w8a8", "int4", "int4_mixed")
 CHECKPOINTS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
 # Formats in which `cpuserve quantize` writes: they leave embeddings and output heads unquantized.
@@ -382,7 +368,7 @@ def _isa(options: EngineOptions, ledger: Ledger, host: Host) -> str | None:
     if asked != "auto":
         if asked in host.isa_levels:
             return asked
-        known = "not a level of this CPU" if asked in ISA_LEVELS else "unknown level"
+        known = "not a level of this CPU" if asked in LEVEL_MEANINGS else "unknown level"
         here = ", ".join(host.isa_levels) or f"none ({_no_native(host)})"
         msg = f"{ledger.asked('isa')}: {known}; levels of this CPU, lowest first: {here}"
         raise ConfigError(msg)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from cpuserve.platforms.host import Host
 
-# Each text compares a level with the next one that matters. The factors follow from the number of
-# products per cycle: one VNNI instruction does the work of three others, BF16 multiplies twice as
-# many values as fp32, and AMX eight times as many as AVX-512.
+# Every level, those of an architecture lowest first. Each text compares a level with the next one
+# that matters. The factors follow from the number of products per cycle: one VNNI instruction does
+# the work of three others, BF16 multiplies twice as many values as fp32, and AMX eight times as
+# many as AVX-512.
 LEVEL_MEANINGS = {
     "scalar": "no vector kernels: for tests only",
     "avx2": "AVX2, no AVX-512: prompts run at about half the rate or less",
@@ -24,6 +25,7 @@ LEVEL_MEANINGS = {
     "neon_i8mm": "NEON with I8MM, without BF16: bfloat16 prompts run at a quarter of the rate",
     "neon_bf16": "NEON with the matrix products of I8MM and BF16: complete",
 }
+BF16_DOT = {"avx512_bf16", "amx", "neon_bf16"}  # levels with dot products of bf16
 NO_LEVEL = (
     "no ISA level of the kernels runs here: the slow torch executor runs models if torch is "
     "installed"

@@ -4,7 +4,8 @@ import platform
 
 from cpuserve.cli import main as cli
 from cpuserve.cli.about import text
-from cpuserve.platforms.cpu import ISA_LEVELS, CpuPlatform
+from cpuserve.platforms.cpu import CpuPlatform
+from cpuserve.platforms.isa_level import LEVEL_MEANINGS
 from cpuserve.version import version
 
 
@@ -13,7 +14,7 @@ def test_it_names_every_level_of_this_architecture_and_the_build(capsys):
     first, levels, built, baseline = capsys.readouterr().out.splitlines()
     assert first == f"cpuserve {version()}"
     arm = platform.machine() in ("aarch64", "arm64")
-    ours = [n for n in ISA_LEVELS if n == "scalar" or n.startswith("neon") == arm]
+    ours = [n for n in LEVEL_MEANINGS if n == "scalar" or n.startswith("neon") == arm]
     assert levels == f"  levels    {', '.join(ours)}"
     major, minor, _ = platform.python_version_tuple()
     assert f"for {platform.machine()} and Python {major}.{minor}." in built

@@ -19,9 +19,7 @@ from cpuserve.config.engine import EngineOptions
 from cpuserve.config.values import parse_cpu_list
 from cpuserve.platforms.allocator import allocator
 from cpuserve.platforms.cgroup import Cgroup
-from cpuserve.platforms.cpu import ISA_LEVELS
 from cpuserve.platforms.host import HugePages
-from cpuserve.platforms.isa_level import LEVEL_MEANINGS
 from cpuserve.platforms.placement import place
 from cpuserve.platforms.report import draw
 from tests.helpers.hosts import host_names, load_host
@@ -91,10 +89,6 @@ def test_every_usable_cpu_is_drawn_once(name):
     cells = [cell for line in drawn(name) for cell in line.split(": ", 1)[1].split()]
     cpus = [c for cell in cells for p in cell.strip("*f.e").split("+") for c in parse_cpu_list(p)]
     assert sorted(cpus) == [c.id for c in load_host(name).usable_cpus]
-
-
-def test_every_level_has_a_meaning():
-    assert set(LEVEL_MEANINGS) == set(ISA_LEVELS)
 
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "doctor.schema.json"
