@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cpuserve.api.app import ROUTERS
+from cpuserve.api.lora import router as lora
 from cpuserve.cli import main as cli
 from cpuserve.cli import supported
 from cpuserve.cli.flags import normalize
@@ -44,6 +46,15 @@ def test_readme_fits_on_two_screens():
 def test_the_options_page_has_the_table_of_the_code():
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert replaced(page) == page, "run: python -m cpuserve.config.reference docs/options.md"
+
+
+def test_the_page_on_serving_lists_every_endpoint():
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    table = page.partition("## Endpoints")[2].partition("A request accepts")[0]
+    listed = set(re.findall(r"`(/[\w/.]+)`", table)) - {"/v1", "/openapi.json"}
+    routes = [route.path for router in (*ROUTERS, lora.router) for route in router.routes]
+    served = {path for path in routes if "{" not in path and path != "/"}
+    assert listed == served - {"/rerank", "/score"}  # "both also without /v1"
 
 
 def test_the_page_of_models_has_the_tables_of_the_code():
