@@ -8,6 +8,7 @@ import urllib.error
 import numpy as np
 import pytest
 
+from tests.api.fakes import Api
 from tests.helpers.embedder import embedding_model
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
@@ -171,6 +172,15 @@ def test_the_settings_of_sentence_transformers_count(tmp_path):
         assert "this model has query, document" in error["message"]
         assert "48 tokens" in refused(server, input=[5] * 49)["message"]
         assert json.loads(server.get("/v1/models"))["data"][0]["max_model_len"] == 48
+
+
+@pytest.mark.parametrize("dimensions", [None, 10_000])
+def test_a_model_that_generates_text_says_so_whatever_the_dimensions(dimensions):
+    api = Api()
+    for path in ("/v1/embeddings", "/api/embed"):
+        answer = api.post(path, model="tiny", input="a", dimensions=dimensions)
+        assert answer.status_code == 400
+        assert "generates text. To get embeddings, serve a model with --pooling" in answer.text
 
 
 def test_an_embedding_model_generates_no_text(server):

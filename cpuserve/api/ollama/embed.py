@@ -72,7 +72,7 @@ async def embed(request: Request) -> Response:
     began = time.monotonic()
     async with read_call(request, "ollama-", OllamaEmbed) as (received, asked):
         model = await choose(received, asked.model)
-        check_dimensions(asked.dimensions or None, received.context.vector_width)
+        check_dimensions(asked.dimensions or None, received.context)
         if not asked.input:
             return json_response(
                 OllamaVectors(model, [], nanoseconds(time.monotonic() - began), 0, 0)

@@ -28,7 +28,7 @@ async def create_embeddings(request: Request) -> Response:
     async with read_call(request, "embd-", EmbeddingRequest) as (received, asked):
         model = await received.choose(asked.model)
         call = to_call(asked)
-        check_dimensions(asked.dimensions, received.context.vector_width)
+        check_dimensions(asked.dimensions, received.context)
         try:
             generation = await prepare(received.context, call, received.body_bytes)
         except InvalidRequest as error:

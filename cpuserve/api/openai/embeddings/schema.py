@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall
+
+if TYPE_CHECKING:
+    from cpuserve.serving.context import ModelContext
 
 FORMATS = ("float", "base64")
 
@@ -81,8 +84,12 @@ def to_call(request: EmbeddingRequest) -> GenerateCall:
     )
 
 
-def check_dimensions(dimensions: int | None, width: int) -> None:
-    """Raise InvalidRequest unless vectors of `width` numbers can be cut to the wanted length."""
-    if dimensions is not None and not 1 <= dimensions <= width:
+def check_dimensions(dimensions: int | None, context: ModelContext) -> None:
+    """Raise InvalidRequest if the model gives vectors that cannot be cut to the wanted length.
+
+    That it gives none is for `prepare` to say.
+    """
+    width = context.vector_width
+    if dimensions is not None and context.embeds and not 1 <= dimensions <= width:
         msg = f"dimensions must be between 1 and {width}, the length of this model's vectors"
         raise InvalidRequest(msg, param="dimensions")
