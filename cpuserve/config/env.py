@@ -40,7 +40,10 @@ def environment() -> Mapping[str, str]:
 
 
 def cache_dir() -> Path:
-    """Directory of built-in models and tuned sizes: CPUSERVE_CACHE, else in the user's cache."""
+    """Return the directory of built-in models, packed weights and tuned sizes.
+
+    It is CPUSERVE_CACHE, else `cpuserve` in the user's cache directory.
+    """
     env = environment()
     if env.get("CPUSERVE_CACHE"):
         return Path(env["CPUSERVE_CACHE"]).expanduser()
