@@ -614,6 +614,18 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/engine/grammars/compiler.py",
+        "if of != text)",
+        ")",
+        "tests/serving/test_tool_forms.py -k free_text_may",
+    ),
+    Fault(
+        "cpuserve/serving/tools/base.py",
+        "before[lazy]:",
+        "before:",
+        "tests/serving/test_tool_forms.py -k in_free_text",
+    ),
+    Fault(
+        "cpuserve/engine/grammars/compiler.py",
         "if self._tokenizer.is_special_token(i)",
         "if i in loaded.special_ids",
         "tests/serving/test_tool_forms.py -k special_tokens",

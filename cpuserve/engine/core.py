@@ -49,6 +49,7 @@ from cpuserve.loader.pooling import dense_layers
 from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.runtime.pooling import make_pool
+from cpuserve.sampling.structured import OF_FUNCTION
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
@@ -234,6 +235,8 @@ class EngineCore:
     def _refuse_grammar(self, number: RequestId, params: SamplingParams, error: str) -> None:
         wanted = params.structured_outputs
         field = wanted.field if wanted is not None else "structured_outputs"
+        if error.startswith(OF_FUNCTION):  # also where the form is another field's
+            field = "tools"
         message = f"{field} cannot be compiled to a grammar: {error}"
         self._refused.append(Output(number, [], "error", error=message, fault=field))
 

@@ -18,10 +18,15 @@ WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 
 # A line of a Lark grammar that ends with this comment and the name of a function has its schema;
 # an error in the schema then names the function.
-PARAMETERS_OF = " // the parameters of "
+OF_FUNCTION = "the parameters of "
+PARAMETERS_OF = f" // {OF_FUNCTION}"
 
-# Kinds of grammars, for StructuredOutputs.key: tool calls alone, and an answer that either has the
-# form that the request asks for or consists of tool calls.
+# A rule of a Lark grammar that ends with this comment and a text is also matched by any special
+# token but that of the text. Only the process for grammars knows them.
+OTHER_TOKENS = " // and special tokens other than "
+
+# Kinds of grammars, for StructuredOutputs.key: tool calls, alone or in free text, and an answer
+# that either has the form that the request asks for or consists of tool calls.
 CALLS = "calls"
 WITH_CALLS = "with_calls"
 
@@ -33,8 +38,8 @@ class StructuredOutputs(
 ):
     """One of: a JSON schema, a regular expression, some texts, a grammar, or any JSON object.
 
-    grammar: in Lark or in GBNF. calls: a grammar in Lark of tool calls, alone or of what may be in
-    place of that. field: the request's field that asks for it, for messages.
+    grammar: in Lark or in GBNF. calls: a grammar in Lark of tool calls, alone (or in free text) or
+    of what may be in place of that. field: the request's field that asks for it, for messages.
 
     Raises:
         InvalidRequest: none or several of them are set, or one is too long.

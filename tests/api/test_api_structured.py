@@ -1,6 +1,7 @@
 """Answers with a form over HTTP: a server with random weights, and what clients see of failures."""
 
 import json
+import shutil
 
 import httpx
 import jsonschema
@@ -267,9 +268,49 @@ def test_an_answer_with_tools_has_its_form_or_is_calls(caller, calls):
 
 def test_a_strict_schema_that_cannot_be_kept_is_400_with_the_reason(caller):
     tools = [tool("f", {"type": "object", "not": {}}, strict=True)]
-    response = chat(caller, tools=tools, tool_choice="required")
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "tools"
-    assert "the parameters of f: Unimplemented" in response.json()["error"]["message"]
-    assert "%json" not in response.json()["error"]["message"]
-    assert chat(caller, tools=tools, max_tokens=2).status_code == 200, "auto forces nothing"
+    for fields in ({"tool_choice": "required"}, {}, {"response_format": FORMAT}):
+        response = chat(caller, tools=tools, **fields)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == "tools"
+        assert error["message"].startswith("tools cannot be compiled to a grammar: the parameters")
+        assert "the parameters of f: Unimplemented" in error["message"]
+        assert "%json" not in error["message"]
+    assert chat(caller, tools=tools, tool_choice="none", max_tokens=2).status_code == 200
+
+
+def chosen(response):
+    assert response.status_code == 200, response.text
+    return response.json()["choices"]
+
+
+def test_the_arguments_of_a_call_that_the_model_chooses_fit_a_strict_schema(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model("llama", max_position_embeddings=4096), model)
+    content = json.loads((model / "tokenizer.json").read_text())
+    marker = 1 + max(content["model"]["vocab"].values())
+    added = {**content["added_tokens"][0], "id": marker, "content": "<tool_call>", "special": False}
+    content["added_tokens"].append(added)
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    options = ("--served-model-name", "tiny", "--chat-template", str(tmp_path / "template.jinja"))
+    with (
+        running_server(model, *options) as running,
+        httpx.Client(base_url=running.url, timeout=PATIENCE_S) as http,
+    ):
+        schemas, names = {t["function"]["name"]: t["function"]["parameters"] for t in TOOLS}, set()
+        for seed in range(6):
+            fields = {"tools": TOOLS, "seed": seed, "parallel_tool_calls": False}
+            biased = {**fields, "logit_bias": {str(marker): 100}}  # then a call comes first
+            (answer,) = chosen(chat(http, **biased))
+            assert (answer["finish_reason"], answer["message"]["content"]) == ("tool_calls", None)
+            (call,) = (c["function"] for c in answer["message"]["tool_calls"])
+            jsonschema.validate(json.loads(call["arguments"]), schemas[call["name"]])
+            names.add(call["name"])
+            assert streamed(http, **biased) == ("", "tool_calls")
+            free = {**fields, "max_tokens": 40, "logit_bias": {str(marker): -100}}
+            (answer,) = chosen(chat(http, **free))
+            assert "tool_calls" not in answer["message"]
+            told = (answer["message"]["content"], answer["finish_reason"])
+            assert streamed(http, **free) == told
+        assert names == {"thing", "count"}

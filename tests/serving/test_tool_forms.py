@@ -1,12 +1,18 @@
-"""What a forced call of strict functions must look like; the matching itself is llguidance's."""
+"""What calls of strict functions must look like; the matching itself is llguidance's."""
 
 import json
 
+import numpy as np
 import pytest
 
-from cpuserve.engine.grammars.compiler import Compiler, GrammarError, with_special
+from cpuserve.engine.grammars.compiler import (
+    Compiler,
+    GrammarError,
+    with_other_tokens,
+    with_special,
+)
 from cpuserve.errors import InvalidRequest
-from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs
+from cpuserve.sampling.structured import MAX_CHARS, OTHER_TOKENS, StructuredOutputs
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import Text
 from cpuserve.serving.tools import FORMATS
@@ -213,21 +219,121 @@ def test_a_form_and_functions_that_are_too_long_together_are_refused():
     assert raised.value.param == "structured_outputs"
 
 
-@pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("found", [HERMES, QWEN3_CODER], ids=lambda f: f.name)
-def test_calls_may_be_written_with_special_tokens(tmp_path, found, special):
-    """Models write these tokens, which the library calls special also if the tokenizer does not."""
-    text = Tokenizer.load(tiny_model("llama")).to_json()
-    content = json.loads(text)
+PLAIN = "So < than {1} it [is]."
+
+
+def city(found):
+    """A schema of a city; in the format that does not quote strings, without a reference."""
+    return CITY | {"properties": {"city": {"type": "string"}}} if found is QWEN3_CODER else CITY
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_calls_in_free_text_fit_the_schemas_of_strict_functions(allows, found):
+    form = use(tool("f", city(found), strict=True), tool("g", CITY), found=found).form
+    assert form.field == "tools"
+    marker = "<|python_tag|>" if found is LLAMA3_JSON else ""
+    good, bad = ("f", '{"city": "P"}'), ("f", '{"city": "P", "b": "x"}')
+    for before in ("", PLAIN + marker, whole_calls(found, ("g", '{"b": "x"}')) + "\n"):
+        for behind in ("", PLAIN, "\n" + whole_calls(found, good)):
+            text = before + whole_calls(found, good) + behind
+            assert allows(form, text), text
+            names = ["f"] + (["f"] if "P" in behind and behind is not PLAIN else [])
+            parser = found.parser(0, schemas={"f": city(found), "g": CITY})
+            pieces = parser.push(text) + parser.flush()
+            told = [p.name for p in pieces if getattr(p, "name", "")]
+            assert told == (["g"] if before[:1] in "{<" and before else []) + names
+        assert not allows(form, before + whole_calls(found, bad)), before
+        assert allows(form, before + whole_calls(found, ("g", '{"b": "x"}'))), before
+    for text in ("", PLAIN, "<tool", "<func", '{"name": "Bob", "city": "P"}', '{"f": {}}', "\n{"):
+        assert allows(form, text), text
+    unknown = whole_calls(found, ("h", "{}"))
+    assert allows(form, unknown) == (found is LLAMA3_JSON)  # which may be an answer in JSON
+    assert not allows(form, PLAIN + marker + unknown)
+
+
+@pytest.mark.parametrize("found", [HERMES, LLAMA3_JSON], ids=lambda f: f.name)
+def test_a_call_in_free_text_may_have_the_white_space_that_models_write(allows, found):
+    form = use(tool("f", CITY, strict=True), found=found).form
+    marker, key = ("<tool_call>", "arguments") if found is HERMES else ("", "parameters")
+    for form_of_call in (
+        '{"name":"f","KEY":{"city":VALUE}}',
+        '\n{\n  "name": "f",\n  "KEY": {\n    "city": VALUE\n  }\n}',
+        '{"type": "function", "name": "f", "KEY": {"city": VALUE}}',
+    ):
+        call = marker + form_of_call.replace("KEY", key)
+        assert allows(form, call.replace("VALUE", '"P"')), call
+        assert not allows(form, call.replace("VALUE", "1")), call
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_calls_in_place_of_a_form_fit_the_schemas_of_strict_functions(allows, found):
+    tools = [tool("f", city(found), strict=True), tool("g")]
+    call = GenerateCall(tools=tools, **FORMS["schema"][0])
+    form = answer_form(call, tool_use(call, found))
+    assert allows(form, FORMS["schema"][1])
+    assert allows(form, whole_calls(found, ("f", '{"city": "P"}'), ("g", '{"b": "x"}')))
+    assert not allows(form, whole_calls(found, ("f", '{"b": "x"}')))
+
+
+def test_special_tokens_in_free_text_are_all_but_the_marker():
+    grammar = f"text: /a/{OTHER_TOKENS}<b>\nx: /c/"
+    assert with_other_tokens(grammar, {"<b>": 7, "<c>": 9, "<d>": 3}) == (
+        "text: /a/ | <[3,9]>\nx: /c/"
+    )
+    assert with_other_tokens(grammar, {"<b>": 7}) == grammar
+
+
+def with_tokens(directory, *texts, special=True):
+    """Write a tokenizer with further tokens to `directory`, and return the id of the first one."""
+    content = json.loads(Tokenizer.load(tiny_model("llama")).to_json())
     first = 1 + max(
         [*content["model"]["vocab"].values(), *(t["id"] for t in content["added_tokens"])]
     )
     content["added_tokens"] += [
-        {"id": first + i, "content": marker, "special": special, "single_word": False,
+        {"id": first + i, "content": text, "special": special, "single_word": False,
          "lstrip": False, "rstrip": False, "normalized": False}
-        for i, marker in enumerate(("<tool_call>", "</tool_call>"))
+        for i, text in enumerate(texts)
     ]  # fmt: skip
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    return first
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_free_text_may_have_special_tokens_and_markers_may_be_some(tmp_path, found, special):
+    """Models write thoughts between such tokens, and a call behind another one."""
+    marker = "<|python_tag|>" if found is LLAMA3_JSON else "<tool_call>"
+    with_tokens(tmp_path, marker, "</tool_call>", "<think>", special=special)
+    tokenizer = Tokenizer.load(tmp_path)
+    ends = sorted(tiny_end_ids("llama"))
+    compiler = Compiler(tmp_path, 512, ends)
+    form = use(tool("f", city(found), strict=True), found=found).form
+    start = marker if found is LLAMA3_JSON else ""
+
+    def matcher_behind(text):
+        matcher = compiler.compile(compiler.prepare(*form.key))
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return matcher if matcher.try_consume_tokens(ids) == len(ids) else None
+
+    good, bad = (
+        "<think>Hm.<think>" + start + whole_calls(found, ("f", arguments))
+        for arguments in ('{"city": "P"}', '{"b": "x"}')
+    )
+    assert matcher_behind(good + "</tool_call><think>" + good)
+    assert matcher_behind(bad) is None
+    mask = np.zeros(compiler.words, np.int32)
+    begun = "<function=" if found is QWEN3_CODER else marker
+    for text, ends_here in ((good, True), ("<think>Hm", True), ("Hm" + begun, False)):
+        compiler.fill(matcher_behind(text), mask, ())
+        allowed = [bool(mask[end // 32] >> (end % 32) & 1) for end in ends]
+        assert allowed == [ends_here] * len(ends), text
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("found", [HERMES, QWEN3_CODER], ids=lambda f: f.name)
+def test_calls_may_be_written_with_special_tokens(tmp_path, found, special):
+    """Models write these tokens, which the library calls special also if the tokenizer does not."""
+    first = with_tokens(tmp_path, "<tool_call>", "</tool_call>", special=special)
     tokenizer = Tokenizer.load(tmp_path)
     compiler = Compiler(tmp_path, 512, sorted(tiny_end_ids("llama")))
     text = whole_calls(found, ("f", "{}"), ("g", "{}"))
@@ -262,7 +368,8 @@ def test_a_function_without_a_schema_keeps_its_arguments_beside_a_strict_one(mat
 
 def test_nothing_is_formed_where_nothing_is_left_to_force():
     strict, free = tool("f", CITY, strict=True), tool("g", CITY, strict=False)
-    assert use(strict).form is None
+    assert use(free).form is None
+    assert use(strict, free, tool_choice="none") is None
     assert use(free, tool_choice="required", tool_name="g").form is None
     assert use(strict, free, tool_choice="required", tool_name="g").form is None
 
@@ -281,11 +388,12 @@ def test_a_schema_that_cannot_be_compiled_is_told_with_its_function(
     matcher_behind, found, schema, reason
 ):
     bad = {"type": "object", "properties": {"a": schema}}
-    used = use(tool("ok", CITY, strict=True), tool("get.it", bad, strict=True), found=found,
-               tool_choice="required")  # fmt: skip
-    with pytest.raises(GrammarError) as raised:
-        matcher_behind(used.form, "")
-    assert str(raised.value) == f"the parameters of get.it: {reason}"
+    tools = [tool("ok", CITY, strict=True), tool("get.it", bad, strict=True)]
+    for fields in ({"tool_choice": "required"}, {}, FORMS["schema"][0]):
+        call = GenerateCall(tools=tools, **fields)
+        with pytest.raises(GrammarError) as raised:
+            matcher_behind(answer_form(call, tool_use(call, found)), "")
+        assert str(raised.value) == f"the parameters of get.it: {reason}"
 
 
 def test_an_error_in_a_grammar_of_the_client_quotes_it(matcher_behind):
@@ -300,6 +408,9 @@ def test_a_schema_that_is_no_json_is_refused():
     with pytest.raises(InvalidRequest, match="cannot be kept") as raised:
         use(tool("f", deep, strict=True), tool_choice="required")
     assert raised.value.param == "tools"
+    call = GenerateCall(tools=[tool("f", deep, strict=True)], **FORMS["schema"][0])
+    with pytest.raises(InvalidRequest, match="cannot be kept"):
+        answer_form(call, tool_use(call, HERMES))
 
 
 @pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)

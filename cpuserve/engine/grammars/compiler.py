@@ -17,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.runtime.executor import mask_words
-from cpuserve.sampling.structured import CALLS, PARAMETERS_OF, WHITE_SPACE, WITH_CALLS
+from cpuserve.sampling.structured import (
+    CALLS,
+    OF_FUNCTION,
+    OTHER_TOKENS,
+    PARAMETERS_OF,
+    WHITE_SPACE,
+    WITH_CALLS,
+)
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
@@ -123,7 +130,7 @@ class Compiler:
                 choices = msgspec.json.decode(text, type=list[str])
                 return _from_regex("|".join(map(_literal, choices)))
             if kind == CALLS:
-                return llguidance.grammar_from("grammar", with_special(text, self._special))
+                return llguidance.grammar_from("grammar", self._with_tokens(text))
             if kind == WITH_CALLS:
                 return self._with_calls(*msgspec.json.decode(text, type=tuple[str, str, str]))
             return llguidance.grammar_from("grammar", text)
@@ -136,6 +143,8 @@ class Compiler:
         # The form is compiled alone first, so that errors in it read as they do without tools. The
         # mask finds forms that no text matches.
         self.fill(self.compile(form), np.zeros(self.words, np.int32), ())
+        calls = self._with_tokens(calls)
+        self.compile(calls)  # as are the calls, so that an error in a schema names its function
         if kind == "json":
             (grammar,) = json.loads(form)["grammars"]
         else:
@@ -143,9 +152,13 @@ class Compiler:
         parts = [
             {"lark_grammar": "start: @form | @calls"},
             {**grammar, "name": "form"},
-            {"lark_grammar": with_special(calls, self._special), "name": "calls"},
+            {"lark_grammar": calls, "name": "calls"},
         ]
         return json.dumps({"grammars": parts})
+
+    def _with_tokens(self, calls: str) -> str:
+        """Return a grammar of calls with the tokens that may be in it."""
+        return with_other_tokens(with_special(calls, self._special), self._special)
 
     def compile(self, prepared: str) -> Any:
         """Return a matcher at the beginning of the grammar; GrammarError if it is invalid."""
@@ -245,7 +258,7 @@ def _of_function(prepared: str, message: str) -> str | None:
     if found is None or int(found[1]) > len(lines):
         return None
     _, marker, name = lines[int(found[1]) - 1].rpartition(PARAMETERS_OF)
-    return f"the parameters of {name}: {found[2]}" if marker else None
+    return f"{OF_FUNCTION}{name}: {found[2]}" if marker else None
 
 
 def with_patterns(schema: str) -> str:
@@ -296,8 +309,20 @@ def with_special(grammar: str, special: Mapping[str, int]) -> str:
         return f"( {' '.join(texts)} )"
 
     return "\n".join(
-        line if "%json" in line else _LITERAL.sub(spelled, line) for line in grammar.split("\n")
+        line if "%json" in line or ": /" in line else _LITERAL.sub(spelled, line)
+        for line in grammar.split("\n")
     )
+
+
+def with_other_tokens(grammar: str, special: Mapping[str, int]) -> str:
+    """Return a Lark grammar in which special tokens match the rules that OTHER_TOKENS marks."""
+
+    def completed(line: str) -> str:
+        rule, marker, text = line.partition(OTHER_TOKENS)
+        ids = sorted(i for of, i in special.items() if of != text)
+        return f"{rule} | <[{','.join(map(str, ids))}]>" if marker and ids else line
+
+    return "\n".join(map(completed, grammar.split("\n")))
 
 
 def _from_regex(text: str) -> str:

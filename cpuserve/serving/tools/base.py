@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
+from cpuserve.sampling.structured import OTHER_TOKENS
 from cpuserve.serving.events import Text, ToolCall
 
 Piece: TypeAlias = Text | ToolCall
@@ -81,6 +83,13 @@ class ToolFormat(Protocol):
         arguments of each function that may be called; None = they are free.
         """
 
+    def text_grammar(self, schemas: OptionalSchemas) -> str:
+        """Return the Lark grammar of free text in which every call is one of these functions.
+
+        schemas: as for `grammar`. A call is constrained from the marker on by which the parser
+        finds it.
+        """
+
     def parser(self, index: int, opening: str = "", schemas: Schemas = NO_SCHEMAS) -> ToolParser:
         """Return a parser for choice `index`, whose text continues `opening`.
 
@@ -96,8 +105,28 @@ def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -
     """
     more = f" ( {json.dumps(between)} one )*" if between else ""
     last = f" {json.dumps(end)}?" if between and end else ""
-    one = " | ".join(f"call_{i}" for i in range(number))
-    return f"start: {begin} one{more}{last}\none: {one}"
+    return f"start: {begin} one{more}{last}\n{_one_rule(number)}"
+
+
+def text_rules(number: int, marker: str, start: str = "( text | opened one )*") -> str:
+    """Return the Lark rules of text in which one of the rules call_0, call_1 ... follows a marker.
+
+    start: an answer of the rules text, opened (text that ends with the marker) and one.
+    """
+    # The library takes the shortest match of a lazy rule, before it goes on with that of `text`.
+    return "\n".join(
+        [
+            f"start: {start}",
+            f"opened: before | {json.dumps(marker)}",
+            f"before[lazy]: /(.|\\n)*{re.escape(marker)}/",
+            f"text: /(.|\\n)+/{OTHER_TOKENS}{marker}",
+            _one_rule(number),
+        ]
+    )
+
+
+def _one_rule(number: int) -> str:
+    return "one: " + " | ".join(f"call_{i}" for i in range(number))
 
 
 def marked_calls_rule(
@@ -110,6 +139,11 @@ def marked_calls_rule(
     begin = json.dumps(found.opening(function)) if whole else ""
     between = f"\n{close}\n{found.opening(None)}" if several else ""
     return calls_rule(number, between, f"\n{close}", begin)
+
+
+def definitions(schema: JsonSchema) -> dict[str, Any]:
+    """Return the members that references in a part of a schema need: they begin at its root."""
+    return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
 
 def new_call_id() -> str:

@@ -20,8 +20,15 @@ from cpuserve.serving.tools.base import (
     Piece,
     Schemas,
     marked_calls_rule,
+    text_rules,
 )
-from cpuserve.serving.tools.json_call import JsonCall, JsonCallParser, call_grammar
+from cpuserve.serving.tools.json_call import (
+    USUAL_SPACE,
+    JsonCall,
+    JsonCallParser,
+    call_grammar,
+    text_call_rules,
+)
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -54,6 +61,11 @@ class Hermes:
         """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that."""
         rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
         return call_grammar(rule, schemas, function, "arguments")
+
+    def text_grammar(self, schemas: OptionalSchemas) -> str:
+        """Return the Lark grammar of free text in which every call is one of these functions."""
+        calls = text_call_rules(schemas, "arguments", USUAL_SPACE)
+        return "\n".join([text_rules(len(schemas), OPEN), *calls])
 
     def parser(
         self,

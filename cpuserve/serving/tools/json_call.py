@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from cpuserve.sampling.structured import PARAMETERS_OF, WHITE_SPACE
 from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas
@@ -11,6 +12,7 @@ from cpuserve.serving.tools.machine import CallParser
 
 # The members that may hold the arguments; the first one counts.
 _ARGUMENTS = ("arguments", "parameters")
+USUAL_SPACE = f"({WHITE_SPACE})?"
 
 
 def call_grammar(rule: str, schemas: OptionalSchemas, function: str | None, key: str) -> str:
@@ -19,16 +21,50 @@ def call_grammar(rule: str, schemas: OptionalSchemas, function: str | None, key:
     rule: how they follow each other, from calls_rule. A call's rule follows `"KEY":` if `function`
     is named, else the quotation mark before the name.
     """
-    rules = [rule]
+    calls = []
     for i, (name, schema) in enumerate(schemas.items()):
         named = "" if function is not None else json.dumps(f'{name}", "{key}":')
-        arguments = "free" if schema is None else f"arguments_{i}"
-        rules.append(f'call_{i}: {named} " "? {arguments} "}}"')
-        if schema is not None:
-            rules.append(object_rule(arguments, schema) + PARAMETERS_OF + name)
+        calls.append(f'call_{i}: {named} " "? {_arguments(i, schema)} "}}"')
+    return "\n".join([rule, *calls, *_arguments_rules(schemas)])
+
+
+def text_call_rules(
+    schemas: OptionalSchemas, key: str, before: str, inside: str = USUAL_SPACE
+) -> list[str]:
+    """Return the Lark rules of calls in text that are objects whose arguments are the member `key`.
+
+    before, inside: regular expressions of white space before an object, and in it up to the name.
+    Some models write in front of the name that it is that of a function.
+    """
+    space = USUAL_SPACE
+    kind = f'("type"{inside}:{inside}"function"{inside},{inside})?'
+    rules = [
+        f'middle: /{space},{space}"{key}"{space}:{space}/',
+        rf"end: /{space}\}}/",
+        *_arguments_rules(schemas),
+    ]
+    for i, (name, schema) in enumerate(schemas.items()):
+        named = f'"name"{inside}:{inside}"{re.escape(name)}"'
+        rules.append(f"call_{i}: head_{i} middle {_arguments(i, schema)} end")
+        rules.append(rf"head_{i}[lazy]: /{before}\{{{inside}{kind}{named}/")
+    return rules
+
+
+def _arguments(index: int, schema: JsonSchema | None) -> str:
+    """Return the name of the rule of a function's arguments."""
+    return "free" if schema is None else f"arguments_{index}"
+
+
+def _arguments_rules(schemas: OptionalSchemas) -> list[str]:
+    """Return the rules of the arguments of these functions."""
+    rules = [
+        object_rule(_arguments(i, schema), schema) + PARAMETERS_OF + name
+        for i, (name, schema) in enumerate(schemas.items())
+        if schema is not None
+    ]
     if None in schemas.values():  # many functions share this rule, which makes the grammar small
         rules.append(object_rule("free", {}))
-    return "\n".join(rules)
+    return rules
 
 
 def object_rule(name: str, schema: JsonSchema) -> str:

@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import json
 
+from cpuserve.sampling.structured import PARAMETERS_OF
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     OptionalSchemas,
     Piece,
     Schemas,
     calls_rule,
+    definitions,
+    text_rules,
 )
 from cpuserve.serving.tools.json_call import (
     JsonCall,
     JsonCallParser,
     call_grammar,
     object_rule,
+    text_call_rules,
 )
 
 TAG = "<|python_tag|>"
@@ -63,6 +67,16 @@ class Llama3Json:
         between = f"; {self.opening(None)}" if several else ""
         return call_grammar(calls_rule(len(schemas), between), schemas, function, "parameters")
 
+    def text_grammar(self, schemas: OptionalSchemas) -> str:
+        """Return the Lark grammar of free text in which every call is one of these functions.
+
+        Where an answer begins, or a call has ended, there is no marker before a call. There, an
+        object becomes a call by the name of a function, so that other objects stay free.
+        """
+        calls = text_call_rules(schemas, "parameters", r"[ \t\r\n;]*", r"[ \t\r\n]*")
+        start = "one* ( text | opened one+ )*"
+        return "\n".join([text_rules(len(schemas), TAG, start), *calls])
+
     def parser(
         self,
         index: int,
@@ -86,11 +100,16 @@ def _whole_calls(schemas: OptionalSchemas, *, several: bool) -> str:
         object_rule(
             f"call_{i}",
             {
-                "properties": {"name": {"const": name}, "parameters": schema or {"type": "object"}},
+                "properties": {
+                    "name": {"const": name},
+                    "parameters": {"type": "object", **(schema or {})},
+                },
                 "required": ["name", "parameters"],
                 "additionalProperties": False,
+                **definitions(schema or {}),
             },
         )
+        + ("" if schema is None else PARAMETERS_OF + name)
         for i, (name, schema) in enumerate(schemas.items())
     ]
     between = "; " if several else ""

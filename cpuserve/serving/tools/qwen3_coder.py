@@ -28,8 +28,10 @@ from cpuserve.serving.tools.base import (
     OptionalSchemas,
     Piece,
     Schemas,
+    definitions,
     marked_calls_rule,
     new_call_id,
+    text_rules,
 )
 from cpuserve.serving.tools.machine import CallParser
 
@@ -65,24 +67,16 @@ class Qwen3Coder:
         whole: bool = False,
     ) -> str:
         """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that."""
-        rules = [
-            marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
-        ]
-        for i, (name, schema) in enumerate(schemas.items()):
-            named = "" if function is not None else json.dumps(f"{name}>\n")
-            if schema is None:
-                rules.append(f"call_{i}: {named} free")
-                continue
-            parts = [named]
-            required = schema.get("required") or ()
-            for k, (key, of_value) in enumerate(_properties(schema).items()):
-                tag, rule = json.dumps(f"{PARAMETER}{key}>\n"), f"value_{i}_{k}"
-                parts.append(f"( {tag} {rule} )" + ("" if key in required else "?"))
-                rules.append(_value_rule(rule, of_value, schema) + PARAMETERS_OF + name)
-            rules.append(f'call_{i}: {" ".join(parts)} "{END}"')
-        if None in schemas.values():
-            rules.append(f'free[suffix="{END}"]: /(.|\\n)*/')
-        return "\n".join(rules)
+        rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
+        return "\n".join([rule, *_call_rules(schemas, named=function is None)])
+
+    def text_grammar(self, schemas: OptionalSchemas) -> str:
+        """Return the Lark grammar of free text in which every call is one of these functions.
+
+        A call begins with its function's tag, also if the model omits <tool_call>.
+        """
+        rules = text_rules(len(schemas), FUNCTION)
+        return "\n".join([rules, *_call_rules(schemas, named=True)])
 
     def parser(
         self, index: int, opening: str = "", schemas: Schemas = NO_SCHEMAS
@@ -92,6 +86,26 @@ class Qwen3Coder:
 
 
 QWEN3_CODER = Qwen3Coder()
+
+
+def _call_rules(schemas: OptionalSchemas, *, named: bool) -> list[str]:
+    """Return the Lark rules of calls; named: they begin with the name."""
+    rules = []
+    for i, (name, schema) in enumerate(schemas.items()):
+        begin = json.dumps(f"{name}>\n") if named else ""
+        if schema is None:
+            rules.append(f"call_{i}: {begin} free")
+            continue
+        parts = [begin]
+        required = schema.get("required") or ()
+        for k, (key, of_value) in enumerate(_properties(schema).items()):
+            tag, rule = json.dumps(f"{PARAMETER}{key}>\n"), f"value_{i}_{k}"
+            parts.append(f"( {tag} {rule} )" + ("" if key in required else "?"))
+            rules.append(_value_rule(rule, of_value, schema) + PARAMETERS_OF + name)
+        rules.append(f'call_{i}: {" ".join(parts)} "{END}"')
+    if None in schemas.values():
+        rules.append(f'free[suffix="{END}"]: /(.|\\n)*/')
+    return rules
 
 
 def _properties(schema: JsonSchema) -> dict[str, Any]:
@@ -118,8 +132,8 @@ def _value_rule(rule: str, schema: Any, of_all: JsonSchema) -> str:
     end = json.dumps(f"\n{VALUE_END}\n")
     if not _is_string(schema):
         options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
-        shared = {key: of_all[key] for key in ("$defs", "definitions") if key in of_all}
-        return f"{rule}: {rule}_json {end}\n{rule}_json: %json {_dumped(schema, shared, options)}"
+        json_rule = f"{rule}_json: %json {_dumped(schema, definitions(of_all), options)}"
+        return f"{rule}: {rule}_json {end}\n{json_rule}"
     for word in ("pattern", "format", "minLength", "maxLength", "const"):
         if word in schema:
             msg = f"{word} of a string is not supported in this model's format of calls"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import unsupported
 from cpuserve.serving.structured import structured_outputs
 from cpuserve.serving.tools import FORMATS
-from cpuserve.serving.tools.base import NO_SCHEMAS, Schemas
+from cpuserve.serving.tools.base import NO_SCHEMAS, OptionalSchemas, Schemas
 
 if TYPE_CHECKING:
     from cpuserve.serving.call import GenerateCall
@@ -29,8 +30,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 class ToolUse:
     """The format of the calls, the beginning that forces one ("" = none), and the most calls.
 
-    form: what a forced call must look like behind its beginning, None = anything. schemas: of the
-    arguments of each function, if the format reads them. names: of the functions.
+    form: what the answer must look like behind that beginning, None = anything. schemas: of the
+    arguments of each function, if the format reads them. kept: the functions, with the schemas
+    that their arguments must fit, None = any.
     """
 
     format: ToolFormat
@@ -38,7 +40,7 @@ class ToolUse:
     most_calls: int | None = None
     form: StructuredOutputs | None = None
     schemas: Schemas = field(default_factory=dict)
-    names: tuple[str, ...] = ()
+    kept: OptionalSchemas = field(default_factory=dict)
 
     def parser(self, index: int) -> ToolParser:
         """Return the parser of one choice's text."""
@@ -47,9 +49,10 @@ class ToolUse:
         return parser
 
     def grammar(self) -> str:
-        """Return the Lark grammar of an answer of calls, whose arguments are free."""
-        free = dict.fromkeys(self.names)
-        return self.format.grammar(free, None, several=self.most_calls != 1, whole=True)
+        """Return the Lark grammar of an answer of calls; InvalidRequest if schemas have none."""
+        several = self.most_calls != 1
+        with _told_as_strict():
+            return self.format.grammar(self.kept, None, several=several, whole=True)
 
 
 def answer_form(call: GenerateCall, tools: ToolUse | None) -> StructuredOutputs | None:
@@ -60,7 +63,8 @@ def answer_form(call: GenerateCall, tools: ToolUse | None) -> StructuredOutputs 
     parts of the grammar.
 
     Raises:
-      InvalidRequest: as structured_outputs; or the form and the functions are too long.
+      InvalidRequest: as structured_outputs; or the form and the functions are too long, or the
+        schema of a strict one cannot be kept.
     """
     form = structured_outputs(call)
     if form is None:
@@ -103,9 +107,13 @@ def tool_use(call: GenerateCall, found: ToolFormat | None) -> ToolUse | None:
         raise InvalidRequest(msg, param="tool_choice")
     most = 1 if call.tool_name is not None or call.parallel_tool_calls is False else None
     schemas = _schemas(call.tools) if found.reads_schemas else NO_SCHEMAS
-    if choice != "required":
-        return ToolUse(found, "", most, None, schemas, tuple(names))
-    return ToolUse(found, found.opening(call.tool_name), most, _form(call, found), schemas)
+    kept = _kept(call)
+    with _told_as_strict():
+        if choice == "required":
+            form = _forced_form(call, found, kept)
+            return ToolUse(found, found.opening(call.tool_name), most, form, schemas, kept)
+        form = _free_form(found, kept)
+    return ToolUse(found, "", most, form, schemas, kept)
 
 
 def _schemas(tools: list[Any]) -> Schemas:
@@ -113,27 +121,47 @@ def _schemas(tools: list[Any]) -> Schemas:
     return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
-def _form(call: GenerateCall, found: ToolFormat) -> StructuredOutputs | None:
+def _kept(call: GenerateCall) -> OptionalSchemas:
+    """Return the functions that may be called; with their schemas, if they are strict."""
+    functions = [tool["function"] for tool in call.tools or []]
+    return {
+        f["name"]: (f.get("parameters") or {}) if f.get("strict") is True else None
+        for f in functions
+        if call.tool_name in (None, f["name"])
+    }
+
+
+def _forced_form(
+    call: GenerateCall, found: ToolFormat, kept: OptionalSchemas
+) -> StructuredOutputs | None:
     """Return the form of a forced call: one of the names, and the schemas of strict functions.
 
     The arguments of a function that is not strict are free. So there is no form if its name is
     forced by the call's beginning.
     """
-    functions = [tool["function"] for tool in call.tools or []]
-    offered = {f["name"]: f for f in functions if call.tool_name in (None, f["name"])}
-    strict = {name for name, f in offered.items() if f.get("strict") is True}
-    if call.tool_name is not None and not strict:
+    is_strict = any(schema is not None for schema in kept.values())
+    if call.tool_name is not None and not is_strict:
         return None
-    schemas = {
-        name: (f.get("parameters") or {}) if name in strict else None for name, f in offered.items()
-    }
-    several = not strict and call.parallel_tool_calls is not False
+    several = not is_strict and call.parallel_tool_calls is not False
+    grammar = found.grammar(kept, call.tool_name, several=several)
+    return StructuredOutputs(calls=grammar, field="tools")
+
+
+def _free_form(found: ToolFormat, kept: OptionalSchemas) -> StructuredOutputs | None:
+    """Return the form of an answer that may call functions; None if none of them is strict."""
+    if all(schema is None for schema in kept.values()):
+        return None
+    return StructuredOutputs(calls=found.text_grammar(kept), field="tools")
+
+
+@contextmanager
+def _told_as_strict() -> Iterator[None]:
+    """Raise InvalidRequest where the schema of a strict function has no grammar."""
     try:
-        grammar = found.grammar(schemas, call.tool_name, several=several)
+        yield
     except (RecursionError, TypeError, ValueError) as error:
         msg = f"the parameters of a strict function cannot be kept: {error}"
         raise InvalidRequest(msg, param="tools") from error
-    return StructuredOutputs(calls=grammar, field="tools")
 
 
 def _checked_names(tools: list[Any]) -> dict[str, None]:
