@@ -62,11 +62,19 @@ class Factors:
             )
 
     def get(self, matrix: str) -> Float32:
-        """The factor of a matrix, or one for each matrix of a stack; 1 if the file has none."""
+        """The factor of a matrix, or one for each matrix of a stack; 1 if the file has none.
+
+        Raises:
+          ModelError: one of them is not a finite number.
+        """
         found = self._of.get(matrix)
         if found is None:
             return np.ones(1, np.float32)
-        return self._store.get(found).data.view("<f4").astype(np.float32)
+        factors = self._store.get(found).data.view("<f4").astype(np.float32)
+        if not np.isfinite(factors).all():
+            msg = f"{found} has a scale that is not a finite number; download the file again"
+            raise ModelError(msg)
+        return factors
 
     def _check(self, matrix: str) -> None:
         self._check_type(matrix, self._of[matrix])

@@ -112,6 +112,16 @@ def test_a_scale_that_is_no_number_is_refused():
         dequantize(tensor)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_scale_of_a_matrix_that_is_no_finite_number_is_refused(value, stacked):
+    scale = np.ones(3 if stacked else 1, np.float32)
+    scale[-1] = value
+    store = Store(q__weight=STACK if stacked else BLOCKS, q__weight_scale=scale)
+    with pytest.raises(ModelError, match=r"^q\.weight_scale has a scale that is not a finite"):
+        open_weights("gguf", store, {}).get("q.weight")
+
+
 BLOCKS = np.zeros((4, 36), np.uint8)
 STACK = np.zeros((3, 4, 36), np.uint8)
 REFUSED = {
