@@ -257,6 +257,7 @@ BAD = {
     "think": ("/api/chat", {"think": True}, 400, "think cannot be true"),
     "think-level": ("/api/chat", {"think": "deep"}, 400, "or one of low, medium, high, max"),
     "think-number": ("/api/generate", {"think": 1}, 400, "think must be true, false"),
+    "think-zero": ("/api/chat", {"think": 0}, 400, "think must be true, false"),
     "think-list": ("/api/generate", {"think": []}, 400, "think must be true, false"),
     "format": ("/api/chat", {"format": "xml"}, 400, 'format must be "json" or a JSON schema'),
     "mirostat": ("/api/chat", {"options": {"mirostat": 2}}, 400, "mirostat is not supported"),

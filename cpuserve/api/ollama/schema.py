@@ -152,7 +152,7 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
 
 def _effort(think: Any) -> str | None:
     """Return the reasoning effort that a level of thinking means; the chat template may read it."""
-    if think in (None, False) or think in _LEVELS:
+    if think is None or think is False or think in _LEVELS:  # 0 equals False, but is none
         return think or None
     if think is True:
         msg = (
