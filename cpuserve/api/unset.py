@@ -23,6 +23,20 @@ _OFF = {
 LLAMA_SAMPLERS = tuple(_OFF)
 
 
+def check_repeat_last_n(value: int | None, *penalties: tuple[float | None, float]) -> None:
+    """Raise InvalidRequest if penalties should count fewer tokens than they do here: all.
+
+    penalties: the value of each, and the one that switches it off.
+    """
+    if value in (None, -1) or all(given in (None, off) for given, off in penalties):
+        return
+    msg = (
+        "repeat_last_n is not supported, because penalties count all tokens: omit it, or set it to "
+        "-1 (0 would mean no penalties: omit them)"
+    )
+    raise unsupported(msg, "repeat_last_n")
+
+
 def check_unset(request: object, names: Iterable[str]) -> None:
     """Raise InvalidRequest if one of these unsupported fields is set; it names the first."""
     if (name := first_set(request, names)) is not None:

@@ -80,6 +80,13 @@ BOTH = {
     "repeat_penalty": ({"repeat_penalty": -1}, "repeat_penalty"),
     "repeat_penalty-million": ({"repeat_penalty": 2e6}, "repeat_penalty"),
     "repeat_penalty-text": ({"repeat_penalty": "a"}, "repeat_penalty"),
+    "repeat_last_n": ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n"),
+    "repeat_last_n-0": ({"repeat_last_n": 0, "presence_penalty": 0.5}, "repeat_last_n"),
+    "repeat_last_n-text": ({"repeat_last_n": "all"}, "repeat_last_n"),
+    "n_predict-over": ({"n_predict": MAX_LEN}, "n_predict"),
+    "n_predict-0": ({"n_predict": 0}, "n_predict"),
+    "n_predict-two": ({"n_predict": 3, "max_tokens": 4}, "n_predict"),
+    "n_predict-newer": ({"n_predict": 3, "max_completion_tokens": 4}, "n_predict"),
     "two-penalties": ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty"),
     "structured_outputs-two": (
         {"structured_outputs": {"regex": "a", "choice": ["b"]}},
@@ -302,6 +309,10 @@ def test_empty_prompt_is_400_where_no_token_is_put_in_front(api):
             "top_n_sigma": -1.0,
         },
         {"repeat_penalty": 1.1, "repetition_penalty": 1.1},
+        {"repeat_penalty": 1.1, "repeat_last_n": -1},
+        {"repeat_penalty": 1.0, "presence_penalty": 0, "repeat_last_n": 64},
+        {"n_predict": 4, "max_tokens": 4},
+        {"n_predict": -1, "max_tokens": 4},
         {"response_format": {"type": "text"}},
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
@@ -329,6 +340,24 @@ def test_the_name_of_llama_cpp_sets_the_repetition_penalty(api, path):
     body = {"prompt": "hi"} if path == "/v1/completions" else {"input": "hi"}
     assert api.post(path, repeat_penalty=1.25, **(text or body)).status_code == 200
     assert api.engine.asked[-1][1].repetition_penalty == 1.25
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"n_predict": 3}, 3),
+        ({"n_predict": -1}, None),
+        ({"n_predict": -2, "max_tokens": 5}, 5),
+        ({"n_predict": -1, "max_completion_tokens": 6}, 6),
+    ],
+    ids=str,
+)
+def test_the_name_of_llama_cpp_limits_the_answer(api, endpoint, fields, tokens):
+    """Its negative values mean no limit, also where OpenAI's default is 16 tokens."""
+    assert getattr(api, endpoint)(**fields).status_code == 200
+    prompt, params = api.engine.asked[-1]
+    assert params.max_tokens == (tokens or MAX_LEN - len(prompt))
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}

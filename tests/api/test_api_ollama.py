@@ -143,7 +143,7 @@ def test_top_logprobs_alone_have_no_effect():
 
 
 def test_samplers_that_are_switched_off_are_accepted():
-    off = {"mirostat": 0, "typical_p": 1.0, "tfs_z": 1}
+    off = {"mirostat": 0, "typical_p": 1.0, "tfs_z": 1, "repeat_last_n": 64}
     assert chat(Api(), stream=False, options=off).status_code == 200
 
 
@@ -269,6 +269,12 @@ BAD = {
         {"options": {"repeat_penalty": 0}},
         400,
         "repeat_penalty must be above",
+    ),
+    "last-n": (
+        "/api/chat",
+        {"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}},
+        400,
+        "repeat_last_n is not supported, because penalties count all tokens",
     ),
     "suffix": ("/api/generate", {"suffix": "x"}, 400, "suffix is not supported"),
     "context": ("/api/generate", {"context": [1]}, 400, "context is not supported"),

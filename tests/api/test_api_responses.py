@@ -486,6 +486,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"max_output_tokens": 1000}, "max_output_tokens", "maximum context length"),
         ({"max_output_tokens": "9"}, "max_output_tokens", "an integer"),
         ({"max_tokens": 9}, "max_tokens", "use max_output_tokens"),
+        ({"n_predict": 9}, "n_predict", "use max_output_tokens"),
         ({"response_format": FORM}, "response_format", "use text.format"),
         ({"messages": [HI]}, "messages", "use input"),
         ({"temperature": -1}, "temperature", "temperature"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.api.openai.chat.schema import ChatLogprob
-from cpuserve.api.unset import check_unset
+from cpuserve.api.unset import check_repeat_last_n, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, Message, call_from, unsupported
@@ -30,6 +30,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     mirostat: Any = None
@@ -128,6 +129,12 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
     options = asked.options or OllamaOptions()
     check_unset(options, ("mirostat", "typical_p", "tfs_z"))
     check_repeat_penalty(options.repeat_penalty)
+    check_repeat_last_n(
+        options.repeat_last_n,
+        (options.repeat_penalty, 1),
+        (options.presence_penalty, 0),
+        (options.frequency_penalty, 0),
+    )
     check_logprobs("top_logprobs", asked.top_logprobs)
     effort = _effort(asked.think)
     call = call_from(

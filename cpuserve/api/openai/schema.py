@@ -30,7 +30,10 @@ class GenerationRequest(CommonFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_progress: bool | None = None
     user: str | None = None
-    repeat_penalty: float | None = None  # llama.cpp's name for repetition_penalty
+    # llama.cpp's names for repetition_penalty and max_tokens, and the tokens that penalties count.
+    repeat_penalty: float | None = None
+    n_predict: int | None = None
+    repeat_last_n: int | None = None
     # Rejected by name when set, because ignoring them would change the answer.
     best_of: Any = None
     use_beam_search: Any = None

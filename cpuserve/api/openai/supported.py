@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from cpuserve.api.unset import LLAMA_SAMPLERS, check_unset
+from cpuserve.api.unset import LLAMA_SAMPLERS, check_repeat_last_n, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import unsupported
 from cpuserve.serving.params import check_repeat_penalty
@@ -44,6 +44,13 @@ def check_supported(request: GenerationRequest) -> None:
         if getattr(request, name) not in (None, "", {}):
             msg = f"{name} is llama.cpp's name: {instead}"
             raise unsupported(msg, name)
+    check_repeat_last_n(
+        request.repeat_last_n,
+        (request.repeat_penalty, 1),
+        (request.repetition_penalty, 1),
+        (request.presence_penalty, 0),
+        (request.frequency_penalty, 0),
+    )
     if request.best_of is not None and request.best_of != (request.n or 1):
         msg = f"best_of is not supported yet: omit it, or set it to n ({request.n or 1})"
         raise unsupported(msg, "best_of")
@@ -61,9 +68,33 @@ def repetition_penalty(request: GenerationRequest) -> float | None:
     return theirs
 
 
-def max_tokens(old: int | None, new: int | None) -> tuple[str, int | None]:
-    """Return the name of the field that limits the answer, and its value; the newer one wins."""
-    return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
+class Length(NamedTuple):
+    """The name of the field that limits the answer, and its value.
+
+    tokens: None = the answer has the default length, or if `fills`, what the context holds.
+    """
+
+    name: str
+    tokens: int | None
+    fills: bool = False
+
+
+def length(request: GenerationRequest, newer: int | None) -> Length:
+    """Return how long the answer may be; newer: max_completion_tokens, which wins over max_tokens.
+
+    Raises:
+      InvalidRequest: n_predict, which is llama.cpp's name for them, has another value.
+    """
+    old, theirs = request.max_tokens, request.n_predict
+    found = Length("max_tokens", old) if newer is None else Length("max_completion_tokens", newer)
+    if theirs is None or theirs == found.tokens:
+        return found
+    if theirs < 0:  # no limit
+        return found._replace(fills=found.tokens is None)
+    if found.tokens is None:
+        return Length("n_predict", theirs)
+    msg = f"n_predict and {found.name} mean the same: set one of them"
+    raise InvalidRequest(msg, param="n_predict")
 
 
 def check_stream(request: GenerationRequest) -> None:

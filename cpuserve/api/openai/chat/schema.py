@@ -10,7 +10,7 @@ from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.supported import (
     check_stream,
     check_supported,
-    max_tokens,
+    length,
     repetition_penalty,
     usage_in_each,
 )
@@ -134,11 +134,11 @@ def to_call(request: ChatRequest) -> GenerateCall:
         raise unsupported(msg, "echo")
     check_stream(request)
     choice, function, tools = tool_choice(request.tool_choice, request.tools, _SPELLING)
-    name, asked = max_tokens(request.max_tokens, request.max_completion_tokens)
+    most = length(request, request.max_completion_tokens)
     return call_from(
         request,
-        max_tokens=asked,
-        max_tokens_name=name,
+        max_tokens=most.tokens,
+        max_tokens_name=most.name,
         logprobs=_logprobs(request),
         repetition_penalty=repetition_penalty(request),
         echo=False,

@@ -10,7 +10,7 @@ from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.supported import (
     check_stream,
     check_supported,
-    max_tokens,
+    length,
     repetition_penalty,
     usage_in_each,
 )
@@ -69,12 +69,12 @@ def to_call(request: CompletionRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
     check_supported(request)
     check_stream(request)
-    name, asked = max_tokens(request.max_tokens, request.max_completion_tokens)
+    most = length(request, request.max_completion_tokens)
     return call_from(
         request,
-        max_tokens=asked,
-        max_tokens_name=name,
+        max_tokens=most.tokens,
+        max_tokens_name=most.name,
         repetition_penalty=repetition_penalty(request),
-        default_max_tokens=COMPLETION_TOKENS,
+        default_max_tokens=None if most.fills else COMPLETION_TOKENS,
         usage_in_each=usage_in_each(request),
     )

@@ -41,6 +41,7 @@ _MOVED = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
+    "n_predict": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
     "logprobs": f'include: ["{_LOGPROBS}"]',
