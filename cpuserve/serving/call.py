@@ -6,6 +6,7 @@ fault has one text whatever the dialect. None means that the client did not set 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,13 +120,17 @@ class GenerateCall(CommonFields, kw_only=True):
         self.prompt = None
 
 
-def call_from(asked: msgspec.Struct, **more: Any) -> GenerateCall:
-    """Return the call with the fields of `asked` that have a call's name, and with `more`."""
-    return GenerateCall(**{**_shared(asked), **more})
+def call_from(asked: msgspec.Struct, refused: Collection[str] = (), **more: Any) -> GenerateCall:
+    """Return the call with the fields of `asked` that have a call's name, and with `more`.
+
+    refused: fields that the dialect refuses where they are set. What counts there as "not set",
+    such as false or an empty list, is no value for a call.
+    """
+    return GenerateCall(**{**_shared(asked, refused), **more})
 
 
-def _shared(asked: msgspec.Struct) -> dict[str, Any]:
-    known = GenerateCall.__struct_fields__
+def _shared(asked: msgspec.Struct, refused: Collection[str]) -> dict[str, Any]:
+    known = set(GenerateCall.__struct_fields__) - set(refused)
     given = {name: getattr(asked, name) for name in asked.__struct_fields__ if name in known}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -296,6 +296,8 @@ def test_empty_prompt_is_400_where_no_token_is_put_in_front(api):
         {"logit_bias": {}},
         {"bad_words": []},
         {"guided_choice": []},
+        {"truncate_prompt_tokens": [], "suffix": ""},
+        {"truncate_prompt_tokens": ""},
         {"grammar": "", "json_schema": None},
         {"guided_regex": "", "guided_grammar": "", "structured_outputs": {}},
         {"best_of": 1},

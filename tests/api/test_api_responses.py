@@ -438,6 +438,17 @@ def test_fields_without_an_effect_are_accepted(fields):
     assert api.engine.asked[0] == api.engine.asked[1]
 
 
+@pytest.mark.parametrize("value", [False, "", [], {}], ids=str)
+def test_fields_of_other_endpoints_that_are_not_set_change_nothing(value):
+    """The call, in which fields of chat completions have these names, must not get the values."""
+    names = ("add_generation_prompt", "continue_final_message", "echo", "truncate_prompt_tokens")
+    api = Api()
+    for fields in ({}, *({name: value} for name in names)):
+        assert ask(api, **fields).status_code == 200, fields
+    first, *others = api.engine.asked
+    assert others == [first] * len(names)
+
+
 def test_metadata_within_the_limits_is_repeated():
     metadata = {f"{i:064d}": "v" * 512 for i in range(16)}
     assert ask(Api(), metadata=metadata).json()["metadata"] == metadata

@@ -12,7 +12,7 @@ from cpuserve.serving.params import check_repeat_penalty
 if TYPE_CHECKING:
     from cpuserve.api.openai.schema import GenerationRequest
 
-_NEVER = (
+NEVER = (
     "use_beam_search",
     "guided_json",
     "guided_regex",
@@ -39,7 +39,7 @@ _INSTEAD = {
 
 def check_supported(request: GenerationRequest) -> None:
     """Raise InvalidRequest with the name of the first field that is set but not supported yet."""
-    check_unset(request, (*_NEVER, *LLAMA_SAMPLERS))
+    check_unset(request, (*NEVER, *LLAMA_SAMPLERS))
     for name, instead in _INSTEAD.items():
         if getattr(request, name) not in (None, "", {}):
             msg = f"{name} is llama.cpp's name: {instead}"

@@ -8,6 +8,7 @@ import msgspec
 
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.supported import (
+    NEVER,
     check_stream,
     check_supported,
     length,
@@ -137,6 +138,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
     most = length(request, request.max_completion_tokens)
     return call_from(
         request,
+        NEVER,
         max_tokens=most.tokens,
         max_tokens_name=most.name,
         logprobs=_logprobs(request),

@@ -8,6 +8,7 @@ import msgspec
 
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.supported import (
+    NEVER,
     check_stream,
     check_supported,
     length,
@@ -72,6 +73,7 @@ def to_call(request: CompletionRequest) -> GenerateCall:
     most = length(request, request.max_completion_tokens)
     return call_from(
         request,
+        NEVER,
         max_tokens=most.tokens,
         max_tokens_name=most.name,
         repetition_penalty=repetition_penalty(request),

@@ -9,7 +9,7 @@ import msgspec
 from cpuserve.api.openai.responses.conversation import chat_messages
 from cpuserve.api.openai.responses.tools import chosen_tools
 from cpuserve.api.openai.schema import GenerationRequest
-from cpuserve.api.openai.supported import check_stream, check_supported, repetition_penalty
+from cpuserve.api.openai.supported import NEVER, check_stream, check_supported, repetition_penalty
 from cpuserve.api.unset import check_unset, first_set
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
@@ -128,6 +128,7 @@ def to_call(request: ResponsesRequest) -> GenerateCall:
     calls = bool(tools.tools) and tools.choice != "none"
     return call_from(
         request,
+        (*NEVER, *_MOVED, *_UNSUPPORTED),
         prompt=None,
         messages=chat_messages(_input(request), request.instructions),
         max_tokens=request.max_output_tokens,
