@@ -12,6 +12,7 @@ MAX_SALT = 128
 # A salt becomes part of keys and file names; these characters could make it match another's.
 NOT_IN_SALT = frozenset("@/\\\0")
 SALT_RULE = "characters without @, /, \\ and NUL"
+NO_SEED = -1  # as in vLLM, llama.cpp and Ollama, whose clients send it
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -108,12 +109,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     def single(self, index: int) -> SamplingParams:
         """The parameters (with n = 1) of sequence `index` of the n sequences of a request.
 
-        The seed is increased by `index`, as a signed 64-bit number, so that the sequences differ.
-        Only sequence 0 scores the prompt, which is the same for all.
+        The seed is increased by `index`, as a signed 64-bit number, so that the sequences differ;
+        -1 means none. Only sequence 0 scores the prompt, which is the same for all.
         """
-        if self.n == 1:
+        seed = None if self.seed == NO_SEED else self.seed
+        if self.n == 1 and seed == self.seed:
             return self
-        seed = self.seed
         if seed is not None:
             seed = (seed + index + 2**63) % 2**64 - 2**63
         scores = None if index else self.prompt_logprobs

@@ -166,6 +166,15 @@ def test_seeded_choices_get_different_seeds(api):
     assert [params.seed for _, params in api.engine.asked[3:]] == [None, None]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_seed_of_minus_one_is_none(api, n):
+    api.chat(n=n, seed=-1)
+    api.complete(n=n, seed=-1)
+    assert [params.seed for _, params in api.engine.asked] == [None] * 2 * n
+    api.chat(n=3, seed=-3)  # the sum of a seed and a number is a seed
+    assert [params.seed for _, params in api.engine.asked[2 * n :]] == [-3, -2, -1]
+
+
 def test_the_prompt_is_the_rendered_template(api):
     api.chat()
     assert prompt_of(api) == PROMPT

@@ -152,8 +152,6 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
             call.chat_template_kwargs = {"enable_thinking": False}
     if (options.num_predict or 0) > 0:  # others mean no limit; one beyond the context is none
         call.default_max_tokens = options.num_predict
-    if options.seed == -1:
-        call.seed = None
     return call
 
 
