@@ -287,6 +287,7 @@ def named(name):
         ({"tools": [named("<|im_end|>")]}, "tools"),
         ({"tools": [named("f"), named("f")]}, "tools"),
         ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "tools"),
+        ({"tools": [{"function": {"name": "f", "strict": "true"}}]}, "tools"),
         ({"tools": [named(f"f{i}") for i in range(513)]}, "tools"),
         ({"tools": "f"}, "tools"),
         ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),

@@ -188,12 +188,12 @@ def _checked_name(tool: Any, where: str) -> str:
 
 
 def check_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> str:
-    """Return the name of a function of a tool.
+    """Return the name of a function of a tool, whose other members that matter are checked.
 
     where: how the client's message has it. schema: what the client calls its parameters.
 
     Raises:
-      InvalidRequest: its name or its parameters are invalid.
+      InvalidRequest: its name, its parameters or its strictness are invalid.
     """
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -204,5 +204,8 @@ def check_function(function: Mapping[str, Any], where: str, schema: str = "param
         raise InvalidRequest(msg, param="tools")
     if not isinstance(function.get("parameters") or {}, Mapping):
         msg = f"{where}.{schema} must be a JSON schema, which is an object"
+        raise InvalidRequest(msg, param="tools")
+    if not isinstance(function.get("strict"), bool | None):
+        msg = f"{where}.strict must be true or false, got {str(function['strict'])[:80]!r}"
         raise InvalidRequest(msg, param="tools")
     return name
