@@ -169,8 +169,9 @@ def _listed(
     """Return `given` as a list of prompts; too many ids are rejected before they are read."""
     if isinstance(given, str):
         return [given]
+    name, kind = ("input", "texts") if embed else ("prompt", "prompts")  # the client's words
     if not given:
-        msg = "prompt is an empty list: give text, token ids, or a list of either"
+        msg = f"{name} is an empty list: give text, token ids, or a list of either"
         raise InvalidRequest(msg, param="prompt")
     if isinstance(given[0], int):
         _check_ids_fit(0, len(given), max_model_len, embed=embed)
@@ -178,11 +179,11 @@ def _listed(
         if len(ids) == len(given):
             return [ids]
     elif len(given) > MAX_PROMPTS:
-        msg = f"prompt has {len(given)} prompts: at most {MAX_PROMPTS} are allowed"
+        msg = f"{name} has {len(given)} {kind}: at most {MAX_PROMPTS} are allowed"
         raise InvalidRequest(msg, param="prompt")
     prompts = [item for item in given if not isinstance(item, int)]
     if len(prompts) < len(given):
-        msg = "prompt mixes token ids with prompts: give one list of ids, or a list of prompts"
+        msg = f"{name} mixes token ids with {kind}: give one list of ids, or a list of {kind}"
         raise InvalidRequest(msg, param="prompt")
     for index, item in enumerate(prompts):
         if isinstance(item, list):

@@ -82,7 +82,9 @@ def test_the_official_client_reads_them(server):
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"input": []}, "input", "empty list"),
+        ({"input": []}, "input", "input is an empty list"),
+        ({"input": ["a"] * 1025}, "input", "input has 1025 texts: at most 1024"),
+        ({"input": [1, "a"]}, "input", "input mixes token ids with texts"),
         ({"input": "a b " * 100}, "input", "maximum context length is 64 tokens"),
         ({"input": ["a", "a b " * 40]}, "input", "Input 1 has 121 tokens: shorten it, or set trun"),
         # That a text is too long is known before its tokens are counted.
