@@ -14,7 +14,11 @@
 //     static constexpr int stream_panels(int rows)         panels side by side in that pass
 //     static constexpr int kRows, kPanels   the tile for more rows than kStreamRows
 //     static constexpr int kHalfRows        rows of that tile where it has two panels
-//     static constexpr bool kLineUnits      a unit of a panel is a line of memory, or half of one
+//     static constexpr bool kLineUnits      a unit of one panel has 64 bytes, a line of memory, or
+//     32 static constexpr int kTurns           for other kinds: with at most kTurns / 2 calls of
+//     tiles
+//                                           for each panel of a block, the panels of the next block
+//                                           are prefetched in turns
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
@@ -28,6 +32,15 @@
 namespace CPUSERVE_NS {
 namespace {
 
+// What a tile over a K block prefetches of the next block: beside `every` units of its own as many
+// of the panel whose turn it is, `step` bytes beside each.
+struct UnitShare {
+  const uint8_t* at = nullptr;
+  int64_t every = 1, step = 0;
+  int64_t panel = 0, panels = 0;  // whose turn it is, of how many
+  int64_t credit = 0, calls = 1;  // `every` units add `panels` to the credit; a turn costs `calls`
+};
+
 struct LinearTile {
   const uint8_t* x;  // first row, from unit x_u0 on
   size_t x_stride;
@@ -37,16 +50,45 @@ struct LinearTile {
   size_t panel_bytes;
   int64_t unit_bytes;     // of one panel
   int64_t u0, split, u1;  // units of K
-  // What to prefetch of the first panel with unit u before and from `split`: ahead0 or ahead1 +
-  // (u - u0) ahead_step. In one pass over the weights the step is unit_bytes.
+  // What to prefetch of the first panel with unit u before and from `split`, in one pass over the
+  // weights: ahead0 or ahead1 + (u - u0) unit_bytes.
   const uint8_t *ahead0, *ahead1;
-  int64_t ahead_step;
-  // Tiles over a K block of line units instead: every `fetch_every` units, a line of each of
+  UnitShare share;  // in a tile over a K block
+  // In a tile over a K block of line units instead: every `fetch_every` units, a line of each of
   // `fetch_panels` panels, from ahead0 on.
   int64_t fetch_every, fetch_panels;
   float* c;     // sums, row stride sums_stride<kNear>()
   bool resume;  // c holds the sums of the units below u0
   bool last;    // u1 is the end of K
+};
+
+// Walks through the share of a tile.
+class TurnFetch {
+ public:
+  __attribute__((always_inline)) inline explicit TurnFetch(const LinearTile& t)
+      : t_(t), at_(t.share.at), panel_(t.share.panel), credit_(t.share.credit) {}
+
+  // Returns where to prefetch from beside the next `every` units. If it is no panel's turn, that is
+  // `used`, which should be in L1, so that its prefetches cost nothing: a tile that prefetches only
+  // now and then would contain its code twice.
+  __attribute__((always_inline)) inline const uint8_t* next(const uint8_t* used) {
+    const UnitShare& share = t_.share;
+    credit_ += share.panels;
+    if (credit_ < share.calls) return used;
+    credit_ -= share.calls;
+    const uint8_t* const now = at_;
+    at_ += t_.panel_bytes;
+    if (++panel_ == share.panels) {
+      panel_ = 0;
+      at_ += share.every * share.step - share.panels * static_cast<int64_t>(t_.panel_bytes);
+    }
+    return now;
+  }
+
+ private:
+  const LinearTile& t_;
+  const uint8_t* at_;
+  int64_t panel_, credit_;
 };
 
 // Hides the origin of a pointer from the compiler. A tile has a few pointers that advance along K
@@ -252,7 +294,6 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   t.split = units > ahead_units ? units - ahead_units : 0;
   t.resume = false;
   t.last = true;
-  t.ahead_step = bytes;
   for (int64_t p0 = a.panel0; p0 < a.panel1; p0 += kSpanPanels) {
     const int span = static_cast<int>(a.panel1 - p0 < kSpanPanels ? a.panel1 - p0 : kSpanPanels);
     for (int p = 0, np; p < span; p += np) {
@@ -289,23 +330,40 @@ struct Block {
 };
 
 // Sets what call `i` of the `calls` to tiles of a block prefetches: its share of the next block,
-// into L2, of kSide panels side by side. All shares have the same size, so that memory is neither
-// idle while rows are computed from cache, nor asked for more than it can serve: each miss occupies
-// a buffer of the core, and loads that only miss L1 wait for one. A call that fetches half a panel
-// fetches every line twice, which costs nothing. With the first four calls fetching a panel each,
-// 64 rows of w8_channel ran at 64 % of the dot-product peak on Granite Rapids instead of 76 %.
-template <class Kind, int kSide>
-CPUSERVE_INLINE void share_fetches(const LinearArgs& a, const Block& b, LinearTile& t, int64_t i,
-                                   int64_t calls) {
-  t.ahead0 = t.ahead1 = t.w + b.u0 * t.unit_bytes;
-  t.ahead_step = 0;
+// into L2. All shares have the same size, so that memory is neither idle while rows are computed
+// from cache, nor asked for more than it can serve: each miss occupies a buffer of the core, and
+// loads that only miss L1 wait for one. With the first four calls fetching a panel each, 64 rows of
+// w8_channel ran at 64 % of the dot-product peak on Granite Rapids instead of 76 %.
+//
+// With few calls, each has much to fetch, and panels take turns unit by unit, nearly in the order
+// in which tiles will read them. The core's own prefetcher then follows several streams at once,
+// and runs ahead in each: with 12 rows w8_g32 reads 26 GB/s so on Granite Rapids, and 20 if a call
+// fetches a panel from end to end. With more calls that gains nothing, and taking turns costs up to
+// 5 %, so a call fetches a part of one panel. Where that is less than a unit beside each of its
+// own, some lines are fetched several times, which costs nothing.
+template <class Kind>
+CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64_t calls) {
+  const int64_t n = b.u1 - b.u0, panels = b.panels;
+  const int64_t panel_bytes = static_cast<int64_t>(t.panel_bytes);
+  UnitShare& share = t.share = {};
   if (!b.next) return;
-  const int64_t sides = (b.panels + kSide - 1) / kSide, side = i * sides / calls;
-  const int64_t first = (side * calls + sides - 1) / sides;
-  const int64_t parts = ((side + 1) * calls + sides - 1) / sides - first;
-  t.ahead_step = (t.unit_bytes + parts - 1) / parts;
-  t.ahead0 = t.ahead1 = b.next + static_cast<size_t>(side * kSide) * a.w->panel_bytes +
-                        b.u0 * t.unit_bytes + (i - first) * (b.u1 - b.u0) * t.ahead_step;
+  const uint8_t* const next = b.next + b.u0 * t.unit_bytes;
+  if (2 * calls <= Kind::kTurns * panels) {
+    const int64_t done = i * n * panels, unit = done / calls;
+    share.step = t.unit_bytes;
+    share.panel = unit % panels;
+    share.panels = panels;
+    share.credit = done % calls;
+    share.calls = calls;
+    share.at = next + share.panel * panel_bytes + unit / panels * t.unit_bytes;
+    return;
+  }
+  const int64_t panel = i * panels / calls, first = (panel * calls + panels - 1) / panels;
+  const int64_t parts = ((panel + 1) * calls + panels - 1) / panels - first;
+  share.every = n;
+  share.step = (t.unit_bytes + parts - 1) / parts;
+  share.panels = 1;
+  share.at = next + panel * panel_bytes + (i - first) * n * share.step;
 }
 
 // The same for kinds of line units. Lines are fetched in the order in which tiles will read them,
@@ -328,18 +386,13 @@ CPUSERVE_INLINE int panels_at_once(int left) {
 
 // Runs a tile of NP panels, call `i` of the `calls` of a block.
 template <class Kind, int NP, int kRows>
-CPUSERVE_INLINE void run_wide(const LinearArgs& a, const Block& b, LinearTile& t, int rows,
-                              int64_t i, int64_t calls) {
-  constexpr int kSide = (NP + 1) / 2;
+CPUSERVE_INLINE void run_wide(const Block& b, LinearTile& t, int rows, int64_t i, int64_t calls) {
   if constexpr (Kind::kLineUnits) {
     share_lines<Kind>(b, t, i, calls);
     call_tile<Kind, false, NP, 0, kRows>(rows, t);
-  } else if (calls >= b.panels) {
-    share_fetches<Kind, 1>(a, b, t, i, calls);
-    call_tile<Kind, false, NP, 1, kRows>(rows, t);
   } else {
-    share_fetches<Kind, kSide>(a, b, t, i, calls);
-    call_tile<Kind, false, NP, kSide, kRows>(rows, t);
+    share_units<Kind>(b, t, i, calls);
+    call_tile<Kind, false, NP, 1, kRows>(rows, t);
   }
 }
 
@@ -370,7 +423,10 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
   const PackedWeight& w = *a.w;
   float* c = static_cast<float*>(a.scratch);
   constexpr int kWidth = sums_stride<false>();
-  const int64_t most = kRows / a.terms, tiles = (b.rows + most - 1) / most;
+  const int64_t most = kRows / a.terms, needed = (b.rows + most - 1) / most;
+  // Two tiles at least, if they have two panels: a call fetches one panel of the next block.
+  const bool alone = !Kind::kLineUnits && kPanels == 2 && needed == 1 && b.rows > 1;
+  const int64_t tiles = alone ? 2 : needed;
   const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // equal tiles: no short last one
   LinearTile t;
   t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
@@ -395,11 +451,11 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
       t.w = w.data + static_cast<size_t>(b.panel0 + p) * w.panel_bytes;
       t.c = sums + p * kPanel;
       if (np == 1) {
-        run_wide<Kind, 1, kRows>(a, b, t, rows, call++, calls);
+        run_wide<Kind, 1, kRows>(b, t, rows, call++, calls);
       } else if (np == kPanels) {
-        run_wide<Kind, kPanels, kRows>(a, b, t, rows, call++, calls);
+        run_wide<Kind, kPanels, kRows>(b, t, rows, call++, calls);
       } else if constexpr (kPanels > 2) {
-        run_wide<Kind, 2, kRows>(a, b, t, rows, call++, calls);
+        run_wide<Kind, 2, kRows>(b, t, rows, call++, calls);
       }
     }
     row += rows / a.terms;
