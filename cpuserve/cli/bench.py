@@ -23,6 +23,7 @@ from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.terminal import note, say
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cpu import CpuPlatform
+from cpuserve.platforms.isa_level import default_level
 from cpuserve.platforms.memory import BLOCK, kv_layer_bytes
 from cpuserve.platforms.placement import quota_threads
 from cpuserve.platforms.topology import physical_cores
@@ -41,7 +42,7 @@ def roofline(args: argparse.Namespace) -> int:
     platform = CpuPlatform()
     host = platform.host()
     levels = [level for level in host.isa_levels if level != "scalar"] or list(host.isa_levels)
-    isa = args.isa or (levels[-1] if levels else "none")
+    isa = args.isa or default_level(host) or (levels[-1] if levels else "none")
     if levels and isa not in host.isa_levels:
         msg = f"flag --isa={isa}: not a level of this CPU; choose one of {', '.join(levels)}"
         raise ConfigError(msg)

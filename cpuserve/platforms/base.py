@@ -74,7 +74,7 @@ class ModelFacts:
 class Capabilities:
     """The abilities of a platform on one host.
 
-    isa_level: the highest ISA level it runs; isa_level_means: a sentence on what that level offers.
+    isa_level: the ISA level it runs models at; isa_level_means: a sentence on what that offers.
     dtypes: types in which weights may be kept; quantizations: checkpoint formats and schemes;
     attention: the default attention kernel.
     """

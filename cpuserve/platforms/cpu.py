@@ -22,7 +22,7 @@ from cpuserve.platforms.base import IN_32, Capabilities, ModelFacts
 from cpuserve.platforms.extension import lacking_x86_64_v2, why_not_loaded
 from cpuserve.platforms.handicaps import TORCH_REMEDY
 from cpuserve.platforms.host import Host
-from cpuserve.platforms.isa_level import BF16_DOT, LEVEL_MEANINGS, isa_level_of
+from cpuserve.platforms.isa_level import BF16_DOT, LEVEL_MEANINGS, default_level, isa_level_of
 from cpuserve.platforms.layout import lay_out
 from cpuserve.platforms.memory import (
     BLOCK,
@@ -109,11 +109,13 @@ class CpuPlatform:
         native, error = self._native
         host = Host.read()
         check = native.check_work_sizes if native else None
+        features = native.cpu_features() if native else None
         host = msgspec.structs.replace(
             host,
             isa_levels=tuple(native.isa_levels()) if native else (),
             native_error=error,
-            tiles_refused=bool(native and native.cpu_features()["tiles_refused"]),
+            cpu_vendor=features["vendor"] if features else "",
+            tiles_refused=bool(features and features["tiles_refused"]),
             torch=find_spec("torch") is not None,
             transformers=find_spec("transformers") is not None,
             tuned=read_tuned(host.cpu_model, check) if check else Tuned(),
@@ -274,12 +276,12 @@ class CpuPlatform:
 
 def _measured_gain(native: ModuleType, host: Host) -> float:
     """Return Host.thread_gain, measured once per process; 0 if it cannot be measured."""
-    fast = [level for level in host.isa_levels if level != "scalar"]
-    if not fast:
+    level = default_level(host)
+    if level is None:
         return 0.0
     threads = int(host.cgroup.cpu_quota or 1)
     cpus = tuple(core.cpu for core in physical_cores(host)[: threads + 1])
-    return thread_gain(native, fast[-1], cpus)
+    return thread_gain(native, level, cpus)
 
 
 def _model_impl(options: EngineOptions, ledger: Ledger, facts: ModelFacts, host: Host) -> str:
@@ -372,9 +374,9 @@ def _isa(options: EngineOptions, ledger: Ledger, host: Host) -> str | None:
         here = ", ".join(host.isa_levels) or f"none ({_no_native(host)})"
         msg = f"{ledger.asked('isa')}: {known}; levels of this CPU, lowest first: {here}"
         raise ConfigError(msg)
-    fast = [level for level in host.isa_levels if level != "scalar"]
-    if fast:
-        return fast[-1]
+    level = default_level(host)
+    if level is not None:
+        return level
     forced = options.executor == "native" and "scalar" in host.isa_levels
     return "scalar" if forced else None
 
@@ -382,11 +384,11 @@ def _isa(options: EngineOptions, ledger: Ledger, host: Host) -> str | None:
 def _isa_why(options: EngineOptions, host: Host, isa: str) -> str:
     if isa == host.isa_levels[-1]:
         return "the highest level that this CPU runs"
-    return (
-        f"as requested; this CPU runs up to {host.isa_levels[-1]}"
-        if options.isa
-        else "because --executor native was requested"
-    )
+    if (options.isa or "auto").lower() != "auto":
+        return f"as requested; this CPU runs up to {host.isa_levels[-1]}"
+    if isa == "scalar":
+        return "because --executor native was requested"
+    return f"this CPU multiplies bf16 more slowly at {host.isa_levels[-1]}"
 
 
 def _work_sizes(ledger: Ledger, host: Host, executor: str, isa: str) -> dict[str, int]:

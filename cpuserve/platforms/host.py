@@ -82,7 +82,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     unknown). load: load average of the last minute. thread_gain: measured speed of reading memory
     with n + 1 threads, divided by that with n, the CPU quota rounded down; 0 = not measured.
     isa_levels: ISA levels that the native extension runs here, lowest first; if it cannot run at
-    all, they are empty and `native_error` says why. tiles_refused: the CPU has AMX, but the system
+    all, they are empty and `native_error` says why. cpu_vendor: as CPUID names it ("GenuineIntel");
+    "" = unknown, or the CPU has no CPUID. tiles_refused: the CPU has AMX, but the system
     does not let this process use it. emulated: by which sign this process runs on an emulated CPU;
     "" = none was found. topology_known: sysfs lists the CPUs. tuned: work sizes of the kernels that
     were found to be fastest here.
@@ -109,6 +110,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     thread_gain: float = 0.0
     isa_levels: tuple[str, ...] = ()
     native_error: str = ""
+    cpu_vendor: str = ""
     tiles_refused: bool = False
     emulated: str = ""
     topology_known: bool = True

@@ -12,6 +12,7 @@ from cpuserve.config.values import format_cpus
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.cpu import CHECKPOINTS
+from cpuserve.platforms.isa_level import isa_level_of
 from cpuserve.quant.registry import BUILTIN
 from tests.helpers.hosts import (
     GIB,
@@ -159,6 +160,34 @@ def test_a_wish_that_cannot_be_honoured_names_the_nearest_value(options, needles
 @pytest.mark.parametrize("level", ["scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"])
 def test_isa_may_be_lowered_to_any_level_of_the_cpu(level):
     assert resolve("vm_2core_zen5", isa=level).config.isa == level
+
+
+@pytest.mark.parametrize(
+    ("vendor", "levels", "expected", "reason"),
+    [
+        ("GenuineIntel", ("avx512_bf16",), "avx512_vnni", "multiplies bf16 more slowly"),
+        ("GenuineIntel", ("avx512_bf16", "amx"), "amx", "the highest level"),
+        ("GenuineIntel", (), "avx512_vnni", "the highest level"),
+        ("AuthenticAMD", ("avx512_bf16",), "avx512_bf16", "the highest level"),
+        ("", ("avx512_bf16",), "avx512_bf16", "the highest level"),
+    ],
+)
+def test_intel_cores_without_amx_widen_bf16_because_they_multiply_it_slowly(
+    vendor, levels, expected, reason
+):
+    host = msgspec.structs.replace(
+        load_host("vm_2core_zen5"),
+        cpu_vendor=vendor,
+        isa_levels=("scalar", "avx2", "avx512", "avx512_vnni", *levels),
+    )
+    resolved = resolve(host)
+    assert resolved.config.isa == expected
+    assert reason in why(resolved, "isa")
+    level, means = isa_level_of(host)
+    assert level == expected
+    assert ("more slowly" in means) == ("more slowly" in reason)
+    asked = resolve(host, isa=host.isa_levels[-1])
+    assert asked.config.isa == host.isa_levels[-1]
 
 
 def test_without_a_kernel_level_torch_is_the_floor_and_says_so():
