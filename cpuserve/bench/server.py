@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from cpuserve.errors import StartupError
 
@@ -42,12 +43,17 @@ def stop(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
+def _end(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 class Server:
     """A context manager that runs `cpuserve serve` on a free port of 127.0.0.1.
 
     key: the random API key of this server. Once the server is ready, `url` is its address and
     `ready_s` the time from process start to banner in seconds. The server has then finished its
-    roofline probes, which could disturb a measurement.
+    roofline probes, which could disturb a measurement. A signal that ends this process ends the
+    server first, which would otherwise keep its memory and its cores.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
@@ -55,11 +61,27 @@ class Server:
         self.ready_s = 0.0
         self.url = ""
         self.key = secrets.token_hex(8)
+        self._handlers = [
+            number
+            for number in (signal.SIGTERM, signal.SIGHUP)
+            if threading.current_thread() is threading.main_thread()
+            and signal.getsignal(number) is signal.SIG_DFL
+        ]
+        for number in self._handlers:
+            signal.signal(number, _end)
         command = serve_command([*arguments, *private_flags(0, self.key)])
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Server:
         """Wait until the server is ready; StartupError if it ends (its error is on stderr)."""
+        try:
+            self._ready()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def _ready(self) -> None:
         watchdog = threading.Timer(START_TIMEOUT_S, self.process.kill)
         watchdog.daemon = True
         watchdog.start()
@@ -67,7 +89,6 @@ class Server:
             self._wait()
         finally:
             watchdog.cancel()
-        return self
 
     def __exit__(
         self,
@@ -76,9 +97,14 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         """Stop the server."""
+        self._stop()
+
+    def _stop(self) -> None:
         stop(self.process)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        for number in self._handlers:
+            signal.signal(number, signal.SIG_DFL)
 
     def _wait(self) -> None:
         assert self.process.stdout is not None

@@ -5,9 +5,12 @@ expected records. The measured figures are not checked.
 import importlib.util
 import json
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cpuserve.bench import load, tune
@@ -15,6 +18,8 @@ from cpuserve.cli import main as cli
 from cpuserve.engine.resident import resident_bytes
 from cpuserve.errors import StartupError
 from cpuserve.platforms import tuned
+from tests.helpers.children import child_options
+from tests.helpers.patience import PATIENCE_S, wait_gone, wait_until
 from tests.helpers.tiny import tiny_model
 
 
@@ -43,6 +48,29 @@ def test_step_prints_rates_as_shares_of_the_probe(capsys):
     assert found["prefill_rate"]["of"] == "bf16 dot peak"
     assert found["decode_rate"]["fraction"] > 0
     assert found["decode_rate"]["parameters"] == {"batch": 2, "context": 16}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_a_measurement_ends_its_server(number):
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    command = ["bench", "latency", model, "--max-model-len=256", "--output-len=200"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "cpuserve", *command, "--input-len=16", "--rounds=1000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        **child_options(),
+    )
+    try:
+        bench = psutil.Process(child.pid)
+        wait_until(lambda: len(bench.children(recursive=True)) > 1)  # the front end and its engine
+        servers = bench.children(recursive=True)
+        child.send_signal(number)
+        assert child.wait(PATIENCE_S) == 128 + number
+        for server in servers:
+            wait_gone(server.pid)
+    finally:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.parametrize(("scheme", "dot"), [("int8", "int8"), ("int4", "int4")])
