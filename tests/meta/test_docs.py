@@ -82,6 +82,18 @@ def test_the_option_table_is_well_formed_markdown():
     assert all(len(re.findall(r"(?<!\\)\|", row)) == 5 for row in rows)
 
 
+@pytest.mark.parametrize("name", [*DOCUMENTS, "benchmarks/peers/README.md"])
+def test_every_row_of_a_table_has_as_many_cells_as_its_header(name):
+    """Otherwise a page shows the bars and dashes instead of a table, or drops cells."""
+    table: list[int] = []
+    for line in [*(ROOT / name).read_text(encoding="utf-8").splitlines(), ""]:
+        if line.lstrip().startswith("|"):
+            table.append(len(re.findall(r"(?<!\\)\|", line)))
+            continue
+        assert len({*table}) <= 1, (line, table)
+        table = []
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name):
     page = ROOT / name
