@@ -1,10 +1,11 @@
 // Rates of the linear kernels as shares of this machine's limits, which are probed in the same run.
 //
 //   kernel_bench [--isa LEVEL] [--kind NAME] [--shape N,K] [--threads T] [--rows M,M,...]
-//                [--panels P] [--sizes STRIP,ROWS,NEAR,AHEAD,PASS]
+//                [--panels P] [--sizes STRIP,ROWS,NEAR,AHEAD,FLOAT_PASS_ROWS]
 //
 // --panels: one kernel call covers P panels of 16 columns, like a task of the engine, which has up
-// to 4 (0: all columns of a thread). --sizes: the first fields of WorkSizes, 0 for this vendor's.
+// to 4 (0: all columns of a thread). --sizes: the first fields of WorkSizes (csrc/kernels/table.h)
+// in their order; 0 keeps the size that this CPU gets by default.
 //
 // For each kind: GB/s of packed weights at m = 1..16, with the share of a plain read, and GFLOP/s
 // at m = 16..512, with the share of a dot product that uses registers only. Weights are read from

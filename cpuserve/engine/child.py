@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 16
-# Messages taken between two steps, so that many messages cannot stop running streams.
+# At most so many messages are handled between two steps, so that a flood of them cannot stop the
+# running streams.
 MAX_DRAINED = 1024
 PROGRESS_PERIOD_S = 0.05
 
@@ -118,7 +119,8 @@ class SocketChannel:
                         self._interrupt.see(message)
                     self._inbox.put(message)
                 self._fill()
-        # EOFError or an invalid frame: `receive` raises it in the engine's thread.
+        # The front end has gone, or what it sent is no frame: the engine's thread learns of it when
+        # `receive` raises the error there.
         except Exception as error:
             self._inbox.put(error)
 
