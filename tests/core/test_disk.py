@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from unittest import mock
 
 import pytest
 
@@ -15,7 +16,7 @@ from cpuserve.core.kv.owned import FOLDER, MARK, MARK_TEXT, claim
 from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex
 from cpuserve.core.kv.tier import TierNeeds
 from cpuserve.errors import ConfigError
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_S, wait_until
 
 SIZE = 4
 DATA = [bytes([i]) * 100 for i in range(8)]
@@ -295,6 +296,20 @@ def test_a_disk_full_of_other_things_or_broken_is_given_up(tmp_path, monkeypatch
     with caplog.at_level(logging.WARNING, "cpuserve"):
         cache.put(entries[0], 0, DATA[0])
         cache.close()
+    assert len(caplog.records) == 1
+    assert not cache.wants(entries[0], 0)
+
+
+def test_a_failure_of_another_kind_ends_writing_and_nobody_waits_for_it(
+    tmp_path, monkeypatch, caplog
+):
+    cache = open_cache(tmp_path, queue_bytes=1)  # room for one block at a time
+    monkeypatch.setattr(type(cache._format), "pack", mock.Mock(side_effect=MemoryError))
+    _, entries = entries_of(cache, list(range(12)))
+    with caplog.at_level(logging.WARNING, "cpuserve"):
+        assert all(cache.put(entry, 0, DATA[0], PATIENCE_S) for entry in entries)
+        cache.close()
+    assert [r.message for r in caplog.records if "(MemoryError)" in r.message]
     assert len(caplog.records) == 1
     assert not cache.wants(entries[0], 0)
 

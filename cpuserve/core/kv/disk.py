@@ -38,7 +38,6 @@ from cpuserve.core.kv.files import BlockFiles
 from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, Loaded, TierNeeds
-from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 
 # A process rescans the folder for files of other processes after it has written 1/16 of the limit.
@@ -205,15 +204,16 @@ class DiskCache:
                 self._room.notify()
 
     def _write(self, name: BlockName, data: Data) -> None:
-        parts = self._format.pack(name, data)
+        # Whatever happens (memory can be short, too), this thread must go on: `put` waits until it
+        # has taken blocks off the queue.
         try:
-            self._store_or_repair(self._path(name.key), parts)
-        except (OSError, ConfigError) as error:
+            self._store_or_repair(self._path(name.key), self._format.pack(name, data))
+        except Exception as error:
             self._failed = True
             log.warning(
                 "a block cannot be written to the prefix cache on disk (%s), so no further blocks "
                 "are written until the next start; existing ones are still read",
-                error,
+                str(error) or type(error).__name__,
             )
 
     def _store_or_repair(self, path: Path, parts: tuple[Data, ...]) -> None:
