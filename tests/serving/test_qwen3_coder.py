@@ -130,6 +130,15 @@ def test_a_value_whose_schema_is_invalid_is_read_as_json(schema):
     assert told(parser, [call(("n", "5"))]) == [["f", '{"n": 5}']]
 
 
+@pytest.mark.parametrize(("inmost", "value"), [("string", '"5"'), ("integer", "5")])
+def test_a_value_whose_schema_is_nested_deeply_is_read_by_the_inmost_type(inmost, value):
+    schema = {"type": inmost}
+    for _ in range(5000):
+        schema = {"anyOf": [schema, {"type": "null"}]}
+    parser = Qwen3CoderParser(INDEX, "", {"f": {"properties": {"n": schema}}}, new_ids())
+    assert told(parser, [call(("n", "5"))]) == [["f", f'{{"n": {value}}}']]
+
+
 def test_a_call_that_has_begun_is_not_closed():
     call = "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
     check_what_is_closed(Qwen3CoderParser(0, "", SCHEMAS), call, call.index("1"))

@@ -115,16 +115,21 @@ def _properties(schema: JsonSchema) -> dict[str, Any]:
 
 def _is_string(schema: Any) -> bool:
     """Whether strings are among the values that a schema allows."""
-    if not isinstance(schema, dict):
-        return False
-    kinds = schema.get("type")
-    if kinds is None:
-        several = schema.get("anyOf") or schema.get("oneOf") or schema.get("enum")
-        # Schemas come from clients unchecked, so that may be no list.
-        return isinstance(several, list) and any(
-            isinstance(one, str) or _is_string(one) for one in several
-        )
-    return "string" in (kinds if isinstance(kinds, list) else [kinds])
+    # Schemas come from clients unchecked: nested a thousand times, or with members of any type.
+    waiting: list[Any] = [schema] if isinstance(schema, dict) else []
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):  # a member of an enum
+            return True
+        if not isinstance(one, dict):
+            continue
+        kinds = one.get("type")
+        if kinds is None:
+            several = one.get("anyOf") or one.get("oneOf") or one.get("enum")
+            waiting += several if isinstance(several, list) else []
+        elif "string" in (kinds if isinstance(kinds, list) else [kinds]):
+            return True
+    return False
 
 
 def _value_rule(rule: str, schema: Any, of_all: JsonSchema) -> str:
