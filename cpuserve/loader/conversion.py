@@ -11,6 +11,11 @@ BOT = "SFconvertbot"
 MOST_REQUESTS = 5
 
 
+def has_safetensors(names: list[str]) -> bool:
+    """Whether weights of the model are among the files; those of modules are in folders."""
+    return any(n.endswith(".safetensors") and "/" not in n for n in names)
+
+
 def find_conversion(
     repo: str, names_at: Callable[[str], list[str]]
 ) -> tuple[str, list[str]] | None:
@@ -30,6 +35,6 @@ def find_conversion(
             continue
         revision = f"refs/pr/{request.num}"
         names = names_at(revision)
-        if any(name.endswith(".safetensors") for name in names):
+        if has_safetensors(names):
             return revision, names
     return None

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from cpuserve.config.env import cache_dir
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN, BuiltinModel, Progress, fetch_builtin
-from cpuserve.loader.conversion import find_conversion
+from cpuserve.loader.conversion import find_conversion, has_safetensors
 from cpuserve.loader.gguf_names import default_gguf, gguf_of, parts_of
 from cpuserve.loader.load import find_model
 from cpuserve.loader.mapped import not_permitted
@@ -204,12 +204,12 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Wanted | Non
         raise
     if file:
         return _Wanted(parts_of(gguf_of(repo, names, file)), revision)
-    if not _has_safetensors(names) and (default := default_gguf(names)):
+    if not has_safetensors(names) and (default := default_gguf(names)):
         log.info("%s has only GGUF files: using %s", repo, default)
         return _Wanted(parts_of(default), revision)
     if revision is None and _only_pickles(names):
         revision, names = _converted(repo, names)
-    if not _has_safetensors(names):
+    if not has_safetensors(names):
         msg = f"{repo} has no safetensors weights"
         if any(n.endswith((".bin", ".pt")) for n in names):
             msg += " (only pickles, which are never read); use a revision that has safetensors"
@@ -217,16 +217,11 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Wanted | Non
     # Mistral repositories contain the same weights a second time as consolidated*.safetensors.
     kept = [n for n in names if any(fnmatch(n, p) for p in _PATTERNS)]
     others = [n for n in kept if not n.startswith("consolidated")]
-    return _Wanted(others if _has_safetensors(others) else kept, revision)
-
-
-def _has_safetensors(names: list[str]) -> bool:
-    """Whether weights of the model are among the files; those of modules are in folders."""
-    return any(n.endswith(".safetensors") and "/" not in n for n in names)
+    return _Wanted(others if has_safetensors(others) else kept, revision)
 
 
 def _only_pickles(names: list[str]) -> bool:
-    readable = _has_safetensors(names) or any(n.endswith(".gguf") for n in names)
+    readable = has_safetensors(names) or any(n.endswith(".gguf") for n in names)
     return not readable and any(n.endswith((".bin", ".pt")) for n in names)
 
 

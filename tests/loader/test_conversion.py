@@ -93,7 +93,8 @@ def test_the_bots_conversion_is_fetched_and_said_in_one_line(fake, caplog):
 
 
 def test_the_first_request_that_has_weights_is_taken(fake):
-    files = {None: PICKLES, "refs/pr/9": PICKLES, "refs/pr/4": CONVERTED}
+    module = [*PICKLES, "2_Dense/model.safetensors"]  # weights, but not of the model
+    files = {None: PICKLES, "refs/pr/9": module, "refs/pr/4": CONVERTED}
     made = fake(files, [request(9), request(4)])
     hub.resolve_model("org/model")
     assert [revision for revision, _ in made.fetched] == ["refs/pr/4"]
