@@ -171,7 +171,9 @@ class Fatal(msgspec.Struct, tag="fatal", array_like=True):
 
 Outbound = Progress | Ready | StepOutput | Answer | Pong | Fatal
 
-MAX_FRAME_BYTES = 1 << 28  # prompt_logprobs of 100k tokens with 20 alternatives are 40 MB
+# A longer message would end the engine. The longest are the outputs of prompts with logprobs of 20
+# alternatives: 400 bytes a token, so 400 MB for the million tokens that some models take.
+MAX_FRAME_BYTES = 1 << 30
 LENGTH_BYTES = 4
 
 _encoder = msgspec.msgpack.Encoder()
