@@ -78,7 +78,6 @@ struct Channel {
   // rows run at 1.1 times the rate of blocks in L2.
   static constexpr bool kNearBlocks = true, kSizesCutPasses = false;
   static constexpr bool kLineUnits = true;
-  static constexpr int kTurns = 0;
   static constexpr int kSums = kGroupVecs / kVecs;
   static constexpr int kRows = kSums < 6 ? kSums : 6;
   // With scales per group, fp32 sums in registers are worth more than a wider tile: with 6 x 4,

@@ -130,7 +130,6 @@ struct Dense {
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
   static constexpr bool kSharesHeaders = false, kWidens = E::kWidens, kNearBlocks = false;
   static constexpr bool kSizesCutPasses = true, kLineUnits = true;
-  static constexpr int kTurns = 0;
   // Rows are widened in whole vectors, which their padding ends with.
   static constexpr int64_t kWholeUnits = kWidens ? 16 : 1;
   static constexpr ActFormat kAct = E::kAct;

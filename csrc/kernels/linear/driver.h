@@ -14,11 +14,8 @@
 //     static constexpr int stream_panels(int rows)         panels side by side in that pass
 //     static constexpr int kRows, kPanels   the tile for more rows than kStreamRows
 //     static constexpr int kHalfRows        rows of that tile where it has two panels
-//     static constexpr bool kLineUnits      a unit of one panel has 64 bytes, a line of memory, or
-//     32 static constexpr int kTurns           for other kinds: with at most kTurns / 2 calls of
-//     tiles
-//                                           for each panel of a block, the panels of the next block
-//                                           are prefetched in turns
+//     static constexpr bool kLineUnits      a unit of a panel has 32 or 64 bytes, so at most a line
+//     static constexpr int kTurns           only if not kLineUnits; see share_units
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
@@ -32,13 +29,15 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// What a tile over a K block prefetches of the next block: beside `every` units of its own as many
-// of the panel whose turn it is, `step` bytes beside each.
+// The part of the next K block that a tile prefetches while it computes. The panels of that block
+// take turns. With a turn, the tile prefetches one stretch of a panel: `every` pieces of `step`
+// bytes, one piece beside each of its own next `every` units.
 struct UnitShare {
-  const uint8_t* at = nullptr;
+  const uint8_t* at = nullptr;  // the first stretch
   int64_t every = 1, step = 0;
-  int64_t panel = 0, panels = 0;  // whose turn it is, of how many
-  int64_t credit = 0, calls = 1;  // `every` units add `panels` to the credit; a turn costs `calls`
+  int64_t panel = 0, panels = 0;  // the panel of the first stretch; the number of panels
+  // Whether a turn is due: each `every` units add `panels` to the credit, and a turn costs `calls`.
+  int64_t credit = 0, calls = 1;
 };
 
 struct LinearTile {
@@ -50,28 +49,56 @@ struct LinearTile {
   size_t panel_bytes;
   int64_t unit_bytes;     // of one panel
   int64_t u0, split, u1;  // units of K
-  // What to prefetch of the first panel with unit u before and from `split`, in one pass over the
-  // weights: ahead0 or ahead1 + (u - u0) unit_bytes.
+  // What a tile prefetches depends on how it is used.
+  // One pass over the weights (kNear): beside unit u, ahead0 + (u - u0) unit_bytes if u is below
+  // `split`, otherwise ahead1 + (u - u0) unit_bytes; the same place of the panels beside the first.
+  // A K block of a kind with kLineUnits: after every `fetch_every` units, one line of each of
+  // `fetch_panels` panels of the next block, beginning with the line at ahead0.
+  // A K block of any other kind: `share`.
   const uint8_t *ahead0, *ahead1;
-  UnitShare share;  // in a tile over a K block
-  // In a tile over a K block of line units instead: every `fetch_every` units, a line of each of
-  // `fetch_panels` panels, from ahead0 on.
   int64_t fetch_every, fetch_panels;
+  UnitShare share;
   float* c;     // sums, row stride sums_stride<kNear>()
   bool resume;  // c holds the sums of the units below u0
   bool last;    // u1 is the end of K
 };
 
-// Walks through the share of a tile.
-class TurnFetch {
+// Says where a tile of a kind without kLineUnits prefetches from. Units of a panel have
+// `unit_bytes` bytes.
+template <bool kNear>
+class TileFetch {
  public:
-  __attribute__((always_inline)) inline explicit TurnFetch(const LinearTile& t)
-      : t_(t), at_(t.share.at), panel_(t.share.panel), credit_(t.share.credit) {}
+  __attribute__((always_inline)) inline TileFetch(const LinearTile& t, int64_t unit_bytes)
+      : t_(t),
+        unit_bytes_(unit_bytes),
+        at_(t.share.at),
+        panel_(t.share.panel),
+        credit_(t.share.credit) {}
 
-  // Returns where to prefetch from beside the next `every` units. If it is no panel's turn, that is
-  // `used`, which should be in L1, so that its prefetches cost nothing: a tile that prefetches only
-  // now and then would contain its code twice.
-  __attribute__((always_inline)) inline const uint8_t* next(const uint8_t* used) {
+  // Bytes from what is prefetched beside one unit to what is prefetched beside the next one.
+  __attribute__((always_inline)) inline int64_t step() const {
+    return kNear ? unit_bytes_ : t_.share.step;
+  }
+
+  // Sets `ahead` to what is prefetched beside unit u, whose weights are at `w`. Returns the end of
+  // the units for which `ahead` then advances by step() with each.
+  __attribute__((always_inline)) inline int64_t next(int64_t u, const uint8_t* w,
+                                                     const uint8_t*& ahead) {
+    if constexpr (kNear) {
+      ahead = (u < t_.split ? t_.ahead0 : t_.ahead1) + (u - t_.u0) * unit_bytes_;
+      return u < t_.split ? t_.split : t_.u1;
+    } else {
+      const int64_t every = t_.share.every;
+      ahead = take_turn(w - every * unit_bytes_);
+      return t_.u1 - u > every ? u + every : t_.u1;
+    }
+  }
+
+ private:
+  // Returns the next stretch of the tile's share if a turn is due, otherwise `used`: weights that
+  // the tile has just read. They are in L1, so prefetching them costs nothing. To prefetch nothing
+  // instead, a tile would need its code a second time.
+  __attribute__((always_inline)) inline const uint8_t* take_turn(const uint8_t* used) {
     const UnitShare& share = t_.share;
     credit_ += share.panels;
     if (credit_ < share.calls) return used;
@@ -85,8 +112,8 @@ class TurnFetch {
     return now;
   }
 
- private:
   const LinearTile& t_;
+  const int64_t unit_bytes_;
   const uint8_t* at_;
   int64_t panel_, credit_;
 };
@@ -329,18 +356,20 @@ struct Block {
   bool last;
 };
 
-// Sets what call `i` of the `calls` to tiles of a block prefetches: its share of the next block,
-// into L2. All shares have the same size, so that memory is neither idle while rows are computed
-// from cache, nor asked for more than it can serve: each miss occupies a buffer of the core, and
-// loads that only miss L1 wait for one. With the first four calls fetching a panel each, 64 rows of
-// w8_channel ran at 64 % of the dot-product peak on Granite Rapids instead of 76 %.
+// A K block takes `calls` calls of tiles. Sets what call number `i` prefetches into L2: its share
+// of the next block. All shares have the same size. Then memory is never idle while tiles compute
+// from cache, and never gets more requests at once than it can serve: a request that waits occupies
+// one of the core's few buffers for misses, and loads that only miss L1 then wait for a free one.
+// When the first four calls prefetched a whole panel each, 64 rows of w8_channel ran at 64 % of the
+// dot-product peak of Granite Rapids; with equal shares they run at 76 %.
 //
-// With few calls, each has much to fetch, and panels take turns unit by unit, nearly in the order
-// in which tiles will read them. The core's own prefetcher then follows several streams at once,
-// and runs ahead in each: with 12 rows w8_g32 reads 26 GB/s so on Granite Rapids, and 20 if a call
-// fetches a panel from end to end. With more calls that gains nothing, and taking turns costs up to
-// 5 %, so a call fetches a part of one panel. Where that is less than a unit beside each of its
-// own, some lines are fetched several times, which costs nothing.
+// There are two ways to divide a block. A block with at most Kind::kTurns / 2 calls for each panel
+// has few rows, and each call has much to prefetch: the panels take turns unit by unit, which is
+// nearly the order in which tiles will read them. The core's own prefetcher then sees several
+// streams and runs ahead in each. 12 rows of w8_g32 read 26 GB/s this way on Granite Rapids, and
+// 20 GB/s if a call prefetches one panel from end to end. With more calls, turns gain nothing and
+// cost up to 5 %, so each call prefetches a part of a single panel. If that part is smaller than a
+// unit for each unit of the tile, some lines are prefetched several times, which costs nothing.
 template <class Kind>
 CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64_t calls) {
   const int64_t n = b.u1 - b.u0, panels = b.panels;

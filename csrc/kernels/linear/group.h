@@ -228,7 +228,8 @@ struct Grouped {
   static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;
   static constexpr bool kSharesHeaders = false, kWidens = false, kNearBlocks = false;
   static constexpr bool kSizesCutPasses = false, kLineUnits = false;
-  // A group of 8 bits takes longer to read than one of 4, beside the same products.
+  // A group of 8-bit codes takes twice as long to read as one of 4-bit codes and no longer to
+  // multiply, so turns pay up to more rows.
   static constexpr int kTurns = W::kQuadsPerLine == 1 && W::kUnit == W::kGroup ? 4 : 3;
   // Up to kInRegisters sums of each type, the fp32 sums are in registers together with the integer
   // ones. Otherwise they stay in `c`, which is in L1: one load and one store for a group of 8
@@ -239,10 +240,12 @@ struct Grouped {
   // streams (w4m_g128, K = 896, one row: 98 % of the bandwidth of a plain read, with two panels
   // side by side 79 %).
   static constexpr int stream_panels(int) { return 1; }
-  // A tile of 12 x 2 sums unpacks codes for twice as many products as one of 6 x 2, but its fp32
-  // sums are in memory. That pays where they are used only once in 32 products: 24 to 512 rows of
-  // w4m_g128 run at 66 to 69 % of the dot-product peak of Granite Rapids instead of 62 to 65 %, but
-  // 64 rows of w8_g32 at 53 % instead of 55 %.
+  // Rows of a tile with two panels. A tile of 12 rows uses each code that it unpacks for twice as
+  // many products as one of 6 rows, but its fp32 sums do not fit the registers and stay in memory.
+  // With a group of 128 they are read and written once for 32 products, and 12 rows are better: 24
+  // to 512 rows of w4m_g128 run at 66 to 69 % of the dot-product peak of Granite Rapids, and at 62
+  // to 65 % with tiles of 6 rows. With a group of 32 it is once for 8 products, and 6 rows are
+  // better: 64 rows of w8_g32 run at 55 %, and at 53 % with tiles of 12.
   static constexpr int kTall = W::kGroup == kWideGroup && kInMemory >= 24 ? 12 : 6;
   // At least both terms of a row, also where they do not fit the registers (scalar).
   static constexpr int kRows = kVecs == 1 ? kTall : kInMemory < 2 ? 2 : kInMemory;
@@ -279,17 +282,10 @@ struct Grouped {
                   t.w + t.u0 * kUnitBytes,
                   t.panel_bytes,
                   nullptr};
-    const int64_t ahead_step = kNear ? kUnitBytes : t.share.step;
-    TurnFetch fetch(t);
+    TileFetch<kNear> fetch(t, kUnitBytes);
+    const int64_t ahead_step = fetch.step();
     for (int64_t u = t.u0; u < t.u1;) {
-      int64_t end = kNear && u < t.split ? t.split : t.u1;
-      if constexpr (kNear) {
-        at.ahead = (u < t.split ? t.ahead0 : t.ahead1) + (u - t.u0) * kUnitBytes;
-      } else {
-        if (end - u > t.share.every) end = u + t.share.every;
-        at.ahead = fetch.next(at.w - t.share.every * kUnitBytes);
-      }
-      for (; u < end; u++) {
+      for (const int64_t end = fetch.next(u, at.w, at.ahead); u < end; u++) {
         const uint8_t* header = at.w;
         // Not unrolled: a kind with many groups in a unit has the code of one group.
 #pragma GCC unroll 1

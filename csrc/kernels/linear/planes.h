@@ -279,7 +279,8 @@ struct PlaneShape {
   static constexpr int64_t kWholeUnits = kSharesHeaders ? 8 : 1;  // 8 groups share one at most
   static constexpr bool kWidens = false, kNearBlocks = false, kSizesCutPasses = false;
   static constexpr bool kLineUnits = false;
-  // Units of 256 need so many operations that turns gain nothing.
+  // With units of 256 weights, computing takes so much longer than reading that the order of
+  // prefetches makes no difference (q4_k, 9 to 24 rows).
   static constexpr int kTurns = W::kUnit < 256 ? 3 : 0;
   // As in kernels/linear/group.h. Sanitizers make a tile of six rows take seconds to compile, and
   // ten kinds have a dozen of them, so instrumented tiles are low.
@@ -336,18 +337,11 @@ struct PlaneShape {
   template <bool kNear, class Run>
   CPUSERVE_INLINE void over_units(const LinearTile& t, PlaneAt& at, const Run& run) {
     const int64_t bytes = kSharesHeaders ? t.unit_bytes : kUnitBytes;
-    const int64_t ahead_step = kNear ? bytes : t.share.step;
-    TurnFetch fetch(t);
+    TileFetch<kNear> fetch(t, bytes);
+    const int64_t ahead_step = fetch.step();
     for (int64_t u = t.u0; u < t.u1;) {
-      int64_t end = kNear && u < t.split ? t.split : t.u1;
       const uint8_t* ahead;
-      if constexpr (kNear) {
-        ahead = (u < t.split ? t.ahead0 : t.ahead1) + (u - t.u0) * bytes;
-      } else {
-        if (end - u > t.share.every) end = u + t.share.every;
-        ahead = fetch.next(at.lines - t.share.every * bytes);
-      }
-      for (; u < end; u++) {
+      for (const int64_t end = fetch.next(u, at.lines, ahead); u < end; u++) {
         at.ahead = ahead;
         run();
         next_unit(at);
