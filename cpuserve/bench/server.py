@@ -52,8 +52,8 @@ class Server:
 
     key: the random API key of this server. Once the server is ready, `url` is its address and
     `ready_s` the time from process start to banner in seconds. The server has then finished its
-    roofline probes, which could disturb a measurement. A signal that ends this process ends the
-    server first, which would otherwise keep its memory and its cores.
+    roofline probes, which could disturb a measurement. SIGTERM and SIGHUP stop the server before
+    they end this process; otherwise it would keep its memory and cores.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
@@ -61,34 +61,28 @@ class Server:
         self.ready_s = 0.0
         self.url = ""
         self.key = secrets.token_hex(8)
-        self._handlers = [
-            number
-            for number in (signal.SIGTERM, signal.SIGHUP)
-            if threading.current_thread() is threading.main_thread()
-            and signal.getsignal(number) is signal.SIG_DFL
-        ]
-        for number in self._handlers:
+        # Python sets signal handlers in the main thread only. Handlers of the caller are kept.
+        in_main = threading.current_thread() is threading.main_thread()
+        ending = (signal.SIGTERM, signal.SIGHUP) if in_main else ()
+        self._handled = [n for n in ending if signal.getsignal(n) is signal.SIG_DFL]
+        for number in self._handled:
             signal.signal(number, _end)
         command = serve_command([*arguments, *private_flags(0, self.key)])
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Server:
         """Wait until the server is ready; StartupError if it ends (its error is on stderr)."""
-        try:
-            self._ready()
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def _ready(self) -> None:
         watchdog = threading.Timer(START_TIMEOUT_S, self.process.kill)
         watchdog.daemon = True
         watchdog.start()
         try:
             self._wait()
+        except BaseException:
+            self._stop()
+            raise
         finally:
             watchdog.cancel()
+        return self
 
     def __exit__(
         self,
@@ -103,7 +97,7 @@ class Server:
         stop(self.process)
         assert self.process.stdout is not None
         self.process.stdout.close()
-        for number in self._handlers:
+        for number in self._handled:
             signal.signal(number, signal.SIG_DFL)
 
     def _wait(self) -> None:

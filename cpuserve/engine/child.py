@@ -119,8 +119,8 @@ class SocketChannel:
                         self._interrupt.see(message)
                     self._inbox.put(message)
                 self._fill()
-        # The front end has gone, or what it sent is no frame: the engine's thread learns of it when
-        # `receive` raises the error there.
+        # The front end has ended, or has sent something that is no frame. The engine's thread takes
+        # the error from the inbox, and `receive` raises it there.
         except Exception as error:
             self._inbox.put(error)
 

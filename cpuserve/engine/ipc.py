@@ -171,8 +171,9 @@ class Fatal(msgspec.Struct, tag="fatal", array_like=True):
 
 Outbound = Progress | Ready | StepOutput | Answer | Pong | Fatal
 
-# A longer message would end the engine. The longest are the outputs of prompts with logprobs of 20
-# alternatives: 400 bytes a token, so 400 MB for the million tokens that some models take.
+# An engine cannot send a longer message, and would end. The longest messages carry the logprobs of
+# prompts: with 20 alternatives they take 400 bytes a token, so 400 MB for a prompt of a million
+# tokens, the most that today's models accept.
 MAX_FRAME_BYTES = 1 << 30
 LENGTH_BYTES = 4
 

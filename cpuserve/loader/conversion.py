@@ -12,7 +12,10 @@ MOST_REQUESTS = 5
 
 
 def has_safetensors(names: list[str]) -> bool:
-    """Whether weights of the model are among the files; those of modules are in folders."""
+    """Whether a repository with these files has safetensors of the model itself.
+
+    They are outside of folders. Modules of sentence-transformers have their weights in folders.
+    """
     return any(n.endswith(".safetensors") and "/" not in n for n in names)
 
 

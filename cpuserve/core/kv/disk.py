@@ -204,8 +204,8 @@ class DiskCache:
                 self._room.notify()
 
     def _write(self, name: BlockName, data: Data) -> None:
-        # Whatever happens (memory can be short, too), this thread must go on: `put` waits until it
-        # has taken blocks off the queue.
+        # This thread must survive every error, also a lack of memory: when the queue is full, `put`
+        # waits until this thread has removed a block from it.
         try:
             self._store_or_repair(self._path(name.key), self._format.pack(name, data))
         except Exception as error:
