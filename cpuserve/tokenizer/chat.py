@@ -28,6 +28,19 @@ _LATE = [
     {"role": "system", "content": _MARK},
     {"role": "user", "content": "b"},
 ]
+# Messages that show what a template makes of the arguments of a call that was cut off.
+_CUT_OFF = '{"c2f1": "c2f1'
+_FUNCTION = {"name": "f", "arguments": _CUT_OFF}
+_CALL = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "callc2f1a", "type": "function", "function": _FUNCTION}],
+    },
+    {"role": "tool", "tool_call_id": "callc2f1a", "content": "b"},
+    {"role": "user", "content": "c"},
+]
 
 
 class ChatTemplate:
@@ -45,6 +58,7 @@ class ChatTemplate:
         self._special_tokens = dict(tokenizer.special_tokens)
         self._templates: dict[str, Template] = {}
         self._late_system: dict[str, bool] = {}
+        self._text_arguments: dict[str, bool] = {}
         self._lock = Lock()
 
     def render(
@@ -63,7 +77,11 @@ class ChatTemplate:
         """
         source = self.tool_source if tools else self.source
         template = self._compiled(source)
-        known = template_messages(messages, keeps_developer="developer" in (source or ""))
+        known = template_messages(
+            messages,
+            keeps_developer="developer" in (source or ""),
+            text_arguments=lambda: self._takes_text_arguments(source or "", template),
+        )
         if _has_late_system(known) and not self._shows_late_system(source or "", template):
             known = [known[0], *map(_as_user, known[1:])]
         variables = {
@@ -99,6 +117,16 @@ class ChatTemplate:
             except InvalidRequest:
                 self._late_system[source] = False
         return self._late_system[source]
+
+    def _takes_text_arguments(self, source: str, template: Template) -> bool:
+        """Return whether the template writes the arguments of a call unchanged if they are text."""
+        if source not in self._text_arguments:
+            variables = {**self._special_tokens, "messages": _CALL, "add_generation_prompt": True}
+            try:
+                self._text_arguments[source] = _CUT_OFF in _render(template, variables)
+            except InvalidRequest:
+                self._text_arguments[source] = False
+        return self._text_arguments[source]
 
     def _compiled(self, source: str | None) -> Template:
         if source is None:

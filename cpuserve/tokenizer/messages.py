@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from cpuserve.errors import InvalidRequest
@@ -13,11 +13,16 @@ _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 MAX_MESSAGES = 100_000
 
 
-def template_messages(messages: Any, *, keeps_developer: bool) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Any,
+    *,
+    keeps_developer: bool,
+    text_arguments: Callable[[], bool] = lambda: False,
+) -> list[dict[str, Any]]:
     """Copies of the messages with text content; InvalidRequest names the wrong message and field.
 
     keeps_developer: whether the template supports the role "developer"; if not, it becomes
-    "system".
+    "system". text_arguments: tells whether the template writes arguments that are text unchanged.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         msg = "messages must be a non-empty list"
@@ -25,7 +30,23 @@ def template_messages(messages: Any, *, keeps_developer: bool) -> list[dict[str,
     if len(messages) > MAX_MESSAGES:
         msg = f"messages has {len(messages)} entries; at most {MAX_MESSAGES} are accepted"
         raise InvalidRequest(msg, param="messages")
-    return [_message(m, f"messages[{i}]", keeps_developer) for i, m in enumerate(messages)]
+    found = [_message(m, f"messages[{i}]", keeps_developer) for i, m in enumerate(messages)]
+    _settle_arguments(found, text_arguments)
+    return found
+
+
+def _settle_arguments(messages: list[dict[str, Any]], text_arguments: Callable[[], bool]) -> None:
+    """Replace arguments that are no object by {}, or keep them for a template that takes text.
+
+    A call that was cut off stays in its conversation, which must go on.
+    """
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            written = function["arguments"]
+            if not isinstance(written, Mapping):
+                keeps = isinstance(written, str) and text_arguments()
+                function["arguments"] = written if keeps else {}
 
 
 def _message(message: Any, where: str, keeps_developer: bool) -> dict[str, Any]:
@@ -77,7 +98,10 @@ def _part(part: Any, where: str) -> str:
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]] | None:
-    """Tool calls with arguments as objects: clients send JSON text, but templates need dicts."""
+    """Tool calls with arguments as objects: clients send JSON text, but templates need dicts.
+
+    Arguments that are no object are left as text.
+    """
     if calls is None:
         return None
     if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
@@ -89,15 +113,26 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         _refuse(where, "must have a function with a name")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            _refuse(f"{where}.function.arguments", "must be valid JSON")
-    if not isinstance(arguments, Mapping):
-        _refuse(f"{where}.function.arguments", "must be a JSON object")
+    arguments = _arguments(function.get("arguments"))
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _arguments(given: Any) -> Mapping[str, Any] | str:
+    """Return the arguments as an object, or as their text if they are none."""
+    if isinstance(given, Mapping):
+        return given
+    if given is None or given == "":
+        return {}
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    try:
+        found = json.loads(text)
+        if isinstance(found, dict):
+            # Half of a surrogate pair is no text, and what is nested too deeply cannot be written.
+            json.dumps(found, ensure_ascii=False).encode()
+            return found
+    except (ValueError, RecursionError):
+        pass
+    return text
 
 
 def _refuse(where: str, why: str) -> NoReturn:

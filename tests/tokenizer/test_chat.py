@@ -125,10 +125,7 @@ def test_content_parts_are_joined_and_others_refused():
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\] must have"),
         ([{"role": "user", "content": [7]}], r"content\[0\]"),
         ([{"role": "assistant", "content": None, "tool_calls": [{}]}], r"tool_calls\[0\]"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-         "arguments must be valid JSON"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "3"}}]}],
-         "arguments must be a JSON object"),
+        ([{"role": "assistant", "content": "", "tool_calls": 1}], "tool_calls must be a list"),
     ],
 )  # fmt: skip
 def test_wrong_messages_are_the_clients_error(messages, where):
@@ -142,6 +139,44 @@ def test_tool_call_arguments_reach_the_template_as_objects():
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     source = "{{ messages[0].tool_calls[0].function.arguments.x[1] }}|{{ messages[0].content }}"
     assert render(source, messages) == "é|"
+
+
+OBJECTS = "{% for n, v in call.function.arguments | items %}{{ n }}={{ v }}{% endfor %}"
+DUMPED = "{{ call.function.arguments | tojson }}"
+BOTH = (
+    "{% if call.function.arguments is string %}{{ call.function.arguments }}{% else %}"
+    "{{ call.function.arguments | tojson }}{% endif %}"
+)
+TEXTS = "{{ '```json' + call.function.arguments + '```' }}"
+
+
+@pytest.mark.parametrize(
+    ("writes", "shown"),
+    [(OBJECTS, "[]"), (DUMPED, "[{}]"), (BOTH, "[%s]"), (TEXTS, "[```json%s```]")],
+    ids=["members", "dumped", "both", "text"],
+)
+@pytest.mark.parametrize(
+    "written",
+    ['{"text": "beginning and mo', "{", "no JSON", "[1]", "3", "null", '"a"', '{"a": "\\ud800"}',
+     '{"a":' * 5000 + "1" + "}" * 5000, '{"a": %s}' % ("9" * 5000)],
+    ids=lambda text: text[:12],
+)  # fmt: skip
+def test_arguments_that_are_no_object_are_empty_or_the_text_itself(writes, shown, written):
+    """A call that was cut off stays in the history, and the conversation goes on."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": written}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    source = "{%% for call in messages[-1].tool_calls or [] %%}[%s]{%% endfor %%}"
+    # The messages of a probe end with the user's, so the template looks for the call.
+    source = source.replace("messages[-1]", "(messages | selectattr('tool_calls') | first)")
+    assert render(source % writes, messages) == (shown % written if "%s" in shown else shown)
+
+
+@pytest.mark.parametrize("given", [None, "", {}, [], 5, [1], "missing"], ids=str)
+def test_arguments_that_are_no_text_are_an_object(given):
+    function = {"name": "f"} if given == "missing" else {"name": "f", "arguments": given}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
+    source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    assert render(source, messages) == "{}"
 
 
 def test_developer_is_system_where_the_template_does_not_know_it():

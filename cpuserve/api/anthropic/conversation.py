@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
+from cpuserve.api.anthropic.blocks import (
+    blocks,
+    of_assistant,
+    refuse,
+    returned,
+    shown,
+    system_text,
+    text_of,
+)
+from cpuserve.api.unreadable import Part, joined
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import Message
 
-# The model's own earlier thoughts are not a part of the conversation.
 _THOUGHTS = ("thinking", "redacted_thinking")
+_FAILED = "[The tool reports an error.]"
 
 
 def chat_messages(
@@ -24,23 +33,23 @@ def chat_messages(
         raise InvalidRequest(msg, param="messages")
     found: list[Message] = []
     uses = _Uses()
-    if system:
-        found.append({"role": "system", "content": _text(system, "system")})
+    if system and (text := system_text(system)):
+        found.append({"role": "system", "content": [text]})
     for index, message in enumerate(messages):
         where = f"messages.{index}"
         role = message.get("role")
+        if role not in ("user", "assistant", "system"):
+            refuse(f"{where}.role", "must be user, assistant or system")
+        inner = list(blocks(message.get("content"), f"{where}.content"))
         if role == "system":
             # Agents give instructions also in the middle of a conversation, between turns.
-            content = _text(message.get("content"), f"{where}.content")
+            content = [text_of(block, path) for path, block in inner]
             found.append({"role": "system", "content": content})
             continue
-        if role not in ("user", "assistant"):
-            _refuse(f"{where}.role", "must be user, assistant or system")
-        blocks = list(_blocks(message.get("content"), f"{where}.content"))
-        found += _of_user(blocks) if role == "user" else [_of_assistant(blocks)]
-        uses.follow(role, blocks)
+        found += _of_user(inner) if role == "user" else [_of_assistant(inner)]
+        uses.follow(role, inner)
     uses.check_answered()
-    return found
+    return joined(found, "messages")
 
 
 class _Uses:
@@ -70,123 +79,59 @@ class _Uses:
                     why = (
                         f"has the tool_use_id {number[:64]!r}, which no earlier tool_use block has"
                     )
-                    _refuse(where, f"{why}: send the message with that block before it")
+                    refuse(where, f"{why}: send the message with that block before it")
                 self._open.pop(number, None)
 
     def check_answered(self) -> None:
         """Raise InvalidRequest if a tool_use block has no tool_result in the user's turn."""
         for number, where in self._open.items():
             why = f"is the `tool_use` block {number[:64]!r}, which needs a `tool_result` block"
-            _refuse(where, f"{why} in the next message: send its result there")
+            refuse(where, f"{why} in the next message: send its result there")
 
 
-def _blocks(content: object, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each block with its path; a string is one block of text."""
-    if isinstance(content, str):
-        yield where, {"type": "text", "text": content}
-        return
-    if not isinstance(content, list):
-        _refuse(where, "must be a string or a list of content blocks")
-    for index, block in enumerate(content):
-        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            _refuse(f"{where}.{index}", "must be a content block with a type")
-        yield f"{where}.{index}", block
-
-
-def _text(content: object, where: str) -> str:
-    """Return the texts of a list of text blocks, joined by newlines."""
-    return "\n".join(_text_of(block, path) for path, block in _blocks(content, where))
-
-
-def _text_of(block: dict[str, Any], where: str) -> str:
-    if block["type"] != "text":
-        _refuse(where, f"has type {block['type'][:40]!r}; this model reads text only")
-    return _string(block, "text", where)
-
-
-def _shown(block: dict[str, Any], where: str) -> str:
-    """Return the text of a block that a user or a tool may send."""
-    kind = block["type"]
-    return _SHOWN[kind](block, where) if kind in _SHOWN else _text_of(block, where)
-
-
-def _document(block: dict[str, Any], where: str) -> str:
-    """Return a document's title, context and text, each of which begins a line."""
-    source = block.get("source")
-    if not isinstance(source, dict) or source.get("type") != "text":
-        kind = source.get("type") if isinstance(source, dict) else None
-        _refuse(f"{where}.source", f"has type {str(kind)[:40]!r}, which is not supported: {_PLAIN}")
-    if source.get("media_type", "text/plain") != "text/plain":
-        _refuse(f"{where}.source.media_type", f"must be text/plain: {_PLAIN}")
-    lines = [_optional(block, name, where) for name in ("title", "context")]
-    return "\n".join([*filter(None, lines), _string(source, "data", f"{where}.source")])
-
-
-def _search_result(block: dict[str, Any], where: str) -> str:
-    """Return the title, the source and the text of a search result, each of which begins a line."""
-    lines = [_string(block, name, where) for name in ("title", "source")]
-    return "\n".join([*filter(None, lines), _text(block.get("content"), f"{where}.content")])
-
-
-_PLAIN = 'send its text as {"type": "text", "media_type": "text/plain", "data": ...}'
-# Other blocks than text that become text. There are no citations in answers.
-_SHOWN = {"document": _document, "search_result": _search_result}
-
-
-def _string(block: dict[str, Any], name: str, where: str) -> str:
-    text = block.get(name)
-    if not isinstance(text, str):
-        _refuse(where, f"must have its {name} as a string")
-    return text
-
-
-def _optional(block: dict[str, Any], name: str, where: str) -> str | None:
-    return None if block.get(name) is None else _string(block, name, where)
-
-
-def _of_user(blocks: list[tuple[str, dict[str, Any]]]) -> list[Message]:
+def _of_user(inner: list[tuple[str, dict[str, Any]]]) -> list[Message]:
     found: list[Message] = []
-    texts: list[str] = []
+    parts: list[Part] = []
 
     def close() -> None:
-        if texts or not found:
-            found.append({"role": "user", "content": "\n".join(texts)})
-            texts.clear()
+        if parts or not found:
+            found.append({"role": "user", "content": list(parts)})
+            parts.clear()
 
-    for where, block in blocks:
+    for where, block in inner:
         if block["type"] != "tool_result":
-            texts.append(_shown(block, where))
+            parts.append(shown(block, where))
             continue
         number = block.get("tool_use_id")
         if not isinstance(number, str):
-            _refuse(where, "must have the tool_use_id of a call")
-        if texts:
+            refuse(where, "must have the tool_use_id of a call")
+        if parts:
             close()
-        content = block.get("content")
-        parts = () if content is None else _blocks(content, f"{where}.content")
-        result = "\n".join(_shown(part, path) for path, part in parts)
-        found.append({"role": "tool", "tool_call_id": number, "content": result})
-    if texts or not found:
+        content = returned(block.get("content"), f"{where}.content")
+        if block.get("is_error"):
+            content.insert(0, _FAILED)
+        found.append({"role": "tool", "tool_call_id": number, "content": content})
+    if parts or not found:
         close()
     return found
 
 
-def _of_assistant(blocks: list[tuple[str, dict[str, Any]]]) -> Message:
-    texts: list[str] = []
+def _of_assistant(inner: list[tuple[str, dict[str, Any]]]) -> Message:
+    texts: list[Part] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for where, block in blocks:
+    for where, block in inner:
         if block["type"] == "tool_use":
-            number, name, given = (block.get(key) for key in ("id", "name", "input"))
-            if not (isinstance(number, str) and isinstance(name, str) and isinstance(given, dict)):
-                _refuse(where, "must have an id, a name and an input, which is an object")
-            function = {"name": name, "arguments": given}
+            number, name = block.get("id"), block.get("name")
+            if not (isinstance(number, str) and isinstance(name, str)):
+                refuse(where, "must have an id and a name")
+            function = {"name": name, "arguments": block.get("input")}
             calls.append({"id": number, "type": "function", "function": function})
         elif block["type"] not in _THOUGHTS:
-            texts.append(_text_of(block, where))
-    message: Message = {"role": "assistant", "content": "\n".join(texts)}
+            texts.append(of_assistant(block))
+        elif isinstance(thought := block.get("thinking"), str):
+            thoughts.append(thought)
+    message: Message = {"role": "assistant", "content": texts}
+    if thought := "\n".join(filter(None, thoughts)):
+        message["reasoning_content"] = thought
     return {**message, "tool_calls": calls} if calls else message
-
-
-def _refuse(where: str, why: str) -> NoReturn:
-    msg = f"{where} {why}"
-    raise InvalidRequest(msg, param="messages")

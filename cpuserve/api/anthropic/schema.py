@@ -15,6 +15,7 @@ from cpuserve.serving.call import GenerateCall, unsupported
 from cpuserve.serving.tools.use import check_function
 
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+_MODEL_DECIDES = ("adaptive", "between_tools")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -130,16 +131,16 @@ def _max_tokens(most: int) -> int:
 def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the template variables that `thinking` sets.
 
-    "adaptive", which Claude Code always sends, leaves it to the model whether it thinks, so an
-    answer without blocks of thoughts is one of those that the client expects.
+    The types of _MODEL_DECIDES leave it to the model whether it thinks, so an answer without
+    blocks of thoughts is one of those that the client expects.
     """
     kind = None if thinking is None else thinking.get("type")
-    if thinking is None or kind == "adaptive":
+    if thinking is None or kind in _MODEL_DECIDES:
         return None
-    if kind == "disabled":
-        return {"enable_thinking": False}
-    msg = "thinking in blocks of its own is not supported yet: omit it, or use adaptive or disabled"
-    raise unsupported(msg, "thinking")
+    if kind not in ("enabled", "disabled"):
+        msg = f"thinking.type must be enabled, disabled, {' or '.join(_MODEL_DECIDES)}"
+        raise InvalidRequest(msg, param="thinking")
+    return {"enable_thinking": kind == "enabled"}
 
 
 def _effort(request: CountRequest) -> str | None:

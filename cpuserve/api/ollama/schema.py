@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.chat.schema import ChatLogprob
+from cpuserve.api.unreadable import Unreadable, plain
 from cpuserve.api.unset import check_repeat_last_n, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
-from cpuserve.serving.call import GenerateCall, Message, call_from, unsupported
+from cpuserve.serving.call import GenerateCall, Message, call_from
 from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ def chat_call(asked: OllamaChat, _: Received) -> GenerateCall | None:
     """Return the call, or None if it asks for nothing; InvalidRequest for what is not supported."""
     if not asked.messages:
         return None
-    messages = [_message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)]
+    messages = chat_messages([_message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)])
     return _call(
         asked,
         messages=messages,
@@ -136,7 +138,7 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
         (options.frequency_penalty, 0),
     )
     check_logprobs("top_logprobs", asked.top_logprobs)
-    effort = _effort(asked.think)
+    _check_think(asked.think)
     call = call_from(
         options,
         model=asked.model,
@@ -147,35 +149,37 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
         **prompt,
     )
     if "messages" in prompt:
-        call.reasoning_effort = effort
-        if asked.think is False:
-            call.chat_template_kwargs = {"enable_thinking": False}
+        _thinking(call, asked.think)
     if (options.num_predict or 0) > 0:  # others mean no limit; one beyond the context is none
         call.default_max_tokens = options.num_predict
     return call
 
 
-def _effort(think: Any) -> str | None:
-    """Return the reasoning effort that a level of thinking means; the chat template may read it."""
-    if think is None or think is False or think in _LEVELS:  # 0 equals False, but is none
-        return think or None
-    if think is True:
-        msg = (
-            "think cannot be true, because thoughts are not told apart from the answer yet: omit "
-            f"it, or set it to false or a level ({', '.join(_LEVELS)})"
-        )
-        raise unsupported(msg, "think")
-    msg = f"think must be true, false, or one of {', '.join(_LEVELS)}"
-    raise InvalidRequest(msg, param="think")
+def _thinking(call: GenerateCall, think: Any) -> None:
+    """Set what the chat template reads of `think`: whether to think, and how much."""
+    if think is True or think is False:
+        call.chat_template_kwargs = {"enable_thinking": think}
+    elif think is not None and think in _LEVELS:
+        call.reasoning_effort = think
+
+
+def _check_think(think: Any) -> None:
+    if not (think is None or isinstance(think, bool) or think in ("", *_LEVELS)):
+        msg = f"think must be true, false, or one of {', '.join(_LEVELS)}"
+        raise InvalidRequest(msg, param="think")
 
 
 def _message(message: dict[str, Any], where: str) -> Message:
-    if message.get("images"):
-        msg = f"{where}.images is not supported: this model reads text only"
-        raise unsupported(msg, "messages")
-    # The model's own earlier thoughts are not a part of the conversation.
-    known = {key: value for key, value in message.items() if key not in ("images", "thinking")}
-    return {"name": message["tool_name"], **known} if "tool_name" in message else known
+    """Return a message in the form of chat completions."""
+    known = {key: value for key, value in message.items() if key != "images"}
+    if "tool_name" in message:
+        known = {"name": message["tool_name"], **known}
+    if images := message.get("images"):
+        told = f"{where}.images is not supported: this model reads text only"
+        count = len(images) if isinstance(images, list) else 1
+        text = {"type": "text", "text": plain(message.get("content"))}
+        known["content"] = [text, *[Unreadable("an image", told)] * count]
+    return known
 
 
 def _form(form: Any) -> StructuredOutputs | None:

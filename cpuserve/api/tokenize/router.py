@@ -6,6 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.endpoint import read_call
+from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.logprobs import TokenNames
 from cpuserve.api.openapi import json_body
 from cpuserve.api.tokenize.schema import (
@@ -51,7 +52,7 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
         raise InvalidRequest(msg, param="prompt")
     most = most_counted(context)
     if asked.prompt is None:
-        call = call_from(asked)
+        call = call_from(asked, messages=chat_messages(asked.messages or []))
         tool_use(call, context.tool_format)  # refuses what chat completions refuse
         return (await chat_prompt(context, call, num_bytes, most=most)).ids
     add_special = asked.add_special_tokens is not False

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.supported import (
     NEVER,
@@ -139,6 +140,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
     return call_from(
         request,
         NEVER,
+        messages=chat_messages(request.messages),
         max_tokens=most.tokens,
         max_tokens_name=most.name,
         logprobs=_logprobs(request),

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NoReturn
 
+from cpuserve.api.openai.responses.other_items import (
+    CLIENT_CALLS,
+    CLIENT_OUTPUTS,
+    KINDS,
+    line_of,
+    name_and_arguments,
+    thoughts_of,
+)
 from cpuserve.api.openai.responses.tools import flat_name
+from cpuserve.api.unreadable import Part, joined, plain, unreadable
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import Message, unsupported
 
 _ROLES = ("user", "assistant", "system", "developer")
-_TEXTS = ("input_text", "output_text", "text")
+# The types of parts that are text, and the members that have it.
+_TEXTS = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "refusal": "refusal",
+}
 _REFERENCE = (
     "is an item_reference, which is not supported, because this server stores no responses: send "
     "the item itself"
@@ -21,22 +35,21 @@ def chat_messages(items: str | list[dict[str, Any]], instructions: str | None) -
     """Return the messages; InvalidRequest names what is invalid by its path.
 
     The items of one turn of the assistant become one message: templates write the calls of a
-    message behind its text, and the results of calls behind these.
+    message after its text, and the results of calls after these.
     """
     found = _Conversation()
     if instructions:
-        found.messages.append({"role": "system", "content": instructions})
+        found.messages.append({"role": "system", "content": [instructions]})
     if isinstance(items, str):
-        found.messages.append({"role": "user", "content": items})
-        return found.messages
-    if not items:
+        found.messages.append({"role": "user", "content": [items]})
+    elif not items:
         msg = "input is an empty list: send at least one item"
         raise InvalidRequest(msg, param="input")
-    for index, item in enumerate(items):
-        found.add(item, f"input[{index}]")
-    found.end_turn()
-    found.check_answered()
-    return found.messages
+    else:
+        for index, item in enumerate(items):
+            found.add(item, f"input[{index}]")
+        found.check_answered()
+    return joined(found.messages, "input")
 
 
 class _Conversation:
@@ -44,9 +57,9 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._texts: list[str] = []  # which the last message consists of
+        self._thoughts: list[str] = []  # of the assistant's next message or call
         self._known: set[str] = set()
-        self._open: dict[str, str] = {}  # the paths of calls without an output, by their call_ids
+        self._open: dict[str, str] = {}  # what calls without an output are, by their call_ids
 
     def add(self, item: dict[str, Any], where: str) -> None:
         """Add the next item."""
@@ -54,13 +67,23 @@ class _Conversation:
         if kind == "message":
             self._add_message(item, where)
         elif kind == "function_call":
-            self._add_call(item, where)
-        elif kind == "function_call_output":
+            namespace, name = item.get("namespace"), item.get("name")
+            if isinstance(namespace, str) and isinstance(name, str):
+                name = flat_name(namespace, name)
+            self._add_call(item, where, name, item.get("arguments"))
+        elif kind in CLIENT_CALLS:
+            self._add_call(item, where, *name_and_arguments(item))
+        elif kind == "function_call_output" or kind in CLIENT_OUTPUTS:
             self._add_output(item, where)
+        elif kind == "reasoning":
+            self._thoughts.append(thoughts_of(item))
+        elif kind in KINDS:
+            if line := line_of(item):
+                self._in_turn()["content"].append(line)
         elif kind == "item_reference" or (kind is None and set(item) == {"id"}):
             msg = f"{where} {_REFERENCE}"
             raise unsupported(msg, "input")
-        elif kind != "reasoning":  # the model's own earlier thoughts are not a part of its prompt
+        else:
             msg = (
                 f"{where} has type {str(kind)[:40]!r}, which is not supported: send messages, "
                 "function_call and function_call_output"
@@ -71,85 +94,96 @@ class _Conversation:
         role = item.get("role")
         if role not in _ROLES:
             _refuse(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
-        text = _text(item.get("content"), f"{where}.content")
-        last = self.messages[-1] if self.messages else {}
-        if role == "assistant" and "tool_calls" in last:
-            # Text behind a call is of the same turn, whose results follow.
-            self._texts.append(text)
+        if role == "assistant":
+            self._in_turn()["content"] += _returned(item.get("content"), f"{where}.content")
         else:
-            self._append({"role": role, "content": text})
+            parts = _parts(item.get("content"), f"{where}.content")
+            self._append({"role": role, "content": parts})
 
     def _append(self, message: Message) -> None:
-        self.end_turn()
+        self._thoughts.clear()  # of a turn that ended before it said something
         self.messages.append(message)
-        self._texts = [message["content"]]
 
-    def end_turn(self) -> None:
-        """Join the texts of the last message, once, however many they are."""
-        if self.messages and len(self._texts) > 1:
-            self.messages[-1]["content"] = "\n".join(filter(None, self._texts))
-
-    def _add_call(self, item: dict[str, Any], where: str) -> None:
-        number, name, given = (item.get(key) for key in ("call_id", "name", "arguments"))
-        if not (isinstance(number, str) and isinstance(name, str) and isinstance(given, str)):
-            _refuse(where, "must have a call_id, a name and arguments, which are strings")
-        namespace = item.get("namespace")
-        name = flat_name(namespace if isinstance(namespace, str) else None, name)
-        function = {"name": name, "arguments": _arguments(given, where)}
+    def _in_turn(self) -> Message:
+        """Return the assistant's message that the next part of its turn belongs to."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self._append({"role": "assistant", "content": ""})
-        calls = self.messages[-1].setdefault("tool_calls", [])
+            self.messages.append({"role": "assistant", "content": []})
+        message = self.messages[-1]
+        earlier = message.get("reasoning_content")
+        if thoughts := "\n".join(filter(None, (earlier, *self._thoughts))):
+            message["reasoning_content"] = thoughts
+        self._thoughts.clear()
+        return message
+
+    def _add_call(self, item: dict[str, Any], where: str, name: object, arguments: object) -> None:
+        number = item.get("call_id") or item.get("id")
+        if not (isinstance(number, str) and isinstance(name, str)):
+            _refuse(where, "must have a call_id and a name, which are strings")
+        function = {"name": name, "arguments": arguments}
+        calls = self._in_turn().setdefault("tool_calls", [])
         calls.append({"id": number, "type": "function", "function": function})
         self._known.add(number)
-        self._open[number] = where
+        if item.get("status") != "incomplete":  # such a call was cut off, so nobody could run it
+            self._open[number] = f"{where} is the {item['type']}"
 
     def _add_output(self, item: dict[str, Any], where: str) -> None:
-        number = item.get("call_id")
+        number = item.get("call_id") or item.get("id")
         if not isinstance(number, str):
-            _refuse(where, "must have the call_id of a function_call")
+            _refuse(where, "must have the call_id of a call")
         if number not in self._known:
             why = f"has the call_id {number[:64]!r}, which no earlier function_call has"
             _refuse(where, f"{why}: send the item with that call before it")
         self._open.pop(number, None)
-        output = _text(item.get("output"), f"{where}.output")
+        output = _returned(item.get("output"), f"{where}.output")
         self._append({"role": "tool", "tool_call_id": number, "content": output})
 
     def check_answered(self) -> None:
         """Raise InvalidRequest if a call has no output."""
-        for number, where in self._open.items():
-            why = f"is the function_call {number[:64]!r}, which needs a function_call_output"
-            _refuse(where, f"{why} behind it: send its output there")
+        for number, what in self._open.items():
+            kind = what.rpartition(" ")[2]
+            why = f"{number[:64]!r}, which needs a {kind}_output after it: send its output there"
+            _refuse(what, why)
 
 
-def _text(content: object, where: str) -> str:
-    """Return a string, or the texts of a list of parts, joined by newlines."""
+def _parts(content: object, where: str) -> list[Part]:
+    """Return a string, or the parts of a list, as parts that are text or stand for something else.
+
+    Raises:
+      InvalidRequest: the content has no valid form.
+    """
     if isinstance(content, str):
-        return content
+        return [content]
     if not isinstance(content, list):
         _refuse(where, "must be a string or a list of parts")
-    return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+    return [_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
 
 
-def _part(part: object, where: str) -> str:
+def _part(part: object, where: str) -> Part:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         _refuse(where, 'must be a part with a type, such as {"type": "input_text", "text": ""}')
-    if kind not in (*_TEXTS, "refusal"):
-        _refuse(where, f"has type {kind[:40]!r}; this model reads text only")
-    text = part.get("refusal" if kind == "refusal" else "text")
+    if kind not in _TEXTS:
+        return unreadable(kind, where)
+    text = part.get(_TEXTS[kind])
     if not isinstance(text, str):
         _refuse(where, "must have its text as a string")
     return text
 
 
-def _arguments(written: str, where: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(written or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        _refuse(f"{where}.arguments", "must be a JSON object, written as a string")
-    return arguments
+def _returned(content: object, where: str) -> list[Part]:
+    """Return what a tool or the model wrote, which is never refused."""
+    if isinstance(content, dict) and isinstance(content.get("type"), str):
+        content = [content]
+    if not isinstance(content, list):
+        return [] if content is None else [plain(content)]
+    return [_any_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
+
+
+def _any_part(part: object, where: str) -> Part:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        return plain(part)
+    return plain(part.get(_TEXTS[kind])) if kind in _TEXTS else unreadable(kind, where)
 
 
 def _refuse(where: str, why: str) -> NoReturn:

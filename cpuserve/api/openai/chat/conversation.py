@@ -1,0 +1,103 @@
+"""Turn the messages of chat completions into those that chat templates read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuserve.api.unreadable import Unreadable, lines_for, plain, unreadable
+from cpuserve.serving.call import Message
+
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+# What clients call the model's earlier thoughts; the first of these that has some counts.
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+
+
+def chat_messages(messages: list[dict[str, Any]]) -> list[Message]:
+    """Return the messages with text only, and with an assistant's thoughts in one field.
+
+    What else a message has stays, and is checked where the template is rendered.
+
+    Raises:
+      InvalidRequest: the last turn of the user has something that is no text.
+    """
+    found = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    for message in lines_for(found, "messages"):
+        if isinstance(message.get("content"), list):
+            message["content"] = [
+                {"type": "text", "text": part} if isinstance(part, str) else part
+                for part in message["content"]
+            ]
+    return found
+
+
+def _message(message: dict[str, Any], where: str) -> Message:
+    role, content = message.get("role"), message.get("content")
+    if role == "assistant":
+        return _of_assistant(message, where)
+    if role in ("tool", "function"):
+        return {**message, "content": _lenient(content, where)}
+    if isinstance(content, list):
+        return {**message, "content": [_part(p, where, i) for i, p in enumerate(content)]}
+    return message
+
+
+def _of_assistant(message: dict[str, Any], where: str) -> Message:
+    found = {name: value for name, value in message.items() if name not in _THOUGHTS}
+    thoughts = [message[name] for name in _THOUGHTS if isinstance(message.get(name), str)]
+    content = message.get("content")
+    if isinstance(content, list):
+        inner = [part for part in content if _is_thought(part)]
+        content = [part for part in content if not _is_thought(part)]
+        thoughts.append("\n".join(_thought(part) for part in inner))
+    found["content"] = None if content is None else _lenient(content, where)
+    if (thought := next(filter(None, thoughts), None)) is not None:
+        found["reasoning_content"] = thought
+    if isinstance(calls := message.get("tool_calls"), list):
+        found["tool_calls"] = [_call(call) for call in calls]
+    return found
+
+
+def _is_thought(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("thinking", "redacted_thinking")
+
+
+def _thought(part: dict[str, Any]) -> str:
+    """Return the text of a part: Mistral's has a list of texts in it."""
+    told = part.get("thinking")
+    if isinstance(told, list):
+        return "".join(plain(inner.get("text")) for inner in told if isinstance(inner, dict))
+    return told if isinstance(told, str) else ""
+
+
+def _call(call: Any) -> Any:
+    """Return a call as one of a function: the input of a custom tool is its only argument."""
+    custom = call.get("custom") if isinstance(call, dict) else None
+    if not isinstance(custom, dict):
+        return call
+    function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def _part(part: Any, where: str, index: int) -> Any:
+    """Return a part that is text, or that has no valid form, as it is."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind in _TEXTS:
+        return part
+    return unreadable(kind, f"{where}.content[{index}]")
+
+
+def _lenient(content: Any, where: str) -> str | list[str | Unreadable]:
+    """Return the content of a message that is never refused."""
+    if not isinstance(content, list):
+        return plain(content)
+    return [_any_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+
+
+def _any_part(part: Any, where: str) -> str | Unreadable:
+    if not isinstance(part, dict):
+        return part if isinstance(part, Unreadable) else plain(part)
+    text = part.get("refusal" if part.get("type") == "refusal" else "text")
+    if isinstance(text, str):
+        return text
+    kind = part.get("type")
+    return unreadable(kind, where) if isinstance(kind, str) and kind not in _TEXTS else plain(text)
