@@ -1,10 +1,13 @@
 """Anthropic's messages: answers, streams, tools, counts and errors in that dialect."""
 
 import json
+import typing
 from datetime import datetime
 
 import pytest
+from anthropic.types import beta
 
+from cpuserve.api.anthropic.client_tools import client_tool
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead
 from cpuserve.serving.limits import ClientLimits
@@ -18,6 +21,7 @@ WEATHER = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 FORM = {"type": "json_schema", "schema": WEATHER["input_schema"]}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 IMAGE = {"role": "user", "content": [{"type": "image"}]}
 
 
@@ -394,6 +398,83 @@ def test_results_of_several_tools_may_be_in_messages_in_a_row():
     assert ask(api, messages=HI + turn + turn, tools=[WEATHER]).status_code == 200
 
 
+def words_of(annotation):
+    """The words of a Literal in the annotation of a field."""
+    return {word for part in (annotation, *typing.get_args(annotation))
+            for word in typing.get_args(part) if isinstance(word, str)}  # fmt: skip
+
+
+DEFINED = [kind for kind in typing.get_args(beta.BetaToolUnionParam)
+           if "input_schema" not in typing.get_type_hints(kind)]  # fmt: skip
+RUN_BY_CLIENTS = ("bash_", "text_editor_", "memory_")
+
+
+@pytest.mark.parametrize("kind", DEFINED, ids=lambda kind: kind.__name__)
+def test_tools_that_anthropic_defines_are_functions_if_clients_run_them(kind):
+    hints = typing.get_type_hints(kind)
+    name = "".join(words_of(hints["name"])) if "name" in hints else "none"
+    for word in words_of(hints["type"]):
+        api = tool_api(says("Hi"))
+        assert ask(api, tools=[{"type": word, "name": name}, WEATHER]).status_code == 200, word
+        is_function = word.startswith(RUN_BY_CLIENTS)
+        assert (f'"name": "{name}", "description"' in prompt_of(api)) == is_function
+        assert '"name": "weather"' in prompt_of(api)
+
+
+def test_the_memory_tool_has_the_parameters_of_anthropics_client():
+    union = typing.get_args(typing.get_args(beta.BetaMemoryTool20250818Command)[0])
+    wanted = {
+        word: set(part.model_fields)
+        for part in union
+        for word in typing.get_args(part.model_fields["command"].annotation)
+    }
+    parameters = client_tool("memory_20250818")["parameters"]
+    properties = parameters["properties"]
+    assert set(properties["command"]["enum"]) == set(wanted)
+    assert len(wanted) > 3
+    assert set(properties) == set().union(*wanted.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "names", "inserted"),
+    [
+        ("text_editor_20241022", "str_replace_editor", 5, "new_str"),
+        ("text_editor_20250124", "str_replace_editor", 5, "new_str"),
+        ("text_editor_20250429", "str_replace_based_edit_tool", 4, "insert_text"),
+        ("text_editor_20250728", "str_replace_based_edit_tool", 4, "insert_text"),
+    ],
+)
+def test_the_text_editor_is_that_of_its_date(kind, name, names, inserted):
+    tool = client_tool(kind)
+    properties = tool["parameters"]["properties"]
+    assert tool["name"] == name
+    assert len(properties["command"]["enum"]) == names
+    assert ("undo_edit" in properties["command"]["enum"]) == (names == 5)
+    assert ("insert_text" in properties) == (inserted == "insert_text")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_defined_tool_may_be_forced_and_strict(strict):
+    given = {"strict": True} if strict else {}
+    api = tool_api(says(' {"command": "ls"}}'))
+    choice = {"type": "tool", "name": "bash"}
+    tool = {"type": "bash_20250124", "name": "bash", **given}
+    body = ask(api, tools=[tool], tool_choice=choice).json()
+    assert body["content"][0]["input"] == {"command": "ls"}
+    assert body["stop_reason"] == "tool_use"
+
+
+def test_a_request_with_only_tools_of_anthropic_is_told_so():
+    """Claude Code searches the web by such a request, and reads the text of the answer."""
+    api = tool_api(says("There is no search here."))
+    auto = {"type": "auto"}
+    assert ask(api, tools=[SEARCH], tool_choice=auto, system="Search.").status_code == 200
+    told = "These tools are not available here: web_search. Say so instead of guessing."
+    assert prompt_of(api).startswith(f"<|im_start|>system\nSearch.\n{told}<|im_end|>")
+    assert ask(api, tools=[SEARCH], tool_choice={"type": "none"}).status_code == 200
+    assert "web_search" not in prompt_of(api)
+
+
 @pytest.mark.parametrize(
     ("choice", "end"),
     [
@@ -467,7 +548,8 @@ def sent(block):
         ({"system": [{"type": "image"}]}, "system.0"),
         ({"thinking": {"type": "always"}}, "thinking.type must be enabled, disabled, adaptive or"),
         ({"tools": [WEATHER]}, "tools"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
+        ({"tools": [{"type": "costum", "name": "bash"}]}, "tools.0.type must be custom"),
+        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "this server cannot run web_search"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name must have"),
         ({"tools": [{"name": "a", "input_schema": [1]}]}, "tools.0.input_schema must be"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),

@@ -22,19 +22,21 @@ _FAILED = "[The tool reports an error.]"
 
 
 def chat_messages(
-    messages: list[dict[str, Any]], system: str | list[dict[str, Any]] | None
+    messages: list[dict[str, Any]], system: str | list[dict[str, Any]] | None, note: str = ""
 ) -> list[Message]:
     """Return the messages; InvalidRequest names what is invalid by its path.
 
     A result of a tool becomes a message of the role "tool", and text beside it one of the user.
+    note: what the model is told after the system's text.
     """
     if not messages:
         msg = "messages must be a non-empty list"
         raise InvalidRequest(msg, param="messages")
     found: list[Message] = []
     uses = _Uses()
-    if system and (text := system_text(system)):
-        found.append({"role": "system", "content": [text]})
+    told = [text for text in (system_text(system or []), note) if text]
+    if told:
+        found.append({"role": "system", "content": told})
     for index, message in enumerate(messages):
         where = f"messages.{index}"
         role = message.get("role")

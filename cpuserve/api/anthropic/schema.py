@@ -8,13 +8,12 @@ import msgspec
 
 from cpuserve.api.anthropic.conversation import chat_messages
 from cpuserve.api.anthropic.errors import NoThreads
+from cpuserve.api.anthropic.tools import offered
 from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, unsupported
-from cpuserve.serving.tools.use import check_function
 
-_CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _MODEL_DECIDES = ("adaptive", "between_tools")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
@@ -95,16 +94,16 @@ def to_call(request: CountRequest) -> GenerateCall:
     if request.thread is not None:
         raise NoThreads
     check_unset(request, ("mcp_servers", "container"))
-    messages = chat_messages(request.messages, request.system)
-    choice, name, parallel = _tool_choice(request.tool_choice)
+    tools = offered(request.tools, request.tool_choice)
+    messages = chat_messages(request.messages, request.system, tools.note)
     call = GenerateCall(
         messages=messages,
         # A last message of the assistant is the beginning of the answer.
         continue_final_message=messages[-1]["role"] == "assistant" or None,
-        tools=[_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools or [])],
-        tool_choice=choice,
-        tool_name=name,
-        parallel_tool_calls=parallel,
+        tools=tools.functions,
+        tool_choice=tools.choice,
+        tool_name=tools.name,
+        parallel_tool_calls=tools.parallel,
         chat_template_kwargs=_thinking(request.thinking),
         reasoning_effort=_effort(request),
     )
@@ -171,26 +170,3 @@ def _form(request: MessagesRequest) -> StructuredOutputs | None:
         msg = f'{field} must be {{"type": "json_schema", "schema": a JSON schema}}'
         raise InvalidRequest(msg, param=field)
     return StructuredOutputs(json=schema, field=field)
-
-
-def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type", "custom") != "custom":
-        msg = f"{where}.type is not supported: only tools that the client runs (custom) are"
-        raise unsupported(msg, "tools")
-    shown = {name: tool.get(name) for name in ("name", "description", "strict")}
-    given = {name: value for name, value in shown.items() if value is not None}
-    function = {**given, "parameters": tool.get("input_schema")}
-    check_function(function, where, "input_schema")
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(choice: dict[str, Any] | None) -> tuple[str, str | None, bool | None]:
-    """Return the choice, the tool that it names, and whether calls may be parallel."""
-    if choice is None:
-        return "auto", None, None
-    kind, name = choice.get("type"), choice.get("name")
-    fits = isinstance(name, str) if kind == "tool" else name is None
-    if not isinstance(kind, str) or kind not in _CHOICES or not fits:
-        msg = 'tool_choice must be {"type": ...}: auto, any, none, or tool with a name'
-        raise InvalidRequest(msg, param="tool_choice")
-    return _CHOICES[kind], name, False if choice.get("disable_parallel_tool_use") else None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection, Sized
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import unsupported
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class ToolChoice(NamedTuple):
@@ -54,7 +59,26 @@ def tool_choice(
     return ToolChoice("required", name, tools)
 
 
-def plain_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+def check_offers(functions: Sized, others: Collection[str], choice: object) -> None:
+    """Raise InvalidRequest if a request offers no functions, but other types of tools.
+
+    Agents offer tools that OpenAI runs (web_search and others) or that the model writes freely
+    (custom) beside their functions. These are left out, because agents usually work without them.
+    A request that offers only such tools depends on them.
+    """
+    if not others or plain_choice(choice) == "none":
+        return
+    kinds = ", ".join(sorted(kind[:40] for kind in others))
+    if not functions:
+        msg = (
+            f"this server cannot run tools of the type {kinds}: offer functions (type function), "
+            "which the client runs, or omit tools"
+        )
+        raise unsupported(msg, "tools")
+    log.debug("of the tools of these types, only functions in them are offered: %s", kinds)
+
+
+def plain_choice(choice: T) -> T | str:
     """Return `choice`, or the word that is its type: Cursor sends {"type": "auto"} for "auto"."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     return kind if kind in ("none", "auto", "required") else choice

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.chat.conversation import chat_messages
+from cpuserve.api.openai.chat.schema import without_custom
 from cpuserve.api.openai.logprobs import TokenNames
 from cpuserve.api.openapi import json_body
 from cpuserve.api.tokenize.schema import (
@@ -52,7 +53,8 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
         raise InvalidRequest(msg, param="prompt")
     most = most_counted(context)
     if asked.prompt is None:
-        call = call_from(asked, messages=chat_messages(asked.messages or []))
+        messages, tools = chat_messages(asked.messages or []), without_custom(asked.tools)
+        call = call_from(asked, messages=messages, tools=tools)
         tool_use(call, context.tool_format)  # refuses what chat completions refuse
         return (await chat_prompt(context, call, num_bytes, most=most)).ids
     add_special = asked.add_special_tokens is not False

@@ -16,7 +16,7 @@ from cpuserve.api.openai.supported import (
     repetition_penalty,
     usage_in_each,
 )
-from cpuserve.api.openai.tool_choice import Spelling, function_name, tool_choice
+from cpuserve.api.openai.tool_choice import Spelling, check_offers, function_name, tool_choice
 from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
@@ -27,6 +27,7 @@ _SPELLING = Spelling(
     function='{"type": "function", "function": {"name": ...}}',
     allowed='{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
     inner="allowed_tools",
+    skips=lambda tool: _is_custom(tool),
 )
 
 
@@ -135,7 +136,8 @@ def to_call(request: ChatRequest) -> GenerateCall:
         msg = "echo is not supported yet by chat completions: use /v1/completions"
         raise unsupported(msg, "echo")
     check_stream(request)
-    choice, function, tools = tool_choice(request.tool_choice, request.tools, _SPELLING)
+    functions = without_custom(request.tools, request.tool_choice)
+    choice, function, tools = tool_choice(request.tool_choice, functions, _SPELLING)
     most = length(request, request.max_completion_tokens)
     return call_from(
         request,
@@ -151,6 +153,21 @@ def to_call(request: ChatRequest) -> GenerateCall:
         tool_name=function,
         usage_in_each=usage_in_each(request),
     )
+
+
+def without_custom(
+    tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None = None
+) -> list[dict[str, Any]] | None:
+    """Return the tools without those that the model writes freely; see `check_offers`."""
+    if not tools:
+        return tools
+    kept = [tool for tool in tools if not _is_custom(tool)]
+    check_offers(kept, {"custom"} if len(kept) < len(tools) else (), choice)
+    return kept
+
+
+def _is_custom(tool: object) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == "custom"
 
 
 def _logprobs(request: ChatRequest) -> int | None:

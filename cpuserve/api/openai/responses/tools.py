@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from cpuserve.api.openai.tool_choice import Spelling, ToolChoice, plain_choice, tool_choice
+from cpuserve.api.openai.tool_choice import Spelling, ToolChoice, check_offers, tool_choice
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import unsupported
 from cpuserve.serving.tools.use import check_function
-
-log = logging.getLogger(__name__)
 
 _FUNCTION = '{"type": "function", "name": ...}'
 _NAMESPACE = '{"type": "namespace", "name": ..., "tools": [...]}'
@@ -48,23 +44,12 @@ def chosen_tools(
 ) -> ToolChoice:
     """Return the functions among `tools` that the model may call, and whether it must.
 
-    Agents offer tools that OpenAI runs (web_search and others) beside their own functions. These
-    are left out, because agents usually work without them. A request that offers only such tools
-    depends on them, and is refused.
-
     Raises:
-      InvalidRequest: a tool or the choice has no valid form, or is one that nobody here can run.
+      InvalidRequest: a tool or the choice has no valid form, or see `check_offers`.
     """
     functions = [_function(offered) for offered in _offered(tools or [])]
-    others = sorted({str(tool["type"])[:40] for tool in tools or [] if not is_function(tool)})
-    if others and plain_choice(choice) != "none":
-        if not functions:
-            msg = (
-                f"this server cannot run tools of the type {', '.join(others)}: offer functions "
-                "(type function), which the client runs, or omit tools"
-            )
-            raise unsupported(msg, "tools")
-        log.debug("of the tools of these types, only functions in them are offered: %s", others)
+    others = {str(tool["type"]) for tool in tools or [] if not is_function(tool)}
+    check_offers(functions, others, choice)
     return tool_choice(choice, functions, _SPELLING)
 
 

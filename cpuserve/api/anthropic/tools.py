@@ -1,0 +1,94 @@
+"""The functions that a message offers to the model, in the form of chat completions."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any, NamedTuple
+
+from cpuserve.api.anthropic.client_tools import client_tool
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import unsupported
+from cpuserve.serving.tools.use import check_function
+
+log = logging.getLogger(__name__)
+
+# The types of tools that Anthropic defines, nearly all of which end with a date.
+_DEFINED = re.compile(r"[a-z0-9_]+_[0-9]{8}|mcp_toolset|tool_search_tool_[a-z0-9]+")
+_CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
+class Offered(NamedTuple):
+    """The functions, the choice among them, and what the model is told of other tools.
+
+    name: of the one function that must be called. parallel: None = calls may be.
+    """
+
+    functions: list[dict[str, Any]]
+    choice: str
+    name: str | None
+    parallel: bool | None
+    note: str = ""
+
+
+def offered(tools: list[dict[str, Any]] | None, choice: dict[str, Any] | None) -> Offered:
+    """Return what a request offers.
+
+    Tools that Anthropic runs are left out beside functions. If there are no others, the model is
+    told that they are missing: agents ask a model with only such a tool, and read its text.
+
+    Raises:
+      InvalidRequest: a tool or the choice has no valid form, or only tools that nobody here can run
+        may be called.
+    """
+    functions, others = [], []
+    for index, tool in enumerate(tools or []):
+        function = _function(tool, f"tools.{index}")
+        if function is None:
+            others.append(str(tool.get("name", tool["type"]))[:64])
+        else:
+            functions.append({"type": "function", "function": function})
+    kind, name, parallel = _choice(choice)
+    if not others or functions or kind == "none":
+        if others:
+            log.debug("these tools are left out, because Anthropic runs them: %s", others)
+        return Offered(functions, kind, name, parallel)
+    missing = ", ".join(others)
+    if kind == "required":
+        msg = f"this server cannot run {missing}: offer tools that the client runs"
+        raise unsupported(msg, "tools")
+    note = f"These tools are not available here: {missing}. Say so instead of guessing."
+    return Offered([], "auto", None, parallel, note)
+
+
+def _function(tool: dict[str, Any], where: str) -> dict[str, Any] | None:
+    """Return the function that a tool is, None if it is none."""
+    kind = tool.get("type") or "custom"
+    if kind != "custom":
+        if not isinstance(kind, str) or not _DEFINED.fullmatch(kind):
+            msg = f"{where}.type must be custom, or that of a tool which Anthropic defines"
+            raise InvalidRequest(msg, param="tools")
+        defined = client_tool(kind)
+        if defined is None:
+            return None
+        strict = {} if tool.get("strict") is None else {"strict": tool["strict"]}
+        function = {**defined, **strict}
+        check_function(function, where, "input_schema")
+        return function
+    shown = {name: tool.get(name) for name in ("name", "description", "strict")}
+    given = {name: value for name, value in shown.items() if value is not None}
+    function = {**given, "parameters": tool.get("input_schema")}
+    check_function(function, where, "input_schema")
+    return function
+
+
+def _choice(choice: dict[str, Any] | None) -> tuple[str, str | None, bool | None]:
+    """Return the choice, the tool that it names, and whether calls may be parallel."""
+    if choice is None:
+        return "auto", None, None
+    kind, name = choice.get("type"), choice.get("name")
+    fits = isinstance(name, str) if kind == "tool" else name is None
+    if not isinstance(kind, str) or kind not in _CHOICES or not fits:
+        msg = 'tool_choice must be {"type": ...}: auto, any, none, or tool with a name'
+        raise InvalidRequest(msg, param="tool_choice")
+    return _CHOICES[kind], name, False if choice.get("disable_parallel_tool_use") else None
