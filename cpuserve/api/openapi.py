@@ -11,6 +11,9 @@ from cpuserve.api.errors import ErrorBody
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+# The media types of streams.
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+
 _TYPES: dict[str, type[msgspec.Struct]] = {"ErrorBody": ErrorBody}
 
 
@@ -32,10 +35,18 @@ def json_body(
     request: type[msgspec.Struct],
     response: type[msgspec.Struct],
     error: type[msgspec.Struct] = ErrorBody,
+    *,
+    stream: str | None = None,
 ) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route that takes `request` and answers with `response`."""
+    """Return the `openapi_extra` of a route that takes `request` and answers with `response`.
+
+    stream: the media type of its streams, if it has some.
+    """
     body = {"required": True, "content": _ref(request)}
-    return {"requestBody": body, **json_answer(response, error)}
+    described = {"requestBody": body, **json_answer(response, error)}
+    if stream is not None:
+        described["responses"]["200"]["content"][stream] = {"schema": {"type": "string"}}
+    return described
 
 
 def text_answer(request: type[msgspec.Struct]) -> dict[str, Any]:

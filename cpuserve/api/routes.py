@@ -6,13 +6,20 @@ import difflib
 from collections.abc import Sequence
 
 BASE = "/v1"
+_BASES = (BASE, "/api")
 _CHAT = f"{BASE}/chat/completions"
 _TEXT = f"{BASE}/completions"
 _MAX_SHOWN = 200
 
+_MODELS = "models are served from the start: see --also-serve"
 # Prefixes of other servers' routes, and what to use on this server. The first match counts.
 _ELSEWHERE = (
     (f"{BASE}/messages/batches", "batches are not supported: send each request by itself"),
+    (
+        f"{BASE}/responses/compact",
+        "there is no compaction, which only OpenAI's server could read again: ask the model for a "
+        "summary, and begin a conversation with it",
+    ),
     ("/pooling", f"vLLM's route for vectors is not supported: use {BASE}/embeddings"),
     ("/classify", f"classification is not supported: {BASE}/score gives scores of pairs of texts"),
     ("/reranking", f"llama.cpp's own API is not supported: use {BASE}/rerank"),
@@ -36,7 +43,12 @@ _ELSEWHERE = (
     ),
     ("/invocations", f"SageMaker's route is not supported: use {_CHAT}"),
     ("/embedding", f"llama.cpp's own API is not supported: use {BASE}/embeddings"),
-    ("/api/pull", "models are served from the start: see --also-serve"),
+    *((f"/api/{verb}", _MODELS) for verb in ("pull", "push", "create", "copy", "delete", "blobs")),
+    ("/api/web_search", "there is no search of the web"),
+    ("/api/web_fetch", "there is no access to the web"),
+    ("/api/me", "there are no accounts: see --api-key"),
+    ("/api/signin", "there are no accounts: see --api-key"),
+    ("/api/signout", "there are no accounts: see --api-key"),
     ("/generate", f"this route of other servers is not supported: use {_TEXT}"),
     ("/completion", f"llama.cpp's own API is not supported: use {_TEXT}"),
     ("/props", f"llama.cpp's own API is not supported: use {BASE}/models"),
@@ -76,8 +88,19 @@ def _near(path: str, known: Sequence[str]) -> str | None:
     for route in others:
         if route.startswith(f"{lowered}/"):
             return route
-    close = difflib.get_close_matches(lowered, others, n=1, cutoff=0.75)
-    return close[0] if close else None
+    # What all routes of an API begin with says nothing about which one is meant.
+    known_bare = {_bare(route): route for route in others}
+    close = difflib.get_close_matches(_bare(lowered), known_bare, n=1, cutoff=0.75)
+    if not close:
+        return None
+    same = next((base for base in _BASES if lowered.startswith(f"{base}/")), "") + close[0]
+    return same if same in others else known_bare[close[0]]
+
+
+def _bare(path: str) -> str:
+    """Return the path without the base of its API."""
+    base = next((base for base in _BASES if path.startswith(f"{base}/")), "")
+    return path.removeprefix(base)
 
 
 def _is_base_missing(path: str, near: str) -> bool:

@@ -31,7 +31,7 @@ _VARIES = (
     (re.compile(r'_duration":\d+'), '_duration":0'),
     (re.compile(r'"call_[0-9a-f]{24}"'), '"call_"'),
     (re.compile(r'"fp_[0-9a-f]{10}"'), '"fp_"'),
-    (re.compile(f'"version":"{re.escape(version())}"'), '"version":""'),
+    (re.compile(f'"(version|cpuserve)":"{re.escape(version())}"'), r'"\1":""'),
 )
 _HEADERS = ("content-type", "cache-control", "retry-after", "x-should-retry", "connection", "allow")
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"

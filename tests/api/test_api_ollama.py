@@ -8,7 +8,7 @@ import pytest
 from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import ANSWER, Api, logprob_of, speak, tokenizer
 from tests.api.recorded import fails
-from tests.api.tools import CALL, WEATHER, prompt_of, says, tool_api
+from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
 
 HI = [{"role": "user", "content": "hi"}]
 NUM_TOKENS = len(tokenizer().encode(ANSWER, add_special_tokens=False)) + 1
@@ -318,13 +318,32 @@ def test_models_are_listed_and_shown():
     listed = api.get("/api/tags").json()["models"]
     assert [model["name"] for model in listed] == ["tiny", "alias"]
     assert [len(model["digest"]) for model in listed] == [64, 64]
-    shown = api.post("/api/show", model="alias:latest").json()
+    shown = api.post("/api/show", model="alias").json()
     assert shown["capabilities"] == ["completion", "tools"]
     assert shown["model_info"]["model.context_length"] == 4096
     assert api.post("/api/show", name="alias").json() == shown, "as older clients ask"
     missing = api.post("/api/show", model="", name=None)
     assert (missing.status_code, missing.json()) == (400, {"error": "model is missing"})
-    assert api.get("/api/version").json() == api.get("/version").json()
+    told = api.get("/api/version").json()
+    assert told["cpuserve"] == api.get("/version").json()["version"]
+    assert [int(part) for part in told["version"].split(".")] >= [0, 6, 4], "as VS Code checks it"
+
+
+@pytest.mark.parametrize(
+    ("source", "calls", "shown"),
+    [
+        (TEMPLATE, True, True),
+        ("{{ tools }}{{ messages[0].content }}", False, False),
+        ("{{ messages[0].content }}", False, True),
+    ],
+    ids=["tools", "unknown calls", "no tools"],
+)
+def test_a_template_is_shown_unless_its_tools_cannot_be_called(source, calls, shown):
+    """LiteLLM sends tools if the template names them, and else asks for JSON in the prompt."""
+    body = tool_api(says(""), source=source).post("/api/show", model="tiny").json()
+    assert body["template"] == (source if shown else "")
+    assert ("tools" in body["capabilities"]) == calls
+    assert body["model_info"]["general.basename"] == "tiny"
 
 
 def test_loaded_models_are_listed():

@@ -147,6 +147,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         ("/v1/tokenize", "/tokenize"),
         ("/healthz", "/health"),
         ("/metric", "/metrics"),
+        ("/chat/completion", CHAT),
     ],
 )
 def test_an_unknown_route_is_told_the_nearest(api, path, near):
@@ -169,6 +170,9 @@ def test_an_unknown_route_is_told_the_nearest(api, path, near):
         ("/reranking", "use /v1/rerank"),
         ("/completion", TEXT),
         ("/docs", "/openapi.json"),
+        ("/v1/responses/compact", "there is no compaction"),
+        ("/responses/compact", "there is no compaction"),
+        ("/v1/me", "GET / lists the routes"),
         ("/v1", CHAT),
         ("/nothing/like/it", "GET / lists the routes"),
         ("/" + "x" * 5000, "GET / lists the routes"),
@@ -181,6 +185,39 @@ def test_a_route_of_another_server_is_told_what_there_is_instead(api, path, inst
     message = error_of(response)["message"]
     assert instead in message
     assert "Did you mean" not in message
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        *((f"/api/{verb}", "see --also-serve") for verb in ("pull", "push", "create", "copy",
+                                                            "delete", "blobs/sha256:0")),
+        *((f"/api/{name}", "there are no accounts") for name in ("me", "signin", "signout")),
+        ("/api/web_search", "there is no search of the web"),
+        ("/api/web_fetch", "there is no access to the web"),
+        *((f"/api/{name}", "GET / lists the routes") for name in ("usage", "props", "x/y",
+                                                                  "user", "keys", "v1")),
+        ("/api/chats", "Did you mean /api/chat?"),
+        ("/api/generat", "Did you mean /api/generate?"),
+        ("/api/tag", "Did you mean /api/tags?"),
+        ("/api/embedding", "Did you mean /api/embeddings?"),
+        ("/api/v1/chat/completions", "Did you mean /v1/chat/completions?"),
+        ("/ollama/api/chat", "Did you mean /api/chat?"),
+    ],
+)  # fmt: skip
+def test_an_unknown_route_of_ollama_suggests_nothing_false(api, path, told):
+    response = api.post(path)
+    assert response.status_code == 404
+    assert told in response.text
+    assert ("Did you mean" in response.text) == ("Did you mean" in told)
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_a_route_of_responses_is_no_id_of_one(api, method):
+    answer = api.request(method, "/v1/responses/input_tokens")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert error_of(api.request(method, "/v1/responses/compact"))["code"] == "unknown_url"
+    assert error_of(api.request(method, "/v1/responses/resp_1"))["code"] == "response_not_found"
 
 
 def test_tokenize_counts_ids_and_strings(api):
@@ -200,9 +237,44 @@ def test_tokenize_takes_messages(api):
     assert body["tokens"] == api.engine.asked[-1][0]
 
 
-@pytest.mark.parametrize("fields", [{}, {"prompt": "a", "messages": []}, {"prompt": None}])
-def test_tokenize_needs_one_of_prompt_and_messages(api, fields):
-    assert api.post("/tokenize", **fields).status_code == 400
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, "has nothing to tokenize"),
+        ({"prompt": None}, "has nothing to tokenize"),
+        ({"prompt": "a", "messages": []}, "both prompt and messages"),
+        ({"messages": [], "content": "a"}, "both messages and content"),
+        ({"content": "a", "with_pieces": True}, "set return_token_strs"),
+    ],
+)
+def test_tokenize_needs_one_input(api, fields, told):
+    response = api.post("/tokenize", **fields)
+    assert response.status_code == 400
+    assert told in error_of(response)["message"]
+
+
+@pytest.mark.parametrize("wish", [{}, {"add_special": False}, {"add_special": True}], ids=str)
+def test_tokenize_takes_llamacpps_content(api, wish):
+    """llama.cpp puts no special tokens in front unless the request asks for them."""
+    special = wish.get("add_special", False)
+    same = api.post("/tokenize", prompt="Hello", add_special_tokens=special).json()
+    assert api.post("/tokenize", content="Hello", **wish).json() == same
+    assert api.post("/tokenize", content="").json()["count"] == 0
+
+
+def test_tokenizer_info_is_what_clients_read_of_a_tokenizer_config(api):
+    """lm-evaluation-harness gets its chat template and special tokens there."""
+    info = api.get("/tokenizer_info").json()
+    assert info["chat_template"] == tokenizer().chat_template
+    assert info["model_max_length"] == MAX_LEN
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+    special = tokenizer().special_tokens
+    assert {name: info[name] for name in special if name in info} == {
+        name: special[name]
+        for name in special
+        if name in ("bos_token", "eos_token", "pad_token", "unk_token")
+    }
+    assert "eos_token" in info
 
 
 @pytest.mark.parametrize(
@@ -333,3 +405,43 @@ def test_the_schema_names_requests_answers_and_errors(api):
 
     for reference in references(document):
         assert reference.removeprefix("#/components/schemas/") in schemas
+
+
+def documented(operation, status):
+    """The media types that the schema has for a status of an operation."""
+    answers = operation["responses"]
+    found = answers.get(str(status)) or answers.get(f"{status // 100}XX") or {}
+    return set(found.get("content", {}))
+
+
+def media_type(response):
+    return {response.headers["content-type"].partition(";")[0]} - {""}
+
+
+def test_the_schema_names_the_content_type_of_every_answer(api):
+    paths = api.get("/openapi.json").json()["paths"]
+    asked = [(method.upper(), path, operation) for path, operations in paths.items()
+             for method, operation in operations.items() if "{" not in path]  # fmt: skip
+    assert len(asked) > 25
+    for method, path, operation in asked:
+        known = {} if method == "GET" or path == "/ping" else {"json": {"unknown": 1}}
+        response = api.request(method, path, **known)
+        wanted = documented(operation, response.status_code)
+        told = media_type(response) if "content-type" in response.headers else set()
+        assert told <= wanted, (method, path, response.status_code)
+        assert told or not wanted, (method, path, response.status_code)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses",
+                                  "/v1/messages", "/api/chat", "/api/generate"])  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_schema_names_the_content_types_of_streams(api, path, stream):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+    body |= {"prompt": "hi"} if path in ("/v1/completions", "/api/generate") else {}
+    if path == "/v1/responses":
+        body = {"input": "hi"}
+    response = api.post(path, stream=stream, **body)
+    assert response.status_code == 200, response.text
+    operation = api.get("/openapi.json").json()["paths"][path]["post"]
+    assert media_type(response) <= documented(operation, 200)
+    assert len(documented(operation, 200)) == 2

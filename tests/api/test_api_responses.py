@@ -256,6 +256,26 @@ def test_a_stream_begins_while_a_long_prompt_is_computed(seconds, times, monkeyp
     assert api.engine.wishes[0][1], "progress is asked for"
 
 
+def test_only_the_last_event_of_a_stream_repeats_the_tools(monkeypatch):
+    """Agents offer 40 kB of tools, and in_progress comes again and again."""
+    monkeypatch.setattr("cpuserve.api.openai.responses.writer._PERIOD_S", 0)
+
+    def slow(engine, number, prompt, params):
+        for done in range(8, 12):
+            yield Output(number, [], processed=done)
+        yield Output(number, [40], "stop")
+
+    wide = {**WEATHER, "description": "w" * 1000}
+    response = ask(tool_api(slow), tools=[wide], stream=True)
+    events = events_of(response)
+    begun = [event["response"] for event in events if event["type"] in
+             ("response.created", "response.in_progress")]  # fmt: skip
+    assert len(begun) == 5
+    assert [told["tools"] for told in begun] == [[]] * 5
+    assert events[-1]["response"]["tools"][0]["description"] == wide["description"]
+    assert response.text.count("w" * 1000) == 1
+
+
 def test_fields_reach_the_engine():
     api = Api(default_sampling={"temperature": 0.7, "top_k": 9})
     fields = {"temperature": 0.25, "top_p": 0.5, "max_output_tokens": 7, "seed": 3, "min_p": 0.1}

@@ -15,14 +15,16 @@ from cpuserve.api.anthropic.schema import (
 )
 from cpuserve.api.anthropic.writer import MessageWriter
 from cpuserve.api.endpoint import read_call
-from cpuserve.api.openapi import json_body
+from cpuserve.api.openapi import EVENTS, json_body
 from cpuserve.api.respond import respond
 from cpuserve.serving.generate import count_prompt, prepare
 
 router = APIRouter()
 
 
-@router.post("/v1/messages", openapi_extra=json_body(MessagesRequest, Message, MessageError))
+@router.post(
+    "/v1/messages", openapi_extra=json_body(MessagesRequest, Message, MessageError, stream=EVENTS)
+)
 async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation."""
     async with read_call(request, "msg_", MessagesRequest) as (received, asked):

@@ -18,8 +18,20 @@ from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
+    from cpuserve.serving.context import ModelContext
 
 router = APIRouter()
+# Clients require a version of Ollama (VS Code 0.6.4), and read numbers in it. `logprobs` came with
+# this one, as the last of what these endpoints have.
+_OLLAMA = "0.12.11"
+_DETAILS = {
+    "parent_model": "",
+    "format": "",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
 _NEVER = "2200-01-01T00:00:00Z"  # Ollama's client shows a time so far away as "Forever"
 
 
@@ -36,9 +48,17 @@ class OllamaModels(msgspec.Struct):
     models: list[dict[str, Any]]
 
 
+class OllamaVersion(msgspec.Struct):
+    """The body of GET /api/version."""
+
+    version: str
+    cpuserve: str
+
+
 class OllamaModel(msgspec.Struct):
     """The body of POST /api/show: what the model can do, and the length of its context."""
 
+    template: str
     details: dict[str, Any]
     model_info: dict[str, Any]
     capabilities: list[str]
@@ -74,7 +94,7 @@ def _listed(name: str, at: str) -> dict[str, Any]:
     # Ollama's own client shows the first digits of a digest, and fails without any.
     digest = hashlib.sha256(name.encode()).hexdigest()
     named: dict[str, Any] = {"name": name, "model": name, "modified_at": at}
-    return {**named, "size": 0, "digest": digest, "details": {}}
+    return {**named, "size": 0, "digest": digest, "details": dict(_DETAILS)}
 
 
 @router.post("/api/show", openapi_extra=json_body(OllamaShow, OllamaModel, OllamaError))
@@ -90,14 +110,29 @@ async def show(request: Request) -> Response:
         able = {"none": ["completion"], "rank": []}.get(context.pooling, ["embedding"])
         if context.tool_format is not None:
             able.append("tools")
-        info = {"general.architecture": "model", "model.context_length": context.max_model_len}
-        return json_response(OllamaModel({}, info, able))
+        info = {
+            "general.architecture": "model",
+            "general.basename": model,
+            "model.context_length": context.max_model_len,
+        }
+        template = _template(context, calls_tools="tools" in able)
+        return json_response(OllamaModel(template, dict(_DETAILS), info, able))
 
 
-@router.get("/api/version")
+def _template(context: ModelContext, *, calls_tools: bool) -> str:
+    """Return the chat template; "" if it has tools, but calls of them cannot be read.
+
+    Clients look for the word "tools" in it to find out whether they may send some.
+    """
+    found = context.get_chat_template()
+    source = (found.tool_source if calls_tools else found.source) or ""
+    return source if calls_tools or "tools" not in source.lower() else ""
+
+
+@router.get("/api/version", openapi_extra=json_answer(OllamaVersion, OllamaError))
 async def show_version() -> Response:
-    """The version of cpuserve."""
-    return json_response({"version": version()})
+    """The version of Ollama's API that this server has, and the version of cpuserve."""
+    return json_response(OllamaVersion(_OLLAMA, version()))
 
 
 async def choose(received: Received, model: str) -> str:

@@ -20,7 +20,7 @@ from cpuserve.api.ollama.schema import (
     generate_call,
 )
 from cpuserve.api.ollama.writer import Writer
-from cpuserve.api.openapi import json_body
+from cpuserve.api.openapi import LINES, json_body
 from cpuserve.api.respond import respond
 from cpuserve.serving.generate import prepare
 
@@ -32,14 +32,19 @@ router = APIRouter()
 T = TypeVar("T", bound=OllamaRequest)
 
 
-@router.post("/api/chat", openapi_extra=json_body(OllamaChat, OllamaAnswer, OllamaError))
+@router.post(
+    "/api/chat", openapi_extra=json_body(OllamaChat, OllamaAnswer, OllamaError, stream=LINES)
+)
 async def chat(request: Request) -> Response:
     """Generate the next message of a conversation."""
     async with read_call(request, "ollama-", OllamaChat) as (received, asked):
         return await _answer(received, asked, chat_call, chat=True)
 
 
-@router.post("/api/generate", openapi_extra=json_body(OllamaGenerate, OllamaAnswer, OllamaError))
+@router.post(
+    "/api/generate",
+    openapi_extra=json_body(OllamaGenerate, OllamaAnswer, OllamaError, stream=LINES),
+)
 async def generate(request: Request) -> Response:
     """Answer a prompt."""
     async with read_call(request, "ollama-", OllamaGenerate) as (received, asked):

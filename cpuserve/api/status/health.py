@@ -14,7 +14,7 @@ from cpuserve.version import version
 router = APIRouter()
 
 
-@router.get("/health")
+@router.get("/health", response_class=Response)
 async def health(request: Request) -> Response:
     """Report whether clients should send requests here: 200, or 503 with the reason.
 
@@ -40,14 +40,14 @@ async def health(request: Request) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-@router.get("/ping")
-@router.post("/ping", operation_id="ping_post")
+@router.get("/ping", response_class=Response)
+@router.post("/ping", operation_id="ping_post", response_class=Response)
 async def ping(request: Request) -> Response:
     """The same as /health, under the name that SageMaker uses."""
     return await health(request)
 
 
-@router.get("/live")
+@router.get("/live", response_class=Response)
 async def live() -> Response:
     """Answer 200 as long as this process handles HTTP requests.
 

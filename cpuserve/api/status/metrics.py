@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from cpuserve.api.state import get_state
 from cpuserve.metrics import CONTENT_TYPE
@@ -10,7 +11,7 @@ from cpuserve.metrics import CONTENT_TYPE
 router = APIRouter()
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Return all metrics."""
     state = get_state(request)

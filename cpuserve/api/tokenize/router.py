@@ -9,16 +9,18 @@ from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.chat.schema import without_custom
 from cpuserve.api.openai.logprobs import TokenNames
-from cpuserve.api.openapi import json_body
+from cpuserve.api.openapi import json_answer, json_body
+from cpuserve.api.state import get_state
 from cpuserve.api.tokenize.schema import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import call_from
+from cpuserve.serving.call import call_from, unsupported
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.params import check_token_ids
 from cpuserve.serving.prompts import chat_prompt, encode, most_counted
@@ -26,6 +28,9 @@ from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.use import tool_use
 
 router = APIRouter()
+_INPUTS = ("prompt", "messages", "content")
+# Of transformers, for tokenizers that are described by their files alone, as all are here.
+_CLASS = "PreTrainedTokenizerFast"
 
 
 @router.post("/tokenize", openapi_extra=json_body(TokenizeRequest, TokenizeResponse))
@@ -34,6 +39,9 @@ async def tokenize(request: Request) -> Response:
     async with read_call(request, "tokenize-", TokenizeRequest) as (received, asked):
         await received.choose(asked.model)
         check_unset(asked, ("chat_template",))
+        if asked.with_pieces:
+            msg = "with_pieces is llama.cpp's name: set return_token_strs"
+            raise unsupported(msg, "with_pieces")
         ids = await _token_ids(received.context, asked, received.body_bytes)
         body = await run_sized(len(ids), lambda: _answer(received.context, asked, ids))
     return Response(body, media_type="application/json")
@@ -48,18 +56,35 @@ def _answer(context: ModelContext, asked: TokenizeRequest, ids: list[int]) -> by
 
 
 async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: int) -> list[int]:
-    if (asked.prompt is None) == (asked.messages is None):
-        msg = "Give either prompt or messages, and not both"
+    given = [name for name in _INPUTS if getattr(asked, name) is not None]
+    if len(given) != 1:
+        what = "nothing to tokenize" if not given else f"both {given[0]} and {given[1]}"
+        msg = f"The request has {what}: send one of prompt, messages, and llama.cpp's content"
         raise InvalidRequest(msg, param="prompt")
     most = most_counted(context)
-    if asked.prompt is None:
+    if asked.messages is not None:
         messages, tools = chat_messages(asked.messages or []), without_custom(asked.tools)
         call = call_from(asked, messages=messages, tools=tools)
         tool_use(call, context.tool_format)  # refuses what chat completions refuse
         return (await chat_prompt(context, call, num_bytes, most=most)).ids
-    add_special = asked.add_special_tokens is not False
-    (ids,) = await encode(context, [asked.prompt], add_special_tokens=add_special, most=most)
+    text, default = (asked.prompt, True) if asked.prompt is not None else (asked.content, False)
+    wishes = (asked.add_special_tokens, asked.add_special, default)
+    add_special = next(wish for wish in wishes if wish is not None)
+    (ids,) = await encode(context, [text or ""], add_special_tokens=add_special, most=most)
     return ids
+
+
+@router.get("/tokenizer_info", openapi_extra=json_answer(TokenizerInfo))
+async def tokenizer_info(request: Request) -> Response:
+    """Describe the tokenizer of the first model: its special tokens and its chat template."""
+    state = get_state(request)
+    state.check_available()
+    context = state.context
+    special = context.get_tokenizer().special_tokens
+    known = {name: special[name] for name in TokenizerInfo.__struct_fields__ if name in special}
+    source = context.get_chat_template().source
+    told = TokenizerInfo(_CLASS, context.max_model_len, chat_template=source, **known)
+    return Response(msgspec.json.encode(told), media_type="application/json")
 
 
 @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest, DetokenizeResponse))

@@ -8,10 +8,16 @@ import msgspec
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """POST /tokenize: either `prompt` or `messages`."""
+    """POST /tokenize: either `prompt` or `messages`.
+
+    content, add_special: llama.cpp's names for the prompt, and for add_special_tokens, which is
+    then false unless it is set.
+    """
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -22,6 +28,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     # Rejected by name when set, as in chat completions, because it would change the token ids.
     chat_template: Any = None
+    with_pieces: Any = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -38,6 +45,18 @@ class TokenizeResponse(msgspec.Struct):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
+
+
+class TokenizerInfo(msgspec.Struct, omit_defaults=True):
+    """The body of GET /tokenizer_info: what a tokenizer_config.json has. Tokens are texts."""
+
+    tokenizer_class: str
+    model_max_length: int
+    chat_template: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
 
 
 class DetokenizeResponse(msgspec.Struct):

@@ -7,14 +7,16 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.chat.schema import ChatCompletion, ChatRequest, to_call
 from cpuserve.api.openai.chat.writer import ChatWriter
-from cpuserve.api.openapi import json_body
+from cpuserve.api.openapi import EVENTS, json_body
 from cpuserve.api.respond import respond
 from cpuserve.serving.generate import prepare
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest, ChatCompletion))
+@router.post(
+    "/v1/chat/completions", openapi_extra=json_body(ChatRequest, ChatCompletion, stream=EVENTS)
+)
 async def create_chat_completion(request: Request) -> Response:
     """Generate the next message of a conversation."""
     async with read_call(request, "chatcmpl-", ChatRequest) as (received, asked):

@@ -7,14 +7,16 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.completions.schema import Completion, CompletionRequest, to_call
 from cpuserve.api.openai.completions.writer import CompletionWriter
-from cpuserve.api.openapi import json_body
+from cpuserve.api.openapi import EVENTS, json_body
 from cpuserve.api.respond import respond
 from cpuserve.serving.generate import prepare
 
 router = APIRouter()
 
 
-@router.post("/v1/completions", openapi_extra=json_body(CompletionRequest, Completion))
+@router.post(
+    "/v1/completions", openapi_extra=json_body(CompletionRequest, Completion, stream=EVENTS)
+)
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts, or compute their logprobs."""
     async with read_call(request, "cmpl-", CompletionRequest) as (received, asked):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.responses import answer
 from cpuserve.api.openai.responses.schema import ResponsesRequest, to_call
 from cpuserve.api.openai.responses.writer import ResponseWriter
-from cpuserve.api.openapi import json_body
+from cpuserve.api.openapi import EVENTS, json_body
 from cpuserve.api.respond import respond
 from cpuserve.errors import NotFound
 from cpuserve.serving.generate import count_prompt, prepare
@@ -17,7 +17,9 @@ from cpuserve.serving.generate import count_prompt, prepare
 router = APIRouter()
 
 
-@router.post("/v1/responses", openapi_extra=json_body(ResponsesRequest, answer.Response))
+@router.post(
+    "/v1/responses", openapi_extra=json_body(ResponsesRequest, answer.Response, stream=EVENTS)
+)
 async def create_response(request: Request) -> Response:
     """Generate the next items of a conversation."""
     async with read_call(request, "resp_", ResponsesRequest, conversation="input") as (
@@ -51,7 +53,11 @@ async def count_tokens(request: Request) -> Response:
 @router.post("/v1/responses/{response_id}/cancel", include_in_schema=False)
 @router.get("/v1/responses/{response_id}/input_items", include_in_schema=False)
 async def find_response(response_id: str) -> Response:
-    """Answer 404, since no response is stored."""
+    """Answer 404, since no response is stored, or as an unknown route where it is no id."""
+    if response_id == "compact":
+        raise HTTPException(404)
+    if response_id == "input_tokens":
+        raise HTTPException(405, headers={"Allow": "POST"})
     msg = (
         f"Response {response_id[:80]!r} was not found, because this server stores no responses: "
         "keep what POST /v1/responses answers"

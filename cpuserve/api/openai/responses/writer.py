@@ -52,6 +52,8 @@ class ResponseWriter:
         params = generation.jobs[0].params
         self._request_id = received.request_id
         self._response = begun(received, asked, params, model)
+        # Agents offer tools of 40 kB, so only the last event repeats them.
+        self._brief = msgspec.structs.replace(self._response, tools=msgspec.Raw(b"[]"))
         self._namespaces = namespaces_of(asked.tools or [])
         self._top = params.logprobs
         self._names = TokenNames(
@@ -69,11 +71,11 @@ class ResponseWriter:
         """Return the frames of the events of one output."""
         out = b""
         if not self._num_frames:
-            out = self._frame("response.created", response=self._response)
-            out += self._frame("response.in_progress", response=self._response)
+            out = self._frame("response.created", response=self._brief)
+            out += self._frame("response.in_progress", response=self._brief)
             self._told_at = time.monotonic()
         elif isinstance(events[0], Progress) and time.monotonic() - self._told_at >= _PERIOD_S:
-            out = self._frame("response.in_progress", response=self._response)
+            out = self._frame("response.in_progress", response=self._brief)
             self._told_at = time.monotonic()
         for event in events:
             if isinstance(event, Text):
