@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -120,18 +120,15 @@ def lines_for(messages: list[Message], param: str) -> list[Message]:
         content = message.get("content")
         if not isinstance(content, list):
             continue
-        found = (part for part in content if isinstance(part, Unreadable))
-        if index in own and (first := next(found, None)) is not None:
-            raise InvalidRequest(first.why, param=param)
-        message["content"] = [_text(part) for part in content]
+        found = [part for part in content if isinstance(part, Unreadable)]
+        if found and index in own:
+            raise InvalidRequest(found[0].why, param=param)
+        if found:
+            message["content"] = [p.line if isinstance(p, Unreadable) else p for p in content]
     return messages
 
 
-def _text(part: object) -> object:
-    return part.line if isinstance(part, Unreadable) else part
-
-
-def _own_turn(roles: Sequence[object]) -> Iterable[int]:
+def _own_turn(roles: Sequence[object]) -> Sequence[int]:
     """Return the places of the user's messages that the answer is for, and of those among them.
 
     There are none if they follow a tool's result: clients send there what the tool returned. The

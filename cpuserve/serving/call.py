@@ -20,6 +20,8 @@ MAX_STOP_CHARS = 4096
 MAX_ID_LIST = 1024
 MAX_PROMPTS = 1024
 
+# In the form of chat completions. `content` is a text, or a list of parts that are texts. What an
+# assistant thought before it is in `reasoning_content`, whatever a dialect calls it.
 Message = dict[str, Any]
 
 

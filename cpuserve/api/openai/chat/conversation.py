@@ -10,6 +10,7 @@ from cpuserve.serving.call import Message
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 # What clients call the model's earlier thoughts; the first of these that has some counts.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_CHANGED = frozenset((*_THOUGHTS, "tool_calls"))
 
 
 def chat_messages(messages: list[dict[str, Any]]) -> list[Message]:
@@ -20,7 +21,10 @@ def chat_messages(messages: list[dict[str, Any]]) -> list[Message]:
     Raises:
       InvalidRequest: the last turn of the user has something that is no text.
     """
-    found = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    found = [
+        message if _is_plain(message) else _message(message, f"messages[{index}]")
+        for index, message in enumerate(messages)
+    ]
     for message in lines_for(found, "messages"):
         if isinstance(message.get("content"), list):
             message["content"] = [
@@ -28,6 +32,11 @@ def chat_messages(messages: list[dict[str, Any]]) -> list[Message]:
                 for part in message["content"]
             ]
     return found
+
+
+def _is_plain(message: dict[str, Any]) -> bool:
+    """Return whether a message stays as it is, as most do: a conversation may have 100,000."""
+    return isinstance(message.get("content"), str) and _CHANGED.isdisjoint(message)
 
 
 def _message(message: dict[str, Any], where: str) -> Message:

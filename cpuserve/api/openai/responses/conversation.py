@@ -49,6 +49,9 @@ def chat_messages(items: str | list[dict[str, Any]], instructions: str | None) -
         for index, item in enumerate(items):
             found.add(item, f"input[{index}]")
         found.check_answered()
+    for message in found.messages:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "\n".join(message["reasoning_content"])
     return joined(found.messages, "input")
 
 
@@ -109,9 +112,8 @@ class _Conversation:
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": []})
         message = self.messages[-1]
-        earlier = message.get("reasoning_content")
-        if thoughts := "\n".join(filter(None, (earlier, *self._thoughts))):
-            message["reasoning_content"] = thoughts
+        if thoughts := [thought for thought in self._thoughts if thought]:
+            message.setdefault("reasoning_content", []).extend(thoughts)
         self._thoughts.clear()
         return message
 
