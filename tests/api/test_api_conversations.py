@@ -8,10 +8,15 @@ import typing
 
 import pytest
 from anthropic.types import beta
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types import responses
 
+from cpuserve.api.anthropic.conversation import chat_messages as block_messages
+from cpuserve.api.openai.chat.conversation import chat_messages
+from cpuserve.api.openai.responses.conversation import chat_messages as item_messages
 from tests.api.fakes import Api
-from tests.api.tools import WEATHER, prompt_of, says, tool_api
+from tests.api.tools import TEMPLATE, WEATHER, prompt_of, says, template, tool_api
 
 HI = {"role": "user", "content": "hi"}
 PICTURE = "data:image/png;base64,aGk="
@@ -430,3 +435,39 @@ def test_tokenize_takes_what_chat_completions_take():
     assert counted.status_code == 200, counted.text
     assert api.post("/v1/chat/completions", **asked).status_code == 200
     assert counted.json()["tokens"] == api.engine.asked[0][0]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.just("text"),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["type", "text", "content", "source", "thinking", "title",
+                                       "data", "refusal", "image_url", "a"]), inner, max_size=4),
+    max_leaves=9,
+)  # fmt: skip
+
+
+@given(returned=JSON, said=JSON, arguments=JSON)
+@settings(max_examples=200, deadline=None)
+def test_any_json_from_a_tool_or_the_model_is_taken(returned, said, arguments):
+    tool = {"role": "tool", "tool_call_id": "c1", "content": returned}
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": arguments}
+    use = {"type": "tool_use", "id": "c1", "name": "f", "input": arguments}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": returned}
+    asked = {"role": "assistant", "content": said, "tool_calls": [
+        {"id": "c1", "function": {"name": "f", "arguments": arguments}}]}  # fmt: skip
+    turns = [
+        chat_messages([HI, asked, tool, HI]),
+        item_messages(
+            [HI, {"role": "assistant", "content": said}, call,
+             {"type": "function_call_output", "call_id": "c1", "output": returned}, HI], None
+        ),
+        block_messages(
+            [HI, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}],
+            None,
+        ),
+    ]  # fmt: skip
+    for messages in turns:
+        for source in (TEMPLATE, TAKES_TEXT):
+            text = template(source).render(messages)
+            assert text.count("<tool_call>") >= 1
+            assert all(isinstance(message["content"], str | list | None) for message in messages)
