@@ -25,6 +25,14 @@ MAX_PROMPTS = 1024
 Message = dict[str, Any]
 
 
+def thinking_variables(on: bool) -> dict[str, Any]:
+    """Return the variables of chat templates that say whether to think, of which each reads one.
+
+    Qwen's and GLM's read the first, DeepSeek's and Granite's the second.
+    """
+    return {"enable_thinking": on, "thinking": on}
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The token ids of a prompt, and its text if it was sent as text."""

@@ -402,6 +402,25 @@ def test_the_input_of_a_custom_tool_is_an_argument_in_chat_completions():
     assert '{"name": "weather", "arguments": {"input": "*** Be"}}' in prompt_of(api)
 
 
+@pytest.mark.parametrize("variable", ["enable_thinking", "thinking"])
+@pytest.mark.parametrize(
+    ("dialect", "on", "off"),
+    [
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+         {"thinking": {"type": "disabled"}}),
+        (OLLAMA, {"think": True}, {"think": False}),
+    ],
+    ids=["messages", "ollama"],
+)  # fmt: skip
+def test_the_wish_to_think_reaches_templates_under_the_name_that_they_read(
+    dialect, on, off, variable
+):
+    api = tool_api(says("Hi"), source=f"{{{{ {variable} | default('unset') }}}}")
+    for fields in ({}, on, off):
+        assert dialect.ask(api, [HI], **fields).status_code == 200
+    assert [prompt_of(api, i) for i in range(3)] == ["unset", "True", "False"]
+
+
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.%s; cc_entrypoint=sdk-cli;"
 
 

@@ -12,7 +12,7 @@ from cpuserve.api.anthropic.tools import offered
 from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
-from cpuserve.serving.call import GenerateCall, unsupported
+from cpuserve.serving.call import GenerateCall, thinking_variables, unsupported
 
 _MODEL_DECIDES = ("adaptive", "between_tools")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -139,7 +139,7 @@ def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
     if kind not in ("enabled", "disabled"):
         msg = f"thinking.type must be enabled, disabled, {' or '.join(_MODEL_DECIDES)}"
         raise InvalidRequest(msg, param="thinking")
-    return {"enable_thinking": kind == "enabled"}
+    return thinking_variables(kind == "enabled")
 
 
 def _effort(request: CountRequest) -> str | None:

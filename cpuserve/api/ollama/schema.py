@@ -12,7 +12,7 @@ from cpuserve.api.unreadable import Unreadable, plain
 from cpuserve.api.unset import check_repeat_last_n, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
-from cpuserve.serving.call import GenerateCall, Message, call_from
+from cpuserve.serving.call import GenerateCall, Message, call_from, thinking_variables
 from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
 def _thinking(call: GenerateCall, think: Any) -> None:
     """Set what the chat template reads of `think`: whether to think, and how much."""
     if think is True or think is False:
-        call.chat_template_kwargs = {"enable_thinking": think}
+        call.chat_template_kwargs = thinking_variables(think)
     elif think is not None and think in _LEVELS:
         call.reasoning_effort = think
 
