@@ -578,9 +578,9 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/api/ollama/schema.py",
-        "call.default_max_tokens = options.num_predict",
-        "call.max_tokens = options.num_predict",
-        "tests/api/test_api_ollama.py -k beyond_the_context",
+        "call.max_tokens = asked_length if asked_length > 0 else NO_LIMIT",
+        "call.default_max_tokens = asked_length if asked_length > 0 else None",
+        "tests/api/test_api_context.py -k api-chat",
     ),
     Fault(
         "cpuserve/serving/tools/llama3_json.py",

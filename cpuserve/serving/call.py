@@ -19,6 +19,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 4096
 MAX_ID_LIST = 1024
 MAX_PROMPTS = 1024
+NO_LIMIT = 2**31 - 1  # as max_tokens: what the context holds, whatever the default is
 
 Message = dict[str, Any]
 

@@ -159,7 +159,6 @@ _BAD: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": -1},
     "top_p": {"top_p": 0},
     "max_tokens": {"max_tokens": 0},
-    "too many tokens": {"max_tokens": 1000},
     "stop": {"stop": [""]},
     "stops": {"stop": ["a"] * 65},
     "logit_bias": {"logit_bias": {"x": 1}},

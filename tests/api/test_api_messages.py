@@ -457,7 +457,6 @@ def sent(block):
         ({"system": [DOCUMENT]}, "system.0"),
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0: prompts cannot be cached"),
         ({"max_tokens": -1}, "max_tokens must be at least 1, got -1"),
-        ({"max_tokens": 100_000}, "maximum context length"),
         ({"max_tokens": None}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"stop_sequences": [""]}, "stop"),

@@ -494,7 +494,6 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"json_schema": {"type": "object"}}, "json_schema", "structured_outputs"),
         ({"input": "x " * 400}, "prompt", "maximum context length"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be at least 1"),
-        ({"max_output_tokens": 1000}, "max_output_tokens", "maximum context length"),
         ({"max_output_tokens": "9"}, "max_output_tokens", "an integer"),
         ({"max_tokens": 9}, "max_tokens", "use max_output_tokens"),
         ({"n_predict": 9}, "n_predict", "use max_output_tokens"),

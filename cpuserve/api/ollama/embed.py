@@ -16,7 +16,7 @@ from cpuserve.api.openai.embeddings.schema import check_dimensions
 from cpuserve.api.openai.embeddings.writer import shortened
 from cpuserve.api.openapi import json_body
 from cpuserve.api.respond import respond_whole
-from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
+from cpuserve.errors import PromptTooLong
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import floats_of
 from cpuserve.serving.generate import prepare
@@ -119,11 +119,9 @@ async def _prepare(
     )
     try:
         return await prepare(context, call, received.body_bytes)
-    except InvalidRequest as error:
-        if error.code != CONTEXT_LENGTH:
-            raise
-        msg = (
-            f"a text is longer than the context of this model, {context.max_model_len} tokens: "
+    except PromptTooLong as error:
+        error.message = (
+            f"This model's maximum context length is {error.most} tokens, and a text is longer: "
             f"shorten it, or {hint}, which cuts it"
         )
-        raise InvalidRequest(msg, param="input", code=CONTEXT_LENGTH) from error
+        raise

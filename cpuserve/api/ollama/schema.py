@@ -10,7 +10,7 @@ from cpuserve.api.openai.chat.schema import ChatLogprob
 from cpuserve.api.unset import check_repeat_last_n, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
-from cpuserve.serving.call import GenerateCall, Message, call_from, unsupported
+from cpuserve.serving.call import NO_LIMIT, GenerateCall, Message, call_from, unsupported
 from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 
 if TYPE_CHECKING:
@@ -150,8 +150,9 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
         call.reasoning_effort = effort
         if asked.think is False:
             call.chat_template_kwargs = {"enable_thinking": False}
-    if (options.num_predict or 0) > 0:  # others mean no limit; one beyond the context is none
-        call.default_max_tokens = options.num_predict
+    if (asked_length := options.num_predict) is not None:
+        call.max_tokens = asked_length if asked_length > 0 else NO_LIMIT
+        call.max_tokens_name = "options.num_predict"
     return call
 
 

@@ -77,6 +77,6 @@ def to_call(request: CompletionRequest) -> GenerateCall:
         max_tokens=most.tokens,
         max_tokens_name=most.name,
         repetition_penalty=repetition_penalty(request),
-        default_max_tokens=None if most.fills else COMPLETION_TOKENS,
+        default_max_tokens=COMPLETION_TOKENS,
         usage_in_each=usage_in_each(request),
     )
