@@ -518,14 +518,14 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/serving/registry.py",
-        " and now - self.used >= FRESH_S",
+        " and not self.leases",
         "",
         "tests/serving/test_registry.py -k in_use",
     ),
     Fault(
         "cpuserve/serving/registry.py",
-        "context = await asyncio.shield(slot.loading)",
-        "context = await slot.loading",
+        "return await asyncio.shield(slot.loading)",
+        "return await slot.loading",
         "tests/serving/test_registry.py -k one_moment",
     ),
     Fault(
@@ -571,10 +571,22 @@ FAULTS = [
         "tests/llm/test_end_of_turn.py -k each_key",
     ),
     Fault(
-        "cpuserve/api/ollama/models.py",
-        "model if model in received.models.names else plain",
-        "model",
-        "tests/api/test_api_ollama.py -k listed_and_shown",
+        "cpuserve/serving/registry.py",
+        "for known in (name, name.removesuffix(DEFAULT_TAG)):",
+        "for known in (name,):",
+        "tests/api/test_api_served.py -k default_tag",
+    ),
+    Fault(
+        "cpuserve/serving/generate.py",
+        "    call.adapter = served.adapter\n",
+        "",
+        "tests/api/test_api_served.py -k uses_the_adapter",
+    ),
+    Fault(
+        "cpuserve/serving/registry.py",
+        "            slot.leases -= 1\n",
+        "            pass\n",
+        "tests/api/test_api_served.py -k first_byte",
     ),
     Fault(
         "cpuserve/api/ollama/schema.py",

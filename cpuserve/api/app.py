@@ -13,6 +13,7 @@ from cpuserve.api.dialect import DialectOfPath
 from cpuserve.api.draining import ClosesConnections
 from cpuserve.api.errors import install_error_handlers
 from cpuserve.api.hosts import AllowedHosts
+from cpuserve.api.leases import ReleasesModels
 from cpuserve.api.middleware import (
     METRICS_PATHS,
     PUBLIC_PATHS,
@@ -104,6 +105,7 @@ def create_app(
     if host_names is not None:
         app.add_middleware(AllowedHosts, names=host_names)
     app.add_middleware(UnexpectedErrors)
+    app.add_middleware(ReleasesModels)
     if cors is not None:
         app.add_middleware(
             CORSMiddleware,

@@ -78,8 +78,8 @@ class GenerateCall(CommonFields, kw_only=True):
     "required", which with a tool_name means that function. max_tokens_name: the dialect's word for
     max_tokens. default_max_tokens: max_tokens if it is None; None = what the context holds.
     logprobs: None = none, k = of the token and of k alternatives. embed: the answer is a vector
-    for each prompt, or for each pair its score. adapter: the LoRA adapter that `model` names.
-    usage_in_each: whether Usage follows the events of each output.
+    for each prompt, or for each pair its score. adapter: the LoRA adapter that the request
+    names as its model. usage_in_each: whether Usage follows the events of each output.
     """
 
     prompt: str | list[str | int | list[int]] | None = None

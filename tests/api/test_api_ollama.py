@@ -251,7 +251,7 @@ def test_a_request_for_nothing_loads_the_model(path):
 
 BAD = {
     "no-model": ("/api/chat", {"model": None}, 400, "model must be a string"),
-    "other-model": ("/api/chat", {"model": "other:latest"}, 404, "'other' does not exist"),
+    "other-model": ("/api/chat", {"model": "other:latest"}, 404, "'other:latest' does not exist"),
     "image": ("/api/chat", {"messages": [{**HI[0], "images": ["x"]}]}, 400, "reads text only"),
     "role": ("/api/chat", {"messages": [{"role": "a b", "content": ""}]}, 400, "messages[0].role"),
     "think": ("/api/chat", {"think": True}, 400, "think cannot be true"),

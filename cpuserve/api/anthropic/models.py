@@ -79,7 +79,8 @@ async def list_models(request: Request) -> Response:
 @router.get(MODELS + "/{name:path}")
 async def get_model(request: Request, name: str) -> Response:
     """Describe one served model name; 404 for others."""
-    info = _info(get_state(request).models, name)
+    models = get_state(request).models
+    info = _info(models, models.resolve(name))
     return Response(msgspec.json.encode(info), media_type="application/json")
 
 

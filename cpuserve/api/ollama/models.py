@@ -1,9 +1,9 @@
-"""What clients ask of the models: tags, ps, show and version; and which one a request means."""
+"""What clients ask of the models: tags, ps, show and version."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -15,9 +15,6 @@ from cpuserve.api.openapi import json_answer, json_body
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
 from cpuserve.version import version
-
-if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
 
 router = APIRouter()
 _NEVER = "2200-01-01T00:00:00Z"  # Ollama's client shows a time so far away as "Forever"
@@ -85,7 +82,7 @@ async def show(request: Request) -> Response:
         if not model:
             msg = "model is missing"
             raise InvalidRequest(msg, param="model")
-        await choose(received, model)
+        await received.choose(model)
         context = received.context
         able = {"none": ["completion"], "rank": []}.get(context.pooling, ["embedding"])
         if context.tool_format is not None:
@@ -98,9 +95,3 @@ async def show(request: Request) -> Response:
 async def show_version() -> Response:
     """The version of cpuserve."""
     return json_response({"version": version()})
-
-
-async def choose(received: Received, model: str) -> str:
-    """Choose the model; Ollama's clients may add its default tag to the name."""
-    plain = model.removesuffix(":latest")
-    return await received.choose(model if model in received.models.names else plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,7 @@ from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
 
+_ZERO = re.compile(r"[-+]?0+(\.0*)?(ns|us|ms|s|m|h)?")
 _LEVELS = ("low", "medium", "high", "max")  # of thinking
 
 
@@ -39,15 +41,21 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
-    """The fields that both endpoints share; keep_alive is ignored, since models stay loaded."""
+    """The fields that both endpoints share. Models stay loaded, unless keep_alive is 0."""
 
     model: str
     stream: bool | None = None
     format: Any = None
     options: OllamaOptions | None = None
     think: Any = None
+    keep_alive: Any = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether the request asks for an answer; others load or unload a model."""
+        raise NotImplementedError
 
 
 class OllamaChat(OllamaRequest, kw_only=True):
@@ -55,6 +63,11 @@ class OllamaChat(OllamaRequest, kw_only=True):
 
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether there are messages."""
+        return bool(self.messages)
 
 
 class OllamaGenerate(OllamaRequest, kw_only=True):
@@ -67,6 +80,11 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
     images: Any = None
     template: Any = None
     context: Any = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is a prompt."""
+        return bool(self.prompt)
 
 
 class OllamaMessage(msgspec.Struct):
@@ -99,10 +117,15 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
     eval_duration: int | msgspec.UnsetType = msgspec.UNSET
 
 
-def chat_call(asked: OllamaChat, _: Received) -> GenerateCall | None:
-    """Return the call, or None if it asks for nothing; InvalidRequest for what is not supported."""
-    if not asked.messages:
-        return None
+def is_zero(keep_alive: Any) -> bool:
+    """Return whether a time, in seconds or as a text such as "5m", is 0."""
+    if isinstance(keep_alive, str):
+        return bool(_ZERO.fullmatch(keep_alive))
+    return keep_alive == 0 and keep_alive is not False
+
+
+def chat_call(asked: OllamaChat, _: Received) -> GenerateCall:
+    """Return the call; InvalidRequest for what is not supported."""
     messages = [_message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)]
     return _call(
         asked,
@@ -113,10 +136,8 @@ def chat_call(asked: OllamaChat, _: Received) -> GenerateCall | None:
     )
 
 
-def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall | None:
+def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall:
     """As chat_call."""
-    if not asked.prompt:
-        return None
     check_unset(asked, ("suffix", "images", "template", "context"))
     bare = received.context.get_chat_template().source is None and not asked.system
     if asked.raw or bare:
