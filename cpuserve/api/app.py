@@ -115,11 +115,11 @@ def create_app(
             allow_credentials=cors.credentials,
             # Public pages of these origins may also use a server in a private network.
             allow_private_network=True,
-            expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.id_headers)],
+            expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.shape.id_headers)],
         )
     app.add_middleware(RequestLine)
     app.add_middleware(RequestIds, counts=AnswerCounts(state.http, app.state.paths))
-    app.add_middleware(DialectOfPath, dialects=DIALECTS)
+    app.add_middleware(DialectOfPath)
     app.add_middleware(ClosesConnections, state=state)
     return app
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuserve.api.errors import public_message
-from cpuserve.api.ollama.common import to_json
+from cpuserve.api.envelopes import public_message
 from cpuserve.errors import PromptTooLong
 
 # Ollama's own words, which its clients look for. LiteLLM looks for those of the message itself.
@@ -23,4 +22,4 @@ def ollama_error(error: BaseException, _request_id: str = "") -> bytes:
     message = public_message(error)
     if isinstance(error, PromptTooLong):
         message = f"{_TOO_LONG}: {message}"
-    return to_json(OllamaError(message))
+    return msgspec.json.encode(OllamaError(message))
