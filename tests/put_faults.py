@@ -650,8 +650,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/api/unset.py",
-        ", *_OFF.get(name, ())",
-        "",
+        ", *told.off)",
+        ")",
         "tests/api/test_api_ollama.py -k switched_off",
     ),
     Fault(

@@ -234,10 +234,7 @@ def _stop(stop: str | list[str] | None) -> list[str] | None:
     if any(len(s) > MAX_STOP_CHARS for s in strings):
         msg = f"stop strings may have at most {MAX_STOP_CHARS} characters"
         raise InvalidRequest(msg, param="stop")
-    if not all(strings):
-        msg = "stop strings must not be empty"
-        raise InvalidRequest(msg, param="stop")
-    return strings
+    return [s for s in strings if s]  # an empty one is none, as in llama.cpp
 
 
 def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:

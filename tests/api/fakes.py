@@ -91,6 +91,7 @@ class FakeEngine:
     replicas: tuple[ReplicaStatus, ...] = ()
     asked: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     wishes: list[tuple[float | None, bool]] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
     running: int = 0
     aborted: int = 0
 
@@ -111,6 +112,7 @@ class FakeEngine:
         progress: bool = False,
     ) -> AsyncGenerator[Output, None]:
         self.wishes.append((timeout_s, progress))
+        self.priorities.append(priority)
         number = len(self.asked)
         self.asked.append((list(prompt_ids), params))
         self.running += 1

@@ -459,7 +459,6 @@ def sent(block):
         ({"max_tokens": -1}, "max_tokens must be at least 1, got -1"),
         ({"max_tokens": None}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
-        ({"stop_sequences": [""]}, "stop"),
         ({"stop_sequences": "a"}, "stop_sequences"),
         ({"system": [{"type": "image"}]}, "system.0"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),

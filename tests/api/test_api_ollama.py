@@ -263,7 +263,7 @@ BAD = {
     "mirostat": ("/api/chat", {"options": {"mirostat": 2}}, 400, "mirostat is not supported"),
     "logprobs": ("/api/generate", {"logprobs": 2}, 400, "logprobs must be"),
     "top-logprobs": ("/api/chat", {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs must"),
-    "top-p": ("/api/generate", {"options": {"top_p": 2}}, 400, "top_p must be in (0, 1]"),
+    "top-p": ("/api/generate", {"options": {"top_p": 2}}, 400, "top_p must be in [0, 1]"),
     "penalty": (
         "/api/chat",
         {"options": {"repeat_penalty": 0}},

@@ -508,7 +508,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"context_management": [{"type": "compaction"}]}, "context_management", "omit it"),
         ({"moderation": {"model": "m"}}, "moderation", "omit it"),
         ({"prompt_logprobs": 0}, "prompt_logprobs", "omit it"),
-        ({"guided_json": {}}, "guided_json", "omit it"),
+        ({"guided_json": {}}, "guided_json", "send structured_outputs"),
         ({"truncation": "middle"}, "truncation", "auto or disabled"),
         ({"include": ["everything"]}, "include", "include has 'everything'"),
         ({"top_logprobs": 2}, "top_logprobs", LOGPROBS),

@@ -36,6 +36,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     mirostat: Any = None
+    penalize_newline: Any = None
     typical_p: Any = None
     tfs_z: Any = None
 
@@ -138,7 +139,7 @@ def chat_call(asked: OllamaChat, _: Received) -> GenerateCall:
 
 def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall:
     """As chat_call."""
-    check_unset(asked, ("suffix", "images", "template", "context"))
+    check_unset(asked)
     bare = received.context.get_chat_template().source is None and not asked.system
     if asked.raw or bare:
         return _call(asked, prompt=asked.prompt)
@@ -148,7 +149,7 @@ def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall:
 
 def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
     options = asked.options or OllamaOptions()
-    check_unset(options, ("mirostat", "typical_p", "tfs_z"))
+    check_unset(options)
     check_repeat_penalty(options.repeat_penalty)
     check_repeat_last_n(
         options.repeat_last_n,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cpuserve.api.unset import LLAMA_SAMPLERS, check_repeat_last_n, check_unset
+from cpuserve.api.unset import check_repeat_last_n, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import NO_LIMIT, unsupported
 from cpuserve.serving.params import check_repeat_penalty
@@ -12,38 +12,10 @@ from cpuserve.serving.params import check_repeat_penalty
 if TYPE_CHECKING:
     from cpuserve.api.openai.schema import GenerationRequest
 
-NEVER = (
-    "use_beam_search",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "bad_words",
-    "logprob_token_ids",
-    "truncate_prompt_tokens",
-    "prompt_embeds",
-    "audio",
-    "web_search_options",
-    "prediction",
-    "documents",
-    "chat_template",
-    "suffix",
-)
-
-# Fields of llama.cpp's server that change the answer, and what has their effect here.
-_INSTEAD = {
-    "grammar": 'send structured_outputs: {"grammar": ...}, which may be in GBNF',
-    "json_schema": 'send structured_outputs: {"json": ...}',
-}
-
 
 def check_supported(request: GenerationRequest) -> None:
     """Raise InvalidRequest with the name of the first field that is set but not supported yet."""
-    check_unset(request, (*NEVER, *LLAMA_SAMPLERS))
-    for name, instead in _INSTEAD.items():
-        if getattr(request, name) not in (None, "", {}):
-            msg = f"{name} is llama.cpp's name: {instead}"
-            raise unsupported(msg, name)
+    check_unset(request)
     check_repeat_last_n(
         request.repeat_last_n,
         (request.repeat_penalty, 1),

@@ -8,7 +8,6 @@ import msgspec
 
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.supported import (
-    NEVER,
     check_stream,
     check_supported,
     length,
@@ -16,7 +15,7 @@ from cpuserve.api.openai.supported import (
     usage_in_each,
 )
 from cpuserve.api.openai.tool_choice import Spelling, function_name, tool_choice
-from cpuserve.api.unset import check_unset
+from cpuserve.api.unset import REFUSED, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs
@@ -27,6 +26,9 @@ _SPELLING = Spelling(
     allowed='{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
     inner="allowed_tools",
 )
+
+
+_THINKING = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -46,11 +48,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     functions: Any = None
     function_call: Any = None
     modalities: list[str] | None = None
-    audio: Any = None
-    web_search_options: Any = None
-    prediction: Any = None
-    documents: Any = None
-    chat_template: Any = None
     echo: Any = None
 
 
@@ -138,10 +135,11 @@ def to_call(request: ChatRequest) -> GenerateCall:
     most = length(request, request.max_completion_tokens)
     return call_from(
         request,
-        NEVER,
+        REFUSED,
         max_tokens=most.tokens,
         max_tokens_name=most.name,
         logprobs=_logprobs(request),
+        chat_template_kwargs=_template_kwargs(request),
         repetition_penalty=repetition_penalty(request),
         echo=False,
         tools=tools,
@@ -149,6 +147,22 @@ def to_call(request: ChatRequest) -> GenerateCall:
         tool_name=function,
         usage_in_each=usage_in_each(request),
     )
+
+
+def _template_kwargs(request: ChatRequest) -> dict[str, Any] | None:
+    """Return the variables of the template, with those that `thinking` sets.
+
+    Z.ai's API and DeepSeek's have this field, and the templates of their models these variables.
+    """
+    thinking = request.thinking
+    if thinking in (None, {}):
+        return request.chat_template_kwargs
+    kind = thinking.get("type") if isinstance(thinking, dict) else None
+    if not isinstance(kind, str) or kind not in _THINKING:
+        msg = f'thinking must be {{"type": ...}}: {", ".join(_THINKING)}'
+        raise InvalidRequest(msg, param="thinking")
+    names = () if _THINKING[kind] is None else ("enable_thinking", "thinking")
+    return {**dict.fromkeys(names, _THINKING[kind]), **(request.chat_template_kwargs or {})}
 
 
 def _logprobs(request: ChatRequest) -> int | None:
