@@ -8,8 +8,9 @@ Messages say what happened, why, and what to do. The classes:
       * TooLittleMemory: it does not fit into the memory that is free
     * ModelError: a model is missing, broken or unsupported
   * RequestError: one request fails, all others go on
-    * InvalidRequest (400), NotFound (404), TooManyRequests (429), ServiceUnavailable (503),
-      DeadlineExceeded (504)
+    * InvalidRequest (400)
+      * PromptTooLong: it does not fit in the context
+    * NotFound (404), TooManyRequests (429), ServiceUnavailable (503), DeadlineExceeded (504)
   * EngineDead (503): the engine process has ended
 """
 
@@ -74,6 +75,21 @@ class InvalidRequest(RequestError):
     status = 400
     kind = "BadRequestError"
     code = "invalid_value"
+
+
+class PromptTooLong(InvalidRequest):
+    """A prompt, or a text to be embedded, does not fit in the context (400).
+
+    Dialects have words of their own for it, which their clients look for. num_tokens: of the
+    prompt, an estimate for one that was not tokenized. most: how many it may have.
+    """
+
+    code = CONTEXT_LENGTH
+
+    def __init__(self, message: str, *, num_tokens: int, most: int) -> None:
+        super().__init__(message, param="prompt")
+        self.num_tokens = num_tokens
+        self.most = most
 
 
 class NotFound(RequestError):

@@ -518,14 +518,14 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/serving/registry.py",
-        " and now - self.used >= FRESH_S",
+        " and not self.leases",
         "",
         "tests/serving/test_registry.py -k in_use",
     ),
     Fault(
         "cpuserve/serving/registry.py",
-        "context = await asyncio.shield(slot.loading)",
-        "context = await slot.loading",
+        "return await asyncio.shield(slot.loading)",
+        "return await slot.loading",
         "tests/serving/test_registry.py -k one_moment",
     ),
     Fault(
@@ -583,16 +583,28 @@ FAULTS = [
         "tests/llm/test_end_of_turn.py -k each_key",
     ),
     Fault(
-        "cpuserve/api/ollama/models.py",
-        "model if model in received.models.names else plain",
-        "model",
-        "tests/api/test_api_ollama.py -k listed_and_shown",
+        "cpuserve/serving/registry.py",
+        "for known in (name, name.removesuffix(DEFAULT_TAG)):",
+        "for known in (name,):",
+        "tests/api/test_api_served.py -k default_tag",
+    ),
+    Fault(
+        "cpuserve/serving/generate.py",
+        "    call.adapter = served.adapter\n",
+        "",
+        "tests/api/test_api_served.py -k uses_the_adapter",
+    ),
+    Fault(
+        "cpuserve/serving/registry.py",
+        "            slot.leases -= 1\n",
+        "            pass\n",
+        "tests/api/test_api_served.py -k first_byte",
     ),
     Fault(
         "cpuserve/api/ollama/schema.py",
-        "call.default_max_tokens = options.num_predict",
-        "call.max_tokens = options.num_predict",
-        "tests/api/test_api_ollama.py -k beyond_the_context",
+        "call.max_tokens = asked_length if asked_length > 0 else NO_LIMIT",
+        "call.default_max_tokens = asked_length if asked_length > 0 else None",
+        "tests/api/test_api_context.py -k api-chat",
     ),
     Fault(
         "cpuserve/serving/tools/llama3_json.py",
@@ -650,8 +662,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/api/unset.py",
-        ", *_OFF.get(name, ())",
-        "",
+        ", *told.off)",
+        ")",
         "tests/api/test_api_ollama.py -k switched_off",
     ),
     Fault(

@@ -13,6 +13,7 @@ from cpuserve.api.dialect import DialectOfPath
 from cpuserve.api.draining import ClosesConnections
 from cpuserve.api.errors import install_error_handlers
 from cpuserve.api.hosts import AllowedHosts
+from cpuserve.api.leases import ReleasesModels
 from cpuserve.api.middleware import (
     METRICS_PATHS,
     PUBLIC_PATHS,
@@ -104,6 +105,7 @@ def create_app(
     if host_names is not None:
         app.add_middleware(AllowedHosts, names=host_names)
     app.add_middleware(UnexpectedErrors)
+    app.add_middleware(ReleasesModels)
     if cors is not None:
         app.add_middleware(
             CORSMiddleware,
@@ -113,11 +115,11 @@ def create_app(
             allow_credentials=cors.credentials,
             # Public pages of these origins may also use a server in a private network.
             allow_private_network=True,
-            expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.id_headers)],
+            expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.shape.id_headers)],
         )
     app.add_middleware(RequestLine)
     app.add_middleware(RequestIds, counts=AnswerCounts(state.http, app.state.paths))
-    app.add_middleware(DialectOfPath, dialects=DIALECTS)
+    app.add_middleware(DialectOfPath)
     app.add_middleware(ClosesConnections, state=state)
     return app
 

@@ -41,25 +41,26 @@ class ClientGone(Exception):
     """The client closed the connection."""
 
 
-async def read_body(request: Request, limits: ClientLimits, held: Reservation) -> bytearray:
-    """Return the whole body.
+async def read_body(
+    request: Request, limits: ClientLimits, held: Reservation, most: int
+) -> bytearray:
+    """Return the whole body, of at most `most` bytes.
 
     If it exceeds FREE_BYTES, its length is reserved in `held` before the rest is read.
 
     Raises:
-      PayloadTooLarge: the body exceeds limits.max_body_bytes; no more than that is ever held.
+      PayloadTooLarge: the body exceeds `most`; no more than that is ever held.
       ServerBusy: the memory for bodies was in use for longer than limits.body_wait_s.
       RequestTimeout: the body was not complete within limits.body_timeout_s.
       ClientGone: the client closed the connection before the end.
     """
     declared = request.headers.get("content-length", "")
-    expected = limits.max_body_bytes
+    expected = most
     if declared.isdigit():
-        if len(declared) > 18 or int(declared) > limits.max_body_bytes:
-            raise _too_large(limits.max_body_bytes)
-        expected = int(declared)
+        expected = int(declared) if len(declared) <= 18 else most + 1
+        check_size(expected, most)
     try:
-        receiving = _receive_all(request, limits, held, expected)
+        receiving = _receive_all(request, limits, held, expected, most)
         return await asyncio.wait_for(receiving, limits.body_timeout_s)
     except asyncio.TimeoutError:
         msg = (
@@ -70,7 +71,7 @@ async def read_body(request: Request, limits: ClientLimits, held: Reservation) -
 
 
 async def _receive_all(
-    request: Request, limits: ClientLimits, held: Reservation, expected: int
+    request: Request, limits: ClientLimits, held: Reservation, expected: int, most: int
 ) -> bytearray:
     body = bytearray()
     while True:
@@ -78,8 +79,7 @@ async def _receive_all(
         if message["type"] != "http.request":
             raise ClientGone
         body += message.get("body", b"")
-        if len(body) > limits.max_body_bytes:
-            raise _too_large(limits.max_body_bytes)
+        check_size(len(body), most)
         if not message.get("more_body", False):
             held.shrink(len(body))
             return body
@@ -87,12 +87,14 @@ async def _receive_all(
             await held.take(expected, limits.body_wait_s)
 
 
-def _too_large(max_bytes: int) -> PayloadTooLarge:
-    msg = (
-        f"The request body is larger than {max_bytes} bytes, this server's limit: send less, or "
-        "start the server with a larger --max-body-size"
-    )
-    return PayloadTooLarge(msg)
+def check_size(num_bytes: int, most: int) -> None:
+    """Raise PayloadTooLarge if a body has more than `most` bytes."""
+    if num_bytes > most:
+        msg = (
+            f"The request body is larger than {most} bytes, this server's limit: send less, or "
+            "start the server with a larger --max-body-size"
+        )
+        raise PayloadTooLarge(msg)
 
 
 # Browsers add Origin to each POST of a page (Fetch standard, "append a request Origin header"; it

@@ -14,14 +14,17 @@ import msgspec
 from cpuserve.api.body import (
     FREE_BYTES,
     check_media_type,
+    check_size,
     decode_request,
     read_body,
 )
 from cpuserve.api.errors import REQUEST_ID
 from cpuserve.api.freed import give_back_soon
 from cpuserve.api.json_objects import MAX_OBJECTS
+from cpuserve.api.leases import LEASES
 from cpuserve.api.state import get_state
 from cpuserve.api.uploads import Reservation
+from cpuserve.errors import ServiceUnavailable
 from cpuserve.serving.call import MAX_PROMPTS
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from cpuserve.serving.context import ModelContext
-    from cpuserve.serving.registry import ModelRegistry
+    from cpuserve.serving.registry import Lease, ModelRegistry, Served
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -39,24 +42,48 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Received:
     """One request whose body has been read; `id` is its request_id behind the endpoint's prefix.
 
-    context: the model that answers, after `choose`.
+    body_bytes is 0 until the body has been read.
     """
 
     models: ModelRegistry
-    context: ModelContext
-    body_bytes: int
+    leases: list[Lease]
     request_id: str
     id: str
+    body_bytes: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
+    _served: Served | None = None
 
     async def choose(self, model: str | None) -> str:
-        """Make `context` the model that the request names, and return its name.
+        """Make `served` what the request names as its model, and return the name.
+
+        The model stays loaded until the answer has been sent.
 
         Raises:
           NotFound, ServiceUnavailable: see ModelRegistry.find.
         """
-        self.context, name = await self.models.find(model)
-        return name
+        if self._served is None:
+            self._served = await self.models.find(model)
+            self.leases.append(self._served.lease)
+            if (reason := self._served.context.unavailable()) is not None:
+                raise ServiceUnavailable(reason)
+        return self._served.name
+
+    @property
+    def served(self) -> Served:
+        """What the request names as its model, after `choose`."""
+        assert self._served is not None
+        return self._served
+
+    @property
+    def context(self) -> ModelContext:
+        """The model that answers, after `choose`."""
+        return self.served.context
+
+
+class _Named(msgspec.Struct):
+    """The field of a body that says which model's limits it has."""
+
+    model: str | None = None
 
 
 @asynccontextmanager
@@ -73,24 +100,42 @@ async def read_call(
       RequestError: the body has another media type, is too large or too late; see read_body.
     """
     state = get_state(request)
-    state.check_available()
+    state.check_open()
     check_media_type(request)
-    most = {conversation: _most_objects(state.context.max_model_len), "prompt": MAX_PROMPTS + 1}
+    number = request_id(request)
+    received = Received(state.models, request.scope.get(LEASES, []), number, prefix + number)
     size = None
     with Reservation(state.bodies) as held:
         try:
-            body = await read_body(request, state.limits, held)
-            size = len(body)
+            body = await read_body(request, state.limits, held, state.models.most_body_bytes)
+            size = received.body_bytes = len(body)
             if size <= FREE_BYTES:
                 asked = decode_request(body, kind)
             else:
+                context = await _model_of_large(received, body)
+                most = {conversation: _most_objects(context.max_model_len)}
+                most["prompt"] = MAX_PROMPTS + 1
                 asked = await asyncio.to_thread(decode_request, body, kind, most)
             body.clear()
-            number = request_id(request)
-            yield Received(state.models, state.context, size, number, prefix + number), asked
+            yield received, asked
         finally:
             if size is None or size > FREE_BYTES:
                 give_back_soon()
+
+
+async def _model_of_large(received: Received, body: bytearray) -> ModelContext:
+    """Return the model that a large body is for, after checking its limit of a body's size.
+
+    Raises:
+      PayloadTooLarge: the body is larger than that model accepts.
+    """
+    models = received.models
+    if not models.several:
+        return models.first  # read_body has checked the size
+    named = await asyncio.to_thread(decode_request, body, _Named)
+    await received.choose(named.model)
+    check_size(len(body), received.context.limits.max_body_bytes)
+    return received.context
 
 
 def _most_objects(max_model_len: int) -> int:

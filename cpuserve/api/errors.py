@@ -1,19 +1,17 @@
-"""Errors as HTTP responses in OpenAI's format {"error": {"message", "type", "param", "code"}}."""
+"""Errors as HTTP responses, in the format of the dialect of their path."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-import re
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import msgspec
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from cpuserve.api.envelopes import Envelope, error_json
 from cpuserve.api.routes import unknown_route
 from cpuserve.errors import (
     DeadlineExceeded,
@@ -28,10 +26,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 log = logging.getLogger(__name__)
-
-# Memory addresses and file paths, which clients must not see in messages of internal errors.
-_INTERNAL = re.compile(r"\b0x[0-9a-fA-F]+|(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*")
-_MAX_MESSAGE_CHARS = 2000
 
 
 class Unauthorized(RequestError):
@@ -98,23 +92,6 @@ class ServerBusy(ServiceUnavailable):
         self.retry_after_s = retry_after_s
 
 
-class ErrorInfo(msgspec.Struct):
-    """Describes an error; `code` identifies its cause (RequestError.code)."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorBody(msgspec.Struct):
-    """The body of every response whose status is not 2xx."""
-
-    error: ErrorInfo
-
-
-# Turns an error into the body of a response to the request with this id ("" if it has none).
-Envelope = Callable[[BaseException, str], bytes]
 # The keys of a scope with the Envelope of its path, and with the request's id.
 ENVELOPE = "cpuserve.envelope"
 REQUEST_ID = "cpuserve.request_id"
@@ -124,17 +101,6 @@ LINGER_S = 2.0
 _CLOSING = frozenset({408, 413, 431})
 
 
-def public_message(error: BaseException) -> str:
-    """Return the message for the client; from status 500 on it contains no internal details."""
-    if not isinstance(error, RequestError):
-        return "Internal server error. The server's log has the details."
-    text = error.message
-    if error.status >= 500:
-        text = _INTERNAL.sub("...", text)
-    # A message may quote the request, and a lone surrogate in it cannot be encoded.
-    return text[:_MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
-
-
 def log_failure(error: BaseException, scope: Scope) -> None:
     """Log a response of 500 with the request id that the client gets; ignore other errors."""
     where = scope.get(REQUEST_ID), scope.get("method"), scope.get("path")
@@ -142,13 +108,6 @@ def log_failure(error: BaseException, scope: Scope) -> None:
         log.error("request %s failed: %s %r", *where, exc_info=error)
     elif error.status == 500:
         log.error("request %s failed: %s %r: %s", *where, error.message)
-
-
-def error_json(error: BaseException, _request_id: str = "") -> bytes:
-    """Return `error` as the JSON of an ErrorBody."""
-    shown = error if isinstance(error, RequestError) else RequestError("")
-    message = public_message(error)
-    return msgspec.json.encode(ErrorBody(ErrorInfo(message, shown.kind, shown.param, shown.code)))
 
 
 def error_response(

@@ -13,14 +13,15 @@ from cpuserve.api.errors import (
     LINGER_S,
     HeadersTooLarge,
     RequestTimeout,
-    error_json,
 )
+from cpuserve.api.shapes import shape_of, shape_of_head
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
     from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
+    from cpuserve.api.shapes import Shape
     from cpuserve.errors import RequestError
 
 # The key of a request's DirectBody in the ASGI scope; it is missing with other HTTP servers.
@@ -72,6 +73,8 @@ class GuardedProtocol(H11Protocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._gone_timer: asyncio.TimerHandle | None = None
+        # What has been received of a request until its head is complete.
+        self._head = b""
         self._refused = False
         self._half_closed = False
         self._asgi = self.app
@@ -91,10 +94,14 @@ class GuardedProtocol(H11Protocol):
         """Start the header timeout if a request begins; stop it when its headers are complete."""
         if self._refused:
             return
-        if self._header_timer is None and self._between_requests():
-            self._start_header_timer()
+        if self._between_requests():
+            if self._header_timer is None:
+                self._start_header_timer()
+                self._head = b""
+            self._head = (self._head + data)[:MAX_HEADER_BYTES]
         super().data_received(data)
         if not self._between_requests():
+            self._head = b""
             self._stop(self._header_timer)
             self._header_timer = None
         self._watch_body()
@@ -182,6 +189,7 @@ class GuardedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Adjust the timers: a pipelined request may have been waiting with complete headers."""
+        self._head = bytes(self.conn.trailing_data[0][:MAX_HEADER_BYTES])
         super().on_response_complete()
         if self._header_timer is not None and not self._between_requests():
             self._stop(self._header_timer)
@@ -193,7 +201,7 @@ class GuardedProtocol(H11Protocol):
             self._provoke_reset()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with an error in OpenAI's format, and close the connection."""
+        """Answer invalid HTTP with an error in its dialect's shape, and close the connection."""
         received, _ = self.conn.trailing_data
         if len(received) > MAX_HEADER_BYTES:
             msg = f"The request headers exceed {MAX_HEADER_BYTES} bytes: send fewer or shorter ones"
@@ -202,7 +210,7 @@ class GuardedProtocol(H11Protocol):
             self._refuse(InvalidRequest(msg, code="invalid_http"))
 
     def _refuse(self, error: RequestError) -> None:
-        body = error_json(error)
+        body = self._shape().error(error, "")
         head = h11.Response(
             status_code=error.status,
             headers=[
@@ -224,6 +232,13 @@ class GuardedProtocol(H11Protocol):
         self.transport.write_eof()
         self._stop(self._header_timer)
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _shape(self) -> Shape:
+        """Return the shape of an error that ends the request which is being received."""
+        if self._head or self._between_requests():
+            return shape_of_head(self._head)
+        scope = self.cycle.scope
+        return shape_of(scope["path"], {name for name, _ in scope["headers"]})
 
     def pause_writing(self) -> None:
         """Start the write timeout: the write buffer is full because the client does not read."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cpuserve.api.build import load_texts, make_context
 from cpuserve.api.engines import start_engines
 from cpuserve.prepare import kv_cache_bytes
+from cpuserve.serving.limits import default_body_bytes
 
 if TYPE_CHECKING:
     from cpuserve.api.options import HttpOptions
@@ -30,6 +31,8 @@ class OnDemand:
         self._prepare = prepare
         self._http = http
         self._cpus = cpus
+        # Its context length is not known before it is loaded; few have one of more than 1M tokens.
+        self.most_body_bytes = http.max_body_bytes or default_body_bytes(1 << 20)
 
     async def load(self, promised_bytes: int) -> ModelContext:
         """Prepare the model, start its engines and load its tokenizer; see Loader."""

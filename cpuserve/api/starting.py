@@ -14,9 +14,8 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
-import msgspec
-
-from cpuserve.errors import RETRY_AFTER_S
+from cpuserve.api.shapes import OPENAI, Shape, shape_of_head
+from cpuserve.errors import RETRY_AFTER_S, ServiceUnavailable
 from cpuserve.serving.loading import Loading, health_body, loading_message
 
 MAX_HEAD_BYTES = 1 << 16
@@ -118,20 +117,14 @@ def _answer_to(head: bytes, loading: Loading) -> bytes:
     """Return the response to a request with this head."""
     method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     path = rest.partition(" ")[0].partition("?")[0].rstrip("/")
-    return _response(path, loading).encode(with_body=method != "HEAD")
+    return _response(path, loading, shape_of_head(head)).encode(with_body=method != "HEAD")
 
 
-def _response(path: str, loading: Loading) -> _Response:
+def _response(path: str, loading: Loading, shape: Shape = OPENAI) -> _Response:
     if path == _LIVE:
         return _Response("200 OK")
     # The same error as the front end returns while the engine loads (a test compares them).
-    error = {
-        "message": loading_message(loading),
-        "type": "ServiceUnavailableError",
-        "param": None,
-        "code": "service_unavailable",
-    }
-    body = msgspec.json.encode({"error": error})
+    body = shape.error(ServiceUnavailable(loading_message(loading)), "")
     if path in _HEALTH:
         body = health_body(body, "loading", loading)
     return _Response("503 Service Unavailable", body, retry=True)

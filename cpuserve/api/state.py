@@ -61,8 +61,17 @@ class ServerState:
             return "failed", reason
         return "restarting" if context.ready else "loading", reason
 
+    def check_open(self) -> None:
+        """Raise ServiceUnavailable (503) if no model can answer requests now.
+
+        With several models, one that restarts does not keep the others from answering.
+        """
+        first = self.context
+        if self.stopping or not self.models.several or not first.ready or first.failed is not None:
+            self.check_available()
+
     def check_available(self) -> None:
-        """Raise ServiceUnavailable (503) with the reason if requests cannot be answered now."""
+        """Raise ServiceUnavailable (503) with the reason if the first model cannot answer now."""
         reason = self.unavailable()
         if reason is not None:
             raise ServiceUnavailable(reason)

@@ -11,7 +11,7 @@ from cpuserve.core.exclusion import (
     no_token_left,
     stop_ids,
 )
-from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
+from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest, PromptTooLong
 from cpuserve.sampling.params import SamplingParams
 
 
@@ -86,7 +86,13 @@ def _check_length(num_prompt: int, params: SamplingParams, limits: Limits) -> No
             f"the prompt has {num_prompt} tokens; this model's maximum context length is "
             f"{limits.max_model_len} tokens, prompt and output together. Shorten the prompt"
         )
-        raise InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
+        raise PromptTooLong(msg, num_tokens=num_prompt, most=limits.max_model_len - 1)
+    if num_prompt > limits.kv_tokens:
+        msg = (
+            f"the prompt has {num_prompt} tokens, but the whole KV cache holds {limits.kv_tokens}: "
+            "shorten the prompt, or enlarge the KV cache"
+        )
+        raise PromptTooLong(msg, num_tokens=num_prompt, most=limits.kv_tokens)
     wanted = num_prompt + max((params.max_tokens or 1) - 1, 0)
     wanted = min(wanted, max(limits.max_model_len - 1, num_prompt))
     if wanted > limits.kv_tokens:

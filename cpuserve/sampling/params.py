@@ -18,7 +18,8 @@ NO_SEED = -1  # as in vLLM, llama.cpp and Ollama, whose clients send it
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The sampling parameters of a request.
 
-    csrc/kernels/table.h, "Sampling of one row", defines the arithmetic. The front end handles the
+    csrc/kernels/table.h, "Sampling of one row", defines the arithmetic. A top_p of 0 keeps the most
+    likely token, as in OpenAI's API, llama.cpp and Ollama. The front end handles the
     `stop` strings, the engine all other parameters. `max_tokens` None means up to the context
     length. `logprobs`, `prompt_logprobs`: None = none, 0 = only the token, k = also k alternatives.
     `cache_salt`: only requests with the same salt share cached prefixes. `adapter`: the name of the
@@ -57,7 +58,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             self.stop = [stop]
         self._check("n", 1 <= self.n <= 128, "between 1 and 128")
         self._check("temperature", 0.0 <= self.temperature <= 1e6, "between 0 and 1000000")
-        self._check("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]")
+        self._check("top_p", 0.0 <= self.top_p <= 1.0, "in [0, 1]")
         if self.top_k == -1:
             self.top_k = 0
         self._check("top_k", 0 <= self.top_k < 2**31, "-1 or 0 (all), or between 1 and 2147483647")

@@ -19,6 +19,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 4096
 MAX_ID_LIST = 1024
 MAX_PROMPTS = 1024
+NO_LIMIT = 2**31 - 1  # as max_tokens: what the context holds, whatever the default is
 
 # In the form of chat completions. `content` is a text, or a list of parts that are texts. What an
 # assistant thought before it is in `reasoning_content`, whatever a dialect calls it.
@@ -87,8 +88,8 @@ class GenerateCall(CommonFields, kw_only=True):
     "required", which with a tool_name means that function. max_tokens_name: the dialect's word for
     max_tokens. default_max_tokens: max_tokens if it is None; None = what the context holds.
     logprobs: None = none, k = of the token and of k alternatives. embed: the answer is a vector
-    for each prompt, or for each pair its score. adapter: the LoRA adapter that `model` names.
-    usage_in_each: whether Usage follows the events of each output.
+    for each prompt, or for each pair its score. adapter: the LoRA adapter that the request
+    names as its model. usage_in_each: whether Usage follows the events of each output.
     """
 
     prompt: str | list[str | int | list[int]] | None = None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.fan_out import Job
+    from cpuserve.serving.registry import Served
     from cpuserve.serving.tools.use import ToolUse
 
 # Lists of events per sequence that may be queued for a slow client, in calls with several.
@@ -32,8 +33,10 @@ _IDS_PER_US = 32
 Events = AsyncGenerator[list[Event], None]
 
 
-async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> Generation:
+async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generation:
     """Check a call, and return the generation that will answer it.
+
+    served: what the request names as its model, which may be an adapter.
 
     num_bytes: the size of the request's body; see prompts.chat_prompt.
 
@@ -41,8 +44,9 @@ async def prepare(context: ModelContext, call: GenerateCall, num_bytes: int) -> 
       InvalidRequest: the call cannot be answered by this model.
       TooManyRequests: there is no capacity for it now.
     """
+    context = served.context
     _check_kind(context, call)
-    call.adapter = call.model if call.model in context.adapters else None
+    call.adapter = served.adapter
     tools = tool_use(call, context.tool_format)
     prompts = await prompts_of(context, call, num_bytes, tools.opening if tools else "")
     ids = [prompt.ids for prompt in prompts]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cpuserve.core.admission import Limits, check_params, check_prompt
-from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
+from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest, PromptTooLong
 from cpuserve.sampling.params import MAX_REPETITION_PENALTY, SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import (
@@ -30,11 +30,12 @@ _IDS_AT_ONCE = 1 << 16
 class Lengths:
     """The lengths that determine max_tokens, all in tokens.
 
-    asked: the requested value of the field asked_name. scoring: the request may generate nothing.
+    context: what prompt and answer may have together. asked: the requested value of the field
+    asked_name. scoring: the request may generate nothing.
     """
 
     prompt: int
-    max_model_len: int
+    context: int
     asked: int | None
     asked_name: str
     scoring: bool
@@ -55,7 +56,7 @@ def sampling_params(
     whole vocabulary would take seconds.
 
     Raises:
-      InvalidRequest: a field is out of range, or a prompt and its answer exceed the context.
+      InvalidRequest: a field is out of range, or a prompt does not fit in the context.
     """
     check_logprobs("logprobs", call.logprobs)
     prompt_logprobs = call.prompt_logprobs
@@ -63,13 +64,19 @@ def sampling_params(
         prompt_logprobs = call.logprobs
     reads = call.embed or call.echo or prompt_logprobs is not None
     scoring = call.max_tokens == 0 and reads
-    asked, name, context = call.max_tokens, call.max_tokens_name, limits.max_model_len
+    asked, name = call.max_tokens, call.max_tokens_name
     if call.embed:
         for index, prompt in enumerate(prompts):
-            check_input_fits(index, len(prompt), context)
+            check_input_fits(index, len(prompt), limits.max_model_len)
+    for prompt in prompts:
+        check_fits(len(prompt), limits.max_model_len, 0 if scoring else 1)
+    # The last token of an answer needs no place in the KV cache. What the cache does not hold of a
+    # prompt is an error of check_prompt.
+    context = max(*map(len, prompts), min(limits.max_model_len, limits.kv_tokens + 1))
     budgets = [
         max_tokens(Lengths(len(prompt), context, asked, name, scoring)) for prompt in prompts
     ]
+    _check_min_tokens(call, budgets)
     shortest = [n for n in (call.default_max_tokens, defaults.get("max_tokens")) if n is not None]
     if asked is None and shortest:
         default = max(int(min(shortest)), call.min_tokens or 0)
@@ -83,16 +90,17 @@ def sampling_params(
 
 
 def max_tokens(lengths: Lengths) -> int:
-    """Return how many tokens to generate: the requested number, or all that fit in the context.
+    """Return how many tokens to generate: the requested number, or as many as fit.
+
+    max_tokens is a bound, and agents send the same one for every length of their conversations.
 
     Raises:
-      InvalidRequest: the prompt is empty, or prompt and requested tokens exceed the context.
+      InvalidRequest: the prompt is empty, or the requested number is too low.
     """
     if lengths.prompt == 0:
         msg = "The prompt is empty: it needs at least one token"
         raise InvalidRequest(msg, param="prompt")
-    available = lengths.max_model_len - lengths.prompt
-    check_fits(lengths.prompt, lengths.max_model_len, 0 if lengths.scoring else 1)
+    available = lengths.context - lengths.prompt
     if lengths.asked is None:
         return available
     least = 0 if lengths.scoring else 1
@@ -100,35 +108,36 @@ def max_tokens(lengths: Lengths) -> int:
         hint = "" if lengths.asked else " (0 only with echo or prompt_logprobs)"
         msg = f"{lengths.asked_name} must be at least 1, got {lengths.asked}{hint}"
         raise InvalidRequest(msg, param=lengths.asked_name)
-    if lengths.asked > available:
-        msg = (
-            f"This model's maximum context length is {lengths.max_model_len} tokens. You asked for "
-            f"{lengths.prompt + lengths.asked}: {lengths.prompt} in the prompt and {lengths.asked} "
-            f"in {lengths.asked_name}. Ask for at most {available}"
-        )
-        raise InvalidRequest(msg, param=lengths.asked_name, code=CONTEXT_LENGTH)
-    return lengths.asked
+    return min(lengths.asked, available)
+
+
+def _check_min_tokens(call: GenerateCall, budgets: list[int]) -> None:
+    """Raise InvalidRequest if the context holds fewer than min_tokens, which is no bound."""
+    least, shortest = call.min_tokens or 0, min(budgets)
+    if least > shortest and (call.max_tokens is None or call.max_tokens > shortest):
+        msg = f"min_tokens is {least}, but the prompt leaves {shortest} tokens: lower it"
+        raise InvalidRequest(msg, param="min_tokens", code=CONTEXT_LENGTH)
 
 
 def check_fits(num_prompt: int, max_model_len: int, least: int = 0) -> None:
-    """Raise InvalidRequest unless the prompt and `least` new tokens fit in the context."""
+    """Raise PromptTooLong unless the prompt and `least` new tokens fit in the context."""
     if num_prompt + least > max_model_len:
         msg = (
             f"This model's maximum context length is {max_model_len} tokens. The prompt has "
             f"{num_prompt} tokens, which leaves none to generate: shorten it"
         )
-        raise InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
+        raise PromptTooLong(msg, num_tokens=num_prompt, most=max_model_len - least)
 
 
 def check_input_fits(index: int, num_tokens: int, max_model_len: int) -> None:
-    """Raise InvalidRequest unless input `index` of those to be embedded fits in the context."""
+    """Raise PromptTooLong unless input `index` of those to be embedded fits in the context."""
     if num_tokens > max_model_len:
         msg = (
             f"This model's maximum context length is {max_model_len} tokens. Input {index} has "
             f"{num_tokens} tokens: shorten it, or set truncate_prompt_tokens (-1 cuts it to the "
             "context)"
         )
-        raise InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
+        raise PromptTooLong(msg, num_tokens=num_tokens, most=max_model_len)
 
 
 def _defaults_for(call: GenerateCall, defaults: Defaults) -> dict[str, int | float]:
@@ -225,10 +234,7 @@ def _stop(stop: str | list[str] | None) -> list[str] | None:
     if any(len(s) > MAX_STOP_CHARS for s in strings):
         msg = f"stop strings may have at most {MAX_STOP_CHARS} characters"
         raise InvalidRequest(msg, param="stop")
-    if not all(strings):
-        msg = "stop strings must not be empty"
-        raise InvalidRequest(msg, param="stop")
-    return strings
+    return [s for s in strings if s]  # an empty one is none, as in llama.cpp
 
 
 def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
+from cpuserve.errors import InvalidRequest, PromptTooLong
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Message, Prompt
 from cpuserve.serving.params import check_fits, check_input_fits
 from cpuserve.serving.threads import run_sized
@@ -27,6 +27,8 @@ REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # The lowest limit of tokens that are only counted, for any model: each takes about 300 bytes for a
 # moment.
 _MOST_COUNTED = 1 << 17
+# Bytes of a token in most texts: an error estimates how many a text has that is not tokenized.
+_USUAL_BYTES = 4
 
 
 def most_counted(context: ModelContext) -> int:
@@ -74,7 +76,7 @@ async def encode(
         return await run_sized(num_chars, encode_all)
 
 
-def _too_long(text: str, most: int, max_model_len: int, index: int | None = None) -> InvalidRequest:
+def _too_long(text: str, most: int, max_model_len: int, index: int | None = None) -> PromptTooLong:
     """Return the error; index: of the input to be embedded that the text is."""
     what = "The text" if index is None else f"Input {index}"
     more = "" if index is None else ", or set truncate_prompt_tokens (-1 cuts it to the context)"
@@ -82,7 +84,8 @@ def _too_long(text: str, most: int, max_model_len: int, index: int | None = None
         f"This model's maximum context length is {max_model_len} tokens. {what} has {len(text)} "
         f"characters, which is more than {most} tokens: shorten it{more}"
     )
-    return InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
+    about = len(text.encode("utf-8", "replace")) // _USUAL_BYTES
+    return PromptTooLong(msg, num_tokens=max(most + 1, about), most=most)
 
 
 async def prompts_of(
@@ -154,7 +157,7 @@ async def _pair_prompts(
                 f"This model's maximum context length is {most} tokens. Pair {index} (a query and "
                 f"its document) has {len(ids)} tokens: shorten it, or set truncate_prompt_tokens"
             )
-            raise InvalidRequest(msg, param="prompt", code=CONTEXT_LENGTH)
+            raise PromptTooLong(msg, num_tokens=len(ids), most=most)
         return Prompt(ids)
 
     if num_chars <= LARGE_TEXT_CHARS:

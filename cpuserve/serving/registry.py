@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from cpuserve.errors import NotFound, ServiceUnavailable, StartupError, TooLittleMemory
+from cpuserve.errors import (
+    NotFound,
+    RequestError,
+    ServiceUnavailable,
+    StartupError,
+    TooLittleMemory,
+)
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
@@ -15,8 +22,10 @@ if TYPE_CHECKING:
 
 log = get_logger("serve")
 
-# A model is not unloaded so soon after a request has named it: its prompt may be being tokenized.
-FRESH_S = 5.0
+# A model that could not be loaded is not tried again for so long. The pause doubles each time.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+# Ollama's clients add the default tag to names.
+DEFAULT_TAG = ":latest"
 
 
 class Loader(Protocol):
@@ -25,6 +34,10 @@ class Loader(Protocol):
     @property
     def name(self) -> str:
         """The name in requests."""
+
+    @property
+    def most_body_bytes(self) -> int:
+        """The size of a body that the model may accept, as far as that is known before loading."""
 
     async def load(self, promised_bytes: int) -> ModelContext:
         """Return the model, ready to answer.
@@ -35,6 +48,36 @@ class Loader(Protocol):
           TooLittleMemory: it does not fit now.
           StartupError: it cannot be loaded.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a request's `model` means. All dialects get it from ModelRegistry.find.
+
+    name: under which the answer is given. adapter: the LoRA adapter that the name means. lease:
+    keeps the model loaded until it is released, after the last byte of the answer.
+    """
+
+    context: ModelContext
+    name: str
+    adapter: str | None
+    lease: Lease
+
+
+class Lease:
+    """Keeps a model loaded until `release`; repeated releases do nothing."""
+
+    def __init__(self, slot: _Slot | None = None) -> None:
+        """slot: None = the first model, which is always loaded."""
+        self._slot = slot
+        if slot is not None:
+            slot.leases += 1
+
+    def release(self) -> None:
+        """Allow that the model is unloaded."""
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.leases -= 1
 
 
 class ModelRegistry:
@@ -60,36 +103,76 @@ class ModelRegistry:
         """All served names, those of the first model before the others."""
         return (*self.first.model_names, *self.first.adapters, *self._slots)
 
+    @property
+    def several(self) -> bool:
+        """Whether there are models besides the first."""
+        return bool(self._slots)
+
+    @property
+    def most_body_bytes(self) -> int:
+        """The size of a body that some model may accept; each has a limit of its own."""
+        others = (slot.most_body_bytes for slot in self._slots.values())
+        return max((self.first.limits.max_body_bytes, *others))
+
     def loaded(self) -> Iterator[ModelContext]:
         """Yield the models that are loaded, the first one before the others."""
         yield self.first
         yield from (slot.context for slot in self._slots.values() if slot.context is not None)
 
+    def resolve(self, name: str | None) -> str:
+        """Return the served name that a request means; no name means the first.
+
+        Raises:
+          NotFound: the name is not served (404).
+        """
+        if not name:
+            return self.first.model_names[0]
+        served = self.names
+        for known in (name, name.removesuffix(DEFAULT_TAG)):
+            if known in served:
+                return known
+        msg = f"The model {name[:200]!r} does not exist. This server serves: {', '.join(served)}"
+        raise NotFound(msg, param="model", code="model_not_found")
+
     def peek(self, name: str) -> ModelContext | None:
         """Return the model with this name if it is loaded; NotFound (404) if it is not served."""
-        if name in self.first.model_names or name in self.first.adapters:
-            return self.first
-        return self._slot(name).context
+        slot = self._slots.get(self.resolve(name))
+        return self.first if slot is None else slot.context
 
-    async def find(self, name: str | None) -> tuple[ModelContext, str]:
-        """Return the model that a request means, and its name; None means the first.
+    async def find(self, name: str | None) -> Served:
+        """Return the model that a request means; the caller releases its lease.
 
         Raises:
           NotFound: the name is not served (404).
           ServiceUnavailable: the model cannot be loaded now; the message says why (503).
         """
-        if not name or name in self.first.model_names or name in self.first.adapters:
-            return self.first, name or self.first.model_names[0]
-        slot = self._slot(name)
-        context = slot.context
-        if context is None or context.client.ended:
-            if slot.loading is None:
-                slot.loading = asyncio.ensure_future(self._load(slot))
-                slot.loading.add_done_callback(slot.on_loaded)
-            # Other requests wait for the same load, also if this one's client disconnects.
-            context = await asyncio.shield(slot.loading)
+        known = self.resolve(name)
+        slot = self._slots.get(known)
+        if slot is None:
+            adapter = known if known in self.first.adapters else None
+            return Served(self.first, known, adapter, Lease())
+        lease = Lease(slot)
+        try:
+            context = await self._loaded(slot)
+        except BaseException:
+            lease.release()
+            raise
         slot.used = self._clock()
-        return context, name
+        return Served(context, known, None, lease)
+
+    async def unload(self, name: str) -> None:
+        """Unload a model that no request uses; the first stays loaded, and so does one in use.
+
+        Raises:
+          NotFound: the name is not served (404).
+        """
+        slot = self._slots.get(self.resolve(name))
+        if slot is None:
+            return
+        async with self._lock:
+            if slot.is_idle():
+                log.info("model %s is unloaded, as a client asked", slot.loader.name)
+                await slot.unload()
 
     async def close(self) -> None:
         """Unload all models but the first."""
@@ -99,12 +182,16 @@ class ModelRegistry:
                 await asyncio.wait((slot.loading,))
             await slot.unload()
 
-    def _slot(self, name: str) -> _Slot:
-        if name not in self._slots:
-            served = ", ".join(self.names)
-            msg = f"The model {name[:200]!r} does not exist. This server serves: {served}"
-            raise NotFound(msg, param="model", code="model_not_found")
-        return self._slots[name]
+    async def _loaded(self, slot: _Slot) -> ModelContext:
+        context = slot.context
+        if context is not None and not context.client.ended:
+            return context
+        if slot.loading is None:
+            slot.check_pause(self._clock())
+            slot.loading = asyncio.ensure_future(self._load(slot))
+            slot.loading.add_done_callback(slot.on_loaded)
+        # Other requests wait for the same load, also if this one's client disconnects.
+        return await asyncio.shield(slot.loading)
 
     async def _load(self, slot: _Slot) -> ModelContext:
         name = slot.loader.name
@@ -113,32 +200,50 @@ class ModelRegistry:
             while True:
                 promised = sum(context.kv_bytes for context in self.loaded())
                 try:
-                    slot.context = await slot.loader.load(promised)
+                    context = await slot.loader.load(promised)
                 except TooLittleMemory as error:
-                    await self._make_room(name, error)
-                except StartupError as error:
+                    await self._make_room(slot, error)
+                except (StartupError, RequestError) as error:
                     log.error("model %s cannot be loaded: %s", name, error)
                     msg = f"The model {name!r} cannot be loaded: {error}"
-                    raise ServiceUnavailable(msg) from None
+                    raise slot.failed(msg, self._clock()) from None
                 else:
-                    slot.used = self._clock()
+                    slot.set_loaded(context, self._clock())
                     log.info("model %s is loaded", name)
-                    return slot.context
+                    return context
 
-    async def _make_room(self, name: str, error: TooLittleMemory) -> None:
+    async def _make_room(self, slot: _Slot, error: TooLittleMemory) -> None:
         """Unload a model that no request uses; ServiceUnavailable if there is none."""
-        loaded = [slot for slot in self._slots.values() if slot.context is not None]
-        idle = [slot for slot in loaded if slot.is_idle(self._clock())]
+        name = slot.loader.name
+        loaded = [other for other in self._slots.values() if other.context is not None]
+        idle = [other for other in loaded if other.is_idle()]
         if idle:
-            oldest = min(idle, key=lambda slot: slot.used)
+            oldest = min(idle, key=lambda other: other.used)
             log.info("model %s is unloaded, to make room for %s", oldest.loader.name, name)
             await oldest.unload()
             return
-        msg = f"The model {name!r} does not fit: {error}"
         if loaded:
-            busy = ", ".join(slot.loader.name for slot in loaded)
+            busy = ", ".join(other.loader.name for other in loaded)
             msg = f"The model {name!r} does not fit beside {busy}, in use now: try again later"
-        raise ServiceUnavailable(msg)
+            raise ServiceUnavailable(msg)
+        log.error("model %s does not fit: %s", name, error)
+        msg = f"The model {name!r} does not fit: {error}"
+        raise slot.failed(msg, self._clock())
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a model was not loaded, and until when it is not tried again, after a pause."""
+
+    reason: str
+    until: float
+    pause_s: float
+
+    def refusal(self, now: float) -> ServiceUnavailable:
+        left = max(self.until - now, 1.0)
+        error = ServiceUnavailable(f"{self.reason}. It can be tried again in {left:.0f} s")
+        error.retry_after_s = left
+        return error
 
 
 class _Slot:
@@ -148,7 +253,29 @@ class _Slot:
         self.loader = loader
         self.context: ModelContext | None = None
         self.loading: asyncio.Future[ModelContext] | None = None
+        self.most_body_bytes = loader.most_body_bytes
         self.used = 0.0
+        self.leases = 0
+        self._failure: _Failure | None = None
+
+    def set_loaded(self, context: ModelContext, now: float) -> None:
+        """Use `context`, which is ready to answer."""
+        self.context = context
+        self.most_body_bytes = context.limits.max_body_bytes
+        self.used = now
+        self._failure = None
+
+    def failed(self, reason: str, now: float) -> ServiceUnavailable:
+        """Remember that a load failed, and return the error for the requests that wait for it."""
+        before = self._failure
+        pause = FIRST_PAUSE_S if before is None else min(2 * before.pause_s, LONGEST_PAUSE_S)
+        self._failure = _Failure(reason, now + pause, pause)
+        return self._failure.refusal(now)
+
+    def check_pause(self, now: float) -> None:
+        """Raise ServiceUnavailable (503) if the model failed so lately that it is not tried now."""
+        if self._failure is not None and now < self._failure.until:
+            raise self._failure.refusal(now)
 
     def on_loaded(self, done: asyncio.Future[ModelContext]) -> None:
         """Forget the load, which has ended; a failure is raised where it was awaited."""
@@ -156,10 +283,9 @@ class _Slot:
         if not done.cancelled():
             done.exception()
 
-    def is_idle(self, now: float) -> bool:
-        """Return whether no request uses the model, or is about to."""
-        context = self.context
-        return context is not None and not context.active_sequences and now - self.used >= FRESH_S
+    def is_idle(self) -> bool:
+        """Return whether the model is loaded and no request uses it, or is about to."""
+        return self.context is not None and not self.leases
 
     async def unload(self) -> None:
         """Stop the engine, which frees its memory."""

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from cpuserve.metrics import ServerMetrics
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.limits import ClientLimits
-from cpuserve.serving.registry import ModelRegistry
+from cpuserve.serving.registry import Loader, ModelRegistry
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
@@ -91,6 +91,7 @@ class FakeEngine:
     replicas: tuple[ReplicaStatus, ...] = ()
     asked: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     wishes: list[tuple[float | None, bool]] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
     running: int = 0
     aborted: int = 0
 
@@ -111,6 +112,7 @@ class FakeEngine:
         progress: bool = False,
     ) -> AsyncGenerator[Output, None]:
         self.wishes.append((timeout_s, progress))
+        self.priorities.append(priority)
         number = len(self.asked)
         self.asked.append((list(prompt_ids), params))
         self.running += 1
@@ -169,11 +171,12 @@ class Api:
         api_keys: tuple[str, ...] = (),
         key: str | None = None,
         default_sampling: dict[str, float] | None = None,
+        loaders: Sequence[Loader] = (),
         **access: Any,
     ) -> None:
         self.engine = FakeEngine(script)
         self.context = make_context(self.engine, http=http, default_sampling=default_sampling)
-        self.state = ServerState(ModelRegistry(self.context))
+        self.state = ServerState(ModelRegistry(self.context, loaders))
         self.app = create_app(self.state, api_keys=api_keys, **access)
         self._key = key
 

@@ -148,7 +148,8 @@ def test_ollama_cuts_texts_to_the_context_unless_truncate_is_false(server):
             expected
         ]
     error = refused(server, "/api/embed", model="tiny", input=long, truncate=False)
-    assert "longer than the context of this model, 64 tokens" in error
+    assert error.startswith("the input length exceeds the context length: ")
+    assert "context length is 64 tokens" in error
     assert "truncate true" in error
     error = refused(server, "/api/embeddings", model="tiny", prompt=long)
     assert "use /api/embed" in error

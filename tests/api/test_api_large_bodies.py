@@ -88,7 +88,8 @@ def test_counting_tokens_takes_longer_texts_than_the_context_and_has_a_bound(enc
     encoded.clear()
     refused = count(api, "1" * 4_000_000)
     assert refused.status_code == 400
-    assert "maximum context length" in refused.json()["error"]["message"]
+    message = refused.json()["error"]["message"]
+    assert "maximum context length" in message or message.startswith("prompt is too long: 10000")
     assert sum(map(len, encoded)) < 1_000_000
 
 

@@ -4,8 +4,6 @@ import pytest
 
 from tests.api.fakes import MAX_LEN, VOCAB, Api, error_of
 
-BIG = [2**31, 2**63, 2**64, 10**30]
-
 # (fields, the parameter the error must name)
 BOTH = {
     "n-0": ({"n": 0}, "n"),
@@ -17,7 +15,6 @@ BOTH = {
     "temperature-negative": ({"temperature": -1}, "temperature"),
     "temperature-huge": ({"temperature": 1e308}, "temperature"),
     "temperature-text": ({"temperature": "hot"}, "temperature"),
-    "top_p-0": ({"top_p": 0}, "top_p"),
     "top_p-above-1": ({"top_p": 1.01}, "top_p"),
     "top_p-negative": ({"top_p": -0.5}, "top_p"),
     "top_k-minus-5": ({"top_k": -5}, "top_k"),
@@ -36,13 +33,9 @@ BOTH = {
     "max_tokens-0": ({"max_tokens": 0}, "max_tokens"),
     "max_tokens-negative": ({"max_tokens": -1}, "max_tokens"),
     "max_tokens-text": ({"max_tokens": "5"}, "max_tokens"),
-    "max_tokens-over-context": ({"max_tokens": MAX_LEN}, "max_tokens"),
-    **{f"max_tokens-{n}": ({"max_tokens": n}, "max_tokens") for n in BIG},
     "min_tokens-negative": ({"min_tokens": -1}, "min_tokens"),
     "min_tokens-over-max": ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     "min_tokens-over-context": ({"min_tokens": MAX_LEN + 1}, "min_tokens"),
-    "stop-empty-string": ({"stop": ""}, "stop"),
-    "stop-empty-in-list": ({"stop": ["a", ""]}, "stop"),
     "stop-number": ({"stop": 5}, "stop"),
     "stop-number-in-list": ({"stop": ["a", 5]}, "stop"),
     "stop-100k": ({"stop": ["x"] * 10**5}, "stop"),
@@ -83,7 +76,6 @@ BOTH = {
     "repeat_last_n": ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n"),
     "repeat_last_n-0": ({"repeat_last_n": 0, "presence_penalty": 0.5}, "repeat_last_n"),
     "repeat_last_n-text": ({"repeat_last_n": "all"}, "repeat_last_n"),
-    "n_predict-over": ({"n_predict": MAX_LEN}, "n_predict"),
     "n_predict-0": ({"n_predict": 0}, "n_predict"),
     "n_predict-two": ({"n_predict": 3, "max_tokens": 4}, "n_predict"),
     "n_predict-newer": ({"n_predict": 3, "max_completion_tokens": 4}, "n_predict"),
@@ -148,10 +140,6 @@ CHAT = {
     "top_logprobs-without": ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
     "logprobs-number": ({"logprobs": 5}, "logprobs"),
     "max_completion_tokens-0": ({"max_completion_tokens": 0}, "max_completion_tokens"),
-    "max_completion_tokens-over": (
-        {"max_completion_tokens": MAX_LEN, "max_tokens": 1},
-        "max_completion_tokens",
-    ),
     "tools": (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
         "tools",
@@ -230,7 +218,6 @@ COMPLETION = {
     ),
     "prompt-many": ({"prompt": [[5]] * 2000}, "prompt"),
     "n-times-prompts": ({"prompt": [[5]] * 512, "n": 100}, "n"),
-    "max_tokens-one-too-many": ({"prompt": [5] * (MAX_LEN - 1), "max_tokens": 2}, "max_tokens"),
     "prompt_embeds": ({"prompt_embeds": "xxxx"}, "prompt_embeds"),
 }
 
@@ -394,7 +381,7 @@ def test_a_chat_field_without_effect_is_accepted(api, fields):
     ("fields", "code"),
     [
         ({"prompt": [5] * 200}, "context_length_exceeded"),
-        ({"prompt": [5] * 100, "max_tokens": 100}, "context_length_exceeded"),
+        ({"prompt": [5] * 100, "min_tokens": 100}, "context_length_exceeded"),
         ({"prompt": "x " * 20_000}, "context_length_exceeded"),
         ({"model": "other"}, "model_not_found"),
         ({"best_of": 3}, "unsupported_parameter"),
@@ -413,7 +400,7 @@ def test_a_request_that_never_fits_the_kv_cache_has_the_contexts_code():
     api = Api()
     api.engine.info["kv_tokens"] = 16
     api.context.set_ready(api.context.tokenizer, api.context.chat_template)
-    assert error_of(api.complete([5] * 10, max_tokens=50))["code"] == "context_length_exceeded"
+    assert error_of(api.complete([5] * 20, max_tokens=50))["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(
@@ -464,8 +451,8 @@ def test_over_long_requests_are_told_the_numbers(api):
     message = error_of(api.complete([5] * 200))["message"]
     assert "200" in message
     assert str(MAX_LEN) in message
-    message = error_of(api.complete([5] * 100, max_tokens=100))["message"]
-    assert all(text in message for text in ("200", "100", "28", str(MAX_LEN)))
+    message = error_of(api.complete([5] * 100, min_tokens=100))["message"]
+    assert all(text in message for text in ("100", "28"))
 
 
 def test_bad_logit_bias_keys_are_all_named(api):
@@ -495,7 +482,7 @@ def test_a_request_that_never_fits_the_kv_cache_is_400():
     api = Api()
     api.engine.info["kv_tokens"] = 16
     api.context.set_ready(api.context.tokenizer, api.context.chat_template)
-    error = error_of(api.complete([5] * 10, max_tokens=50))
+    error = error_of(api.complete([5] * 20, max_tokens=50))
     assert "KV cache" in error["message"]
 
 

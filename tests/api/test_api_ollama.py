@@ -252,7 +252,7 @@ def test_a_request_for_nothing_loads_the_model(path):
 
 BAD = {
     "no-model": ("/api/chat", {"model": None}, 400, "model must be a string"),
-    "other-model": ("/api/chat", {"model": "other:latest"}, 404, "'other' does not exist"),
+    "other-model": ("/api/chat", {"model": "other:latest"}, 404, "'other:latest' does not exist"),
     "image": ("/api/chat", {"messages": [{**HI[0], "images": ["x"]}]}, 400, "reads text only"),
     "role": ("/api/chat", {"messages": [{"role": "a b", "content": ""}]}, 400, "messages[0].role"),
     "think-level": ("/api/chat", {"think": "deep"}, 400, "or one of low, medium, high, max"),
@@ -263,7 +263,7 @@ BAD = {
     "mirostat": ("/api/chat", {"options": {"mirostat": 2}}, 400, "mirostat is not supported"),
     "logprobs": ("/api/generate", {"logprobs": 2}, 400, "logprobs must be"),
     "top-logprobs": ("/api/chat", {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs must"),
-    "top-p": ("/api/generate", {"options": {"top_p": 2}}, 400, "top_p must be in (0, 1]"),
+    "top-p": ("/api/generate", {"options": {"top_p": 2}}, 400, "top_p must be in [0, 1]"),
     "penalty": (
         "/api/chat",
         {"options": {"repeat_penalty": 0}},

@@ -107,6 +107,16 @@ def test_greedy_is_the_most_likely_token_at_each_position(llm):
     assert all(next(iter(p.values())).rank == 1 for p in output.outputs[0].logprobs)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_top_p_of_0_keeps_the_most_likely_token(llm, seed):
+    params = SamplingParams(temperature=5, top_p=0, seed=seed, max_tokens=8, ignore_eos=True)
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    found, want = (
+        [o.outputs[0].token_ids for o in llm.generate(PROMPTS, p)] for p in (params, greedy)
+    )
+    assert found == want
+
+
 def test_executors_agree_on_greedy_tokens():
     answers = []
     for executor in EXECUTORS:

@@ -40,7 +40,7 @@ def kept_by_the_text(mass, min_p, top_k, top_p):
     seed=st.integers(0, 10**6),
     min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
     top_k=st.sampled_from([0, 1, 2, 7, 59, 60, 1000]),
-    top_p=st.sampled_from([1e-6, 0.1, 0.5, 0.83, 0.999]),
+    top_p=st.sampled_from([0.0, 1e-6, 0.1, 0.5, 0.83, 0.999]),
 )
 def test_filters_keep_what_the_text_keeps(seed, min_p, top_k, top_p):
     logits = random_logits(seed).astype(np.float64)

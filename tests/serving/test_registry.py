@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cpuserve.errors import ModelError, NotFound, ServiceUnavailable, TooLittleMemory
-from cpuserve.serving.registry import FRESH_S, ModelRegistry
+from cpuserve.serving.registry import FIRST_PAUSE_S, LONGEST_PAUSE_S, ModelRegistry
 from tests.api.fakes import FakeEngine, make_context
 
 GIB = 1 << 30
@@ -30,6 +30,8 @@ class Machine:
 
 
 class Loader:
+    most_body_bytes = 64 << 20
+
     def __init__(self, machine, name):
         self.machine = machine
         self.name = name
@@ -60,11 +62,18 @@ class Loader:
         return context
 
 
+async def use(registry, name):
+    """Find a model as a request does, and end the request."""
+    served = await registry.find(name)
+    served.lease.release()
+    return served.context, served.name
+
+
 def found(registry, *names):
     """Find the models one after the other."""
 
     async def main():
-        return [await registry.find(name) for name in names]
+        return [await use(registry, name) for name in names]
 
     return asyncio.run(main())
 
@@ -73,8 +82,8 @@ def test_the_first_model_answers_for_no_name_and_for_its_own():
     machine = Machine(0)
     registry = machine.registry("b")
     first = registry.first
-    assert found(registry, None, "", "tiny", "alias") == [
-        (first, "tiny"), (first, "tiny"), (first, "tiny"), (first, "alias"),
+    assert found(registry, None, "", "tiny", "alias", "tiny:latest", "alias:latest") == [
+        *[(first, "tiny")] * 3, (first, "alias"), (first, "tiny"), (first, "alias"),
     ]  # fmt: skip
     assert machine.log == []
     assert registry.names == ("tiny", "alias", "b")
@@ -83,7 +92,7 @@ def test_the_first_model_answers_for_no_name_and_for_its_own():
 def test_a_model_is_loaded_when_it_is_named_and_stays():
     machine = Machine(2)
     registry = machine.registry("b", "c")
-    (b, name), again, (c, _) = found(registry, "b", "b", "c")
+    (b, name), again, (c, _) = found(registry, "b", "b:latest", "c")
     assert again == (b, name) == (b, "b")
     assert c is not b
     assert list(registry.loaded()) == [registry.first, b, c]
@@ -98,7 +107,7 @@ def test_requests_of_one_moment_load_a_model_once():
 
     async def main():
         machine.gates["b"] = asyncio.Event()
-        tasks = [asyncio.create_task(registry.find("b")) for _ in range(4)]
+        tasks = [asyncio.create_task(use(registry, "b")) for _ in range(4)]
         await asyncio.sleep(0)
         tasks[0].cancel()  # its client leaves; the others wait on
         await asyncio.sleep(0)
@@ -117,8 +126,8 @@ def test_the_model_that_was_used_longest_ago_makes_room():
 
     async def main():
         for name in ("b", "c", "b", "d"):
-            machine.now += FRESH_S
-            await registry.find(name)
+            machine.now += 1.0
+            await use(registry, name)
 
     asyncio.run(main())
     assert ("unload", "c") in machine.log
@@ -127,26 +136,77 @@ def test_the_model_that_was_used_longest_ago_makes_room():
     assert registry.peek("d") is not None
 
 
-@pytest.mark.parametrize("use", ["runs", "fresh"])
-def test_a_model_in_use_is_not_unloaded(use):
+def test_a_model_in_use_is_not_unloaded():
+    """However long its requests take before and after they run, such as to tokenize a prompt."""
     machine = Machine(1)
     registry = machine.registry("b", "c")
 
     async def main():
-        context, _ = await registry.find("b")
-        if use == "runs":
-            context.active_sequences = 1
+        leases = [(await registry.find("b")).lease for _ in range(2)]
+        for lease in leases:
             machine.now += 1000.0
-        else:
-            machine.now += FRESH_S / 2
-        with pytest.raises(ServiceUnavailable, match="does not fit beside b, in use now"):
-            await registry.find("c")
-        context.active_sequences = 0
-        machine.now += FRESH_S
-        assert (await registry.find("c"))[1] == "c"
+            with pytest.raises(ServiceUnavailable, match="does not fit beside b, in use now"):
+                await registry.find("c")
+            await registry.unload("b")
+            assert registry.peek("b") is not None
+            lease.release()
+            lease.release()  # which counts once
+        assert (await use(registry, "c"))[1] == "c"
 
     asyncio.run(main())
     assert registry.peek("b") is None
+
+
+def test_a_model_that_has_just_been_loaded_waits_for_the_request_that_named_it():
+    """Another request that needs its memory may be the next to run."""
+    machine = Machine(1)
+    registry = machine.registry("b", "c")
+
+    async def main():
+        machine.gates["b"] = asyncio.Event()
+        asked = [asyncio.create_task(registry.find(name)) for name in ("b", "c")]
+        await asyncio.sleep(0.01)
+        machine.gates["b"].set()
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    b, refused = asyncio.run(main())
+    assert b.context.client.alive
+    assert isinstance(refused, ServiceUnavailable)
+
+
+def test_a_request_that_leaves_while_its_model_loads_holds_nothing():
+    machine = Machine(1)
+    registry = machine.registry("b", "c")
+
+    async def main():
+        machine.gates["b"] = asyncio.Event()
+        left = asyncio.create_task(registry.find("b"))
+        await asyncio.sleep(0.01)
+        left.cancel()
+        machine.gates["b"].set()
+        await asyncio.gather(left, return_exceptions=True)
+        await asyncio.sleep(0.01)
+        assert registry.peek("b") is not None
+        await use(registry, "c")
+
+    asyncio.run(main())
+
+
+def test_a_client_may_unload_a_model():
+    machine = Machine(1)
+    registry = machine.registry("b")
+
+    async def main():
+        await use(registry, "b")
+        await registry.unload("tiny")
+        await registry.unload("b:latest")
+        assert registry.peek("b") is None
+        await registry.unload("b")
+        await use(registry, "b")
+
+    asyncio.run(main())
+    assert registry.first.client.alive
+    assert [entry[:2] for entry in machine.log] == [("load", "b"), ("unload", "b"), ("load", "b")]
 
 
 def test_a_model_that_never_fits_says_what_it_needs():
@@ -155,24 +215,52 @@ def test_a_model_that_never_fits_says_what_it_needs():
         found(machine.registry("b"), "b")
 
 
-def test_a_model_that_cannot_be_loaded_does_not_unload_another_and_is_tried_again(caplog):
+def test_a_model_that_cannot_be_loaded_does_not_unload_another(caplog):
     machine = Machine(2)
     registry = machine.registry("b", "broken")
-    machine.now += FRESH_S
 
     async def main():
-        await registry.find("b")
-        machine.now += FRESH_S
-        for _ in range(2):
-            with pytest.raises(ServiceUnavailable, match="cannot be loaded: model broken is not"):
-                await registry.find("broken")
+        await use(registry, "b")
+        with pytest.raises(ServiceUnavailable, match="cannot be loaded: model broken is not"):
+            await registry.find("broken")
 
     asyncio.run(main())
     assert registry.peek("b") is not None
-    assert machine.log.count(("load", "broken", 4)) == 2
     failed = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
-    assert len(failed) == 2, "the operator must learn it, too, not only the client"
+    assert len(failed) == 1, "the operator must learn it, too, not only the client"
     assert failed[0].startswith("model broken cannot be loaded: model broken is not")
+
+
+@pytest.mark.parametrize("name", ["broken", "large"])
+def test_a_model_that_failed_is_tried_again_after_growing_pauses(name):
+    """Meanwhile each request is told at once why, and when it is tried again."""
+    machine = Machine(0)
+    registry = machine.registry(name)
+
+    async def refusal():
+        with pytest.raises(ServiceUnavailable) as raised:
+            await registry.find(name)
+        return raised.value
+
+    async def main():
+        pause = FIRST_PAUSE_S
+        for tries in range(1, 10):
+            first, machine.now = await refusal(), machine.now + pause / 2
+            again, machine.now = await refusal(), machine.now + pause / 2
+            assert len(machine.log) == tries
+            assert (first.retry_after_s, again.retry_after_s) == (pause, pause / 2)
+            assert first.message.split(". It can be")[0] == again.message.split(". It can be")[0]
+            assert again.message.endswith(f". It can be tried again in {pause / 2:.0f} s")
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        if name == "large":
+            machine.room = 1
+            await use(registry, name)
+            machine.room = 0
+            registry.peek(name).client.alive = False
+            machine.room = -1
+            assert (await refusal()).retry_after_s == FIRST_PAUSE_S, "a success ends the series"
+
+    asyncio.run(main())
 
 
 def test_a_model_whose_engine_has_ended_is_loaded_again():
@@ -180,9 +268,9 @@ def test_a_model_whose_engine_has_ended_is_loaded_again():
     registry = machine.registry("b")
 
     async def main():
-        before, _ = await registry.find("b")
+        before, _ = await use(registry, "b")
         before.client.alive = False
-        after, _ = await registry.find("b")
+        after, _ = await use(registry, "b")
         assert after is not before
         assert after.client.alive
 
@@ -195,7 +283,7 @@ def test_closing_ends_what_is_loaded_and_what_is_loading():
     registry = machine.registry("b", "c")
 
     async def main():
-        await registry.find("b")
+        await use(registry, "b")
         machine.gates["c"] = asyncio.Event()
         loading = asyncio.create_task(registry.find("c"))
         await asyncio.sleep(0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuserve.api.errors import public_message
-from cpuserve.errors import InvalidRequest, RequestError
+from cpuserve.api.envelopes import public_message
+from cpuserve.errors import InvalidRequest, PromptTooLong, RequestError
 
 _KINDS = {
     400: "invalid_request_error",
@@ -60,7 +60,11 @@ def anthropic_error(error: BaseException, request_id: str) -> bytes:
     """Return `error` of the request with this id as the JSON of a MessageError."""
     status = error.status if isinstance(error, RequestError) else 500
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    info = MessageErrorInfo(kind, public_message(error))
+    message = public_message(error)
+    if isinstance(error, PromptTooLong):
+        # Anthropic's words, to the letter: Claude Code reads the numbers, and compacts.
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.most} maximum"
+    info = MessageErrorInfo(kind, message)
     if isinstance(error, NoThreads):
         info.details = ErrorDetails(error.code, ["thread"])
     return msgspec.json.encode(MessageError("error", info, request_id))

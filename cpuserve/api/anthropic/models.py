@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 from cpuserve.api.dialect import has_header
+from cpuserve.api.shapes import ANTHROPIC
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
 
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
     from cpuserve.serving.registry import ModelRegistry
 
-# All of Anthropic's clients send it, and none of OpenAI's.
-HEADER = b"anthropic-version"
-MODELS = "/v1/models"
+(MODELS,) = ANTHROPIC.shared
 _PAGE, _MAX_PAGE = 20, 1000
 
 
@@ -30,7 +29,7 @@ class _Route(APIRoute):
     """A route for requests with the header; the same path without it is OpenAI's."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        return super().matches(scope) if has_header(scope, HEADER) else (Match.NONE, {})
+        return super().matches(scope) if has_header(scope, ANTHROPIC.header) else (Match.NONE, {})
 
 
 # OpenAI's routes describe the paths in /openapi.json, which has one description for each.
@@ -79,7 +78,8 @@ async def list_models(request: Request) -> Response:
 @router.get(MODELS + "/{name:path}")
 async def get_model(request: Request, name: str) -> Response:
     """Describe one served model name; 404 for others."""
-    info = _info(get_state(request).models, name)
+    models = get_state(request).models
+    info = _info(models, models.resolve(name))
     return Response(msgspec.json.encode(info), media_type="application/json")
 
 

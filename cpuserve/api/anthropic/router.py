@@ -29,7 +29,7 @@ async def create_message(request: Request) -> Response:
     """Generate the next message of a conversation."""
     async with read_call(request, "msg_", MessagesRequest) as (received, asked):
         model = await received.choose(asked.model)
-        generation = await prepare(received.context, to_call(asked), received.body_bytes)
+        generation = await prepare(received.served, to_call(asked), received.body_bytes)
         writer = MessageWriter(received, generation, model)
     return respond(generation, writer)
 

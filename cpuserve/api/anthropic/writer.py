@@ -41,6 +41,9 @@ class MessageWriter:
         self._num_blocks = 0
         self._open: str | None = None  # the type of the block that is being written
         self._finish: Finish | None = None
+        asked, (job,) = generation.call.max_tokens, generation.jobs
+        # Whether max_tokens was cut to what the context holds.
+        self._cut = asked is not None and (job.params.max_tokens or 0) < asked
 
     def frames(self, events: list[Event]) -> bytes:
         """Return the frames of the events of one output."""
@@ -103,7 +106,7 @@ class MessageWriter:
         return _frame("content_block_stop", {"index": self._num_blocks - 1})
 
     def _end(self, usage: Usage) -> bytes:
-        reason, sequence = _stop(self._finish)
+        reason, sequence = self._stop(self._finish)
         body = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": _usage(usage)}
         return _frame("message_delta", body) + _frame("message_stop", {})
 
@@ -116,7 +119,7 @@ class MessageWriter:
     def _message(
         self, content: list[TextBlock | ToolUseBlock], finish: Finish | None, usage: Usage
     ) -> Message:
-        reason, sequence = (None, None) if finish is None else _stop(finish)
+        reason, sequence = (None, None) if finish is None else self._stop(finish)
         counts = _usage(usage)
         return Message(
             self._received.id,
@@ -129,18 +132,19 @@ class MessageWriter:
             counts,
         )
 
+    def _stop(self, finish: Finish | None) -> tuple[str, str | None]:
+        """Return stop_reason and stop_sequence."""
+        if finish is None:
+            return "end_turn", None
+        if finish.reason == "stop" and isinstance(finish.stop_reason, str):
+            return "stop_sequence", finish.stop_reason
+        if finish.reason == "length" and self._cut:
+            return "model_context_window_exceeded", None
+        return _REASONS.get(finish.reason, "end_turn"), None
+
 
 def _frame(kind: str, body: dict[str, object]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), _to_json({"type": kind, **body}))
-
-
-def _stop(finish: Finish | None) -> tuple[str, str | None]:
-    """Return stop_reason and stop_sequence."""
-    if finish is None:
-        return "end_turn", None
-    if finish.reason == "stop" and isinstance(finish.stop_reason, str):
-        return "stop_sequence", finish.stop_reason
-    return _REASONS.get(finish.reason, "end_turn"), None
 
 
 def _usage(usage: Usage) -> MessageUsage:

@@ -5,6 +5,6 @@ from __future__ import annotations
 from cpuserve.api.dialect import Dialect
 from cpuserve.api.ollama import embed, models
 from cpuserve.api.ollama import router as generation
-from cpuserve.api.ollama.errors import ollama_error
+from cpuserve.api.shapes import OLLAMA as OLLAMA_SHAPE
 
-OLLAMA = Dialect((generation.router, embed.router, models.router), ollama_error, ("/api",))
+OLLAMA = Dialect((generation.router, embed.router, models.router), OLLAMA_SHAPE)

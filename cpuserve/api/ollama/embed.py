@@ -11,12 +11,11 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.ollama.common import json_response, nanoseconds, to_json
 from cpuserve.api.ollama.errors import OllamaError
-from cpuserve.api.ollama.models import choose
 from cpuserve.api.openai.embeddings.schema import check_dimensions
 from cpuserve.api.openai.embeddings.writer import shortened
 from cpuserve.api.openapi import json_body
 from cpuserve.api.respond import respond_whole
-from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest
+from cpuserve.errors import PromptTooLong
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import floats_of
 from cpuserve.serving.generate import prepare
@@ -71,7 +70,7 @@ async def embed(request: Request) -> Response:
     """Return a vector for each text."""
     began = time.monotonic()
     async with read_call(request, "ollama-", OllamaEmbed) as (received, asked):
-        model = await choose(received, asked.model)
+        model = await received.choose(asked.model)
         check_dimensions(asked.dimensions or None, received.context)
         if not asked.input:
             return json_response(
@@ -95,7 +94,7 @@ async def embed(request: Request) -> Response:
 async def embed_one(request: Request) -> Response:
     """Return the vector of a text."""
     async with read_call(request, "ollama-", OllamaEmbedOne) as (received, asked):
-        await choose(received, asked.model)
+        await received.choose(asked.model)
         if not asked.prompt:
             return json_response(OllamaVector([]))
         generation = await _prepare(received, asked.prompt, cut=False, hint="use /api/embed")
@@ -110,7 +109,6 @@ async def _prepare(
     received: Received, texts: str | list[str], *, cut: bool, hint: str
 ) -> Generation:
     """Return the generation of vectors; hint: how longer texts are cut, for a message."""
-    context = received.context
     call = GenerateCall(
         prompt=texts if isinstance(texts, str) else list(texts),
         truncate_prompt_tokens=-1 if cut else None,
@@ -118,12 +116,10 @@ async def _prepare(
         embed=True,
     )
     try:
-        return await prepare(context, call, received.body_bytes)
-    except InvalidRequest as error:
-        if error.code != CONTEXT_LENGTH:
-            raise
-        msg = (
-            f"a text is longer than the context of this model, {context.max_model_len} tokens: "
+        return await prepare(received.served, call, received.body_bytes)
+    except PromptTooLong as error:
+        error.message = (
+            f"This model's maximum context length is {error.most} tokens, and a text is longer: "
             f"shorten it, or {hint}, which cuts it"
         )
-        raise InvalidRequest(msg, param="input", code=CONTEXT_LENGTH) from error
+        raise

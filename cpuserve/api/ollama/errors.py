@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuserve.api.errors import public_message
-from cpuserve.api.ollama.common import to_json
+from cpuserve.api.envelopes import public_message
+from cpuserve.errors import PromptTooLong
+
+# Ollama's own words, which its clients look for. LiteLLM looks for those of the message itself.
+_TOO_LONG = "the input length exceeds the context length"
 
 
 class OllamaError(msgspec.Struct):
@@ -16,4 +19,7 @@ class OllamaError(msgspec.Struct):
 
 def ollama_error(error: BaseException, _request_id: str = "") -> bytes:
     """Return `error` as the JSON of an OllamaError."""
-    return to_json(OllamaError(public_message(error)))
+    message = public_message(error)
+    if isinstance(error, PromptTooLong):
+        message = f"{_TOO_LONG}: {message}"
+    return msgspec.json.encode(OllamaError(message))

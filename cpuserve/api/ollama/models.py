@@ -1,4 +1,4 @@
-"""What clients ask of the models: tags, ps, show and version; and which one a request means."""
+"""What clients ask of the models: tags, ps, show and version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.version import version
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.serving.context import ModelContext
 
 router = APIRouter()
@@ -105,7 +104,7 @@ async def show(request: Request) -> Response:
         if not model:
             msg = "model is missing"
             raise InvalidRequest(msg, param="model")
-        await choose(received, model)
+        await received.choose(model)
         context = received.context
         able = {"none": ["completion"], "rank": []}.get(context.pooling, ["embedding"])
         if context.tool_format is not None:
@@ -133,9 +132,3 @@ def _template(context: ModelContext, *, calls_tools: bool) -> str:
 async def show_version() -> Response:
     """The version of Ollama's API that this server has, and the version of cpuserve."""
     return json_response(OllamaVersion(_OLLAMA, version()))
-
-
-async def choose(received: Received, model: str) -> str:
-    """Choose the model; Ollama's clients may add its default tag to the name."""
-    plain = model.removesuffix(":latest")
-    return await received.choose(model if model in received.models.names else plain)

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.endpoint import read_call
 from cpuserve.api.ollama.common import json_response
 from cpuserve.api.ollama.errors import OllamaError
-from cpuserve.api.ollama.models import choose
 from cpuserve.api.ollama.schema import (
     OllamaAnswer,
     OllamaChat,
@@ -18,6 +17,7 @@ from cpuserve.api.ollama.schema import (
     OllamaRequest,
     chat_call,
     generate_call,
+    is_zero,
 )
 from cpuserve.api.ollama.writer import Writer
 from cpuserve.api.openapi import LINES, json_body
@@ -54,14 +54,23 @@ async def generate(request: Request) -> Response:
 async def _answer(
     received: Received,
     asked: T,
-    to_call: Callable[[T, Received], GenerateCall | None],
+    to_call: Callable[[T, Received], GenerateCall],
     *,
     chat: bool,
 ) -> Response:
-    model = await choose(received, asked.model)
-    call = to_call(asked, received)
-    if call is None:  # clients load a model like this; the one that they name is loaded now
+    if not asked.asks and is_zero(asked.keep_alive):
+        return await _unload(received, asked.model, chat=chat)
+    model = await received.choose(asked.model)
+    if not asked.asks:  # clients load a model like this; the one that they name is loaded now
         told = Writer(model, chat=chat).part("", done=True, done_reason="load")
         return json_response(told)
-    generation = await prepare(received.context, call, received.body_bytes)
+    call = to_call(asked, received)
+    generation = await prepare(received.served, call, received.body_bytes)
     return respond(generation, Writer(model, chat=chat, generation=generation))
+
+
+async def _unload(received: Received, name: str, *, chat: bool) -> Response:
+    """Unload a model that is not used, without loading it first; the first model stays."""
+    model = received.models.resolve(name)
+    await received.models.unload(model)
+    return json_response(Writer(model, chat=chat).part("", done=True, done_reason="unload"))

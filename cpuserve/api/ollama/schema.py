@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,12 +13,19 @@ from cpuserve.api.unreadable import Unreadable, plain
 from cpuserve.api.unset import check_repeat_last_n, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
-from cpuserve.serving.call import GenerateCall, Message, call_from, thinking_variables
+from cpuserve.serving.call import (
+    NO_LIMIT,
+    GenerateCall,
+    Message,
+    call_from,
+    thinking_variables,
+)
 from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 
 if TYPE_CHECKING:
     from cpuserve.api.endpoint import Received
 
+_ZERO = re.compile(r"[-+]?0+(\.0*)?(ns|us|ms|s|m|h)?")
 _LEVELS = ("low", "medium", "high", "max")  # of thinking
 
 
@@ -36,20 +44,27 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     mirostat: Any = None
+    penalize_newline: Any = None
     typical_p: Any = None
     tfs_z: Any = None
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
-    """The fields that both endpoints share; keep_alive is ignored, since models stay loaded."""
+    """The fields that both endpoints share. Models stay loaded, unless keep_alive is 0."""
 
     model: str
     stream: bool | None = None
     format: Any = None
     options: OllamaOptions | None = None
     think: Any = None
+    keep_alive: Any = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether the request asks for an answer; others load or unload a model."""
+        raise NotImplementedError
 
 
 class OllamaChat(OllamaRequest, kw_only=True):
@@ -57,6 +72,11 @@ class OllamaChat(OllamaRequest, kw_only=True):
 
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether there are messages."""
+        return bool(self.messages)
 
 
 class OllamaGenerate(OllamaRequest, kw_only=True):
@@ -69,6 +89,11 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
     images: Any = None
     template: Any = None
     context: Any = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is a prompt."""
+        return bool(self.prompt)
 
 
 class OllamaMessage(msgspec.Struct):
@@ -101,10 +126,15 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
     eval_duration: int | msgspec.UnsetType = msgspec.UNSET
 
 
-def chat_call(asked: OllamaChat, _: Received) -> GenerateCall | None:
-    """Return the call, or None if it asks for nothing; InvalidRequest for what is not supported."""
-    if not asked.messages:
-        return None
+def is_zero(keep_alive: Any) -> bool:
+    """Return whether a time, in seconds or as a text such as "5m", is 0."""
+    if isinstance(keep_alive, str):
+        return bool(_ZERO.fullmatch(keep_alive))
+    return keep_alive == 0 and keep_alive is not False
+
+
+def chat_call(asked: OllamaChat, _: Received) -> GenerateCall:
+    """Return the call; InvalidRequest for what is not supported."""
     messages = chat_messages([_message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)])
     return _call(
         asked,
@@ -115,11 +145,9 @@ def chat_call(asked: OllamaChat, _: Received) -> GenerateCall | None:
     )
 
 
-def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall | None:
+def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall:
     """As chat_call."""
-    if not asked.prompt:
-        return None
-    check_unset(asked, ("suffix", "images", "template", "context"))
+    check_unset(asked)
     bare = received.context.get_chat_template().source is None and not asked.system
     if asked.raw or bare:
         return _call(asked, prompt=asked.prompt)
@@ -129,7 +157,7 @@ def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall | N
 
 def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
     options = asked.options or OllamaOptions()
-    check_unset(options, ("mirostat", "typical_p", "tfs_z"))
+    check_unset(options)
     check_repeat_penalty(options.repeat_penalty)
     check_repeat_last_n(
         options.repeat_last_n,
@@ -150,8 +178,9 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
     )
     if "messages" in prompt:
         _thinking(call, asked.think)
-    if (options.num_predict or 0) > 0:  # others mean no limit; one beyond the context is none
-        call.default_max_tokens = options.num_predict
+    if (asked_length := options.num_predict) is not None:
+        call.max_tokens = asked_length if asked_length > 0 else NO_LIMIT
+        call.max_tokens_name = "options.num_predict"
     return call
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.api.errors import error_json
+from cpuserve.api.envelopes import error_json
 from cpuserve.api.openai.usage import usage_body
 from cpuserve.api.stream import StreamFormat
 

@@ -64,5 +64,6 @@ async def list_models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}", openapi_extra=json_answer(ModelCard))
 async def get_model(request: Request, name: str) -> Response:
     """Describe one served model name; 404 for others."""
-    card = _card(get_state(request).models, name)
+    models = get_state(request).models
+    card = _card(models, models.resolve(name))
     return Response(msgspec.json.encode(card), media_type="application/json")

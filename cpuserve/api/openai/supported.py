@@ -4,46 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cpuserve.api.unset import LLAMA_SAMPLERS, check_repeat_last_n, check_unset
+from cpuserve.api.unset import check_repeat_last_n, check_unset
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import unsupported
+from cpuserve.serving.call import NO_LIMIT, unsupported
 from cpuserve.serving.params import check_repeat_penalty
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.schema import GenerationRequest
 
-NEVER = (
-    "use_beam_search",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "bad_words",
-    "logprob_token_ids",
-    "truncate_prompt_tokens",
-    "prompt_embeds",
-    "audio",
-    "web_search_options",
-    "prediction",
-    "documents",
-    "chat_template",
-    "suffix",
-)
-
-# Fields of llama.cpp's server that change the answer, and what has their effect here.
-_INSTEAD = {
-    "grammar": 'send structured_outputs: {"grammar": ...}, which may be in GBNF',
-    "json_schema": 'send structured_outputs: {"json": ...}',
-}
-
 
 def check_supported(request: GenerationRequest) -> None:
     """Raise InvalidRequest with the name of the first field that is set but not supported yet."""
-    check_unset(request, (*NEVER, *LLAMA_SAMPLERS))
-    for name, instead in _INSTEAD.items():
-        if getattr(request, name) not in (None, "", {}):
-            msg = f"{name} is llama.cpp's name: {instead}"
-            raise unsupported(msg, name)
+    check_unset(request)
     check_repeat_last_n(
         request.repeat_last_n,
         (request.repeat_penalty, 1),
@@ -69,14 +41,10 @@ def repetition_penalty(request: GenerationRequest) -> float | None:
 
 
 class Length(NamedTuple):
-    """The name of the field that limits the answer, and its value.
-
-    tokens: None = the answer has the default length, or if `fills`, what the context holds.
-    """
+    """The name of the field that limits the answer, and its value; None = the default length."""
 
     name: str
     tokens: int | None
-    fills: bool = False
 
 
 def length(request: GenerationRequest, newer: int | None) -> Length:
@@ -89,10 +57,10 @@ def length(request: GenerationRequest, newer: int | None) -> Length:
     found = Length("max_tokens", old) if newer is None else Length("max_completion_tokens", newer)
     if theirs is None or theirs == found.tokens:
         return found
-    if theirs < 0:  # no limit
-        return found._replace(fills=found.tokens is None)
     if found.tokens is None:
-        return Length("n_predict", theirs)
+        return Length("n_predict", NO_LIMIT if theirs < 0 else theirs)
+    if theirs < 0:
+        return found
     msg = f"n_predict and {found.name} mean the same: set one of them"
     raise InvalidRequest(msg, param="n_predict")
 

@@ -71,7 +71,7 @@ async def _prepare(received: Received, call: GenerateCall, texts: str) -> tuple[
         if received.context.embeds:
             call, places = embedding_call(call)
             scores = partial(cosines, places=places)
-        return await prepare(received.context, call, received.body_bytes), scores
+        return await prepare(received.served, call, received.body_bytes), scores
     except InvalidRequest as error:
         if error.param == "prompt":
             error.param = texts

@@ -21,6 +21,6 @@ async def create_chat_completion(request: Request) -> Response:
     """Generate the next message of a conversation."""
     async with read_call(request, "chatcmpl-", ChatRequest) as (received, asked):
         model = await received.choose(asked.model)
-        generation = await prepare(received.context, to_call(asked), received.body_bytes)
+        generation = await prepare(received.served, to_call(asked), received.body_bytes)
         writer = ChatWriter(received, asked, generation, model)
     return respond(generation, writer)

@@ -9,7 +9,6 @@ import msgspec
 from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.supported import (
-    NEVER,
     check_stream,
     check_supported,
     length,
@@ -17,7 +16,7 @@ from cpuserve.api.openai.supported import (
     usage_in_each,
 )
 from cpuserve.api.openai.tool_choice import Spelling, check_offers, function_name, tool_choice
-from cpuserve.api.unset import check_unset
+from cpuserve.api.unset import REFUSED, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs
@@ -29,6 +28,9 @@ _SPELLING = Spelling(
     inner="allowed_tools",
     skips=lambda tool: _is_custom(tool),
 )
+
+
+_THINKING = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -48,11 +50,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     functions: Any = None
     function_call: Any = None
     modalities: list[str] | None = None
-    audio: Any = None
-    web_search_options: Any = None
-    prediction: Any = None
-    documents: Any = None
-    chat_template: Any = None
     echo: Any = None
 
 
@@ -141,11 +138,12 @@ def to_call(request: ChatRequest) -> GenerateCall:
     most = length(request, request.max_completion_tokens)
     return call_from(
         request,
-        NEVER,
+        REFUSED,
         messages=chat_messages(request.messages),
         max_tokens=most.tokens,
         max_tokens_name=most.name,
         logprobs=_logprobs(request),
+        chat_template_kwargs=_template_kwargs(request),
         repetition_penalty=repetition_penalty(request),
         echo=False,
         tools=tools,
@@ -168,6 +166,22 @@ def without_custom(
 
 def _is_custom(tool: object) -> bool:
     return isinstance(tool, dict) and tool.get("type") == "custom"
+
+
+def _template_kwargs(request: ChatRequest) -> dict[str, Any] | None:
+    """Return the variables of the template, with those that `thinking` sets.
+
+    Z.ai's API and DeepSeek's have this field, and the templates of their models these variables.
+    """
+    thinking = request.thinking
+    if thinking in (None, {}):
+        return request.chat_template_kwargs
+    kind = thinking.get("type") if isinstance(thinking, dict) else None
+    if not isinstance(kind, str) or kind not in _THINKING:
+        msg = f'thinking must be {{"type": ...}}: {", ".join(_THINKING)}'
+        raise InvalidRequest(msg, param="thinking")
+    names = () if _THINKING[kind] is None else ("enable_thinking", "thinking")
+    return {**dict.fromkeys(names, _THINKING[kind]), **(request.chat_template_kwargs or {})}
 
 
 def _logprobs(request: ChatRequest) -> int | None:

@@ -21,6 +21,6 @@ async def create_completion(request: Request) -> Response:
     """Continue one or several prompts, or compute their logprobs."""
     async with read_call(request, "cmpl-", CompletionRequest) as (received, asked):
         model = await received.choose(asked.model)
-        generation = await prepare(received.context, to_call(asked), received.body_bytes)
+        generation = await prepare(received.served, to_call(asked), received.body_bytes)
         writer = CompletionWriter(received, asked, generation, model)
     return respond(generation, writer)

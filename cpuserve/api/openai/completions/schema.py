@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.supported import (
-    NEVER,
     check_stream,
     check_supported,
     length,
     repetition_penalty,
     usage_in_each,
 )
+from cpuserve.api.unset import REFUSED, check_unset
 from cpuserve.serving.call import GenerateCall, call_from
 
 # max_tokens of completion requests that do not set it, as in OpenAI's API and vLLM. The server's
@@ -29,7 +27,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
-    suffix: Any = None
 
 
 class LegacyLogprobs(msgspec.Struct):
@@ -69,14 +66,15 @@ class Completion(msgspec.Struct):
 def to_call(request: CompletionRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
     check_supported(request)
+    check_unset(request, ("thinking",))  # there is no template that could read it
     check_stream(request)
     most = length(request, request.max_completion_tokens)
     return call_from(
         request,
-        NEVER,
+        REFUSED,
         max_tokens=most.tokens,
         max_tokens_name=most.name,
         repetition_penalty=repetition_penalty(request),
-        default_max_tokens=None if most.fills else COMPLETION_TOKENS,
+        default_max_tokens=COMPLETION_TOKENS,
         usage_in_each=usage_in_each(request),
     )

@@ -30,7 +30,7 @@ async def create_embeddings(request: Request) -> Response:
         call = to_call(asked)
         check_dimensions(asked.dimensions, received.context)
         try:
-            generation = await prepare(received.context, call, received.body_bytes)
+            generation = await prepare(received.served, call, received.body_bytes)
         except InvalidRequest as error:
             if error.param == "prompt":
                 error.param = "input"  # this endpoint's name for it

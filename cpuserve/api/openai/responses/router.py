@@ -27,7 +27,7 @@ async def create_response(request: Request) -> Response:
         asked,
     ):
         model = await received.choose(asked.model)
-        generation = await prepare(received.context, to_call(asked), received.body_bytes)
+        generation = await prepare(received.served, to_call(asked), received.body_bytes)
         writer = ResponseWriter(received, asked, generation, model)
     return respond(generation, writer)
 

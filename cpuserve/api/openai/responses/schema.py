@@ -9,8 +9,8 @@ import msgspec
 from cpuserve.api.openai.responses.conversation import chat_messages
 from cpuserve.api.openai.responses.tools import chosen_tools
 from cpuserve.api.openai.schema import GenerationRequest
-from cpuserve.api.openai.supported import NEVER, check_stream, check_supported, repetition_penalty
-from cpuserve.api.unset import check_unset, first_set
+from cpuserve.api.openai.supported import check_stream, check_supported, repetition_penalty
+from cpuserve.api.unset import REFUSED, check_unset, first_set
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
@@ -44,6 +44,7 @@ _MOVED = {
     "n_predict": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "thinking": "reasoning.effort",
     "logprobs": f'include: ["{_LOGPROBS}"]',
 }
 # Nothing in a Response could hold what these ask for.
@@ -51,11 +52,8 @@ _UNSUPPORTED = (
     "prompt_logprobs",
     "return_token_ids",
     "context_management",
-    "moderation",
     "add_generation_prompt",
     "continue_final_message",
-    "chat_template",
-    "documents",
     "echo",
     "functions",
     "function_call",
@@ -105,11 +103,8 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     background: Any = None
     prompt: Any = None
     context_management: Any = None
-    moderation: Any = None
     add_generation_prompt: Any = None
     continue_final_message: Any = None
-    chat_template: Any = None
-    documents: Any = None
     echo: Any = None
     functions: Any = None
     function_call: Any = None
@@ -128,7 +123,7 @@ def to_call(request: ResponsesRequest) -> GenerateCall:
     calls = bool(tools.tools) and tools.choice != "none"
     return call_from(
         request,
-        (*NEVER, *_MOVED, *_UNSUPPORTED),
+        (*REFUSED, *_MOVED, *_UNSUPPORTED),
         prompt=None,
         messages=chat_messages(_input(request), request.instructions),
         max_tokens=request.max_output_tokens,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.errors import public_message
+from cpuserve.api.envelopes import public_message
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
 from cpuserve.api.openai.responses.answer import (
     IncompleteDetails,

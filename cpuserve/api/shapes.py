@@ -1,0 +1,69 @@
+"""The shape of errors: which dialect's a path has.
+
+No web framework is imported here, because the server that answers while a model is downloaded has
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from cpuserve.api.anthropic.errors import anthropic_error
+from cpuserve.api.envelopes import Envelope, error_json
+from cpuserve.api.ollama.errors import ollama_error
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a dialect writes errors, and on which paths.
+
+    beginnings: of the paths whose errors `error` writes, also those of routes that do not exist.
+    Errors of all other paths have OpenAI's shape. id_headers: headers of the answers of these paths
+    with the request's id, besides x-request-id. shared: beginnings of OpenAI's paths that are this
+    dialect's in requests with `header`.
+    """
+
+    error: Envelope = error_json
+    beginnings: tuple[str, ...] = ()
+    id_headers: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    header: bytes = b""
+
+
+OPENAI = Shape()
+# All of Anthropic's clients send the header, and none of OpenAI's.
+ANTHROPIC = Shape(
+    anthropic_error,
+    ("/v1/messages",),
+    ("request-id",),
+    shared=("/v1/models",),
+    header=b"anthropic-version",
+)
+OLLAMA = Shape(ollama_error, ("/api",))
+_SHAPES = (ANTHROPIC, OLLAMA)
+
+
+def shape_of(path: str, header_names: Collection[bytes]) -> Shape:
+    """Return the shape of the errors of `path` in a request with these headers (lower case)."""
+    for shape in _SHAPES:
+        if _begins(path, shape.beginnings):
+            return shape
+        if _begins(path, shape.shared) and shape.header in header_names:
+            return shape
+    return OPENAI
+
+
+def shape_of_head(head: bytes) -> Shape:
+    """Return the shape for a request with this head, which may be invalid or incomplete."""
+    line, *fields = head.splitlines() or [b""]
+    target = line.decode("latin-1").split(" ")[1:2]
+    path = unquote("".join(target).partition("?")[0])
+    if "://" in path:  # a proxy's request line
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    return shape_of(path, {field.partition(b":")[0].strip().lower() for field in fields})
+
+
+def _begins(path: str, beginnings: Collection[str]) -> bool:
+    return any(f"{path}/".startswith(f"{beginning}/") for beginning in beginnings)

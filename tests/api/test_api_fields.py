@@ -1,0 +1,286 @@
+"""The request fields that OpenAI, vLLM, llama.cpp and Ollama document: each is honoured, refused
+by name, or listed here as without effect on the answer (the fields are in a file of tests/data)."""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+
+from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate, OllamaOptions
+from cpuserve.api.openai.chat.schema import ChatRequest
+from cpuserve.api.openai.completions.schema import CompletionRequest
+from cpuserve.api.openai.responses.schema import ResponsesRequest
+from cpuserve.api.unset import REFUSED
+from tests.api.fakes import Api
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+HI = [{"role": "user", "content": "hi"}]
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+BODIES = {
+    CHAT: {"messages": HI},
+    TEXT: {"prompt": "hi"},
+    RESPONSES: {"input": "hi"},
+    "/api/chat": {"model": "tiny", "messages": HI, "stream": False},
+    "/api/generate": {"model": "tiny", "prompt": "hi", "stream": False},
+}
+# A value for each field that changes the answer where the field has an effect.
+HONOURED = {
+    "add_generation_prompt": False,
+    "allowed_token_ids": [5],
+    "cache_salt": "a",
+    "chat_template_kwargs": {"mark": "m"},
+    "continue_final_message": True,
+    "echo": True,
+    "frequency_penalty": 0.5,
+    "ignore_eos": True,
+    "include": ["message.output_text.logprobs"],
+    "include_stop_str_in_output": True,
+    "input": "others",
+    "instructions": "be kind",
+    "logit_bias": {"5": 1},
+    "logprobs": {CHAT: True, TEXT: 1, "/api/chat": True, "/api/generate": True},
+    "max_completion_tokens": 3,
+    "max_output_tokens": 3,
+    "max_tokens": 3,
+    "messages": [{"role": "user", "content": "others"}],
+    "metadata": {RESPONSES: {"a": "b"}},
+    "min_p": 0.5,
+    "min_tokens": 3,
+    "model": "alias",
+    "n": {CHAT: 2, TEXT: 2},
+    "n_predict": 3,
+    "presence_penalty": 0.5,
+    "priority": 3,
+    "prompt": {TEXT: "others", "/api/generate": "others"},
+    "prompt_logprobs": 1,
+    "reasoning": {"effort": "low"},
+    "reasoning_effort": {CHAT: "low"},
+    "repeat_penalty": 1.5,
+    "repetition_penalty": 1.5,
+    "response_format": {"type": "json_object"},
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": {
+        CHAT: {"logprobs": True, "return_tokens_as_token_ids": True},
+        TEXT: {"logprobs": 1, "return_tokens_as_token_ids": True},
+    },
+    "seed": 3,
+    "skip_special_tokens": False,
+    "stop": ["w"],
+    "stop_token_ids": [5],
+    "stream": {CHAT: True, TEXT: True, RESPONSES: True, "/api/chat": True, "/api/generate": True},
+    "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
+    "structured_outputs": {"regex": "a"},
+    "temperature": 0.5,
+    "text": {"format": {"type": "json_object"}},
+    "thinking": {CHAT: {"type": "disabled"}},
+    "top_k": 3,
+    "top_p": 0.5,
+    "top_logprobs": {CHAT: {"logprobs": True, "top_logprobs": 1}},
+    "format": "json",
+    "raw": True,
+    "system": "be kind",
+    "think": {"/api/chat": False},
+    "num_predict": 3,
+}
+# Fields without effect on the text of an answer, and why.
+NO_EFFECT = {
+    # This tokenizer has no special tokens to add.
+    "add_special_tokens": False,
+    # The request is not changed by who asks, or by what is kept elsewhere.
+    "user": "a", "metadata": {"a": "b"}, "store": True, "safety_identifier": "a",
+    "service_tier": "auto", "request_id": "a", "session_id": "a",
+    # About caches and machines.
+    "prompt_cache_key": "a", "prompt_cache_retention": "24h", "cache_prompt": False, "id_slot": 1,
+    "keep_alive": 60, "num_ctx": 64, "num_batch": 8, "num_gpu": 1, "main_gpu": 0, "use_mmap": True,
+    "num_thread": 2, "numa": True, "low_vram": True, "f16_kv": True, "vocab_only": False,
+    "use_mlock": True, "logits_all": True, "embedding_only": False, "kv_transfer_params": {"a": 1},
+    "guided_decoding_backend": "xgrammar", "draft_num_predict": 4,
+    # How events are cut and timed, not what is in them.
+    "stream_interval": 4, "timings_per_token": True, "sse_ping_interval": 5,
+    "return_progress": True,
+    # A context is never shifted or cut, so nothing is kept of it.
+    "n_keep": 4, "n_discard": 4, "num_keep": 4, "truncate": False, "shift": False,
+    "truncation": "auto", "truncation_side": "left",
+    # Images are refused where they are.
+    "mm_processor_kwargs": {"a": 1}, "media_io_kwargs": {"a": 1}, "modalities": ["text"],
+    # Of samplers that are refused when they are switched on.
+    "mirostat_tau": 4.0, "mirostat_eta": 0.2, "dry_base": 2.0, "dry_allowed_length": 3,
+    "dry_penalty_last_n": 4, "dry_sequence_breakers": ["a"], "xtc_threshold": 0.2,
+    "dynatemp_exponent": 2.0, "adaptive_decay": 0.5, "backend_sampling": True, "repeat_last_n": 64,
+    "best_of": 1, "spaces_between_special_tokens": False,
+    # Hints that no model here reads; thoughts are a part of the text.
+    "verbosity": "low", "reasoning_format": "none", "parallel_tool_calls": True, "tools": [],
+    "tool_choice": "none", "max_tool_calls": 3, "functions": [], "function_call": "none",
+}  # fmt: skip
+# A value that sets a field which is refused.
+SETS = {
+    "include_reasoning": False, "penalize_newline": False, "length_penalty": 0.5, "min_keep": 3,
+    "n_cmpl": 2, "web_search_options": {}, "guided_json": {}, "typical_p": 0.5, "tfs_z": 0.5,
+}  # fmt: skip
+# Refused by other parts than api/unset.py.
+ALSO_REFUSED = {
+    RESPONSES: {
+        "background": True,
+        "context_management": [{"type": "compaction"}],
+        "conversation": "c",
+        "previous_response_id": "resp_1",
+        "prompt": {"id": "p"},
+    },
+}
+
+DOCUMENTED = json.loads((Path(__file__).parents[1] / "data" / "request_fields.json").read_text())
+# (path, field, the object that has it)
+CASES = sorted(
+    {
+        (route.partition(" ")[0], field, route.partition(" ")[2])
+        for routes in DOCUMENTED.values()
+        for route, fields in routes.items()
+        for field in fields
+    }
+)
+
+
+def asked(api, path, field="", value=None, inside=""):
+    """Send a request with a field, and return the response."""
+    given = {inside: {field: value}} if inside else {field: value} if field else {}
+    if field and isinstance(value, dict) and field in value:
+        given = value  # a field that needs others
+    return api.post(path, **{**BODIES[path], **given})
+
+
+def honoured(path, field):
+    """The value with which a field has an effect on `path`, None if it has none there."""
+    value = HONOURED.get(field)
+    if isinstance(value, dict) and value.keys() & BODIES.keys():
+        return value.get(path)
+    return value
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+    "{{ messages[0].content }} {{ mark }} {{ reasoning_effort }} {{ enable_thinking }}"
+)
+
+
+@functools.cache
+def plain(path):
+    """The outcome of a request without more fields."""
+    return outcome(path)
+
+
+def outcome(path, *field):
+    """What the engine gets and the client is told, without what differs at each time."""
+    api = Api(default_sampling={"temperature": 1.0})
+    api.context.chat_template.source = TEMPLATE
+    response = asked(api, path, *field)
+    assert response.status_code == 200, response.text
+    body = response.text
+    if response.headers["content-type"] == "application/json":
+        body = response.json()
+        for name in ("id", "created", "created_at", "total_duration", "prompt_eval_duration"):
+            body.pop(name, None)
+        body.pop("eval_duration", None)
+        for item in body.get("output", ()):
+            item.pop("id", None)
+        body.pop("completed_at", None)
+    return api.engine.asked, api.engine.wishes, body, api.engine.priorities
+
+
+@pytest.mark.parametrize(("path", "field", "inside"), CASES)
+def test_a_documented_field_is_honoured_refused_or_without_effect(path, field, inside):
+    value = honoured(path, field)
+    if value is not None:
+        assert outcome(path, field, value, inside) != plain(path)
+    elif field in REFUSED or field in ALSO_REFUSED.get(path, ()):
+        value = ALSO_REFUSED.get(path, {}).get(field, SETS.get(field, [1]))
+        response = asked(Api(), path, field, value, inside)
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert field in (error["message"] if isinstance(error, dict) else error)
+        if isinstance(error, dict):
+            assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+    else:
+        given = outcome(path, field, NO_EFFECT[field], inside)
+        assert given[:2] == plain(path)[:2]
+        echoed = [{**body, field: None} for _, _, body, _ in (given, plain(path))]
+        if path == RESPONSES:
+            assert echoed[0]["output"] == echoed[1]["output"]
+        else:
+            assert echoed[0] == echoed[1]
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_a_refused_field_is_read_by_every_endpoint_that_documents_it(field):
+    kinds = {
+        CHAT: ChatRequest,
+        TEXT: CompletionRequest,
+        RESPONSES: ResponsesRequest,
+        "/api/chat": OllamaChat,
+        "/api/generate": OllamaGenerate,
+    }
+    documented = [(path, inside) for path, name, inside in CASES if name == field]
+    assert documented
+    for path, inside in documented:
+        kind = OllamaOptions if inside else kinds[path]
+        assert field in kind.__struct_fields__, path
+    told = REFUSED[field]
+    for off in (None, False, "", [], {}, *told.off):
+        if off in told.sets:
+            continue
+        for path, inside in documented:
+            response = asked(Api(), path, field, off, inside)
+            where = response.json().get("error")
+            if response.status_code == 400:  # such as images: {}, which has a wrong type
+                assert "not supported" not in str(where), (path, off)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_top_p_of_0_is_accepted(path):
+    api = Api()
+    inside = "options" if path.startswith("/api") else ""
+    assert asked(api, path, "top_p", 0, inside).status_code == 200
+    assert api.engine.asked[0][1].top_p == 0
+
+
+@pytest.mark.parametrize(
+    ("stop", "kept"), [("", []), ([""], []), (["", "a", ""], ["a"]), ([], []), ("a", ["a"])]
+)
+@pytest.mark.parametrize("path", [*BODIES, "/v1/messages"])
+def test_an_empty_stop_string_is_none(path, stop, kept):
+    api = Api()
+    if path == "/v1/messages":
+        given = [stop] if isinstance(stop, str) else stop
+        response = api.post(path, messages=HI, max_tokens=9, stop_sequences=given)
+    else:
+        response = asked(api, path, "stop", stop, "options" if path.startswith("/api") else "")
+    assert response.status_code == 200, response.text
+    assert api.engine.asked[0][1].stop == kept
+
+
+@pytest.mark.parametrize(
+    ("thinking", "shows"),
+    [
+        ({"type": "enabled"}, "True"),
+        ({"type": "enabled", "budget_tokens": 64}, "True"),
+        ({"type": "disabled"}, "False"),
+        ({"type": "adaptive"}, "unset"),
+        ({}, "unset"),
+        (None, "unset"),
+    ],
+    ids=str,
+)
+def test_thinking_reaches_the_template(thinking, shows):
+    api = Api()
+    api.context.chat_template.source = "{{ enable_thinking | default('unset') }}"
+    assert api.chat(thinking=thinking).status_code == 200
+    tokenizer = api.context.get_tokenizer()
+    assert tokenizer.decode(api.engine.asked[0][0], skip_special_tokens=False) == shows
+
+
+@pytest.mark.parametrize("thinking", ["on", True, {"type": "maybe"}, {"type": 1}, [1]], ids=str)
+def test_thinking_that_means_nothing_is_refused(thinking):
+    response = Api().chat(thinking=thinking)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "thinking"

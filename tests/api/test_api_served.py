@@ -1,0 +1,310 @@
+"""What a request's `model` means, on every route: a model, an adapter, a model to be loaded."""
+
+import asyncio
+import json
+import struct
+
+import httpx
+import pytest
+
+from cpuserve.engine.ipc import Output
+from cpuserve.serving.limits import ClientLimits
+from tests.api.fakes import ANSWER, Api, FakeEngine, make_context, speak
+from tests.api.live import live, post
+
+HI = [{"role": "user", "content": "hi"}]
+PAIR = {"query": "a", "documents": ["b", "c"]}
+TEXTS = {"text_1": "a", "text_2": ["b", "c"]}
+
+# A body for each route that runs the model, by the pooling of the model.
+GENERATES = {
+    "/v1/chat/completions": ("none", {"messages": HI}),
+    "/v1/completions": ("none", {"prompt": "hi"}),
+    "/v1/responses": ("none", {"input": "hi"}),
+    "/v1/messages": ("none", {"messages": HI, "max_tokens": 9}),
+    "/api/chat": ("none", {"messages": HI}),
+    "/api/generate": ("none", {"prompt": "hi"}),
+    "/v1/embeddings": ("last", {"input": "hi"}),
+    "/api/embed": ("last", {"input": ["hi"]}),
+    "/api/embeddings": ("last", {"prompt": "hi"}),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ("last", PAIR)),
+    **dict.fromkeys(("/score", "/v1/score"), ("last", TEXTS)),
+}
+# A body for each route that reads `model` and runs nothing.
+READS = {
+    "/v1/messages/count_tokens": {"messages": HI},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [5]},
+    "/api/show": {},
+}
+# Routes without a model in the body.
+OTHERS = {
+    "/ping",
+    "/v1/responses/{response_id}",
+    "/v1/responses/{response_id}/cancel",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+}
+
+
+def answers(engine, number, prompt, params):
+    """A text, or a vector if max_tokens is 0, as of an embedding model."""
+    if params.max_tokens:
+        yield from speak(engine, number, prompt, params)
+    else:
+        yield Output(number, [], "stop", vector=struct.pack("<4f", 1, 0, 0, 0))
+
+
+def served(pooling="none"):
+    api = Api(answers)
+    api.context.adapters["polite"] = "/adapters/polite"
+    api.context.pooling = pooling
+    api.context.vector_width = 4
+    return api
+
+
+def test_every_route_is_known_here():
+    """A route that is added needs a line in one of the tables."""
+    api = Api()
+    routes = {
+        path
+        for path, methods in api.get("/openapi.json").json()["paths"].items()
+        if "post" in methods
+    }
+    hidden = {route.path for router in _routers() for route in router.routes if _posts(route)}
+    assert routes <= hidden
+    assert hidden == {*GENERATES, *READS, *OTHERS}
+
+
+def _routers():
+    from cpuserve.api.app import ROUTERS
+    from cpuserve.api.lora import router as lora
+
+    return (*ROUTERS, lora.router)
+
+
+def _posts(route):
+    return "POST" in getattr(route, "methods", ())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["polite", "polite:latest"])
+@pytest.mark.parametrize("path", GENERATES)
+def test_every_route_uses_the_adapter_that_is_named(path, name, stream):
+    pooling, body = GENERATES[path]
+    api = served(pooling)
+    response = api.post(path, model=name, stream=stream, **body)
+    assert response.status_code == 200, response.text
+    assert api.engine.asked
+    assert {params.adapter for _, params in api.engine.asked} == {"polite"}
+    if path != "/api/embeddings":  # whose answer has no model
+        assert '"model":"polite"' in response.text
+
+
+@pytest.mark.parametrize("path", [*GENERATES, *READS])
+def test_every_route_finds_a_model_with_the_default_tag(path):
+    pooling, body = GENERATES.get(path, ("none", READS.get(path)))
+    api = served(pooling)
+    for name in ("tiny", "tiny:latest", "alias:latest"):
+        assert api.post(path, model=name, **body).status_code == 200
+    assert {params.adapter for _, params in api.engine.asked} <= {None}
+    response = api.post(path, model="tiny:7b", **body)
+    assert response.status_code == 404
+    assert "tiny, alias, polite" in response.text
+
+
+def test_the_models_are_described_with_the_default_tag():
+    api = served()
+    assert api.get("/v1/models/polite:latest").json()["parent"] == "tiny"
+    card = api.request("GET", "/v1/models/tiny:latest", headers={"anthropic-version": "1"}).json()
+    assert card["id"] == "tiny"
+
+
+class Second:
+    """Loads a model "b" with a context of its own."""
+
+    name = "b"
+    most_body_bytes = 16 << 20
+
+    def __init__(self, max_model_len=128, most_body=1 << 20):
+        self.engine = FakeEngine(answers)
+        self.context = make_context(self.engine, http=ClientLimits(max_body_bytes=most_body))
+        self.context.model_names = ("b",)
+        self.context.max_model_len = max_model_len
+        self.loads = 0
+
+    async def load(self, promised_bytes):
+        self.loads += 1
+        self.engine.alive = True
+        return self.context
+
+
+def padded(size, **body):
+    """A body of `size` bytes; what fills it is in a field that is not read."""
+    bare = len(json.dumps({**body, "unread": ""}))
+    return json.dumps({**body, "unread": "x" * (size - bare)}).encode()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_is_measured_by_the_limit_of_its_model(chunked):
+    """6 MiB, for a model that takes 8 MiB beside a first one that takes 4."""
+    second = Second(most_body=8 << 20)
+    api = Api(loaders=[second])
+
+    def answer(size, model):
+        body = padded(size, model=model, prompt="hi")
+        sent = iter([body]) if chunked else body
+        content = _chunks(sent) if chunked else sent
+        headers = {"content-type": "application/json"}
+        return api.request("POST", "/v1/completions", content=content, headers=headers)
+
+    for _ in range(2):  # not loaded, and loaded
+        assert answer(6 << 20, "b").status_code == 200
+        refused = answer(6 << 20, "tiny")
+        assert refused.status_code == 413
+        assert f"{4 << 20} bytes" in refused.json()["error"]["message"]
+        assert answer((8 << 20) + 1, "b").status_code == 413
+    assert answer(4 << 20, "tiny").status_code == 200
+    assert answer(6 << 20, "c").status_code == 404
+    assert second.loads == 1
+
+
+async def _chunks(parts):
+    for part in parts:
+        yield part
+
+
+def test_the_messages_of_a_body_are_counted_for_its_model():
+    """A conversation may have as many messages as the context of its model has tokens."""
+    many = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * 40_000
+    api = Api(loaders=[Second(max_model_len=200_000, most_body=16 << 20)])
+    for model, told in (("b", "maximum context length"), ("tiny", "at most 33280 are allowed")):
+        response = api.post("/v1/chat/completions", model=model, messages=many)
+        assert response.status_code in (400, 413)
+        assert told in response.json()["error"]["message"], (model, response.text[:300])
+
+
+def test_while_the_first_engine_restarts_the_others_answer():
+    api = Api(loaders=[Second()])
+    assert api.complete(model="b").status_code == 200
+    api.engine.alive = False
+    assert api.complete(model="b", max_tokens=99).json()["choices"][0]["text"] == ANSWER
+    for name in ("tiny", None):
+        assert api.complete(model=name).status_code == 503
+    api.engine.alive = True
+    assert api.complete().status_code == 200
+    api.context.failed = "The engine process has died: the server will exit"
+    assert api.complete(model="b").status_code == 503
+
+
+def test_a_second_model_that_restarts_answers_503():
+    second = Second()
+    api = Api(loaders=[second])
+    assert api.complete(model="b").status_code == 200
+    second.engine.__class__ = type("Restarts", (FakeEngine,), {"ended": False})
+    second.engine.alive = False
+    assert api.complete(model="b").status_code == 503
+    assert api.complete().status_code == 200
+
+
+@pytest.mark.parametrize("ends", ["answered", "refused", "left"])
+@pytest.mark.parametrize("path", GENERATES)
+def test_a_model_stays_loaded_from_the_first_byte_of_its_prompt_to_the_last_of_its_answer(
+    path, ends
+):
+    pooling, body = GENERATES[path]
+    second = Second()
+    second.context.pooling, second.context.vector_width = pooling, 4
+    held, gate = [], asyncio.Event()
+
+    def waits(engine, number, prompt, params):
+        held.append(slot.leases)
+        if ends == "left":
+            yield gate
+        yield from answers(engine, number, prompt, params)
+
+    second.engine.script = waits
+
+    async def main():
+        transport = httpx.ASGITransport(api.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            more = {"priority": 2**40, "max_tokens": 0, "input": 5} if ends == "refused" else {}
+            asked = client.post(path, json={"model": "b", **body, **more})
+            if ends != "left":
+                return (await asked).status_code
+            task = asyncio.create_task(asked)
+            while not held:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return None
+
+    api = Api(loaders=[second])
+    slot = api.state.models._slots["b"]
+    status = asyncio.run(main())
+    if ends == "answered":
+        assert status == 200
+    assert held == [1] * len(held)
+    assert slot.leases == 0
+
+
+def test_a_stream_that_is_read_slowly_keeps_its_model():
+    second = Second()
+
+    async def main():
+        async with live() as server:
+            server.state.models._slots["b"] = type(slot)(second)
+            watched = server.state.models._slots["b"]
+            gate = asyncio.Event()
+            second.engine.script = lambda e, n, p, q: [Output(n, [40]), gate, *speak(e, n, p, q)]
+            body = {"model": "b", "prompt": "hi", "stream": True}
+            reader, writer = await server.post("/v1/completions", body)
+            await reader.readuntil(b"data:")
+            assert watched.leases == 1
+            assert not watched.is_idle()
+            gate.set()
+            await reader.readuntil(b"[DONE]")
+            await server.until(lambda: watched.leases == 0)
+            reader, writer = await server.post("/v1/completions", body)
+            gate.clear()
+            await reader.readuntil(b"data:")
+            writer.close()
+            await server.until(lambda: watched.leases == 0)
+
+    slot = Api(loaders=[Second()]).state.models._slots["b"]
+    asyncio.run(main())
+
+
+def test_a_keep_alive_of_zero_unloads_a_model_and_loads_none():
+    second = Second()
+    api = Api(loaders=[second])
+    for path in ("/api/chat", "/api/generate"):
+        for zero in (0, "0", "0s", "0m"):
+            told = api.post(path, model="b", keep_alive=zero).json()
+            assert (told["done"], told["done_reason"]) == (True, "unload")
+        assert second.loads == 0
+    assert api.post("/api/chat", model="b").json()["done_reason"] == "load"
+    assert second.loads == 1
+    listed = [model["name"] for model in api.get("/api/ps").json()["models"]]
+    assert "b" in listed
+    assert api.post("/api/generate", model="b:latest", keep_alive=0).json()["model"] == "b"
+    assert "b" not in [model["name"] for model in api.get("/api/ps").json()["models"]]
+    assert api.post("/api/chat", model="tiny", keep_alive=0).json()["done_reason"] == "unload"
+    assert api.post("/api/chat", model="tiny", keep_alive=0, messages=HI).status_code == 200
+    for stays in (-1, 300, "5m", None, "-1m"):
+        assert api.post("/api/chat", model="b", keep_alive=stays).json()["done_reason"] == "load"
+    for path in ("/api/chat", "/api/generate"):
+        assert api.post(path, model="nobody", keep_alive=0).status_code == 404
+
+
+def test_a_request_on_a_connection_names_an_adapter():
+    async def main():
+        async with live() as server:
+            server.context.adapters["polite"] = "x"
+            body = {"model": "polite:latest", "messages": HI, "max_tokens": 5}
+            answer = await server.send(post("/v1/messages", body, close=True))
+            assert answer.startswith(b"HTTP/1.1 200 OK")
+            assert server.engine.asked[0][1].adapter == "polite"
+
+    asyncio.run(main())
