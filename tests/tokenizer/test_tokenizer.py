@@ -305,6 +305,25 @@ def test_chat_template_sources(tmp_path):
     assert Tokenizer.load(tmp_path).tool_template is None
 
 
+def test_templates_are_read_where_transformers_saves_them(tmp_path):
+    import transformers
+
+    opt_like(tmp_path)
+    theirs = transformers.GPT2Tokenizer.from_pretrained(tmp_path)
+    theirs.chat_template = {"default": "D", "tool_use": "T", "rag": "R"}
+    path = tmp_path / "saved"
+    theirs.save_pretrained(path)
+    assert (path / "additional_chat_templates" / "tool_use.jinja").read_text() == "T"
+    opt_like(path)
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    old = [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "old"}]
+    write_json(path / "tokenizer_config.json", {**settings, "chat_template": old})
+    again = transformers.GPT2Tokenizer.from_pretrained(path)
+    assert again.chat_template == theirs.chat_template
+    ours = Tokenizer.load(path)
+    assert (ours.chat_template, ours.tool_template) == ("D", "T")
+
+
 @pytest.mark.parametrize("kind", [1, 4], ids=["ordinary", "user-defined"])
 def test_the_end_of_a_turn_is_a_special_token_whatever_a_gguf_calls_it(tmp_path, kind):
     _, tokens = bpe_gguf(tmp_path / "t.gguf")
