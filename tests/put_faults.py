@@ -559,6 +559,18 @@ FAULTS = [
         "tests/tokenizer/test_chat.py -k tools",
     ),
     Fault(
+        "cpuserve/tokenizer/rendering/process.py",
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, hard))",
+        "pass",
+        "tests/tokenizer/test_rendering.py -k bodies",
+    ),
+    Fault(
+        "cpuserve/tokenizer/rendering/client.py",
+        "        if kind == RENDERED:  # another kind may mean that it did not compile\n    ",
+        "",
+        "tests/tokenizer/test_rendering.py -k told_apart",
+    ),
+    Fault(
         "cpuserve/api/openai/logprobs.py",
         "out.setdefault(self._names.name(token), finite(logprob))",
         "out[self._names.name(token)] = finite(logprob)",

@@ -14,10 +14,10 @@ MAX_MESSAGES = 100_000
 
 
 def template_messages(messages: Any, *, keeps_developer: bool) -> list[dict[str, Any]]:
-    """Copies of the messages with text content; InvalidRequest names the wrong message and field.
+    """Copies of the messages; InvalidRequest names the wrong message and field.
 
-    keeps_developer: whether the template supports the role "developer"; if not, it becomes
-    "system".
+    The content of each is a text, or a list of the texts of its parts. keeps_developer: whether
+    the template supports the role "developer"; if not, it becomes "system".
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         msg = "messages must be a non-empty list"
@@ -39,14 +39,16 @@ def _message(message: Any, where: str, keeps_developer: bool) -> dict[str, Any]:
         role = "system"
     known = {k: v for k, v in message.items() if v is not None}
     calls = _tool_calls(known.get("tool_calls"), where)
-    checked = {**known, "role": role, "content": message_text(message, where, bool(calls))}
+    checked = {**known, "role": role, "content": message_content(message, where, bool(calls))}
     if calls is not None:
         checked["tool_calls"] = calls
     return checked
 
 
-def message_text(message: Mapping[str, Any], where: str, may_be_absent: bool = False) -> str:
-    """The content of a message: a string, or its text parts joined by newlines.
+def message_content(
+    message: Mapping[str, Any], where: str, may_be_absent: bool = False
+) -> str | list[str]:
+    """The content of a message: a text, or the texts of its parts.
 
     Raises InvalidRequest, which names the field at `where`, for any other content.
     """
@@ -57,7 +59,7 @@ def message_text(message: Mapping[str, Any], where: str, may_be_absent: bool = F
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         _refuse(f"{where}.content", "must be a string or a list of content parts")
-    return "\n".join(_part(p, f"{where}.content[{i}]") for i, p in enumerate(content))
+    return [_part(p, f"{where}.content[{i}]") for i, p in enumerate(content)]
 
 
 def _part(part: Any, where: str) -> str:
