@@ -167,25 +167,33 @@ def _scheme(core: Core) -> tuple[Scheme, bool]:
 def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
     """The chat templates by their names ("default", "tool_use"), from where transformers has them.
 
-    Files come before templates in the settings: chat_template.jinja is the default one, and those
-    in a folder have their names.
+    chat_template.jinja is the default one, and files in a folder have their names. Templates in the
+    settings count if there is no such default.
     """
     files = {"default": path / "chat_template.jinja"}
     with suppress(OSError):
         found = sorted((path / TEMPLATE_FOLDER).glob("*.jinja"))
         files.update({file.stem: file for file in found[:MAX_TEMPLATES]})
-    given: Any = {
+    texts = {
         name: guarded_text(read_small(file, "chat template", MAX_TEMPLATE_BYTES), file)
         for name, file in files.items()
         if file.exists()
     }
-    if not given:
-        given = settings.get("chat_template")
-        if given is None and (path / "chat_template.json").exists():
-            given = read_json(path / "chat_template.json", "chat template").get("chat_template")
-        if isinstance(given, list):
-            named = [t for t in given if isinstance(t, dict)]
-            given = {t.get("name"): t.get("template") for t in reversed(named)}
-        elif not isinstance(given, dict):
-            given = {"default": given}
-    return {name: text for name, text in given.items() if isinstance(text, str) and text}
+    older = {} if "default" in texts else _templates_in_settings(path, settings)
+    return {name: text for name, text in {**older, **texts}.items() if text}
+
+
+def _templates_in_settings(path: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """The chat templates in tokenizer_config.json or chat_template.json; one alone is the default.
+
+    Of several with one name, the first counts.
+    """
+    given = settings.get("chat_template")
+    if given is None and (path / "chat_template.json").exists():
+        given = read_json(path / "chat_template.json", "chat template").get("chat_template")
+    if isinstance(given, list):
+        named = [t for t in given if isinstance(t, dict) and isinstance(t.get("name"), str)]
+        given = {t["name"]: t.get("template") for t in reversed(named)}
+    elif not isinstance(given, dict):
+        given = {"default": given}
+    return {name: text for name, text in given.items() if isinstance(text, str)}

@@ -277,6 +277,20 @@ def test_requests_survive_the_death_of_the_process_that_forks(renderer):
 
 
 @linux
+def test_a_job_whose_process_is_killed_again_and_again_is_503(renderer, monkeypatch):
+    def dies(_self, _job):
+        os.kill(renderer.pid, signal.SIGKILL)
+        raise client.Lost
+
+    renderer.check("x")
+    monkeypatch.setattr(client.Fork, "ask", dies)
+    with pytest.raises(ServiceUnavailable, match="killed twice: try again"):
+        renderer.render("x", {})
+    monkeypatch.undo()
+    assert renderer.render("x", {}) == "x"
+
+
+@linux
 def test_a_silent_process_is_ended_and_started_again(monkeypatch):
     monkeypatch.setattr(client, "SILENT_S", 0.2)
     own = Renderer(wall_s=0.3)

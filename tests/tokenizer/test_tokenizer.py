@@ -295,6 +295,7 @@ def test_chat_template_sources(tmp_path):
     opt_like(tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    named += [{"name": "default", "template": "second"}, {"name": ["default"], "template": "x"}, 1]
     write_json(tmp_path / "tokenizer_config.json", {**settings, "chat_template": named})
     assert Tokenizer.load(tmp_path).chat_template == "D"
     assert Tokenizer.load(tmp_path).tool_template == "T"
@@ -322,6 +323,9 @@ def test_templates_are_read_where_transformers_saves_them(tmp_path):
     assert again.chat_template == theirs.chat_template
     ours = Tokenizer.load(path)
     assert (ours.chat_template, ours.tool_template) == ("D", "T")
+    (path / "chat_template.jinja").unlink()
+    ours = Tokenizer.load(path)
+    assert (ours.chat_template, ours.tool_template) == ("old", "T")
 
 
 @pytest.mark.parametrize("kind", [1, 4], ids=["ordinary", "user-defined"])
