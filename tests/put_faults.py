@@ -548,7 +548,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/tokenizer/messages.py",
-        "keeps = isinstance(written, str) and text_arguments()",
+        "keeps = isinstance(written, str) and text_arguments",
         "keeps = isinstance(written, str)",
         "tests/api/test_api_conversations.py -k cut_off_does_not",
     ),
@@ -569,6 +569,18 @@ FAULTS = [
         '"tools": tools or None',
         '"tools": tools',
         "tests/tokenizer/test_chat.py -k tools",
+    ),
+    Fault(
+        "cpuserve/tokenizer/rendering/process.py",
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, hard))",
+        "pass",
+        "tests/tokenizer/test_rendering.py -k bodies",
+    ),
+    Fault(
+        "cpuserve/tokenizer/rendering/client.py",
+        "        if kind == RENDERED:  # another kind may mean that it did not compile\n    ",
+        "",
+        "tests/tokenizer/test_rendering.py -k told_apart",
     ),
     Fault(
         "cpuserve/api/openai/logprobs.py",

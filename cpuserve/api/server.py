@@ -21,6 +21,7 @@ from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
 from cpuserve.serving.loading import Loading
 from cpuserve.serving.registry import ModelRegistry
+from cpuserve.tokenizer.rendering.client import RENDERER
 
 if TYPE_CHECKING:
     import socket
@@ -204,6 +205,7 @@ class FrontEnd:
         self.state.draining = self.state.stopping = True
         self._server.should_exit = True
         await asyncio.gather(self._client.close(), self.models.close())
+        await asyncio.to_thread(RENDERER.close)  # the interpreter waits for threads that render
         await asyncio.wait((http,), timeout=_FLUSH_S)
         if not http.done():
             self._server.force_exit = True

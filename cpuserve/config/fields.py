@@ -1171,7 +1171,7 @@ NO_OPS: tuple[NoOp, ...] = (
         only=("hermes",),
     ),
     NoOp(("--exclude-tools-when-tool-choice-none",), "the prompt leaves out such tools", "none"),
-    NoOp(("--chat-template-content-format",), "templates always get the content as text"),
+    NoOp(("--chat-template-content-format",), "templates get texts or parts, as they take them"),
     NoOp(("--prefix-caching-hash-algo",), "prefixes are hashed with SHA-256"),
     NoOp(("--disable-cascade-attn",), "there is no cascade attention", "none"),
     NoOp(("--max-parallel-loading-workers",), "weights are loaded by the compute threads"),

@@ -30,7 +30,14 @@ _HOSTS = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co
 _FILE = re.compile(r"(?=.{1,300}$)\w[\w.-]*(/\w[\w.-]*)*")
 _REVISION = re.compile(r"[\w][\w./-]{0,199}")
 # All files that cpuserve reads; pickles and code are never downloaded.
-_PATTERNS = ("*.safetensors", "*.json", "merges.txt", "chat_template.jinja", "tokenizer.model")
+_PATTERNS = (
+    "*.safetensors",
+    "*.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    "tokenizer.model",
+)
 # The library tries twice, and its timeout does not limit name resolution: hence also a deadline.
 PROBE_TIMEOUT_S = 2.0
 PROBE_DEADLINE_S = 4.5

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.errors import InvalidRequest, PromptTooLong
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Message, Prompt
 from cpuserve.serving.params import check_fits, check_input_fits
-from cpuserve.serving.threads import run_sized
+from cpuserve.serving.threads import run_rendering, run_sized
 from cpuserve.tokenizer.chat import checked_variables
 from cpuserve.tokenizer.length import cannot_fit
-from cpuserve.tokenizer.messages import message_text
+from cpuserve.tokenizer.messages import message_content
 from cpuserve.tokenizer.tokenizer import LONG_CHARS, named_prompt
 
 if TYPE_CHECKING:
@@ -213,10 +213,9 @@ async def chat_prompt(
 
     opening: the beginning of the answer, which is not the model's choice.
 
-    num_bytes: the size of the request's body. It estimates the time to check and render the
-    messages, because messages without text take time too.
+    num_bytes: the size of the request's body. It decides which renders this one waits for.
     """
-    text = await run_sized(num_bytes, lambda: render_chat(context, call) + opening)
+    text = await run_rendering(num_bytes, lambda: render_chat(context, call) + opening)
     add_special = bool(call.add_special_tokens)
     (ids,) = await encode(context, [text], add_special_tokens=add_special, most=most)
     return Prompt(ids)
@@ -269,8 +268,12 @@ def _marked(messages: list[Message]) -> tuple[list[Message], str]:
         )
         raise InvalidRequest(msg, param="continue_final_message")
     mark = f"end{uuid.uuid4().hex}"
-    text = message_text(final, f"messages[{len(messages) - 1}]") + mark
-    return [*messages[:-1], {**final, "content": text}], mark
+    content = message_content(final, f"messages[{len(messages) - 1}]")
+    if isinstance(content, str):
+        marked: str | list[str] = content + mark
+    else:
+        marked = [*content[:-1], "".join(content[-1:]) + mark]
+    return [*messages[:-1], {**final, "content": marked}], mark
 
 
 def _cut(text: str, mark: str) -> str:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from cpuserve.tokenizer.tokenizer import LONG_CHARS
 
 T = TypeVar("T")
+
+# Renders wait for another process, for seconds if a request is hostile. A small request renders
+# quickly, so large ones have threads of their own, which small ones pass.
+_SMALL_BYTES = 1 << 16
+_SMALL_RENDERS = ThreadPoolExecutor(4, "cpuserve-render")
+_LARGE_RENDERS = ThreadPoolExecutor(2, "cpuserve-render-large")
 
 
 async def run_sized(size: int, work: Callable[[], T]) -> T:
@@ -18,3 +25,9 @@ async def run_sized(size: int, work: Callable[[], T]) -> T:
     objects to create. Above LONG_CHARS it would delay the tokens of running streams too much.
     """
     return work() if size <= LONG_CHARS else await asyncio.to_thread(work)
+
+
+async def run_rendering(num_bytes: int, work: Callable[[], T]) -> T:
+    """Return the result of `work`, which renders a request of this size; never on the loop."""
+    threads = _SMALL_RENDERS if num_bytes <= _SMALL_BYTES else _LARGE_RENDERS
+    return await asyncio.get_running_loop().run_in_executor(threads, work)

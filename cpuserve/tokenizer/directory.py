@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENIZER_BYTES = 200_000_000
 MAX_TEMPLATE_BYTES = 1_000_000
+TEMPLATE_FOLDER = "additional_chat_templates"
+MAX_TEMPLATES = 64
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -36,6 +39,7 @@ def directory_parts(path: Path) -> Parts:
         core, add_bos = _from_vocab(path, texts), bool(settings.get("add_bos_token", False))
     scheme, strips = _scheme(core)
     bos = texts.get("bos_token")
+    templates = _chat_templates(path, settings)
     return Parts(
         core=core,
         scheme=scheme,
@@ -43,8 +47,8 @@ def directory_parts(path: Path) -> Parts:
         special_ids=special_ids_of(core),
         bos_id=core.token_to_id(bos) if bos else None,
         special_tokens=texts,
-        chat_template=_chat_template(path, settings, "default"),
-        tool_template=_chat_template(path, settings, "tool_use"),
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
         add_bos=add_bos,
         strips_leading_space=strips,
         prompts=prompts_of(path),
@@ -160,23 +164,36 @@ def _scheme(core: Core) -> tuple[Scheme, bool]:
     return "byte_fallback", strips
 
 
-def _chat_template(path: Path, settings: dict[str, Any], wanted: str) -> str | None:
-    """chat_template.jinja, else the template in the settings (`wanted` if there are several).
+def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """The chat templates by their names ("default", "tool_use"), from where transformers has them.
 
-    A template without a name is the default one.
+    chat_template.jinja is the default one, and files in a folder have their names. Templates in the
+    settings count if there is no such default.
     """
-    default = wanted == "default"
-    file = path / "chat_template.jinja"
-    if file.exists():
-        if not default:
-            return None
-        return guarded_text(read_small(file, "chat template", MAX_TEMPLATE_BYTES), file) or None
-    found = settings.get("chat_template")
-    if found is None and (path / "chat_template.json").exists():
-        found = read_json(path / "chat_template.json", "chat template").get("chat_template")
-    if isinstance(found, list):
-        named = [t for t in found if isinstance(t, dict) and t.get("name") == wanted]
-        found = named[0].get("template") if named else None
-    elif not default:
-        found = None
-    return found if isinstance(found, str) and found else None
+    files = {"default": path / "chat_template.jinja"}
+    with suppress(OSError):
+        found = sorted((path / TEMPLATE_FOLDER).glob("*.jinja"))
+        files.update({file.stem: file for file in found[:MAX_TEMPLATES]})
+    texts = {
+        name: guarded_text(read_small(file, "chat template", MAX_TEMPLATE_BYTES), file)
+        for name, file in files.items()
+        if file.exists()
+    }
+    older = {} if "default" in texts else _templates_in_settings(path, settings)
+    return {name: text for name, text in {**older, **texts}.items() if text}
+
+
+def _templates_in_settings(path: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """The chat templates in tokenizer_config.json or chat_template.json; one alone is the default.
+
+    Of several with one name, the first counts.
+    """
+    given = settings.get("chat_template")
+    if given is None and (path / "chat_template.json").exists():
+        given = read_json(path / "chat_template.json", "chat template").get("chat_template")
+    if isinstance(given, list):
+        named = [t for t in given if isinstance(t, dict) and isinstance(t.get("name"), str)]
+        given = {t["name"]: t.get("template") for t in reversed(named)}
+    elif not isinstance(given, dict):
+        given = {"default": given}
+    return {name: text for name, text in given.items() if isinstance(text, str)}

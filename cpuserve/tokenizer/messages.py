@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from cpuserve.errors import InvalidRequest
@@ -14,15 +14,13 @@ MAX_MESSAGES = 100_000
 
 
 def template_messages(
-    messages: Any,
-    *,
-    keeps_developer: bool,
-    text_arguments: Callable[[], bool] = lambda: False,
+    messages: Any, *, keeps_developer: bool, text_arguments: bool = False
 ) -> list[dict[str, Any]]:
-    """Copies of the messages with text content; InvalidRequest names the wrong message and field.
+    """Copies of the messages; InvalidRequest names the wrong message and field.
 
-    keeps_developer: whether the template supports the role "developer"; if not, it becomes
-    "system". text_arguments: tells whether the template writes arguments that are text unchanged.
+    The content of each is a text, or a list of the texts of its parts. keeps_developer: whether
+    the template supports the role "developer"; if not, it becomes "system". text_arguments: whether
+    the template writes arguments that are text unchanged.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         msg = "messages must be a non-empty list"
@@ -35,7 +33,7 @@ def template_messages(
     return found
 
 
-def _settle_arguments(messages: list[dict[str, Any]], text_arguments: Callable[[], bool]) -> None:
+def _settle_arguments(messages: list[dict[str, Any]], text_arguments: bool) -> None:
     """Replace arguments that are no object by {}, or keep them for a template that takes text.
 
     A call that was cut off stays in its conversation, which must go on.
@@ -45,7 +43,7 @@ def _settle_arguments(messages: list[dict[str, Any]], text_arguments: Callable[[
             function = call["function"]
             written = function["arguments"]
             if not isinstance(written, Mapping):
-                keeps = isinstance(written, str) and text_arguments()
+                keeps = isinstance(written, str) and text_arguments
                 function["arguments"] = written if keeps else {}
 
 
@@ -60,14 +58,16 @@ def _message(message: Any, where: str, keeps_developer: bool) -> dict[str, Any]:
         role = "system"
     known = {k: v for k, v in message.items() if v is not None}
     calls = _tool_calls(known.get("tool_calls"), where)
-    checked = {**known, "role": role, "content": message_text(message, where, bool(calls))}
+    checked = {**known, "role": role, "content": message_content(message, where, bool(calls))}
     if calls is not None:
         checked["tool_calls"] = calls
     return checked
 
 
-def message_text(message: Mapping[str, Any], where: str, may_be_absent: bool = False) -> str:
-    """The content of a message: a string, or its text parts joined by newlines.
+def message_content(
+    message: Mapping[str, Any], where: str, may_be_absent: bool = False
+) -> str | list[str]:
+    """The content of a message: a text, or the texts of its parts.
 
     Raises InvalidRequest, which names the field at `where`, for any other content.
     """
@@ -78,7 +78,7 @@ def message_text(message: Mapping[str, Any], where: str, may_be_absent: bool = F
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         _refuse(f"{where}.content", "must be a string or a list of content parts")
-    return "\n".join(_part(p, f"{where}.content[{i}]") for i, p in enumerate(content))
+    return [_part(p, f"{where}.content[{i}]") for i, p in enumerate(content)]
 
 
 def _part(part: Any, where: str) -> str:

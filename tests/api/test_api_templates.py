@@ -9,7 +9,7 @@ import pytest
 from cpuserve.api.build import load_texts
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import Api, tokenizer
-from tests.api.tools import TEMPLATE, WEATHER
+from tests.api.tools import TEMPLATE, WEATHER, prompt_of
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.tiny import tiny_model
 
@@ -91,3 +91,50 @@ def test_a_broken_template_for_tools_refuses_only_requests_with_tools():
     response = api.chat(tools=[WEATHER])
     assert response.status_code == 400
     assert "the chat template is broken: " in response.text
+
+
+ALTERNATES = (
+    "{% set last = namespace(role='') %}{% for m in messages %}"
+    "{% if m.role == 'system' and loop.first %}{{ m.content }}|{% else %}"
+    "{% if m.role not in ('user', 'assistant') or m.role == last.role %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% set last.role = m.role %}"
+    "{{ m.role }}:{% if m.reasoning %}<{{ m.reasoning }}>{% endif %}{{ m.content }}|"
+    "{% endif %}{% endfor %}"
+)
+THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
+LATE = [*HI, THOUGHT, {"role": "system", "content": "c"}, {"role": "user", "content": "d"}]
+INSTRUCTED = [{"role": "developer", "content": "D"}, *HI]
+IN_A_ROW = [*HI, {"role": "user", "content": "d"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "prompt"),
+    [
+        ("/v1/chat/completions", {"messages": LATE}, "user:hi|assistant:<hm>b|user:c\n\nd|"),
+        ("/api/chat", {"messages": LATE}, "user:hi|assistant:<hm>b|user:c\n\nd|"),
+        ("/v1/responses", {"input": INSTRUCTED, "instructions": "I"}, "I\n\nD|user:hi|"),
+        (
+            "/v1/messages",
+            {"messages": IN_A_ROW, "system": "S", "max_tokens": 4},
+            "S|user:hi\n\nd|",
+        ),
+    ],
+)
+def test_each_dialect_has_roles_where_the_template_takes_them(path, fields, prompt):
+    api = api_with(ALTERNATES)
+    response = api.post(path, model="tiny", **fields)
+    assert response.status_code == 200, response.text
+    assert prompt_of(api) == prompt
+
+
+def test_tools_that_a_template_makes_too_large_are_400_and_other_requests_go_on():
+    api = api_with(TEMPLATE, "<tool_call>{{ tools | tojson(indent=4) }}{{ messages[0].content }}")
+    nested: list = [7] * 20_000
+    for _ in range(800):
+        nested = [nested]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"x": nested}}}
+    response = api.post("/tokenize", model="tiny", messages=HI, tools=[tool])
+    assert response.status_code == 400
+    assert "the chat template was stopped: it needs more than " in response.text
+    assert "--chat-template" in response.text
+    assert api.chat().status_code == 200

@@ -437,6 +437,13 @@ def test_weights_that_a_repository_holds_twice_are_fetched_once(monkeypatch):
     assert found.names == ["config.json", "consolidated.safetensors"]
 
 
+def test_all_templates_are_fetched_where_transformers_saves_them(monkeypatch):
+    templates = ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
+    names = ["config.json", "model.safetensors", *templates, "examples/other.jinja"]
+    monkeypatch.setattr(hub, "_file_names", lambda *_: names)
+    assert hub._files_to_fetch("org/x", "", None).names == names[:-1]
+
+
 def test_progress_counts_bytes_and_not_files(capsys):
     seen = []
     bar = hub._bar_class("org/x", lambda *state: seen.append(state))

@@ -1,8 +1,7 @@
 # ruff: noqa: E501 templates are easier to read on one line
-"""Chat templates: the features that models need, and the limits on malicious templates."""
+"""Chat templates: the features that models need, and what clients may send."""
 
 import json
-import resource
 from types import SimpleNamespace
 
 import pytest
@@ -225,71 +224,6 @@ def test_reserved_variables_cannot_be_set(name):
         render(CHATML, **{name: "x"})
 
 
-BOMBS = {
-    "multiply": "{{ 'a' * 10**9 }}",
-    "multiply bytes": "{{ 'a'.encode() * 10**9 }}",
-    "multiply list": "{{ ([0] * 10**9) | length }}",
-    "power": "{{ 9**9**9 }}",
-    "power chain": "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}"
-    "{% endfor %}",
-    "range": "{% for i in range(10**9) %}{% endfor %}",
-    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "recursion": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "endless recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "doubling +": "{% set ns = namespace(x='aa') %}{% for i in range(60) %}"
-    "{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "doubling ~": "{% set ns = namespace(x='aa') %}{% for i in range(60) %}"
-    "{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "doubling set": "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set y %}{{ ns.x }}"
-    "{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}",
-    "doubling list": "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}"
-    "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "doubling compare": "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}"
-    "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
-    "doubling dict": "{% set ns = namespace(x=1) %}{% for i in range(60) %}"
-    "{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x | tojson }}",
-    "repeated text": "{{ ['a' * 1000000] * 100000 }}",
-    "repeated string": "{{ (['a' * 1000000] * 100000) | string | length }}",
-    "repeated join": "{{ (['a' * 1000000] * 100000) | join | length }}",
-    "repeated method": "{{ ','.join(['a' * 1000000] * 100000) | length }}",
-    "center filter": "{{ 'a' | center(10**9) }}",
-    "indent filter": "{{ ('\n' * 10000) | indent(99999) }}",
-    "ljust": "{{ 'a'.ljust(10**9) }}",
-    "zfill": "{{ '1'.zfill(10**9) }}",
-    "expandtabs": "{{ '\t'.expandtabs(10**9) }}",
-    "percent width": "{{ '%999999999d' % 1 }}",
-    "percent star": "{{ '%*d' % (999999999, 1) }}",
-    "format width": "{{ '{:999999999}'.format(1) }}",
-    "format nested": "{{ '{:{}}'.format(1, 999999999) }}",
-    "format filter": "{{ '%999999999d' | format(1) }}",
-    "replace": "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
-    "replace filter": "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",
-    "map": "{{ range(99999) | map('center', 99999) | list | length }}",
-    "strftime": "{{ strftime_now('%999999999d') }}",
-    "json indent": "{{ [1] | tojson(indent=10**8) }}",
-    "json indent text": "{{ [[1]] | tojson(indent='x' * 99999) }}",
-    "json separators": "{{ [1, 2] | tojson(separators=('x' * 99999, ':')) }}",
-    "output": "{% for i in range(99999) %}{{ 'a' * 10000 }}{% endfor %}",
-    "lorem": "{{ lipsum(n=10**6) }}",
-    "round": "{{ 1.5 | round(10**9) }}",
-    "big": "{{ 1 }}" * 200_000,
-    "deep": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
-    "deep blocks": "{% if 1 %}" * 2_000 + "{% endif %}" * 2_000,
-    "long number": "{{ " + "9" * 100_000 + " }}",
-}
-
-
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_template_bombs_are_ended_by_counts_before_they_are_large(bomb, monkeypatch):
-    stopped = SimpleNamespace(monotonic=lambda: 0.0)  # the limit of time must not be what helps
-    monkeypatch.setattr("cpuserve.tokenizer.sandbox.time", stopped)
-    template = ChatTemplate(BOMBS[bomb], TOKENS)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(InvalidRequest, match="chat template"):
-        template.render(HI)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -317,7 +251,7 @@ def test_a_template_does_not_change_the_callers_messages():
     assert json.dumps(messages) == copy
 
 
-def test_a_long_honest_chat_is_within_the_budget():
+def test_a_long_honest_chat_is_within_the_limits():
     chat = [
         {"role": "user", "content": "word " * 2000},
         {"role": "assistant", "content": "ok"},

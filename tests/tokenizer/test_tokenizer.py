@@ -295,6 +295,7 @@ def test_chat_template_sources(tmp_path):
     opt_like(tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    named += [{"name": "default", "template": "second"}, {"name": ["default"], "template": "x"}, 1]
     write_json(tmp_path / "tokenizer_config.json", {**settings, "chat_template": named})
     assert Tokenizer.load(tmp_path).chat_template == "D"
     assert Tokenizer.load(tmp_path).tool_template == "T"
@@ -303,6 +304,28 @@ def test_chat_template_sources(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("J")
     assert Tokenizer.load(tmp_path).chat_template == "J"
     assert Tokenizer.load(tmp_path).tool_template is None
+
+
+def test_templates_are_read_where_transformers_saves_them(tmp_path):
+    import transformers
+
+    opt_like(tmp_path)
+    theirs = transformers.GPT2Tokenizer.from_pretrained(tmp_path)
+    theirs.chat_template = {"default": "D", "tool_use": "T", "rag": "R"}
+    path = tmp_path / "saved"
+    theirs.save_pretrained(path)
+    assert (path / "additional_chat_templates" / "tool_use.jinja").read_text() == "T"
+    opt_like(path)
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    old = [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "old"}]
+    write_json(path / "tokenizer_config.json", {**settings, "chat_template": old})
+    again = transformers.GPT2Tokenizer.from_pretrained(path)
+    assert again.chat_template == theirs.chat_template
+    ours = Tokenizer.load(path)
+    assert (ours.chat_template, ours.tool_template) == ("D", "T")
+    (path / "chat_template.jinja").unlink()
+    ours = Tokenizer.load(path)
+    assert (ours.chat_template, ours.tool_template) == ("old", "T")
 
 
 @pytest.mark.parametrize("kind", [1, 4], ids=["ordinary", "user-defined"])

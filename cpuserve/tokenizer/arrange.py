@@ -1,0 +1,103 @@
+"""Arranges checked messages as a template takes them, so that nothing said is lost or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuserve.tokenizer.traits import THOUGHTS, Traits, as_parts
+
+Message = dict[str, Any]
+# Between messages that become one, and between parts where a template takes a text, as in vLLM.
+_GAP = "\n\n"
+_BETWEEN_PARTS = "\n"
+
+
+def arranged(messages: list[Message], traits: Traits) -> list[Message]:
+    """Return the messages in the places, roles and forms that the template takes.
+
+    The content of each is a text, or a list of the texts of its parts.
+    """
+    placed = _systems(messages, traits)
+    if traits.alternates:
+        placed = _merged(placed, ("user", "assistant"))
+    return [_formed(_with_thoughts(message, traits), traits) for message in placed]
+
+
+def without_thoughts(messages: list[Message]) -> list[Message]:
+    """Return the messages without thoughts; the same list if there are none.
+
+    Some templates refuse thoughts next to text and calls, which no client can know.
+    """
+    if not any(name in message for message in messages for name in THOUGHTS):
+        return messages
+    return [{k: v for k, v in m.items() if k not in THOUGHTS} for m in messages]
+
+
+def _systems(messages: list[Message], traits: Traits) -> list[Message]:
+    """Return the messages with system messages only where the template writes them.
+
+    Agents insert instructions between turns. Templates refuse system messages there, or leave them
+    out, which would lose the instructions. Those at the beginning become one, others the user's.
+    """
+    if traits.late_system and traits.system:
+        return messages
+    first = 0
+    while first < len(messages) and messages[first]["role"] == "system":
+        first += 1
+    head = _merged(messages[:first], ("system",))
+    if not traits.system:
+        head = [_as_user(message) for message in head]
+    return [*head, *(_as_user(m) if m["role"] == "system" else m for m in messages[first:])]
+
+
+def _as_user(message: Message) -> Message:
+    return {**message, "role": "user"}
+
+
+def _merged(messages: list[Message], roles: tuple[str, ...]) -> list[Message]:
+    """Return the messages with neighbours of the same role, one of these, as one message."""
+    merged: list[Message] = []
+    for message in messages:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last["role"] == message["role"]
+            and message["role"] in roles
+            and not last.get("tool_calls")  # their results follow
+        ):
+            content = _joined(last["content"], message["content"])
+            merged[-1] = {**last, **message, "content": content}
+        else:
+            merged.append(message)
+    return merged
+
+
+def _joined(one: str | list[str], other: str | list[str]) -> str | list[str]:
+    if isinstance(one, str) and isinstance(other, str):
+        return _GAP.join(text for text in (one, other) if text)
+    first, second = ([c] if isinstance(c, str) else c for c in (one, other))
+    return [*first, *second]
+
+
+def _with_thoughts(message: Message, traits: Traits) -> Message:
+    """Return an assistant's message with its thoughts under each name that the template reads."""
+    if message["role"] != "assistant" or not any(name in message for name in THOUGHTS):
+        return message
+    given = [message[name] for name in THOUGHTS if name in message]
+    thought = next((text for text in given if isinstance(text, str) and text), None)
+    rest = {key: value for key, value in message.items() if key not in THOUGHTS}
+    return rest if thought is None else {**rest, **dict.fromkeys(traits.thoughts, thought)}
+
+
+def _formed(message: Message, traits: Traits) -> Message:
+    """Return a message with its content as a text or as parts."""
+    content: str | list[str] = message["content"]
+    # Other roles are probably written like the user.
+    role = message["role"] if message["role"] in traits.texts | traits.parts else "user"
+    texts, parts = role in traits.texts, role in traits.parts
+    if parts and (isinstance(content, list) or not texts):
+        said = [content] if isinstance(content, str) else content
+        return {**message, "content": as_parts(*said)}
+    if isinstance(content, str):
+        return message
+    return {**message, "content": _BETWEEN_PARTS.join(content)}

@@ -1,0 +1,1 @@
+"""Rendering of chat templates in a process with limits."""

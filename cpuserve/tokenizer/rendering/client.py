@@ -1,0 +1,341 @@
+"""Renders templates in processes with limits; see process.py.
+
+Everything in this process shares one Renderer: the server, LLM and `cpuserve chat`. It starts its
+first process with the first job, and a fork for each job that finds the others at work.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+import msgspec
+
+from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
+from cpuserve.log import get_logger
+from cpuserve.tokenizer.rendering.wire import (
+    READY,
+    RENDERED,
+    STOPPED,
+    UNLIMITED,
+    Job,
+    packed,
+    receive,
+    send,
+)
+
+MODULE = "cpuserve.tokenizer.rendering.process"
+BOOTSTRAP = f"""
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop(1))
+from {MODULE} import main
+sys.exit(main())
+"""
+# Templates render a chat of 5 MB in 0.1 s; other processes may use the CPU meanwhile.
+MAX_CPU_S = 5.0
+MAX_WALL_S = 20.0
+SILENT_S = 5.0  # after the limits: the process does not run at all
+# Templates that copy each text a few times, in strings of 4 bytes a character, take 16 bytes for
+# each byte of their variables.
+MEMORY_BYTES = 64 << 20
+MEMORY_PER_BYTE = 24
+# Of the text that is written: real templates add a page, and write each text once.
+WRITTEN_BYTES = 4 << 20
+WRITTEN_PER_BYTE = 16
+START_S = 20.0
+MAX_IDLE = 4
+# A fork that has done a large job ends, so that its memory is free again.
+LARGE_BYTES = 1 << 20
+MAX_TEMPLATES = 16  # in one fork
+
+TRIES = 2
+log = get_logger("templates")
+
+
+class TemplateRefused(InvalidRequest):
+    """The template raised an error."""
+
+
+class TemplateStopped(InvalidRequest):
+    """The template reached a limit."""
+
+
+class Lost(Exception):
+    """A process has ended or does not respond. timeout: it is alive, and silent."""
+
+    def __init__(self, *, timeout: bool = False) -> None:
+        super().__init__()
+        self.timeout = timeout
+
+
+@dataclass(slots=True, eq=False)
+class Fork:
+    """One process that renders: our end of its connection, and the templates that it knows."""
+
+    server: Server
+    sock: socket.socket
+    known: set[bytes] = field(default_factory=set)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it waits for a job: it says nothing then, unless it has ended."""
+        return not select.select([self.sock], [], [], 0)[0]
+
+    def ask(self, job: Job) -> tuple[bytes, bytes]:
+        """Return the kind and the text of the reply. Raises Lost."""
+        self.sock.settimeout(job.wall_s + SILENT_S)
+        try:
+            send(self.sock, msgspec.msgpack.encode(job))
+            reply = receive(self.sock)
+        except TimeoutError:
+            raise Lost(timeout=True) from None
+        except OSError:
+            raise Lost from None
+        if reply is None:
+            raise Lost
+        kind, text = reply[:1], reply[1:]
+        if kind == RENDERED:  # another kind may mean that it did not compile
+            self.known.add(job.template)
+        return kind, text
+
+
+class Server:
+    """The process that forks those that render."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = _spawn(theirs.fileno())
+        except OSError:
+            self._control.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its number in the system."""
+        return self._process.pid
+
+    def has_ended(self) -> bool:
+        """Whether it has ended; forks that end with it are seen a moment before it is."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.02)
+            return True
+        return False
+
+    def fork(self) -> Fork:
+        """Return a new process. Raises Lost if the server does not respond or cannot fork."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+            ours.settimeout(START_S)
+            word = receive(ours)
+            if word in (READY, UNLIMITED):
+                if word == UNLIMITED:
+                    _tell_unlimited()
+                return Fork(self, ours)
+        except OSError:
+            pass
+        ours.close()
+        raise Lost
+
+    def close(self) -> None:
+        """End it and its forks."""
+        self._process.kill()
+        self._process.wait()
+        self._control.close()
+
+
+def _spawn(control: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path), f"--control={control}"]
+    return subprocess.Popen(
+        command,
+        pass_fds=(control,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C must not interrupt its imports
+    )
+
+
+class Renderer:
+    """Renders on behalf of any thread, which waits meanwhile.
+
+    cpu_s, wall_s: the limits of one render.
+    """
+
+    def __init__(self, cpu_s: float = MAX_CPU_S, wall_s: float = MAX_WALL_S) -> None:
+        self.cpu_s = cpu_s
+        self.wall_s = wall_s
+        self._lock = Lock()
+        self._server: Server | None = None
+        self._idle: list[Fork] = []
+        self._closings = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process that forks, if it has started."""
+        return None if self._server is None else self._server.pid
+
+    def check(self, source: str) -> None:
+        """Compile a template. Raises TemplateRefused, TemplateStopped or ServiceUnavailable."""
+        self._do(source, None)
+
+    def render(self, source: str, variables: Mapping[str, Any]) -> str:
+        """Return the text that a template writes for these variables, which have JSON types.
+
+        Raises:
+            TemplateRefused, TemplateStopped: the template or the variables are the cause.
+            ServiceUnavailable: no process could be started.
+        """
+        try:
+            data = packed(variables)
+        except RecursionError:
+            msg = "the messages nest too deeply for a chat template: use fewer levels"
+            raise TemplateStopped(msg) from None
+        except (TypeError, ValueError) as error:
+            msg = f"a chat template takes texts, numbers, lists and objects only: {error}"
+            raise InvalidRequest(msg) from None
+        return self._do(source, data).decode("utf-8", "surrogatepass")
+
+    def close(self) -> None:
+        """End the processes and their jobs; a later job starts others."""
+        with self._lock:
+            self._closings += 1
+            self._end()
+
+    def _do(self, source: str, data: bytes | None) -> bytes:
+        name, code = _named(source)
+        size = len(data or b"") + len(code)
+        memory = MEMORY_BYTES + MEMORY_PER_BYTE * size
+        most = WRITTEN_BYTES + WRITTEN_PER_BYTE * size
+        closings = self._closings
+        for _ in range(TRIES):
+            fork = self._take(closings)
+            new = None if name in fork.known else code
+            started = time.monotonic()
+            try:
+                job = Job(name, new, data, self.cpu_s, self.wall_s, memory, most)
+                kind, text = fork.ask(job)
+            except Lost as lost:
+                fork.sock.close()
+                if self._is_gone(fork.server, lost):
+                    continue
+                late = time.monotonic() - started > 0.95 * self.cpu_s
+                raise _stopped(self._took_too_long() if late else _grew(memory)) from None
+            except BaseException:  # Ctrl-C: nobody waits for this render
+                fork.sock.close()
+                raise
+            self._put_back(fork, keep=kind != STOPPED and size + len(text) < LARGE_BYTES)
+            return _text_of(kind, text)
+        msg = "the process that renders chat templates was killed twice: try again"
+        raise ServiceUnavailable(msg)
+
+    def _took_too_long(self) -> str:
+        return f"it takes more than {self.cpu_s:g} s"
+
+    def _take(self, closings: int) -> Fork:
+        """Return a process that is free. Raises ServiceUnavailable."""
+        with self._lock:
+            if closings != self._closings:
+                msg = "the server is stopping"
+                raise ServiceUnavailable(msg)
+            while self._idle:
+                fork = self._idle.pop()
+                if fork.alive:
+                    return fork
+                fork.sock.close()
+            return self._fork()
+
+    def _fork(self) -> Fork:
+        reason: object = "it does not respond"
+        for _ in range(TRIES):
+            try:
+                if self._server is None:
+                    atexit.unregister(self.close)
+                    atexit.register(self.close)
+                    self._server = Server()
+                return self._server.fork()
+            except Lost:
+                self._end()
+            except OSError as error:
+                reason = error
+                self._end()
+        msg = f"the process for chat templates cannot be started: {reason} ({LIMITS})"
+        raise ServiceUnavailable(msg)
+
+    def _put_back(self, fork: Fork, *, keep: bool) -> None:
+        with self._lock:
+            room = len(self._idle) < MAX_IDLE and len(fork.known) < MAX_TEMPLATES
+            if keep and room and self._server is fork.server:
+                self._idle.append(fork)
+                return
+        fork.sock.close()
+
+    def _is_gone(self, server: Server, lost: Lost) -> bool:
+        """Whether `server` ended, and not the fork alone; it is ended here if one is silent."""
+        with self._lock:
+            if self._server is not server:
+                return True
+            if lost.timeout or server.has_ended():
+                self._end()
+                return not lost.timeout
+        return False
+
+    def _end(self) -> None:
+        for fork in self._idle:
+            fork.sock.close()
+        self._idle.clear()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+
+def _text_of(kind: bytes, text: bytes) -> bytes:
+    """Return the text of a reply, or raise the error that it reports."""
+    if kind == RENDERED:
+        return text
+    said = text.decode("utf-8", "replace")
+    raise _stopped(said) if kind == STOPPED else TemplateRefused(said)
+
+
+def _grew(memory: int) -> str:
+    return f"it needs more than {memory >> 20} MB of memory, or nests too deeply"
+
+
+def _stopped(why: str) -> TemplateStopped:
+    return TemplateStopped(f"the chat template was stopped: {why}; {WHAT_TO_DO}")
+
+
+@lru_cache(maxsize=64)
+def _named(source: str) -> tuple[bytes, bytes]:
+    """Return a name for a template, and its text as bytes."""
+    code = source.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(code).digest(), code
+
+
+@lru_cache(maxsize=1)
+def _tell_unlimited() -> None:
+    log.warning(
+        "this system cannot limit the memory of a process: chat templates render without such a "
+        "limit, so load only models that you trust"
+    )
+
+
+WHAT_TO_DO = (
+    "send shorter messages and tools with fewer levels, or start the server with another template "
+    "(--chat-template FILE)"
+)
+RENDERER = Renderer()

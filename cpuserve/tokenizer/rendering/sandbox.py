@@ -1,0 +1,66 @@
+"""The Jinja environment of chat templates, which isolates them from Python.
+
+It limits neither time nor memory: the process that renders has such limits (process.py).
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_MESSAGE_CHARS = 1000
+
+
+class _Generation(Extension):
+    """A Jinja extension that renders the content of `{% generation %}` (a mask for training)."""
+
+    tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the statements between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    """The Jinja environment that chat templates expect, as in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+        )
+        self.filters["tojson"] = _to_json
+        self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of Jinja's tojson, as in the training data of models."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: Any) -> NoReturn:
+    raise TemplateError(str(message)[:MAX_MESSAGE_CHARS])
+
+
+def _strftime_now(form: Any) -> str:
+    return datetime.now().strftime(str(form))  # local time, as transformers

@@ -1,0 +1,92 @@
+"""Messages between a renderer and its processes: a length of 8 bytes, then one body.
+
+A job is a msgpack of Job. A reply is one byte for its kind, then a text.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+RENDERED, REFUSED, STOPPED = b"+", b"-", b"!"
+# A fork is ready; its system limits memory, or cannot.
+READY, UNLIMITED = b"r", b"u"
+LENGTH_BYTES = 8
+RECEIVE_BYTES = 1 << 20
+
+
+class Job(msgspec.Struct, array_like=True):
+    """Render a template, or only compile it.
+
+    template: its name. source: its text, in the first job of a connection that uses it.
+    variables: see `packed`; None: compile only. cpu_s, wall_s, memory_bytes: limits of the job.
+    max_bytes: the limit of the text that it writes.
+    """
+
+    template: bytes
+    source: bytes | None
+    variables: bytes | None
+    cpu_s: float
+    wall_s: float
+    memory_bytes: int
+    max_bytes: int
+
+
+def packed(variables: Mapping[str, Any]) -> bytes:
+    """Return template variables as bytes.
+
+    Raises:
+        TypeError, ValueError, RecursionError: a value is none of JSON's, or they nest too deeply.
+    """
+    try:
+        return b"m" + msgspec.msgpack.encode(variables, enc_hook=_plain)
+    except (OverflowError, UnicodeEncodeError):
+        # msgpack has no integers above 64 bits and no lone surrogates, but JSON has both.
+        return b"j" + json.dumps(variables, default=_plain).encode()
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    """Return the variables that `packed` made bytes of."""
+    body = memoryview(data)[1:]
+    found: dict[str, Any] = (
+        json.loads(bytes(body)) if data[:1] == b"j" else msgspec.msgpack.decode(body)
+    )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a mapping or sequence of another class as a dict or list."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    msg = f"{type(value).__name__} is not a type of JSON"
+    raise TypeError(msg)
+
+
+def send(sock: socket.socket, *parts: bytes) -> None:
+    """Send one body, given in parts. Raises OSError if the other side has gone."""
+    sock.sendall(sum(map(len, parts)).to_bytes(LENGTH_BYTES, "little"))
+    for part in parts:
+        sock.sendall(part)
+
+
+def receive(sock: socket.socket) -> bytes | None:
+    """Return the next body, or None if the other side has closed the connection."""
+    length = _exactly(sock, LENGTH_BYTES)
+    return None if length is None else _exactly(sock, int.from_bytes(length, "little"))
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes | None:
+    parts = []
+    while size > 0:
+        part = sock.recv(min(size, RECEIVE_BYTES))
+        if not part:
+            return None
+        size -= len(part)
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,147 @@
+"""The traits of chat templates, found by rendering short conversations.
+
+Templates differ in the roles they know, in the places where they accept a system message, and in
+the form of content: a text or a list of parts. Their output shows this more reliably than their
+source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cpuserve.tokenizer.rendering.client import TemplateRefused
+
+Message = dict[str, Any]
+Render = Callable[[list[Message]], str]
+
+ROLES = ("system", "user", "assistant", "tool")
+# The keys from which templates read the thoughts of an assistant's message.
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_MARK, _OTHER = "c2f1mark", "c2f1other"
+_CUT_OFF = '{"c2f1": "c2f1'  # the arguments of a call that was cut off
+_CALL = {"id": "c2f1call0", "type": "function", "function": {"name": "f", "arguments": {}}}
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """The messages that one template takes.
+
+    texts, parts: the roles of messages with content that it writes if it is a text, or a list of
+    parts. system: whether it writes a system message that is the first, and late_system, one
+    elsewhere. alternates: it refuses two messages of a user in a row, or leaves one out. developer:
+    it knows that role. thoughts: the keys from which it reads thoughts. text_arguments: it writes
+    the arguments of a call unchanged if they are a text.
+    """
+
+    texts: frozenset[str] = frozenset(ROLES)
+    parts: frozenset[str] = frozenset()
+    system: bool = True
+    late_system: bool = True
+    alternates: bool = False
+    developer: bool = False
+    thoughts: tuple[str, ...] = ()
+    text_arguments: bool = False
+
+
+def as_parts(*texts: str) -> list[dict[str, str]]:
+    """Return texts as the content that templates of vision models read."""
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def find_traits(source: str, render: Render) -> Traits:
+    """Return the traits of a template.
+
+    render: renders messages with it. TemplateRefused is a finding; other errors are raised.
+    """
+    developer = "developer" in source
+    thoughts = tuple(name for name in THOUGHTS if _reads(source, name))
+    probe = _Probe(render)
+    texts = frozenset(role for role in ROLES if probe.takes(role, parts=False))
+    parts = frozenset(role for role in ROLES if probe.takes(role, parts=True))
+    if not texts | parts:  # it writes nothing of any message, but perhaps of calls
+        return Traits(
+            developer=developer, thoughts=thoughts, text_arguments=probe.writes_text_arguments()
+        )
+    probe.texts = texts
+    return Traits(
+        texts=texts,
+        parts=parts,
+        system="system" in texts | parts,
+        late_system=probe.writes_late_system(),
+        alternates=not probe.writes(("user", _MARK), ("user", _OTHER)),
+        developer=developer,
+        thoughts=thoughts,
+        text_arguments=probe.writes_text_arguments(),
+    )
+
+
+def _reads(source: str, name: str) -> bool:
+    """Whether a template reads `name` of a message: message.name, message["name"], get("name")."""
+    return re.search(rf"""[.'"]{name}\b""", source) is not None
+
+
+class _Probe:
+    """Renders conversations. texts: the roles that get their content as a text."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self.texts = frozenset(ROLES)
+
+    def takes(self, role: str, *, parts: bool) -> bool:
+        """Whether the template writes the content of this role in this form."""
+        # Text of a part that is not read as one, but written as an object, has its other key.
+        content = [{**as_parts(_MARK)[0], _OTHER: _OTHER}] if parts else _MARK
+        marked: Message = {"role": role, "content": content}
+        before: list[Message] = [{"role": "user", "content": "a"}]
+        after: list[Message] = []
+        if role == "system":
+            before, after = [], before
+        elif role == "user":
+            before = []
+        elif role == "assistant":
+            after = [{"role": "user", "content": "b"}]
+        elif role == "tool":
+            before += [{"role": "assistant", "content": "", "tool_calls": [_CALL]}]
+            marked |= {"tool_call_id": _CALL["id"], "name": "f"}
+        texts = [*before, marked, *after]
+        # A template may fail at texts in the messages around it.
+        lists = [m if m is marked else {**m, "content": as_parts(m["content"])} for m in texts]
+        return any(self._shows(messages, _MARK, but=_OTHER) for messages in (texts, lists))
+
+    def writes_late_system(self) -> bool:
+        """Whether a system message is written wherever it is: each place is refused by some."""
+        late, user, assistant = ("system", _MARK), ("user", "a"), ("assistant", "b")
+        return (
+            self.writes(user, late, ("user", "c"))
+            and self.writes(user, assistant, late, ("user", "c"))
+            and self.writes(("system", _OTHER), late, user)
+        )
+
+    def writes_text_arguments(self) -> bool:
+        """Whether the arguments of a call are written unchanged if they are a text."""
+        function = {"name": "f", "arguments": _CUT_OFF}
+        messages: list[Message] = [
+            self._message("user", "a"),
+            {"role": "assistant", "content": "", "tool_calls": [{**_CALL, "function": function}]},
+            {**self._message("tool", "b"), "tool_call_id": _CALL["id"]},
+            self._message("user", "c"),
+        ]
+        return self._shows(messages, _CUT_OFF)
+
+    def _message(self, role: str, text: str) -> Message:
+        return {"role": role, "content": text if role in self.texts else as_parts(text)}
+
+    def writes(self, *said: tuple[str, str]) -> bool:
+        """Whether the template writes all marks in these messages."""
+        messages = [self._message(role, text) for role, text in said]
+        return self._shows(messages, *(text for _, text in said if text in (_MARK, _OTHER)))
+
+    def _shows(self, messages: list[Message], *marks: str, but: str = "") -> bool:
+        try:
+            text = self._render(messages)
+        except TemplateRefused:
+            return False
+        return all(mark in text for mark in marks) and not (but and but in text)
