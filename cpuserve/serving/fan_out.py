@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MAX_SEQUENCES_PER_REQUEST = 1024
 # List items in all sequences of a request together; each takes about 50 bytes in the engine.
 MAX_REQUEST_ITEMS = 1 << 22
+# Values of prompt logprobs in an answer: at each token its own, its alternatives, and the list of
+# them. Each takes about 300 bytes here until the answer has been written, so all take 160 MB.
+MAX_PROMPT_LOGPROBS = 1 << 19
 MAX_TIMEOUT_S = 1e6
 
 
@@ -68,7 +71,8 @@ def fan_out(
     a prompt computes the prompt logprobs for all of its sequences.
 
     Raises:
-      InvalidRequest: there are too many sequences, or their lists have too many items.
+      InvalidRequest: there are too many sequences, or their lists or prompt logprobs have too
+        many items.
     """
     total = sum(p.n for p in params)
     if total > MAX_SEQUENCES_PER_REQUEST:
@@ -79,6 +83,7 @@ def fan_out(
         raise InvalidRequest(msg, param="n")
     if total > 1:
         _check_size(prompts, params, call.echo)
+    _check_scores(prompts, params, call.echo)
     timeout = _timeout(call.timeout, longest_s)
     jobs: list[Job] = []
     for prompt, of_prompt in zip(prompts, params, strict=True):
@@ -109,6 +114,24 @@ def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool)
             f"Send fewer prompts in a request, or lower n"
         )
         raise InvalidRequest(msg, param="n")
+
+
+def _check_scores(prompts: list[Prompt], params: list[SamplingParams], echo: bool) -> None:
+    """Raise InvalidRequest if the prompt logprobs of an answer would fill the memory."""
+    top = params[0].prompt_logprobs if params else None
+    if top is None:
+        return
+    shown = params[0].n if echo else 1
+    tokens = shown * sum(len(prompt.ids) for prompt in prompts)
+    if tokens * (top + 2) > MAX_PROMPT_LOGPROBS:
+        most = MAX_PROMPT_LOGPROBS // tokens - 2
+        lower = f"ask for at most {most} alternatives, or " if most >= 0 else ""
+        msg = (
+            f"The logprobs of {tokens} prompt tokens with {top} alternatives each are "
+            f"{tokens * (top + 2)} values: at most {MAX_PROMPT_LOGPROBS} are allowed in an answer. "
+            f"To get them, {lower}send fewer or shorter prompts in a request"
+        )
+        raise InvalidRequest(msg, param="prompt_logprobs")
 
 
 def _num_items(num_prompt: int, params: SamplingParams) -> int:

@@ -3,6 +3,7 @@
 import pytest
 
 from cpuserve.core import admission
+from cpuserve.engine.ipc import Output
 from cpuserve.serving.fan_out import MAX_REQUEST_ITEMS
 from tests.api.fakes import MAX_LEN, Api, error_of, events_of, logprob_of, speak
 
@@ -151,3 +152,46 @@ def test_a_failure_of_the_choice_that_scores_ends_all():
     assert api.complete([5, 6, 7], n=3, prompt_logprobs=0).status_code == 500
     assert api.engine.running == 0
     assert api.context.active_sequences == 0
+
+
+def scored(fields, tokens, context=1 << 18):
+    """The response to prompts of `tokens` tokens, from a script that scores nothing."""
+    api = Api(lambda engine, number, prompt, params: [Output(number, [40], "length")])
+    api.context.max_model_len = context
+    api.engine.info["kv_tokens"] = context
+    api.context.set_ready(api.context.tokenizer, api.context.chat_template)
+    response = api.complete([[5] * n for n in tokens], max_tokens=1, **fields)
+    assert response.status_code == 200 or api.engine.asked == []
+    return response
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens", "most"),
+    [
+        ({"prompt_logprobs": 20}, [32_000], 14),
+        ({"prompt_logprobs": 20}, [8_000] * 4, 14),
+        ({"prompt_logprobs": 3}, [131_072], 2),
+        ({"prompt_logprobs": 0, "n": 2}, [200_000, 200_000], None),
+    ],
+    ids=str,
+)
+def test_prompt_logprobs_have_a_budget_also_of_one_sequence(fields, tokens, most):
+    """One request with 32,000 tokens and 20 alternatives took 219 MB."""
+    refused = scored(fields, tokens)
+    assert refused.status_code == 400
+    error = error_of(refused)
+    assert error["param"] == "prompt_logprobs"
+    assert str(sum(tokens) * (fields["prompt_logprobs"] + 2)) in error["message"]
+    if most is None:
+        assert "alternatives, or" not in error["message"]
+        return
+    assert f"at most {most} alternatives" in error["message"]
+    assert scored({**fields, "prompt_logprobs": most}, tokens).status_code == 200
+    assert scored({**fields, "prompt_logprobs": most + 1}, tokens).status_code == 400
+
+
+def test_prompt_logprobs_count_for_each_choice_that_echoes_them():
+    fields = {"prompt_logprobs": 0, "n": 20}
+    assert scored(fields, [14_000]).status_code == 200
+    refused = scored({**fields, "echo": True}, [14_000])
+    assert error_of(refused)["param"] == "prompt_logprobs"
