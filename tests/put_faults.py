@@ -432,9 +432,21 @@ FAULTS = [
     # --- placement and memory -----------------------------------------------------------------
     Fault(
         "cpuserve/platforms/placement.py",
-        "(i < threads % len(shares))",
-        "(i >= len(shares) - threads % len(shares))",
+        "(i < threads % ranks)",
+        "(i >= ranks - threads % ranks)",
         "tests/platforms/test_placement.py -k quota",
+    ),
+    Fault(
+        "cpuserve/platforms/placement.py",
+        "return quota is not None and quota < len(host.usable_cpus)",
+        "return False",
+        "tests/platforms/test_placement.py -k two_pods",
+    ),
+    Fault(
+        "cpuserve/platforms/placement.py",
+        "return Rank(threads, None, nodes, within)",
+        "return Rank(threads, None, nodes, None)",
+        "tests/platforms/test_placement.py -k moves_within",
     ),
     Fault(
         "cpuserve/platforms/memory.py",
