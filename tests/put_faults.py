@@ -454,6 +454,20 @@ FAULTS = [
         "half = (free // AUTO_SHARE_FOR_ONE)",
         "tests/platforms/test_memory.py -k half",
     ),
+    # --- the reference in torch: errors as small as rounding in fp32 ---------------------------
+    Fault(
+        "cpuserve/program/interpret.py",
+        's = soften(torch.einsum("nhd,khd->nhk", q, k) * op.scale, op.softcap)',
+        "factor = op.scale * (1 + 1e-6 * (len(q) == 1))\n"
+        '        s = soften(torch.einsum("nhd,khd->nhk", q, k) * factor, op.softcap)',
+        "tests/models/test_families.py -k see_each_other",
+    ),
+    Fault(
+        "cpuserve/program/interpret.py",
+        "        return F.gelu(x)\n",
+        '        return F.gelu(x, approximate="tanh")\n',
+        "tests/llm/test_rerankers.py -k transformers",
+    ),
     # --- engine -------------------------------------------------------------------------------
     Fault(
         "cpuserve/engine/replicas.py",
