@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from contextlib import contextmanager
@@ -108,3 +109,10 @@ def transformers_logits(path: Path, tokens: list[int]) -> torch.Tensor:
     """fp32 logits [len(tokens), vocab] of transformers."""
     with torch.inference_mode():
         return transformers_of(path)(torch.tensor([tokens])).logits[0]
+
+
+def precise_transformers_logits(path: Path, tokens: list[int]) -> torch.Tensor:
+    """The same in fp64. Constants that transformers keeps in fp32 are rounded to it."""
+    model = copy.deepcopy(transformers_of(path)).double()
+    with doubles(), torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0]
