@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
 """Rates under a CPU quota, as fractions of the rates without; JSON lines. It must run as root.
 
-usage: bench_quota.py MODEL [--quota 1.5] [--rounds 5] [--flag=value of serve]
+usage: bench_quota.py MODEL [--quota 1.5] [--rounds 5] [--pair] [--flag=value of serve]
 
 Runs two servers with the same model: one in its own control group (v1 or v2) with the quota, and
 one without. Each chooses its number of threads. They get one request at a time through HTTP, in
 alternation. `itl_p99_of_allowance` is the 99th percentile of gaps between tokens, divided by three
 median gaps plus one period of the quota.
+
+With --pair both servers have the quota, each in a control group of its own, as two containers have
+on a machine without cpusets. `prefill_of_pair` and `decode_of_pair` are the rates of both together,
+each with a request, as multiples of the rate of one alone: 2 if they disturb each other in nothing.
 """
 
 import argparse
@@ -29,11 +33,11 @@ V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 
 @contextmanager
-def quota_of(cpus):
+def quota_of(cpus, name=""):
     """A control group with a quota of `cpus` CPUs during the block; gives its directory."""
     v1 = (V1 / "cpu.cfs_quota_us").exists()
     parent = V1 if v1 else V2
-    group = parent / f"cpuserve-quota-{os.getpid()}"
+    group = parent / f"cpuserve-quota-{os.getpid()}{name}"
     if not v1:
         (parent / "cgroup.subtree_control").write_text("+cpu")
     group.mkdir()
@@ -67,19 +71,54 @@ def rates(target, rng, args):
     return decode.decode_rate, args.prompt_tokens / prefill.ttft, gaps
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("--quota", type=float, default=1.5, help="CPUs")
-    parser.add_argument("--rounds", type=number(int, 1), default=5)
-    parser.add_argument("--prompt-tokens", type=number(int, 1), default=512)
-    parser.add_argument("--output-tokens", type=number(int, 2), default=128)
-    parser.add_argument(
-        "--vocab-size", type=int, default=32000, help="upper bound of the random token ids"
-    )
-    args, more = parser.parse_known_args(argv)
-    rng = random.Random(0)
-    serve = [args.model, *more]
+async def answers(targets, prompt_tokens, output_tokens, rng, args):
+    """Send a request to each of `targets` at the same time; its seconds to the last token."""
+    prompts = [plain_ids(rng, prompt_tokens, args.vocab_size) for _ in targets]
+    sent = zip(targets, prompts, strict=True)
+    timings = await asyncio.gather(*(complete(to, ids, output_tokens) for to, ids in sent))
+    return [timing.e2e for timing in timings]
+
+
+def together(targets, rng, args):
+    """(decode rate, prefill rate) of a request to each of `targets`, in tokens per second.
+
+    The decode rate includes a short prompt: gaps between tokens say little where this process waits
+    for a CPU itself.
+    """
+    decode = asyncio.run(answers(targets, 32, args.output_tokens, rng, args))
+    prefill = asyncio.run(answers(targets, args.prompt_tokens, 1, rng, args))
+    return sum(args.output_tokens / s for s in decode), sum(args.prompt_tokens / s for s in prefill)
+
+
+def pair(args, serve, rng):
+    """Records of two servers under the quota, which work alone in turn and then together."""
+    with (
+        quota_of(args.quota, "-a") as a,
+        quota_of(args.quota, "-b") as b,
+        started_in(a, serve) as one,
+        started_in(b, serve) as other,
+    ):
+        targets = [asyncio.run(first_model(s.url, s.key)) for s in (one, other)]
+        here = asyncio.run(where(targets[0]))
+        together(targets, rng, args)
+        found = {"decode_of_pair": [], "prefill_of_pair": []}
+        for _ in range(args.rounds):
+            each = [together([target], rng, args) for target in targets]
+            both = together(targets, rng, args)
+            for i, samples in enumerate(found.values()):
+                samples.append(2 * both[i] / (each[0][i] + each[1][i]))
+    for name, samples in found.items():
+        yield record(name, "multiple", samples, here, better="more", parameters=shape_of(args))
+
+
+def shape_of(args):
+    """The parameters of the records."""
+    sizes = {"output_tokens": args.output_tokens, "prompt_tokens": args.prompt_tokens}
+    return {"quota": args.quota, **sizes}
+
+
+def alone(args, serve, rng):
+    """Records of one server under the quota, compared with one without."""
     with (
         quota_of(args.quota) as group,
         started_in(group, serve) as limited,
@@ -90,8 +129,6 @@ def main(argv=None):
         for target in targets:
             rates(target, rng, args)
         rounds = [[rates(target, rng, args) for target in targets] for _ in range(args.rounds)]
-    shape = {"quota": args.quota, "output_tokens": args.output_tokens}
-    shape["prompt_tokens"] = args.prompt_tokens
     gaps = [sorted(limited[2]) for _, limited in rounds]
     for name, unit, better, samples in (
         ("decode_under_quota", "share", "more", [b[0] / a[0] for a, b in rounds]),
@@ -104,7 +141,25 @@ def main(argv=None):
             [percentile(g, 99) / (3 * percentile(g, 50) + PERIOD_US / 1e3) for g in gaps],
         ),
     ):
-        print(record(name, unit, samples, here, better=better, parameters=shape).to_json())
+        yield record(name, unit, samples, here, better=better, parameters=shape_of(args))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--quota", type=float, default=1.5, help="CPUs")
+    parser.add_argument("--rounds", type=number(int, 1), default=5)
+    parser.add_argument("--prompt-tokens", type=number(int, 1), default=512)
+    parser.add_argument("--output-tokens", type=number(int, 2), default=128)
+    parser.add_argument(
+        "--vocab-size", type=int, default=32000, help="upper bound of the random token ids"
+    )
+    parser.add_argument("--pair", action="store_true", help="two servers under the quota")
+    args, more = parser.parse_known_args(argv)
+    rng = random.Random(0)
+    serve = [args.model, *more]
+    for line in pair(args, serve, rng) if args.pair else alone(args, serve, rng):
+        print(line.to_json())
     return 0
 
 

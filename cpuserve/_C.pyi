@@ -48,18 +48,18 @@ def allocations() -> int:
     """Calls of malloc and new by this extension so far (for tests)."""
 
 class Team:
-    """The OpenMP threads of the engine, pinned to CPUs."""
+    """The OpenMP threads of the engine, bound to CPUs."""
 
     def __init__(
         self,
         threads: int,
-        cpus: Sequence[int] | None = None,
+        cpus: Sequence[Sequence[int]] | None = None,
         passive_waits: bool = False,
         ranks: Sequence[int] = (),
         complexes: Sequence[int] = (),
         speeds: Sequence[int] = (),
     ) -> None:
-        """cpus: one CPU per thread in thread order; None: not pinned. passive_waits: sleep soon
+        """cpus: for each thread the CPUs on which it may run; None: any. passive_waits: sleep soon
         instead of spinning, for a process with a CPU quota. ranks: the number of threads of each
         rank, which owns a part of every matrix and of the KV heads; empty: one rank. complexes: for
         each thread a number that threads behind one L3 cache share; empty: all do. speeds: the work

@@ -432,15 +432,41 @@ FAULTS = [
     # --- placement and memory -----------------------------------------------------------------
     Fault(
         "cpuserve/platforms/placement.py",
-        "(i < threads % len(shares))",
-        "(i >= len(shares) - threads % len(shares))",
+        "(i < threads % ranks)",
+        "(i >= ranks - threads % ranks)",
         "tests/platforms/test_placement.py -k quota",
+    ),
+    Fault(
+        "cpuserve/platforms/placement.py",
+        "return quota is not None and quota < len(host.usable_cpus)",
+        "return False",
+        "tests/platforms/test_placement.py -k two_pods",
+    ),
+    Fault(
+        "cpuserve/platforms/placement.py",
+        "return Rank(threads, None, nodes, within)",
+        "return Rank(threads, None, nodes, None)",
+        "tests/platforms/test_placement.py -k moves_within",
     ),
     Fault(
         "cpuserve/platforms/memory.py",
         "half = min(AUTO_MAX, free // AUTO_SHARE_FOR_ONE)",
         "half = (free // AUTO_SHARE_FOR_ONE)",
         "tests/platforms/test_memory.py -k half",
+    ),
+    # --- the reference in torch: errors as small as rounding in fp32 ---------------------------
+    Fault(
+        "cpuserve/program/interpret.py",
+        's = soften(torch.einsum("nhd,khd->nhk", q, k) * op.scale, op.softcap)',
+        "factor = op.scale * (1 + 1e-6 * (len(q) == 1))\n"
+        '        s = soften(torch.einsum("nhd,khd->nhk", q, k) * factor, op.softcap)',
+        "tests/models/test_families.py -k see_each_other",
+    ),
+    Fault(
+        "cpuserve/program/interpret.py",
+        "        return F.gelu(x)\n",
+        '        return F.gelu(x, approximate="tanh")\n',
+        "tests/llm/test_rerankers.py -k transformers",
     ),
     # --- engine -------------------------------------------------------------------------------
     Fault(

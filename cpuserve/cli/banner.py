@@ -9,7 +9,7 @@ from cpuserve.config.generation import render_settings
 from cpuserve.config.values import format_bytes, format_cpus
 
 if TYPE_CHECKING:
-    from cpuserve.config.engine import Resolved
+    from cpuserve.config.engine import EngineConfig, Resolved
     from cpuserve.prepare import Prepared
 
 DOT_NAMES = (("bf16", "bf16"), ("int8", "int8"), ("int4", "int4"), ("f32", "fp32"))
@@ -30,7 +30,7 @@ def render(prepared: Prepared, url: str | None = None) -> str:
         f"{config.executor} executor ({why['executor']})",
         "dtype": f"{config.dtype} ({why['dtype']}), {_activations(prepared.resolved)}"
         f"KV cache {config.kv_dtype}",
-        "threads": f"{_threads(prepared.resolved)} ({why['threads']})",
+        "threads": f"{_threads(prepared.resolved)} ({_why_threads(prepared.resolved)})",
         "KV cache": f"{size_of_kv(prepared.resolved)} ({why['kv_cache_space']}); "
         f"{config.kv_blocks} blocks, {why['kv_blocks']}",
         "context": f"{config.max_model_len} tokens ({why['max_model_len']}), "
@@ -94,13 +94,22 @@ def _threads(resolved: Resolved) -> str:
     """Return the number of threads and their CPUs, for each engine."""
     engines = resolved.replicas
     if len(engines) == 1:
-        return f"{resolved.config.threads} {_where(resolved.config.cpus)}"
-    each = "; ".join(f"{engine.threads} {_where(engine.cpus)}" for engine in engines)
+        return f"{resolved.config.threads} {_where(resolved.config)}"
+    each = "; ".join(f"{engine.threads} {_where(engine)}" for engine in engines)
     return f"{each}: {len(engines)} engines, each with a KV cache as below"
 
 
-def _where(cpus: list[int] | None) -> str:
-    return "not pinned" if cpus is None else f"on CPU {format_cpus(cpus)}"
+def _where(config: EngineConfig) -> str:
+    if config.cpus is not None:
+        return f"on CPU {format_cpus(config.cpus)}"
+    within = config.compute_cpus
+    return "not pinned" if within is None else f"within CPU {format_cpus(within)}"
+
+
+def _why_threads(resolved: Resolved) -> str:
+    why = reasons(resolved)
+    pinned = resolved.config.cpus is not None
+    return why["threads"] if pinned else f"{why['threads']}; {why['omp_threads_bind']}"
 
 
 def _number(value: object) -> float:

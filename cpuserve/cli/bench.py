@@ -25,7 +25,7 @@ from cpuserve.errors import ConfigError
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.isa_level import default_level
 from cpuserve.platforms.memory import BLOCK, kv_layer_bytes
-from cpuserve.platforms.placement import quota_threads
+from cpuserve.platforms.placement import quota_shares_cpus, quota_threads
 from cpuserve.platforms.topology import physical_cores
 from cpuserve.platforms.tuned import describe_sizes, store_tuned
 
@@ -48,9 +48,9 @@ def roofline(args: argparse.Namespace) -> int:
         raise ConfigError(msg)
     limit = quota_threads(host)
     cores = physical_cores(host)[: limit[0] if limit else None]
-    cpus = [int(core.cpu) for core in cores]
-    where = Where(host=host.cpu_model, isa=isa, threads=len(cpus))
-    probe = platform.roofline(isa, len(cpus), cpus)
+    where = Where(host=host.cpu_model, isa=isa, threads=len(cores))
+    pinned = None if quota_shares_cpus(host) else [[int(core.cpu)] for core in cores]
+    probe = platform.roofline(isa, len(cores), pinned)
     return show(roofline_records(probe, where, args.rounds), args)
 
 
@@ -232,4 +232,4 @@ def roofline_of(prepared: Prepared) -> Roofline | None:
     config = prepared.resolved.config
     if config.executor != "native":
         return None
-    return CpuPlatform().roofline(config.isa, config.threads, config.cpus)
+    return CpuPlatform().roofline(config.isa, config.threads, config.thread_cpus)

@@ -143,9 +143,9 @@ def examine(*, measure: bool) -> DoctorReport:
 def _work(
     platform: Platform, host: Host, isa: str, placement: Placement | None
 ) -> WorkReport | None:
-    cpus = placement.cpus if placement else None
+    cpus = placement.thread_cpus if placement else None
     cpu = platform if isinstance(platform, CpuPlatform) else CpuPlatform()
-    return cpu.work(host, isa, int(cpus[0]) if cpus else 0)
+    return cpu.work(host, isa, cpus[0][0] if cpus else 0)
 
 
 def _model_notes() -> list[str]:
@@ -178,9 +178,8 @@ def _placement(asked: Asked, host: Host, found: list[Problem]) -> Placement | No
 def _roofline(host: Host, isa: str, placement: Placement | None) -> RooflineReport | None:
     if isa == "none" or placement is None or host.memory_free < ROOFLINE_MEMORY:
         return None
-    cpus = None if placement.cpus is None else [int(cpu) for cpu in placement.cpus]
     try:
-        probe = CpuPlatform().roofline(isa, placement.threads, cpus)
+        probe = CpuPlatform().roofline(isa, placement.threads, placement.thread_cpus)
     except (CpuserveError, RuntimeError, ValueError):  # the report must not fail if the probe does
         return None
     return msgspec.convert({"threads": placement.threads, **probe.measure()}, RooflineReport)
@@ -243,6 +242,8 @@ def _quota_problems(host: Host, placement: Placement | None) -> Iterator[Problem
         what = f"the CPU quota is {quota:g} of {cores} cores"
         if placement is not None:
             what += f": cpuserve will use {placement.threads} threads"
+            if placement.cpus is None:
+                what += ", which the kernel places"
         yield Problem(
             what, "raise the quota (docker --cpus, Kubernetes limits.cpu) for more threads"
         )
@@ -325,8 +326,12 @@ def _threads(placement: PlacementReport | None) -> Iterator[tuple[str, str]]:
         return
     front_end = f"on CPU {placement.frontend}" if placement.frontend else "anywhere"
     waits = ", sleeping while they wait" if placement.passive_waits else ""
-    yield "threads", f"{placement.threads} (bind {placement.bind}){waits}, front end {front_end}"
-    yield "", "* compute thread, f front end, . unused, e slower core; + joins the CPUs of one core"
+    bind = f"{placement.bind} within {placement.within}" if placement.within else placement.bind
+    yield "threads", f"{placement.threads} (bind {bind}){waits}, front end {front_end}"
+    marks = "* compute thread, f front end, . unused, e slower core"
+    if placement.bind == "nobind":
+        marks = "~ threads may run here, f front end, . unused, e slower core"
+    yield "", f"{marks}; + joins the CPUs of one core"
     for line in placement.drawing:
         yield "", line
 

@@ -108,7 +108,8 @@ class KvGroup(msgspec.Struct, frozen=True):
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """All resolved settings. The engine process receives this (as msgpack) and nothing else.
 
-    cpus: one CPU per thread, in thread order; None = threads are not pinned.
+    cpus: one CPU per thread, in thread order; None = threads are not pinned. rank_cpus: for each
+    rank the CPUs between which its threads move instead; empty = any.
     frontend_cpus: the CPUs of the front end; None = not pinned.
     rank_threads: the number of threads of each of the tensor_parallel_size ranks, in thread order.
     core_complexes: for each thread a number that the threads on cores behind one L3 cache share;
@@ -184,6 +185,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     served_model_names: list[str]
     chat_template: str | None
     tokenizer_path: str
+    rank_cpus: list[list[int]] = []
     thread_speeds: list[int] = []
     work_sizes: dict[str, int] = {}
     speculation: Speculation | None = None
@@ -198,6 +200,20 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     weight_cache_bytes: int = 0
     weights_on_disk: bool = False
     page_cache_bytes: int = 0
+
+    @property
+    def thread_cpus(self) -> list[list[int]] | None:
+        """For each thread the CPUs on which it may run; None = any."""
+        if self.cpus is not None:
+            return [[cpu] for cpu in self.cpus]
+        moving = zip(self.rank_cpus, self.rank_threads, strict=False)
+        return [cpus for cpus, threads in moving for _ in range(threads)] or None
+
+    @property
+    def compute_cpus(self) -> list[int] | None:
+        """The CPUs on which threads compute, sorted; None = any."""
+        used = self.thread_cpus
+        return None if used is None else sorted({cpu for cpus in used for cpu in cpus})
 
 
 @dataclass(frozen=True, slots=True)

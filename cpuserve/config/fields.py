@@ -964,7 +964,8 @@ FIELDS: tuple[Field, ...] = (
         "omp_threads_bind",
         "CPUs of the compute threads: auto, nobind, or a list such as 0-31, 0,2 or 0-62:2; `|` "
         "separates the lists of ranks.",
-        "auto: one thread per physical core, within affinity and CPU quota",
+        "auto: one thread per physical core, within affinity; under a CPU quota below the CPUs, as "
+        "many threads as it pays for, on no fixed CPUs",
         CPU,
         flags=("--omp-threads-bind", "--cpu-omp-threads-bind"),
         env="CPUSERVE_OMP_THREADS_BIND",
@@ -976,7 +977,8 @@ FIELDS: tuple[Field, ...] = (
         "num_reserved_cpu",
         "Total number of cores that automatic binding leaves to the front end: the last of each "
         "node.",
-        "0 with up to 4 allowed cores, otherwise one per NUMA node in use",
+        "0 with up to 4 allowed cores or a CPU quota below the CPUs, otherwise one per NUMA node "
+        "in use",
         CPU,
         kind="count",
         flags=("--num-reserved-cpu", "--num-of-reserved-cpu"),

@@ -636,7 +636,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
 
 
 def _save(executor: NativeExecutor, config: EngineConfig) -> None:
-    yield_to_streams(config.frontend_cpus or config.cpus)
+    yield_to_streams(config.frontend_cpus or config.compute_cpus)
     executor.save()
 
 

@@ -127,7 +127,7 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
                     needs,
                     config.prefix_cache_bytes,
                     PREFIX_CACHE_QUEUE_BYTES,
-                    config.frontend_cpus or config.cpus or (),
+                    config.frontend_cpus or config.compute_cpus or (),
                 )
             )
         except OSError as error:

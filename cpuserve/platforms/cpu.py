@@ -32,11 +32,11 @@ from cpuserve.platforms.memory import (
     wanted_length,
 )
 from cpuserve.platforms.on_disk import cache_bytes
-from cpuserve.platforms.placement import extra_thread_may_pay, place
+from cpuserve.platforms.placement import extra_thread_may_pay, place, rank_cpus
 from cpuserve.platforms.probe import Roofline, sampling_seconds, thread_gain
 from cpuserve.platforms.replicas import replica_configs, share_of
 from cpuserve.platforms.report import CacheReport, GeometryReport, WorkReport
-from cpuserve.platforms.topology import core_complexes, physical_cores, thread_speeds
+from cpuserve.platforms.topology import core_complexes, thread_speeds
 from cpuserve.platforms.tuned import Tuned, read_tuned
 
 MADE_WHILE_LOADING = ("int8", "w8a8", "int4", "int4_mixed")
@@ -156,7 +156,7 @@ class CpuPlatform:
             ),
         )
 
-    def roofline(self, isa: str, threads: int, cpus: list[int] | None) -> Roofline:
+    def roofline(self, isa: str, threads: int, cpus: list[list[int]] | None) -> Roofline:
         """Return the roofline probes of this machine at ISA level `isa`.
 
         Raises:
@@ -254,6 +254,7 @@ class CpuPlatform:
             core_complexes=core_complexes(host, placement.cpus),
             thread_speeds=thread_speeds(host, placement.cpus),
             cpus=None if placement.cpus is None else list(placement.cpus),
+            rank_cpus=rank_cpus(placement.ranks),
             frontend_cpus=None if placement.frontend is None else list(placement.frontend),
             passive_waits=placement.passive_waits,
             tensor_parallel_size=ranks,
@@ -279,9 +280,7 @@ def _measured_gain(native: ModuleType, host: Host) -> float:
     level = default_level(host)
     if level is None:
         return 0.0
-    threads = int(host.cgroup.cpu_quota or 1)
-    cpus = tuple(core.cpu for core in physical_cores(host)[: threads + 1])
-    return thread_gain(native, level, cpus)
+    return thread_gain(native, level, int(host.cgroup.cpu_quota or 1))
 
 
 def _model_impl(options: EngineOptions, ledger: Ledger, facts: ModelFacts, host: Host) -> str:

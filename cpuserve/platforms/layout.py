@@ -19,7 +19,7 @@ from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.memory import fits_twice
-from cpuserve.platforms.placement import quota_threads
+from cpuserve.platforms.placement import quota_shares_cpus, quota_threads
 from cpuserve.platforms.replicas import share_of
 from cpuserve.platforms.topology import Core, by_node, physical_cores, worth_using
 
@@ -162,7 +162,7 @@ def _interleaved(machine: _Machine, ledger: Ledger, asked: Layout) -> _Choice:
 def _automatic(machine: _Machine) -> _Choice:
     """Choose ranks if they are fast enough, else replicas if copies fit, else one node."""
     count = len(machine.nodes)
-    largest = max(machine.groups, key=len)
+    largest = max(machine.groups, key=lambda cores: (len(cores), _room(machine.host, cores)))
     one = Layout(1, machine.replicas or 1, (largest[0].node,))
     limit = quota_threads(machine.host)
     if limit is not None and limit[0] <= len(largest) and one.replicas == 1:
@@ -179,6 +179,16 @@ def _automatic(machine: _Machine) -> _Choice:
     if fits_twice(share_of(machine.host, count), machine.weights):
         return Layout(1, count), "replicas", f"an engine for each of {count} NUMA nodes: {why}"
     return one, "one node", f"{why}, and {count} copies do not fit in memory"
+
+
+def _room(host: Host, cores: Sequence[Core]) -> int:
+    """Return the free memory of the node, by which equal nodes are told apart under a CPU quota.
+
+    Servers of other containers chose between the same nodes, and the memory shows where they are.
+    """
+    if not quota_shares_cpus(host):
+        return 0
+    return sum(node.memory_available for node in host.nodes if node.id == cores[0].node)
 
 
 def _splitting_pays(machine: _Machine, ranks: int) -> tuple[bool, str]:

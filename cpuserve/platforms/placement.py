@@ -32,6 +32,7 @@ SMALL = 4  # with this many allowed cores or fewer, reserving one costs more tha
 # period, which makes the slowest steps slower. One thread more must therefore gain clearly more
 # than the noise of the measurement.
 WORTH_STOPPING = 1.1
+ONE_PER_CORE = "one per physical core of the {} CPUs this process may use"
 FRONT_END_PART = 8  # where slower cores compute too, the front end has one of so many of them
 
 
@@ -40,11 +41,13 @@ class Rank:
     """The threads of one rank.
 
     cpus: one per thread in thread order, None = not pinned. nodes: NUMA nodes of its memory.
+    within: the CPUs between which threads that are not pinned move, None = any.
     """
 
     threads: int
     cpus: tuple[CpuId, ...] | None
     nodes: tuple[NodeId, ...]
+    within: tuple[CpuId, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,14 @@ class Placement:
         if any(rank.cpus is None for rank in self.ranks):
             return None
         return [cpu for rank in self.ranks for cpu in rank.cpus or ()]
+
+    @property
+    def thread_cpus(self) -> list[list[int]] | None:
+        """For each thread the CPUs on which it may run; None = any."""
+        if self.cpus is not None:
+            return [[cpu] for cpu in self.cpus]
+        moving = zip(self.ranks, rank_cpus(self.ranks), strict=False)
+        return [cpus for rank, cpus in moving for _ in range(rank.threads)] or None
 
     @property
     def nodes(self) -> set[NodeId]:
@@ -102,13 +113,17 @@ def place(
     if bind != "auto":
         _only_auto(options, ledger)
     ledger.decide("threads", placement.threads, why)
-    got = "not pinned" if placement.cpus is None else bind_list(placement)
-    pinning = (
-        "the kernel places threads" if placement.cpus is None else "each thread stays on its CPU"
-    )
+    pinning = "each thread stays on its CPU"
+    if placement.cpus is None:
+        pinning = "the kernel places threads"
+        if bind == "auto":
+            pinning += (
+                f", since the CPU quota of {host.cgroup.cpu_quota:g} is below the "
+                f"{len(host.usable_cpus)} CPUs and other containers may use the same ones"
+            )
     if placement.passive_waits:
         pinning += "; waiting threads sleep soon, because the CPU quota counts spinning"
-    ledger.decide("omp_threads_bind", got, pinning)
+    ledger.decide("omp_threads_bind", bind_text(placement), pinning)
     where = "anywhere" if placement.frontend is None else format_cpus(list(placement.frontend))
     ledger.decide("frontend_cpus", where, "for HTTP, chat templates and tokenization")
     return placement
@@ -117,6 +132,36 @@ def place(
 def bind_list(placement: Placement) -> str:
     """ "0-30|32-62": the placement as CPUSERVE_OMP_THREADS_BIND would take it."""
     return "|".join(format_cpus(list(rank.cpus or ())) for rank in placement.ranks)
+
+
+def bind_text(placement: Placement) -> str:
+    """Return `bind_list`, "not pinned", or "not pinned within 0-31|32-63"."""
+    if placement.cpus is not None:
+        return bind_list(placement)
+    within = within_list(placement)
+    return f"not pinned within {within}" if within else "not pinned"
+
+
+def within_list(placement: Placement) -> str:
+    """ "0-31|32-63": the CPUs between which the threads of each rank move; "" = any."""
+    return "|".join(format_cpus(cpus) for cpus in rank_cpus(placement.ranks))
+
+
+def rank_cpus(ranks: Sequence[Rank]) -> list[list[int]]:
+    """Return the CPUs between which the threads of each rank move; [] if pinned, or on any."""
+    within = [list[int](rank.within or ()) for rank in ranks]
+    return within if all(within) else []
+
+
+def quota_shares_cpus(host: Host) -> bool:
+    """Whether a CPU quota pays for fewer CPUs than this process may use.
+
+    Such a quota says nothing about which ones: every container on the machine may have the same
+    mask, as with Kubernetes' default CPU manager. If each were bound to the first CPUs, all would
+    compute on these and leave the others idle.
+    """
+    quota = host.cgroup.cpu_quota
+    return quota is not None and quota < len(host.usable_cpus)
 
 
 def quota_threads(host: Host) -> tuple[int, str] | None:
@@ -162,6 +207,8 @@ def _auto(
     groups = _visible(options, ledger, host)
     if only is not None:
         groups = [group for group in groups if group[0].node in only]
+    if quota_shares_cpus(host):
+        return _moving(options, ledger, host, groups, ranks)
     cores = [core for group in groups for core in group]
     used = compute_cores(cores, ranks)
     slow = [core for core in cores if core not in used]
@@ -173,24 +220,65 @@ def _auto(
     helpers = [core for core in helpers if core not in reserved]
     kept = [[core for core in group if core not in reserved] for group in groups]
     shares = share_out([group for group in kept if group], ranks)
-    limit = quota_threads(host)
-    total = sum(len(share) for share in shares)
-    if limit is not None and limit[0] < total:
-        shares = _first_of_each(shares, limit[0])
     frontend = sorted(cpu for core in (*reserved, *slow) for cpu in core.cpus)
-    placement = Placement(
-        tuple(_rank(share) for share in shares), tuple(frontend) or None, _passive(host)
-    )
-    why = f"one per physical core of the {len(host.usable_cpus)} CPUs this process may use"
+    placement = Placement(tuple(_rank(share) for share in shares), tuple(frontend) or None)
+    why = ONE_PER_CORE.format(len(host.usable_cpus))
     if reserved:
         why += f", except {len(reserved)} for the front end"
     if helpers:
         why += f", with {len(helpers)} slower ones, which claim less of the work"
     if slow:
         why += f", without {len(slow)} slower cores, for which the others would wait"
-    if limit is not None and (limit[0] < total or placement.passive_waits):
-        why = limit[1]
     return placement, why
+
+
+def _moving(
+    options: EngineOptions,
+    ledger: Ledger,
+    host: Host,
+    groups: Sequence[Sequence[Core]],
+    ranks: int,
+) -> tuple[Placement, str]:
+    """Place threads under a quota below the CPUs (`quota_shares_cpus`): none has a CPU of its own.
+
+    A rank is bound to its nodes at most, so that its memory is near. The front end is bound to
+    reserved cores only if they were requested.
+    """
+    limit = quota_threads(host)
+    assert limit is not None
+    cores = [core for group in groups for core in group]
+    used = compute_cores(cores, ranks)
+    fast = [core for core in used if core not in slower(used)]
+    if max(limit[0], ranks) <= len(fast):
+        used = fast
+    kept, reserved = by_node(used, [group[0].node for group in groups]), []
+    if options.num_reserved_cpu is not None:
+        reserved = _reserve(options.num_reserved_cpu, ledger, kept, False, 0, ranks)
+        kept = [[core for core in group if core not in reserved] for group in kept]
+    else:
+        _core_for_each(ranks, len(used), ledger)
+        why = "the kernel places the front end like the threads, under a CPU quota"
+        ledger.decide("num_reserved_cpu", 0, why)
+    shares = share_out([group for group in kept if group], ranks)
+    sizes, why = [len(share) for share in shares], ONE_PER_CORE.format(len(host.usable_cpus))
+    if limit[0] <= sum(sizes):
+        paid, why = _sizes(limit[0], ranks), limit[1]
+        sizes = [min(size, n) for size, n in zip(sizes, paid, strict=True)]
+    made = [_on_nodes(host, share, kept, n) for share, n in zip(shares, sizes, strict=True)]
+    frontend = sorted(cpu for core in reserved for cpu in core.cpus)
+    # The quota pays for the front end as well.
+    passive = _passive(host) or (host.cgroup.cpu_quota or 0) < sum(sizes) + 1
+    return Placement(tuple(made), tuple(frontend) or None, passive), why
+
+
+def _on_nodes(
+    host: Host, share: Sequence[Core], groups: Sequence[Sequence[Core]], threads: int
+) -> Rank:
+    """Return a rank of `threads` that move between the cores of the nodes of `share`."""
+    nodes = tuple(dict.fromkeys(core.node for core in share))
+    cpus = sorted(c for group in groups for core in group if core.node in nodes for c in core.cpus)
+    within = None if len(cpus) == len(host.usable_cpus) else tuple(cpus)
+    return Rank(threads, None, nodes, within)
 
 
 def _rank(cores: Sequence[Core]) -> Rank:
@@ -198,12 +286,9 @@ def _rank(cores: Sequence[Core]) -> Rank:
     return Rank(len(cores), tuple(core.cpu for core in cores), nodes)
 
 
-def _first_of_each(shares: Sequence[Sequence[Core]], threads: int) -> list[list[Core]]:
-    """Return the first cores of each rank, `threads` in total but at least one per rank."""
-    sizes = [
-        max(1, threads // len(shares) + (i < threads % len(shares))) for i in range(len(shares))
-    ]
-    return [list(share[:size]) for share, size in zip(shares, sizes, strict=True)]
+def _sizes(threads: int, ranks: int) -> list[int]:
+    """Return the threads of each rank: `threads` in total, but at least one per rank."""
+    return [max(1, threads // ranks + (i < threads % ranks)) for i in range(ranks)]
 
 
 def _visible(options: EngineOptions, ledger: Ledger, host: Host) -> list[list[Core]]:
@@ -285,7 +370,7 @@ def _nobind(
         threads, why = len(cores), "one per physical core"
         if limit is not None and limit[0] < threads:
             threads, why = limit
-        sizes = [max(1, threads // ranks + (i < threads % ranks)) for i in range(ranks)]
+        sizes = _sizes(threads, ranks)
     nodes = tuple(sorted({core.node for core in cores}))
     return Placement(tuple(Rank(n, None, nodes) for n in sizes), None, _passive(host)), why
 

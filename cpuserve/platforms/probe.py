@@ -28,7 +28,7 @@ class Roofline:
         native: ModuleType,
         isa: str,
         threads: int,
-        cpus: list[int] | None,
+        cpus: list[list[int]] | None,
         num_bytes: int = PROBE_BYTES,
     ) -> None:
         import numpy as np
@@ -88,13 +88,14 @@ def sampling_seconds(native: ModuleType, isa: str, vocab: int, draws: int) -> li
 
 
 @cache
-def thread_gain(native: ModuleType, isa: str, cpus: tuple[int, ...]) -> float:
-    """Return the speed of reading memory on all of `cpus`, relative to all but the last.
+def thread_gain(native: ModuleType, isa: str, threads: int) -> float:
+    """Return the speed of reading memory with one thread more than `threads`, relative to these.
 
     It takes about 0.3 s. The best of several short reads counts, since a quota can only slow one.
+    Threads are not pinned, as those of the server under a quota are not.
     """
-    few = Roofline(native, isa, len(cpus) - 1, list(cpus[:-1]), GAIN_BYTES)
-    many = Roofline(native, isa, len(cpus), list(cpus), GAIN_BYTES)
+    few = Roofline(native, isa, threads, None, GAIN_BYTES)
+    many = Roofline(native, isa, threads + 1, None, GAIN_BYTES)
     pairs = [
         (few.bandwidth(GAIN_SECONDS), many.bandwidth(GAIN_SECONDS)) for _ in range(GAIN_ROUNDS)
     ]

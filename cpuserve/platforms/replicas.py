@@ -8,7 +8,7 @@ import msgspec
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.platforms.host import Host
-from cpuserve.platforms.placement import Placement, Rank
+from cpuserve.platforms.placement import Placement, Rank, rank_cpus
 
 
 def share_of(host: Host, replicas: int) -> Host:
@@ -63,6 +63,7 @@ def _placed(
         core_complexes=[complexes[cpu] for cpu in cpus or ()],
         thread_speeds=[speeds[cpu] for cpu in cpus or () if speeds],
         cpus=None if cpus is None else list(cpus),
+        rank_cpus=rank_cpus(ranks),
         seed=config.seed
         + index,  # so that equal requests to different engines get different samples
         prefix_cache_dir=directory,

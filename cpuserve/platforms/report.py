@@ -14,7 +14,7 @@ from cpuserve.config.values import format_bytes, format_cpus
 from cpuserve.platforms.base import Capabilities
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import Host, HugePages
-from cpuserve.platforms.placement import Placement
+from cpuserve.platforms.placement import Placement, within_list
 from cpuserve.platforms.topology import Core, physical_cores
 
 CELLS = 16  # a line with more cores than this shows runs of equal cores
@@ -100,12 +100,14 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
     """Thread placement.
 
     bind: CPU lists of the ranks, in the form of CPUSERVE_OMP_THREADS_BIND ("nobind": not pinned).
-    frontend: CPUs of the front end, "" = any. passive_waits: waiting threads sleep soon. drawing: a
-    line for each group of cores that share an L3 cache.
+    within: CPU lists of the ranks between which their threads move if they are not pinned, "" =
+    any. frontend: CPUs of the front end, "" = any. passive_waits: waiting threads sleep soon.
+    drawing: a line for each group of cores that share an L3 cache.
     """
 
     threads: int
     bind: str
+    within: str
     frontend: str
     passive_waits: bool
     drawing: tuple[str, ...]
@@ -178,6 +180,7 @@ def describe_placement(host: Host, placement: Placement) -> PlacementReport:
     return PlacementReport(
         threads=placement.threads,
         bind=lists or "nobind",
+        within=within_list(placement),
         frontend=format_cpus(list(placement.frontend or ())),
         passive_waits=placement.passive_waits,
         drawing=tuple(draw(host, placement)),
@@ -185,8 +188,9 @@ def describe_placement(host: Host, placement: Placement) -> PlacementReport:
 
 
 def draw(host: Host, placement: Placement) -> Iterator[str]:
-    """Draw a line for each group of cores with one L3 (or node): * thread, f front end, . unused.
+    """Draw a line for each group of cores with one L3 (or node).
 
+    * thread, ~ threads that are not pinned may run here, f front end, . unused.
     A core is shown as its CPUs joined by "+"; a slow one (E core) ends in "e". Long lines join
     equal cores: "*0-30+64-94" are 31 cores with two CPUs each.
     """
@@ -209,7 +213,11 @@ def _mark(core: Core, placement: Placement) -> str:
     ids = set(core.cpus)
     if ids & set(placement.cpus or ()):
         return "*"
-    return "f" if ids & set(placement.frontend or ()) else "."
+    if ids & set(placement.frontend or ()):
+        return "f"
+    moving = {cpu for cpus in placement.thread_cpus or () for cpu in cpus}
+    anywhere = placement.thread_cpus is None
+    return "~" if anywhere or ids & moving else "."
 
 
 def _same(marked: Sequence[tuple[str, Core]]) -> Iterator[tuple[str, list[Core]]]:

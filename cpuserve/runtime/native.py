@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from cpuserve import _C
 from cpuserve.config.engine import EngineConfig
+from cpuserve.config.values import format_cpus
 from cpuserve.platforms.probe import DOT_KINDS
 from cpuserve.program.adapters import parse
 from cpuserve.program.lower import HeadPart, Lowered, Lowering, MatrixLoad
@@ -39,7 +40,7 @@ class NativeExecutor:
         progress: ProgressFn | None = None,
     ) -> None:
         self.team = team
-        self._cpus = config.cpus
+        self._cpus = config.thread_cpus
         self.max_tokens = config.max_num_batched_tokens
         self.num_blocks = config.kv_blocks
         self._pooled = config.pooling != "none"
@@ -241,7 +242,7 @@ def make_team(config: EngineConfig) -> _C.Team:
     """Return the compute threads of `config`, on its CPUs and in its ranks."""
     return _C.Team(
         config.threads,
-        config.cpus,
+        config.thread_cpus,
         config.passive_waits,
         config.rank_threads,
         config.core_complexes,
@@ -261,15 +262,15 @@ def ranks_memory(binding: dict[str, Any]) -> str:
     return f"weights and KV cache are placed by first touch only ({binding['error']})"
 
 
-def misplaced(cpus: list[int] | None, seen: list[int]) -> str:
+def misplaced(cpus: list[list[int]] | None, seen: list[int]) -> str:
     """Return which threads were `seen` (-1 = not yet) on other CPUs than `cpus`; "" if none.
 
-    Pinning fails without an error if a cpuset is changed or a sandbox forbids it.
+    Binding fails without an error if a cpuset is changed or a sandbox forbids it.
     """
     wrong = [
-        f"thread {i} runs on CPU {at} instead of {want}"
+        f"thread {i} runs on CPU {at} instead of {format_cpus(want)}"
         for i, (want, at) in enumerate(zip(cpus or (), seen, strict=False))
-        if at not in (want, -1)
+        if at not in (*want, -1)
     ]
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return f"{'; '.join(wrong[:3])}{more}" if wrong else ""

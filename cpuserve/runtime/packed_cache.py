@@ -240,7 +240,7 @@ class PackedCache:
                 self._file.close()
 
     def _digest(self, threads: int) -> SourceDigest:
-        cpus = self._config.cpus
+        cpus = self._config.compute_cpus
 
         def begin() -> None:  # the caller may be pinned to one CPU
             if threads > 1 and cpus and hasattr(os, "sched_setaffinity"):

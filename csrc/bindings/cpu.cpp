@@ -135,11 +135,11 @@ void register_cpu(py::module_& m) {
       py::arg("format"), py::arg("width"));
 
   py::class_<Team>(m, "Team")
-      .def(py::init([](int threads, std::optional<std::vector<int>> cpus, bool passive_waits,
+      .def(py::init([](int threads, std::optional<CpuSets> cpus, bool passive_waits,
                        const std::vector<int>& ranks, const std::vector<int>& complexes,
                        const std::vector<int>& speeds) {
-             return std::make_unique<Team>(threads, cpus.value_or(std::vector<int>{}),
-                                           passive_waits, ranks, complexes, speeds);
+             return std::make_unique<Team>(threads, cpus.value_or(CpuSets{}), passive_waits, ranks,
+                                           complexes, speeds);
            }),
            py::arg("threads"), py::arg("cpus") = py::none(), py::arg("passive_waits") = false,
            py::arg("ranks") = std::vector<int>{}, py::arg("complexes") = std::vector<int>{},

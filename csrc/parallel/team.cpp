@@ -56,24 +56,25 @@ std::vector<int> allowed_cpus() {
   return out;
 }
 
-// Pins the calling thread, and restores its previous CPU mask when destroyed.
-class Pin {
+// Binds the calling thread to `cpus` unless they are empty, and restores its previous CPU mask when
+// destroyed.
+class Bind {
  public:
-  explicit Pin(int cpu) {
-    if (cpu < 0) return;
-    pinned_ = get_affinity(before_);
-    CpuMask one{};
-    CPU_SET_S(static_cast<size_t>(cpu), sizeof one, one.data());
-    sched_setaffinity(0, sizeof one, one.data());
+  explicit Bind(const std::vector<int>& cpus) {
+    if (cpus.empty()) return;
+    bound_ = get_affinity(before_);
+    CpuMask mask{};
+    for (int cpu : cpus) CPU_SET_S(static_cast<size_t>(cpu), sizeof mask, mask.data());
+    sched_setaffinity(0, sizeof mask, mask.data());
   }
-  ~Pin() {
-    if (pinned_) sched_setaffinity(0, sizeof before_, before_.data());
+  ~Bind() {
+    if (bound_) sched_setaffinity(0, sizeof before_, before_.data());
   }
-  Pin(const Pin&) = delete;
-  Pin& operator=(const Pin&) = delete;
+  Bind(const Bind&) = delete;
+  Bind& operator=(const Bind&) = delete;
 
  private:
-  bool pinned_ = false;
+  bool bound_ = false;
   CpuMask before_;
 };
 
@@ -95,13 +96,38 @@ std::vector<int> allowed_cpus() {
   }
   return out;
 }
-struct Pin {  // the operating system places threads
-  explicit Pin(int) {}
+struct Bind {  // the operating system places threads
+  explicit Bind(const std::vector<int>&) {}
 };
 int current_cpu() { return -1; }
 int current_node() { return -1; }
 int64_t thread_cpu_ns() { return now_ns(); }  // no thread appears to lose time, so all take part
 #endif
+
+// Returns the NUMA node of all of `cpus`, or -1 if they are on several. The calling thread visits
+// each of them.
+int node_of(const std::vector<int>& cpus) {
+  int node = -1;
+  for (int cpu : cpus) {
+    const Bind visit({cpu});
+    const int here = current_node();
+    if (cpu != cpus.front() && here != node) return -1;
+    node = here;
+  }
+  return node;
+}
+
+// Whether some threads have fewer CPUs than they are, so that one may wait for a CPU of another.
+bool share_cpus(const CpuSets& cpus) {
+  std::vector<int> all;
+  for (const std::vector<int>& mine : cpus) {
+    if (static_cast<size_t>(std::count(cpus.begin(), cpus.end(), mine)) > mine.size()) return true;
+    all.insert(all.end(), mine.begin(), mine.end());
+  }
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return cpus.size() > all.size();
+}
 
 // Signals must go to the thread that runs Python: a signal that a worker thread takes does not
 // interrupt Python's wait for the next message. Signals that a thread causes itself, such as
@@ -184,7 +210,7 @@ void check_not_forked() {
 
 }  // namespace
 
-Team::Team(int threads, std::vector<int> cpus, bool passive_waits, const std::vector<int>& ranks,
+Team::Team(int threads, CpuSets cpus, bool passive_waits, const std::vector<int>& ranks,
            const std::vector<int>& complexes, const std::vector<int>& speeds)
     : threads_(checked_threads(threads)),
       ranks_(checked_ranks(threads, ranks)),
@@ -203,14 +229,16 @@ Team::Team(int threads, std::vector<int> cpus, bool passive_waits, const std::ve
     slots_[static_cast<size_t>(t)].complex = complexes_[static_cast<size_t>(t)];
   }
   check_argument(cpus_.empty() || cpus_.size() == static_cast<size_t>(threads_), "a team of ",
-                 threads_, " threads needs one CPU for each thread, but got ", cpus_.size(),
-                 " CPUs");
+                 threads_, " threads needs a list of CPUs for each thread, but got ", cpus_.size(),
+                 " lists");
   const std::vector<int> allowed = allowed_cpus();
-  for (int cpu : cpus_) {
-    bool found = false;
-    for (int a : allowed) found = found || a == cpu;
-    check_argument(found, "this process may not use CPU ", cpu,
-                   "; choose CPUs from its CPU mask (taskset -p)");
+  for (const std::vector<int>& mine : cpus_) {
+    check_argument(!mine.empty(), "the list of CPUs of a thread is empty");
+    for (int cpu : mine) {
+      check_argument(std::binary_search(allowed.begin(), allowed.end(), cpu),
+                     "this process may not use CPU ", cpu,
+                     "; choose CPUs from its CPU mask (taskset -p)");
+    }
   }
 }
 
@@ -218,13 +246,8 @@ void Team::configure_waits() {
   roster_.call_all();
   form_crews();
   expect_members();
-  const size_t cores = cpus_.empty()
-                           ? allowed_cpus().size()
-                           : static_cast<size_t>(threads_);  // one for each thread, as requested
-  bool shared = static_cast<size_t>(threads_) > cores;
-  for (size_t i = 0; i < cpus_.size(); i++) {
-    for (size_t j = 0; j < i; j++) shared = shared || cpus_[i] == cpus_[j];
-  }
+  const bool shared =
+      cpus_.empty() ? static_cast<size_t>(threads_) > allowed_cpus().size() : share_cpus(cpus_);
   for (int t = 0; t < threads_; t++) {
     Slot& slot = slots_[static_cast<size_t>(t)];
     slot.member = t;
@@ -291,7 +314,7 @@ int Team::open_region(const std::function<void()>& main) {
 #endif
 
 void Team::member(int thread, const std::function<void()>& main) noexcept {
-  const Pin pin(cpus_.empty() ? -1 : cpus_[static_cast<size_t>(thread)]);
+  const Bind bind(cpus_.empty() ? std::vector<int>{} : cpus_[static_cast<size_t>(thread)]);
   if (thread == 0) {
     lead(main);
   } else {
@@ -423,7 +446,9 @@ std::vector<int> Team::nodes_of_ranks() {
   if (cpus_.empty()) return out;
   call_all();
   std::vector<int> nodes(static_cast<size_t>(threads_));
-  dispatch([&](int thread, int) noexcept { nodes[static_cast<size_t>(thread)] = current_node(); });
+  dispatch([&](int thread, int) noexcept {
+    nodes[static_cast<size_t>(thread)] = node_of(cpus_[static_cast<size_t>(thread)]);
+  });
   for (int rank = 0; rank < ranks_.count(); rank++) {
     const Range t = ranks_.threads_of(rank);
     const auto first = nodes.begin() + t.begin, last = nodes.begin() + t.end;

@@ -15,23 +15,25 @@
 
 namespace cpuserve {
 
+// For each thread in thread order the CPUs on which it may run.
+using CpuSets = std::vector<std::vector<int>>;
+
 class Team {
  public:
-  // cpus: one CPU per thread in thread order; empty: threads are not pinned. passive_waits: sleep
+  // cpus: one CPU alone pins a thread; empty: threads are not bound. passive_waits: sleep
   // soon instead of spinning, for a process whose CPU time is limited by a CFS quota. ranks: number
   // of threads of each rank, with sum `threads`; empty: one rank. complexes: for each thread a
   // number that the threads on cores behind one L3 have in common; empty: all share one. speeds:
   // for each thread the work that its core does in a given time; empty: all are alike. Throws
   // std::invalid_argument for a CPU that this process may not use.
-  Team(int threads, std::vector<int> cpus, bool passive_waits = false,
-       const std::vector<int>& ranks = {}, const std::vector<int>& complexes = {},
-       const std::vector<int>& speeds = {});
+  Team(int threads, CpuSets cpus, bool passive_waits = false, const std::vector<int>& ranks = {},
+       const std::vector<int>& complexes = {}, const std::vector<int>& speeds = {});
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
   // Opens the parallel region. Thread 0, the caller, runs `main`. The other threads wait for
   // dispatch() until `main` returns or throws; its exception is thrown again to the caller. All
-  // threads are pinned meanwhile. Throws std::runtime_error in a process that was forked after a
+  // threads are bound meanwhile. Throws std::runtime_error in a process that was forked after a
   // team had run: OpenMP would wait there for threads that exist only in the parent process.
   void run(const std::function<void()>& main);
 
@@ -61,8 +63,8 @@ class Team {
   // Threads that take part in the next dispatch.
   int members() const { return static_cast<int>(roster_.members().size()); }
   int threads() const { return threads_; }
-  // The CPU of thread 0; 0 if threads are not pinned.
-  int first_cpu() const { return cpus_.empty() ? 0 : cpus_.front(); }
+  // The first CPU of thread 0; 0 if threads are not bound.
+  int first_cpu() const { return cpus_.empty() ? 0 : cpus_.front().front(); }
   const Ranks& ranks() const { return ranks_; }
   const Speeds& speeds() const { return speeds_; }
   // Inside a dispatched function: returns the members of the rank of `member`. There is always at
@@ -76,7 +78,7 @@ class Team {
     const Range mine = split(rank.size(), member - c.first, c.size);
     return {rank.begin + mine.begin, rank.begin + mine.end};
   }
-  // Returns for each rank the NUMA node to which all its threads are pinned, or -1 if there is no
+  // Returns for each rank the NUMA node to which all its threads are bound, or -1 if there is no
   // such node. May be called where dispatch() may: on thread 0 inside run().
   std::vector<int> nodes_of_ranks();
 
@@ -120,7 +122,7 @@ class Team {
   const int threads_;
   const Ranks ranks_;
   const Speeds speeds_;
-  const std::vector<int> cpus_;
+  const CpuSets cpus_;
   const std::vector<int> complexes_;  // by thread, numbered from 0
   const bool passive_waits_;
   std::unique_ptr<Slot[]> slots_;

@@ -21,7 +21,7 @@ from cpuserve.platforms.allocator import allocator
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import HugePages
 from cpuserve.platforms.placement import place
-from cpuserve.platforms.report import draw
+from cpuserve.platforms.report import describe_placement, draw
 from tests.helpers.hosts import host_names, load_host
 
 
@@ -72,6 +72,22 @@ def test_the_drawing_marks_threads_and_the_front_end():
     ]
 
 
+def test_the_drawing_marks_where_threads_may_run_that_have_no_cpu_of_their_own():
+    host = load_host("laptop_6p_8e")
+    group = msgspec.structs.replace(host.cgroup, cpu_quota=4.0)
+    placement = place(
+        EngineOptions(),
+        Ledger(EngineOptions(), {}),
+        msgspec.structs.replace(host, cgroup=group),
+    )
+    assert list(draw(host, placement)) == [
+        "node 0: ~0+1 ~2+3 ~4+5 ~6+7 ~8+9 ~10+11 .12e .13e .14e .15e .16e .17e .18e .19e"
+    ]
+    report = describe_placement(host, placement)
+    assert (report.threads, report.bind, report.within) == (4, "nobind", "0-11")
+    assert drawn("vm_2core_zen5", omp_threads_bind="nobind") == ["node 0: ~0 ~1"]
+
+
 def test_the_drawing_joins_the_cores_of_large_machines_and_tells_l3_groups_and_slow_cores():
     assert drawn("xeon_2s_amx") == [
         "node 0: *0-30+64-94 f31+95",
@@ -87,7 +103,7 @@ def test_the_drawing_joins_the_cores_of_large_machines_and_tells_l3_groups_and_s
 @pytest.mark.parametrize("name", host_names())
 def test_every_usable_cpu_is_drawn_once(name):
     cells = [cell for line in drawn(name) for cell in line.split(": ", 1)[1].split()]
-    cpus = [c for cell in cells for p in cell.strip("*f.e").split("+") for c in parse_cpu_list(p)]
+    cpus = [c for cell in cells for p in cell.strip("*~f.e").split("+") for c in parse_cpu_list(p)]
     assert sorted(cpus) == [c.id for c in load_host(name).usable_cpus]
 
 

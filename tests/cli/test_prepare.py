@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cpuserve.cli import banner
@@ -53,9 +54,10 @@ def test_architectures_that_are_no_list_of_names_are_refused(named, tmp_path):
         model_facts(EngineOptions(), path)
 
 
-def banner_of(facts=SMOLLM2, **options):
+def banner_of(facts=SMOLLM2, host="vm_2core_zen5", **options):
     """Return the banner for a machine that is described as data."""
-    host, resolved = load_host("vm_2core_zen5"), resolve("vm_2core_zen5", facts, **options)
+    host = load_host(host) if isinstance(host, str) else host
+    resolved = resolve(host, facts, **options)
     return banner.render(Prepared(resolved, None, facts, host, CpuPlatform(), ()))
 
 
@@ -72,6 +74,17 @@ def test_the_banner_says_what_requests_are_sampled_with():
     text = banner_of(facts, override_generation_config={"temperature": 0.5, "top_k": 9})
     assert "temperature 0.5, top_k 9 unless a request sets other values (as requested" in text
     assert "sampling" not in banner_of()
+
+
+def test_the_banner_says_why_a_quota_binds_no_thread():
+    text = banner_of(host="pod_quota_6_5_of_64")
+    assert "threads   6 not pinned (the CPU quota of 6.5 lets 6 run without a stop; " in text
+    assert "the kernel places threads, since the CPU quota of 6.5 is below the 64 CPUs" in text
+    assert "kernel places" not in banner_of()
+    host = load_host("xeon_2s_amx")
+    group = msgspec.structs.replace(host.cgroup, cpu_quota=8.0)
+    host = msgspec.structs.replace(host, cgroup=group)
+    assert "threads   8 within CPU 0-31,64-95 (" in banner_of(host=host, numa="auto")
 
 
 def test_the_banner_says_where_each_of_several_engines_runs():

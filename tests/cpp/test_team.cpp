@@ -244,11 +244,12 @@ TEST(running_twice_is_refused) {
 
 TEST(wrong_sizes_and_cpus_are_refused) {
   EXPECT_THROWS(std::invalid_argument, "threads", Team(0, {}));
-  EXPECT_THROWS(std::invalid_argument, "one CPU for each thread", Team(2, {0}));
+  EXPECT_THROWS(std::invalid_argument, "list of CPUs for each", Team(2, CpuSets{{0}}));
+  EXPECT_THROWS(std::invalid_argument, "is empty", Team(1, CpuSets{{}}));
   EXPECT_THROWS(std::invalid_argument, "have 3", Team(4, {}, false, {1, 2}));
   EXPECT_THROWS(std::invalid_argument, "at least 1 thread", Team(2, {}, false, {2, 0}));
 #if defined(__linux__)
-  EXPECT_THROWS(std::invalid_argument, "CPU 1000", Team(1, {1000}));
+  EXPECT_THROWS(std::invalid_argument, "CPU 1000", Team(1, CpuSets{{1000}}));
 #endif
 }
 
@@ -258,13 +259,38 @@ TEST(threads_are_pinned_inside_run_and_freed_behind_it) {
   sched_getaffinity(0, sizeof before, &before);
   int cpu = 0;
   while (!CPU_ISSET(cpu, &before)) cpu++;
-  Team team(2, {cpu, cpu});
+  Team team(2, CpuSets{{cpu}, {cpu}});
   team.run([&] {
     team.dispatch([](int, int) noexcept {});
     EXPECT((team.placement() == std::vector<int>{cpu, cpu}));
   });
   sched_getaffinity(0, sizeof after, &after);
   EXPECT(CPU_EQUAL(&before, &after));
+}
+
+TEST(threads_that_share_a_list_of_cpus_are_bound_to_all_of_them) {
+  cpu_set_t before;
+  sched_getaffinity(0, sizeof before, &before);
+  std::vector<int> all;
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    if (CPU_ISSET(cpu, &before)) all.push_back(cpu);
+  }
+  Team team(3, CpuSets{all, all, {all.front()}}, false, {2, 1});
+  team.run([&] {
+    std::vector<int> counts(3), first(3);
+    team.dispatch([&](int thread, int) noexcept {
+      cpu_set_t mine;
+      sched_getaffinity(0, sizeof mine, &mine);
+      counts[static_cast<size_t>(thread)] = CPU_COUNT(&mine);
+      first[static_cast<size_t>(thread)] = CPU_ISSET(all.front(), &mine);
+    });
+    const int size = static_cast<int>(all.size());
+    EXPECT((counts == std::vector<int>{size, size, 1}));
+    EXPECT((first == std::vector<int>{1, 1, 1}));
+    const std::vector<int> nodes = team.nodes_of_ranks();
+    EXPECT(nodes[1] >= 0);
+    EXPECT(nodes[0] == nodes[1] || nodes[0] == -1);  // -1 where the machine has several nodes
+  });
 }
 
 TEST(an_idle_team_uses_no_cpu) {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -14,6 +17,7 @@ from cpuserve.program.interpret import Interpreter
 from cpuserve.program.program import Program
 from tests.helpers.gemma4 import stacked
 from tests.helpers.gpt_oss import published
+from tests.helpers.rounding import doubles
 
 # Tiny products gain nothing from threads, and on busy cores torch's barriers cost seconds.
 torch.set_num_threads(1)
@@ -30,14 +34,39 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
 
 
 class PreciseInterpreter(Interpreter):
-    """An Interpreter whose products do not depend on the number of rows.
+    """An Interpreter that computes in fp64, so that orders of summation hardly matter."""
 
-    torch adds the terms of an fp32 product in an order that does; in fp64 that is below the
-    rounding of the result.
+    def __init__(self, program, tensors, **options):
+        with doubles():
+            wide = {name: _double(tensor) for name, tensor in tensors.items()}
+            super().__init__(program, wide, **options)
+
+    def set_weight(self, name, tensor):
+        super().set_weight(name, _double(tensor))
+
+    def run_op(self, index, inputs):
+        with doubles():
+            return super().run_op(index, inputs)
+
+    def logits(self, hidden):
+        with doubles():
+            return super().logits(hidden)
+
+
+def _double(tensor):
+    return tensor.double() if isinstance(tensor, torch.Tensor) else tensor
+
+
+@contextmanager
+def precise_torch():
+    """Let torch executors that are made meanwhile, in this process, compute in fp64.
+
+    Their sums depend on the rows of a step. In fp32 that may decide between two tokens that are
+    hardly apart, once in some ten thousand tokens, and on another CPU at another place.
     """
-
-    def _multiply(self, x, name):
-        return (x.double() @ self._matrix(name).double().T).float()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cpuserve.program.interpret.Interpreter", PreciseInterpreter)
+        yield
 
 
 def interpreter_of(path: Path, made=Interpreter, **options) -> Interpreter:
@@ -80,3 +109,10 @@ def transformers_logits(path: Path, tokens: list[int]) -> torch.Tensor:
     """fp32 logits [len(tokens), vocab] of transformers."""
     with torch.inference_mode():
         return transformers_of(path)(torch.tensor([tokens])).logits[0]
+
+
+def precise_transformers_logits(path: Path, tokens: list[int]) -> torch.Tensor:
+    """The same in fp64. Constants that transformers keeps in fp32 are rounded to it."""
+    model = copy.deepcopy(transformers_of(path)).double()
+    with doubles(), torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0]

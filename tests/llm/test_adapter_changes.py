@@ -11,6 +11,7 @@ from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from tests.helpers.adapter import ATTENTION, MLP, adapter_of, as_gguf, merged
 from tests.helpers.answers import exact_answers
 from tests.helpers.oracle import transformers_of
+from tests.helpers.rounding import assert_likeliest, model_bound
 from tests.helpers.tiny import tiny_model
 
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(3 + 13 * n)] for n in range(5)]
@@ -50,7 +51,9 @@ def test_a_late_adapter_gives_the_tokens_of_merged_weights(executor):
         tokens = output.outputs[0].token_ids
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + tokens])).logits[0]
-        assert logits[len(prompt) - 1 : -1].argmax(dim=1).tolist() == tokens
+        assert_likeliest(
+            tokens, logits[len(prompt) - 1 : -1], model_bound(tiny_model("llama"), 160)
+        )
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

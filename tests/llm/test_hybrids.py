@@ -8,6 +8,7 @@ from cpuserve import _C, LLM, SamplingParams
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.lower import Lowering
 from tests.helpers.answers import exact, exact_answers
+from tests.helpers.oracle import precise_torch
 from tests.helpers.tiny import tiny_config, tiny_model
 
 pytestmark = pytest.mark.usefixtures("patient_offload")
@@ -144,12 +145,12 @@ def test_a_restart_finds_states_in_files(tmp_path, family, alone):
 
 
 def test_a_restart_of_the_torch_executor_finds_states_in_files(tmp_path, family):
-    """Torch's sums depend on the number of rows, so the tokens of one prompt are compared."""
+    """Torch's sums depend on the number of rows, so tokens are compared, computed in fp64."""
     options = {"executor": "torch", "prefix_cache_dir": str(tmp_path), "omp_threads_bind": "0"}
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     found = []
     for _ in range(2):
-        with make(family, **options) as llm:
+        with precise_torch(), make(family, **options) as llm:
             (output,) = llm.generate(PROMPTS[2:3], params)
             found.append((output.outputs[0].token_ids, output.num_cached_tokens))
     (want, first), again = found

@@ -5,6 +5,7 @@ import pytest
 from cpuserve import LLM, SamplingParams
 from cpuserve.engine.core import EngineCore
 from tests.helpers.answers import exact
+from tests.helpers.rounding import assert_same_choices, model_bound
 from tests.helpers.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("patient_offload")
@@ -66,7 +67,8 @@ def test_preempted_and_restored_requests_keep_their_bits(want):
 
 
 @pytest.mark.parametrize(("executor", "dtype"), [("native", "bfloat16"), ("torch", "float32")])
-def test_a_restart_with_a_cache_directory_changes_no_bit(tmp_path, executor, dtype):
+def test_a_restart_with_a_cache_directory_changes_no_answer(tmp_path, executor, dtype):
+    """No bit from our kernels; torch's sums depend on the number of rows, which differs here."""
     options = {"executor": executor, "dtype": dtype, "prefix_cache_dir": str(tmp_path)}
     found = []
     for cached in (0, 64):
@@ -74,7 +76,11 @@ def test_a_restart_with_a_cache_directory_changes_no_bit(tmp_path, executor, dty
             (output,) = llm.generate(PROMPTS[:1], PARAMS)
             assert output.num_cached_tokens == cached
             found.append(exact(output))
-    assert found[0] == found[1]
+    if executor == "torch":
+        path = tiny_model("deepseek-v2", dtype=dtype)
+        assert_same_choices(*found, model_bound(path, len(PROMPTS[0]) + PARAMS.max_tokens))
+    else:
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -12,7 +12,7 @@ from cpuserve.engine.core import EngineCore
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cache_groups import block_bytes, group_layers
 from tests.helpers.answers import exact_answers
-from tests.helpers.oracle import program_of
+from tests.helpers.oracle import precise_torch, program_of
 from tests.helpers.tiny import tiny_model
 
 PROMPTS = [[(7 * i + 31 * j) % 300 + 5 for i in range(90 + j)] for j in range(4)]
@@ -206,10 +206,10 @@ def test_local_layers_hold_the_window_of_a_long_sequence_alone(held):
 
 def test_the_torch_executor_has_the_same_groups():
     sizes = {"executor": "torch", "enable_prefix_caching": False}
-    with make(path_of("gemma3"), **sizes) as llm:
+    with precise_torch(), make(path_of("gemma3"), **sizes) as llm:
         assert len(llm.config.kv_groups) == 4
         got = answers(llm, PROMPTS[:2])
-    with keeping_everything(), make(path_of("gemma3"), **sizes) as llm:
+    with precise_torch(), keeping_everything(), make(path_of("gemma3"), **sizes) as llm:
         assert answers(llm, PROMPTS[:2]) == got
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from tests.helpers.answers import exact
+from tests.helpers.oracle import precise_torch
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -118,7 +119,7 @@ def test_drafts_change_no_bit_with_other_settings(eager, options):
 def test_drafts_change_no_token_in_the_torch_executor(eager):
     answers = []
     for asked in (None, NGRAM):
-        with make("torch", asked) as llm:
+        with precise_torch(), make("torch", asked) as llm:
             outputs = llm.generate(PROMPTS[:6], PARAMS[:6])
             answers.append([o.outputs[0].token_ids for o in outputs])
             assert (accepted(llm) > 20) == (asked is not None)

@@ -8,6 +8,7 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import InvalidRequest
+from tests.helpers.oracle import precise_torch
 from tests.helpers.tiny import tiny_model
 
 SCHEMA = {
@@ -27,13 +28,9 @@ PROMPT = [5] * 7
 @pytest.fixture(scope="module", params=["torch", "native"])
 def llm(request):
     threads = {"omp_threads_bind": "0"} if request.param == "torch" else {}
-    with LLM(
-        str(tiny_model("llama")),
-        executor=request.param,
-        max_model_len=512,
-        max_num_seqs=8,
-        **threads,
-    ) as made:
+    sizes = {"max_model_len": 512, "max_num_seqs": 8}
+    path = str(tiny_model("llama"))
+    with precise_torch(), LLM(path, executor=request.param, **sizes, **threads) as made:
         yield made
 
 

@@ -7,15 +7,18 @@ import torch
 
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
+from cpuserve.program.ops import ExpertLinear
 from cpuserve.program.parts import stored_needs
 from tests.helpers.oracle import (
     PreciseInterpreter,
     first_state,
     interpreter_of,
+    precise_transformers_logits,
     program_of,
     tensors_of,
     transformers_logits,
 )
+from tests.helpers.rounding import UNIT64, assert_likeliest, largest, model_bound
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import FAMILIES, tiny_config, tiny_model
 
@@ -346,9 +349,22 @@ def logits_of(interpreter, tokens, lengths=(), blocks=(5, 2, 9, 1)):
     return torch.cat(out)
 
 
+def reference_of(path):
+    """(the logits of transformers, our interpreter), in fp64 unless the model has experts.
+
+    A deep model may amplify rounding: gemma3n-defaults came to 0.89 of the bar in fp32. The grouped
+    products that transformers uses for experts take no fp64.
+    """
+    if any(isinstance(op, ExpertLinear) for op in program_of(path).ops):
+        return transformers_logits, Interpreter
+    return precise_transformers_logits, PreciseInterpreter
+
+
 def test_every_family_agrees_with_transformers(checkpoint):
-    expected = transformers_logits(checkpoint, TOKENS)
-    got = logits_of(interpreter_of(checkpoint), TOKENS)
+    logits, made = reference_of(checkpoint)
+    expected = logits(checkpoint, TOKENS)
+    got = logits_of(interpreter_of(checkpoint, made), TOKENS)
+    assert got.dtype == expected.dtype
     spread = expected.max() - expected.min()
     assert (got - expected).abs().max() < 1e-3 * spread
 
@@ -418,13 +434,20 @@ def test_the_comparison_notices_one_changed_number(family, change):
 
 
 def test_every_family_continues_greedily_like_transformers(checkpoint):
-    interpreter = interpreter_of(checkpoint)
-    tokens, sequence = TOKENS[:20], Sequence(0, TOKENS[:20], [3, 0], first_state(interpreter))
+    reference, made = reference_of(checkpoint)
+    interpreter = interpreter_of(checkpoint, made)
+    sequence = Sequence(0, TOKENS[:20], [3, 0], first_state(interpreter))
     for _ in range(16):
         sequence.tokens.append(int(interpreter.run(step(sequence.chunk()))[0].argmax()))
-    for _ in range(16):
-        tokens = [*tokens, int(transformers_logits(checkpoint, tokens)[-1].argmax())]
-    assert sequence.tokens == tokens
+    logits = reference(checkpoint, sequence.tokens)[19:-1]
+    assert_likeliest(sequence.tokens[20:], logits, model_bound(checkpoint, 36))
+
+
+def assert_alike(got, expected, path):
+    """Two computations in fp64 of the same logits."""
+    assert got.dtype == expected.dtype == torch.float64
+    bound = model_bound(path, len(TOKENS), UNIT64) * largest(expected)
+    torch.testing.assert_close(got, expected, atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -432,23 +455,23 @@ def test_chunked_prefill_gives_the_logits_of_one_piece(family):
     path = tiny_model(family)
     whole = logits_of(interpreter_of(path, PreciseInterpreter), TOKENS)
     chunked = logits_of(interpreter_of(path, PreciseInterpreter), TOKENS, lengths=(1, 33, 2, 31))
-    torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=0)
+    assert_alike(chunked, whole, path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sequences_of_one_step_do_not_see_each_other(family):
     path = tiny_model(family)
     texts = [TOKENS[:40], TOKENS[50:53], TOKENS[10:80]]
-    alone = [logits_of(interpreter_of(path), tokens) for tokens in texts]
-    together, seqs = interpreter_of(path), []
+    alone = [logits_of(interpreter_of(path, PreciseInterpreter), tokens) for tokens in texts]
+    together, seqs = interpreter_of(path, PreciseInterpreter), []
     for i, tokens in enumerate(texts):
         states = first_state(together)
         seqs.append(Sequence(i, list(tokens), [i, i + 10, i + 20], states))
     out = together.run(step(seqs[0].chunk(39, []), seqs[1].chunk(), seqs[2].chunk(69, [])))
-    torch.testing.assert_close(out, alone[1][-1:], atol=1e-5, rtol=0)
+    assert_alike(out, alone[1][-1:], path)
     out = together.run(step(seqs[0].chunk(), seqs[2].chunk()))
     expected = torch.stack([alone[0][-1], alone[2][-1]])
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+    assert_alike(out, expected, path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -96,8 +96,20 @@ def test_threads_that_a_quota_pays_for_stay_on_one_node():
     host = load_host("xeon_2s_amx")
     group = msgspec.structs.replace(host.cgroup, cpu_quota=8.0)
     resolved = resolve(msgspec.structs.replace(host, cgroup=group), LLAMA_1B, numa="auto")
-    assert (asked(resolved), resolved.config.cpus) == ((1, 1), [*range(8)])
+    assert (asked(resolved), resolved.config.threads) == ((1, 1), 8)
+    assert resolved.config.rank_cpus == [[*range(32), *range(64, 96)]]
     assert "quota of 8" in why(resolved, "numa")
+
+
+def test_servers_under_a_quota_choose_the_node_with_more_free_memory():
+    """Servers in other containers choose as well: not all may choose the first node."""
+    host = load_host("xeon_2s_amx")
+    first, second = host.nodes
+    used = msgspec.structs.replace(first, memory_available=second.memory_available // 2)
+    for group, cpu in [(host.cgroup, 0), (msgspec.structs.replace(host.cgroup, cpu_quota=8.0), 32)]:
+        busy = msgspec.structs.replace(host, nodes=(used, second), cgroup=group)
+        config = resolve(busy, numa="auto", data_parallel_size=1).config
+        assert min(config.compute_cpus) == cpu
 
 
 def test_pages_alternate_between_the_nodes_in_use():

@@ -11,9 +11,21 @@ from cpuserve.config.values import format_cpus, parse_bind
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import Cpu, Host, Node
-from cpuserve.platforms.placement import bind_list, extra_thread_may_pay, place
-from cpuserve.platforms.topology import compute_cores, nearest_memory, physical_cores, thread_speeds
-from tests.helpers.hosts import load_host
+from cpuserve.platforms.placement import (
+    bind_list,
+    extra_thread_may_pay,
+    place,
+    quota_shares_cpus,
+    within_list,
+)
+from cpuserve.platforms.topology import (
+    compute_cores,
+    nearest_memory,
+    physical_cores,
+    slower,
+    thread_speeds,
+)
+from tests.helpers.hosts import host_names, load_host
 
 CORES_16 = "cpuset_4_11_of_16"
 
@@ -40,7 +52,6 @@ def reasons(host, **options):
         ("xeon_2s_amx", {"tp": 2}, "0-30|32-62", "31,63,95,127"),
         ("xeon_2s_amx", {"tp": 6}, "0-10|11-20|21-30|32-42|43-52|53-62", "31,63,95,127"),
         ("cpuset_4_11_of_16", {}, "4-10", "11"),
-        ("pod_quota_6_5_of_64", {}, "0-5", "63"),
         ("xeon_2s_amx_second_siblings", {}, "64-94", "95"),
         ("epyc_nps4", {"dp": 4}, "0-14|16-30|32-46|48-62", "15,31,47,63"),
         # further cases
@@ -83,16 +94,95 @@ def test_a_quota_above_the_cores_changes_nothing():
     assert (placement.cpus, placement.passive_waits) == ([0, 1], False)
 
 
+def with_quota(host, quota):
+    host = load_host(host) if isinstance(host, str) else host
+    return msgspec.structs.replace(host, cgroup=Cgroup(cpu_quota=quota))
+
+
+def test_two_pods_with_a_quota_are_not_bound_to_the_same_cpus():
+    """Kubernetes' default CPU manager: a quota, and the mask of the whole machine for every pod."""
+    for pod in (placed(with_quota("pod_quota_6_5_of_64", 8.0)) for _ in range(2)):
+        assert (pod.threads, pod.cpus, pod.thread_cpus, pod.frontend) == (8, None, None, None)
+        assert pod.passive_waits
+
+
+QUOTAS = (0.5, 1.0, 1.5, 2.0, 3.5, 6.5, 8.0, 15.0, 17.0, 31.0, 48.0, 63.0, 127.0, 255.0)
+
+
+@pytest.mark.parametrize("name", sorted(host_names()))
+def test_no_quota_below_the_cpus_binds_a_thread_or_the_front_end_to_cpus_of_its_own(name):
+    host = load_host(name)
+    for quota in QUOTAS:
+        if quota >= len(host.usable_cpus):
+            assert placed(with_quota(host, quota)).cpus is not None
+            continue
+        nodes = {core.node: 0 for core in physical_cores(host)}
+        for tp in {1, len(nodes)}:
+            placement = placed(with_quota(host, quota), tp=tp)
+            assert (placement.cpus, placement.frontend) == (None, None)
+            for rank in placement.ranks:
+                cores = [core for core in physical_cores(host) if core.node in rank.nodes]
+                assert rank.threads <= len(cores)
+                if rank.within is not None:  # the rank's nodes, except cores that are too slow
+                    used = compute_cores(cores, tp)
+                    fast = [core for core in used if core not in slower(used)]
+                    assert {c for core in fast for c in core.cpus} <= set(rank.within)
+
+
 def test_a_quota_is_split_over_ranks_and_each_has_one_thread_at_least():
-    assert bind_list(placed("pod_quota_6_5_of_64", tp=2)) == "0-2|32-34"
-    assert bind_list(placed("container_1_5_cpu_1gib", tp=3)) == "0|21|42"
+    for name, ranks, threads in [
+        (with_quota("pod_quota_6_5_of_64", 6.5), 2, [3, 3]),
+        (with_quota("pod_quota_6_5_of_64", 7.0), 2, [4, 3]),
+        (with_quota("pod_quota_6_5_of_64", 5.0), 3, [2, 2, 1]),
+        ("container_1_5_cpu_1gib", 3, [1, 1, 1]),
+    ]:
+        assert [rank.threads for rank in placed(name, tp=ranks).ranks] == threads
 
 
-def test_threads_of_a_quota_that_ranks_cannot_share_evenly_go_to_the_first_ranks():
-    host = load_host("pod_quota_6_5_of_64")
-    for quota, ranks, cpus in [(7.0, 2, "0-3|32-34"), (5.0, 3, "0-1|21-22|42")]:
-        limited = msgspec.structs.replace(host, cgroup=Cgroup(cpu_quota=quota))
-        assert bind_list(placed(limited, tp=ranks)) == cpus
+def test_under_a_quota_a_rank_moves_within_its_nodes():
+    host = with_quota("xeon_2s_amx", 20.0)
+    pair = placed(host, tp=2)
+    assert within_list(pair) == "0-31,64-95|32-63,96-127"
+    assert [(rank.threads, rank.nodes) for rank in pair.ranks] == [(10, (0,)), (10, (1,))]
+    assert within_list(placed(host, visible_memory_nodes="1")) == "32-63,96-127"
+    assert [len(cpus) for cpus in pair.thread_cpus] == [64] * 20
+    assert within_list(placed(host)) == ""  # one rank spans both nodes
+    nps4 = placed(with_quota("epyc_nps4", 20.0), tp=2)
+    assert [rank.nodes for rank in nps4.ranks] == [(0, 1), (2, 3)]
+
+
+def test_under_a_quota_only_requested_cores_are_reserved():
+    placement = placed(with_quota("pod_quota_6_5_of_64", 8.0), num_reserved_cpu=2)
+    assert (placement.frontend, within_list(placement)) == ((62, 63), "0-61")
+
+
+@pytest.mark.parametrize(("quota", "within"), [(4.0, "0-11"), (13.0, "")])
+def test_under_a_quota_slower_cores_compute_only_if_the_fast_ones_are_too_few(quota, within):
+    assert within_list(placed(with_quota("laptop_6p_8e", quota))) == within
+
+
+def test_a_quota_between_the_cores_and_their_cpus_keeps_one_thread_per_core():
+    placement = placed(with_quota("desktop_8core_smt", 8.0))
+    assert (placement.threads, placement.cpus, placement.passive_waits) == (8, None, True)
+    ample = placed(with_quota("desktop_8core_smt", 12.0))
+    assert (ample.threads, ample.cpus, ample.passive_waits) == (8, None, False)
+    assert reasons(with_quota("desktop_8core_smt", 12.0))["threads"].startswith("one per physical")
+
+
+def test_threads_that_are_not_bound_because_of_a_quota_say_so():
+    why = reasons("pod_quota_6_5_of_64")
+    assert (
+        "the kernel places threads, since the CPU quota of 6.5 is below the 64 CPUs"
+        in (why["omp_threads_bind"])
+    )
+    assert "under a CPU quota" in why["num_reserved_cpu"]
+    asked = reasons("pod_quota_6_5_of_64", omp_threads_bind="nobind")
+    assert "quota of 6.5 is below" not in asked["omp_threads_bind"]
+
+
+def test_a_list_binds_under_a_quota_too():
+    placement = placed("pod_quota_6_5_of_64", omp_threads_bind="8-13")
+    assert placement.cpus == [*range(8, 14)]
 
 
 @pytest.mark.parametrize(
@@ -336,11 +426,18 @@ def test_ranks_share_no_core_stay_in_the_mask_and_leave_reserved_cores_alone(
     core_of = {cpu: i for i, core in enumerate(cores) for cpu in core.cpus}
     cpus = placement.cpus
     assert len(placement.ranks) == tp * dp
-    assert all(rank.threads == len(rank.cpus) >= 1 for rank in placement.ranks)
-    assert set(cpus) <= set(host.allowed)
-    taken = [core_of[cpu] for cpu in cpus]
-    assert len(set(taken)) == len(taken)
     spared = {core_of[cpu] for cpu in placement.frontend or ()}
+    if quota_shares_cpus(host):
+        assert cpus is None
+        assert 1 <= placement.threads <= len(cores)
+        moving = {cpu for of_thread in placement.thread_cpus or () for cpu in of_thread}
+        assert moving <= set(host.allowed)
+        taken = [core_of[cpu] for cpu in moving]
+    else:
+        assert all(rank.threads == len(rank.cpus) >= 1 for rank in placement.ranks)
+        assert set(cpus) <= set(host.allowed)
+        taken = [core_of[cpu] for cpu in cpus]
+        assert len(set(taken)) == len(taken)
     assert not spared & set(taken)
     if reserved is not None:
         assert len(spared) >= reserved
@@ -380,5 +477,7 @@ def test_the_decision_reads_back_as_a_list(host, tp):
     try:
         placement = placed(host, tp=tp)
     except ConfigError:
+        return
+    if placement.cpus is None:
         return
     assert parse_bind(bind_list(placement)) == [list(rank.cpus) for rank in placement.ranks]

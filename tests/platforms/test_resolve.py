@@ -53,8 +53,6 @@ def test_every_snapshot_has_a_host():
         ("xeon_2s_amx", [*range(31), *range(32, 63)], [31, 63, 95, 127]),
         ("xeon_2s_amx_second_siblings", list(range(64, 95)), [95]),
         ("cpuset_4_11_of_16", list(range(4, 11)), [11]),
-        ("pod_quota_6_5_of_64", list(range(6)), None),
-        ("container_1_5_cpu_1gib", [0], None),
     ],
 )
 def test_auto_binding_takes_one_thread_per_allowed_core(name, cpus, frontend):
@@ -78,7 +76,6 @@ def test_auto_binding_takes_one_thread_per_allowed_core(name, cpus, frontend):
             "31,63,95,127",
         ),
         ("cpuset_4_11_of_16", {}, "4-10", "11"),
-        ("pod_quota_6_5_of_64", {}, "0-5", "63"),
         ("xeon_2s_amx_second_siblings", {}, "64-94", "95"),
         ("epyc_nps4", {"data_parallel_size": 4}, "0-14|16-30|32-46|48-62", "15,31,47,63"),
     ],
@@ -91,16 +88,42 @@ def test_known_machines_come_out_exactly(name, ranks, lists, frontend):
         cpus = iter(engine.cpus)
         of_ranks += [list(islice(cpus, size)) for size in engine.rank_threads]
         assert list(cpus) == []
-        assert engine.passive_waits is (name == "pod_quota_6_5_of_64")
+        assert not engine.passive_waits
     assert "|".join(map(format_cpus, of_ranks)) == lists
     spared = engines[0].frontend_cpus
     assert (None if spared is None else format_cpus(spared)) == frontend
+
+
+@pytest.mark.parametrize(
+    ("options", "threads", "lists"),
+    [
+        ({}, [20], []),
+        ({"tensor_parallel_size": 2}, [10, 10], ["0-31,64-95", "32-63,96-127"]),
+        ({"data_parallel_size": 2}, [10, 10], ["0-31,64-95", "32-63,96-127"]),
+        ({"visible_memory_nodes": "1"}, [20], ["32-63,96-127"]),
+    ],
+)
+def test_engines_under_a_quota_move_within_the_nodes_of_their_ranks(options, threads, lists):
+    host = load_host("xeon_2s_amx")
+    group = msgspec.structs.replace(host.cgroup, cpu_quota=20.0)
+    resolved = resolve(msgspec.structs.replace(host, cgroup=group), LLAMA_1B, **options)
+    engines = resolved.replicas
+    assert [n for engine in engines for n in engine.rank_threads] == threads
+    assert [format_cpus(cpus) for engine in engines for cpus in engine.rank_cpus] == lists
+    for engine in engines:
+        assert (engine.cpus, engine.core_complexes, engine.thread_speeds) == (None, [], [])
+        assert engine.passive_waits
+        assert len(engine.thread_cpus or []) == (engine.threads if lists else 0)
+        assert engine.compute_cpus == (sorted({c for r in engine.rank_cpus for c in r}) or None)
 
 
 def test_threads_and_front_end_never_share_a_core():
     for name in set(host_names()) - REFUSED:
         host, config = load_host(name), resolve(name).config
         core = {c.id: c.core for c in host.cpus}
+        if (host.cgroup.cpu_quota or len(host.usable_cpus)) < len(host.usable_cpus):
+            assert (config.thread_cpus, config.frontend_cpus) == (None, None)
+            continue
         assert config.cpus
         assert set(config.cpus) <= set(host.allowed)
         cores = [core[c] for c in config.cpus]

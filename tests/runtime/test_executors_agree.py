@@ -21,6 +21,9 @@ _C = pytest.importorskip("cpuserve._C")
 PROMPTS = [[(i * 37 + i * i * 5) % 509 for i in range(length)] for length in (1, 33, 70)]
 SEEDS = [7, 7, 1 << 40]
 TOKENS = 24
+# Rounding moves the 512 borders between the tokens of a draw by some 1e-7 each, so one draw in 10^4
+# is on the other side of a border. Of the 72 here, two are so once in 10^5 CPUs.
+AT_A_BORDER = 1
 VOCAB = 512
 
 
@@ -37,10 +40,11 @@ def config(executor):
     )
 
 
-def drawn(executor, masks=None):
+def drawn(executor, masks=None, texts=None):
     """Tokens of three sequences that decode together, after prompts in two chunks.
 
-    masks: by slot; the sequence in slot 0 has none.
+    masks: by slot; the sequence in slot 0 has none. texts: what the sequences go on with instead of
+    what was drawn.
     """
     sequences = []
     for slot, (prompt, seed) in enumerate(zip(PROMPTS, SEEDS, strict=True)):
@@ -49,11 +53,12 @@ def drawn(executor, masks=None):
         if len(prompt) > 20:
             executor.step(step(sequences[-1].chunk(20, rows=[])))
     found = []
-    for _ in range(TOKENS):
+    for at in range(TOKENS):
         rows = [LogitRow(len(s.tokens) - s.done - 1, masked=s.slot > 0) for s in sequences]
         chunks = [s.chunk(rows=[row]) for s, row in zip(sequences, rows, strict=True)]
         tokens = executor.step(pack(StepBatch(chunks), masks)).tokens[: len(sequences)]
-        for sequence, token in zip(sequences, tokens.tolist(), strict=True):
+        going_on = tokens.tolist() if texts is None else texts[at]
+        for sequence, token in zip(sequences, going_on, strict=True):
             sequence.tokens.append(token)
         found.append(tokens.tolist())
     executor.close()
@@ -61,7 +66,7 @@ def drawn(executor, masks=None):
 
 
 def of_both(masks=None):
-    """The tokens that both executors draw, after a check that they are equal."""
+    """The tokens that the native executor draws, after a check that both draw the same."""
     from cpuserve.runtime.native import NativeExecutor
 
     checkpoint = open_checkpoint(tiny_model("llama"))
@@ -70,7 +75,9 @@ def of_both(masks=None):
         masks = masks(program.vocab)
     native = NativeExecutor(config("native"), program, checkpoint.weights, _C.Team(1, None))
     got = drawn(native, masks)
-    assert got == drawn(TorchExecutor(config("torch"), program, checkpoint.weights), masks)
+    other = drawn(TorchExecutor(config("torch"), program, checkpoint.weights), masks, got)
+    pairs = zip(np.ravel(got), np.ravel(other), strict=True)
+    assert sum(a != b for a, b in pairs) <= AT_A_BORDER
     return got
 
 

@@ -18,6 +18,7 @@ from cpuserve.program.interpret import Interpreter
 from cpuserve.program.view import view
 from cpuserve.runtime.torch_executor import TorchExecutor, load_tensors
 from tests.helpers.fake_executor import fake_config
+from tests.helpers.rounding import model_bound
 from tests.helpers.steps import Sequence, step
 from tests.helpers.tiny import tiny_model
 
@@ -136,5 +137,6 @@ def test_blocks_of_the_torch_executor_move_with_all_they_hold(kv_type):
     )
     moved = Sequence(0, TOKENS[:65], [8, 9, 10], done=64)
     row = [LogitRow(0, target=1, num_top=0)]
-    want, got = (on_torch.step(step(s.chunk(1, row))).logprobs[0] for s in (start, moved))
-    assert got == want
+    want, got = (float(on_torch.step(step(s.chunk(1, row))).logprobs[0]) for s in (start, moved))
+    room = 2 * model_bound(tiny_model("qwen3"), 65) * abs(want)
+    assert got == pytest.approx(want, abs=room)  # torch promises no bits

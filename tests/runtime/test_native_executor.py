@@ -988,8 +988,10 @@ def test_a_conversion_brings_columns_into_the_order_of_each_expert():
 
 def test_a_thread_that_is_not_where_it_was_bound_is_named():
     assert native.misplaced(None, [3, 4]) == ""
-    assert native.misplaced([0, 1], [0, -1]) == ""
-    assert native.misplaced([0, 1, 2], [0, 5, 2]) == "thread 1 runs on CPU 5 instead of 1"
-    many = native.misplaced(list(range(8)), list(range(1, 9)))
+    assert native.misplaced([[0], [1]], [0, -1]) == ""
+    assert native.misplaced([[0], [1], [2]], [0, 5, 2]) == "thread 1 runs on CPU 5 instead of 1"
+    moving = native.misplaced([[0, 1, 2]] * 2, [2, 3])
+    assert moving == "thread 1 runs on CPU 3 instead of 0-2"
+    many = native.misplaced([[cpu] for cpu in range(8)], list(range(1, 9)))
     assert many.count("instead of") == 3
     assert many.endswith("and 5 more")

@@ -76,7 +76,7 @@ def test_memory_of_all_ranks_is_counted_and_a_step_allocates_nothing(model):
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no CPU masks")
 def test_pinned_ranks_bind_their_memory_or_say_why_not(model):
     cpu = min(os.sched_getaffinity(0))
-    native = Native(model, ranks=[1, 1], cpus=[cpu, cpu])
+    native = Native(model, ranks=[1, 1], cpus=[[cpu], [cpu]])
     got, binding = native.run(lambda m: (answers(m)[0], m.executor.binding))
     assert np.array_equal(got, Native(model).run(answers)[0])
     assert min(binding["nodes"]) >= 0

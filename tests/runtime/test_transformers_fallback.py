@@ -16,10 +16,14 @@ from cpuserve.runtime.transformers_fallback import TransformersExecutor
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.oracle import transformers_logits
+from tests.helpers.rounding import assert_likeliest, largest, sum_bound
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import tiny_config, tiny_model
 
 TOKENS = [(i * 31 + 11) % 509 for i in range(70)]
+# Two layers of width 64 (norms, q k v, o, gate and up, 128 for down) with attention over all
+# tokens, and the head.
+BOUND = sum_bound(2 * (5 * 64 + 128 + 16 + 2 * len(TOKENS)) + 2 * 64)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +66,10 @@ def test_chunks_of_several_sequences_give_the_logits_of_one_pass(checkpoint):
     first = model.hidden(step(a.chunk(33, all_rows(33)), b.chunk(40, [])))
     second = model.hidden(step(b.chunk(), a.chunk(None, all_rows(37))))
     expected = transformers_logits(checkpoint, TOKENS)
-    torch.testing.assert_close(torch.cat([first, second[1:]]), expected, atol=1e-4, rtol=0)
+    bound = BOUND * largest(expected)
+    torch.testing.assert_close(torch.cat([first, second[1:]]), expected, atol=bound, rtol=0)
     alone = transformers_logits(checkpoint, TOKENS[5:50])[-1]
-    torch.testing.assert_close(second[0], alone, atol=1e-4, rtol=0)
+    torch.testing.assert_close(second[0], alone, atol=bound, rtol=0)
 
 
 def test_a_model_that_has_a_program_is_said_to_run_so_as_asked(caplog):
@@ -86,9 +91,8 @@ def test_greedy_generation_survives_a_preemption(olmo, caplog):
             executor.admit(1, SamplingParams(temperature=0), 0, tokens, sequence.tokens[30:], [])
             sequence = Sequence(1, sequence.tokens, [6, 3])
         sequence.tokens.append(int(executor.step(step(sequence.chunk())).tokens[0]))
-    for _ in range(8):
-        tokens.append(int(transformers_logits(olmo, tokens)[-1].argmax()))
-    assert sequence.tokens == tokens
+    logits = transformers_logits(olmo, sequence.tokens)[len(tokens) - 1 : -1]
+    assert_likeliest(sequence.tokens[len(tokens) :], logits, BOUND)
     executor.close()
 
 

@@ -185,7 +185,9 @@ def placement_of(configs: Sequence[EngineConfig]) -> Placement:
 
 def _ranks(config: EngineConfig) -> Iterator[Rank]:
     begin = 0
-    for threads in config.rank_threads:
+    within = config.rank_cpus or [[] for _ in config.rank_threads]
+    for threads, moving in zip(config.rank_threads, within, strict=True):
         cpus = None if config.cpus is None else config.cpus[begin : begin + threads]
-        yield Rank(threads, None if cpus is None else tuple(map(CpuId, cpus)), ())
+        own = None if cpus is None else tuple(map(CpuId, cpus))
+        yield Rank(threads, own, (), tuple(map(CpuId, moving)) or None)
         begin += threads

@@ -225,7 +225,7 @@ class Grammars:
         num_masks = min(config.max_num_seqs, config.max_num_batched_tokens)
         ends, words = sorted(eos_ids), mask_words(vocab)
         # Of two cores, with others at work on them, a second thread cost more than it gained.
-        cpus, threads = config.cpus, max(config.threads // 2, 1)
+        cpus, threads = config.compute_cpus, max(config.threads // 2, 1)
         behind = config.frontend_cpus or cpus
         self._start = Start(
             config.tokenizer_path, vocab, ends, num_masks, words, cpus, threads, behind
