@@ -241,6 +241,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         pooling_why=why,
         whole_prompts=spec.encoder,
         usual_length=_usual_length(path) if pooling not in ("none", "rank") else None,
+        rope_original=max((rope.original for rope in program.ropes), default=0) if program else 0,
     )
     return spec, facts
 

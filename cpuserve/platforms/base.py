@@ -40,6 +40,7 @@ class ModelFacts:
     sequence. adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig;
     adapter_weights: the number of weights in the matrices of all adapters or slots. usual_length:
     the tokens to which sentence-transformers cuts a text; None = as many as there are positions.
+    rope_original: of LongRoPE, the longest sequence for its short factors; 0 for other RoPE.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ModelFacts:
     pooling_why: str = "the model generates text"
     whole_prompts: bool = False
     usual_length: int | None = None
+    rope_original: int = 0
 
 
 @dataclass(frozen=True, slots=True)

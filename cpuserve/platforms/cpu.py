@@ -268,6 +268,7 @@ class CpuPlatform:
             weight_cache_bytes=_weight_cache(options, ledger, quantize, on_disk=memory.on_disk),
             weights_on_disk=memory.on_disk,
             page_cache_bytes=memory.page_cache_bytes,
+            long_rope=_long_rope(ledger, facts, memory.max_model_len),
             speculation=scheduling.speculation,
         )
         first, *others = replica_configs(config, placement, replicas)
@@ -314,6 +315,23 @@ def _pooling(ledger: Ledger, facts: ModelFacts, model_impl: str) -> str:
         )
         raise ConfigError(msg)
     return ledger.decide("pooling", facts.pooling, facts.pooling_why)
+
+
+def _long_rope(ledger: Ledger, facts: ModelFacts, length: int) -> bool:
+    """Decide which factors LongRoPE has: one set for all requests, as their keys are cached."""
+    original = facts.rope_original
+    if not original:
+        return False
+    long = length > original
+    if long:
+        why = (
+            f"requests may be longer than the original {original} tokens; shorter ones lose some "
+            f"quality, which --max-model-len {original} avoids"
+        )
+    else:
+        why = f"no request is longer than the original {original} tokens"
+    ledger.decide("long_rope", "long factors" if long else "short factors", why)
+    return long
 
 
 def _check_adapters(ledger: Ledger, facts: ModelFacts, model_impl: str) -> None:

@@ -265,8 +265,10 @@ class Lowering:
         activation_bits: int = 8,
         groups: Sequence[Sequence[int]] = (),
         order_of: Callable[[str], Order | None] = lambda _: None,
+        long_rope: bool = False,
     ) -> None:
         self.program = program
+        self._long_rope = long_rope
         self.group_of = group_of(program, groups)
         self._stored_kind = kind_of
         self._stored_order = order_of
@@ -554,7 +556,7 @@ class Lowering:
         def table(which: int) -> Float32:
             if which not in made:  # compute both tables from the same angles
                 positions = np.arange(self.max_position, dtype=np.int32)
-                made.update(enumerate(rope_tables(rope, positions)))
+                made.update(enumerate(rope_tables(rope, positions, long=self._long_rope)))
             return made.pop(which)
 
         cos = self._vector(("cos", rope), count, lambda _: table(0))

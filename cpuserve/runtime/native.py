@@ -284,6 +284,7 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
         max_tokens=config.max_num_batched_tokens,
         max_seqs=config.max_num_seqs,
         max_position=config.max_model_len,
+        long_rope=config.long_rope,
         kv_type=config.kv_dtype,
         activation_bits=config.activation_bits,
         groups=[group.layers for group in config.kv_groups],
