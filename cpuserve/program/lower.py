@@ -343,9 +343,10 @@ class Lowering:
             if isinstance(op, Linear) and op.out == value and self._splits(op):
                 return "f32"
         chosen = wanted.pop() if len(wanted) == 1 else "f32"
-        by_heads = any(isinstance(op, HeadLinear) and op.out == value for op in self._uses[value])
-        if by_heads and chosen.startswith("q8"):
-            return "f32"  # each head writes its own columns
+        heads = [op for op in self._uses[value] if isinstance(op, HeadLinear) and op.out == value]
+        # Each head writes its own columns. Those of bf16 are padded to whole groups.
+        if any(chosen.startswith("q8") or op.features % 32 for op in heads):
+            return "f32"
         if chosen in WHOLE_ROW and self._in_pieces(value):
             return "f32"
         return "f32" if chosen.startswith("q8g32") and self._heads_cross_groups(value) else chosen
