@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import Weights
 
 MAX_CONFIG_BYTES = 10_000_000
+HEADS = ("lm_head.weight", "embed_out.weight")  # names of output matrices
 SPECIAL_FLOATS = ("Infinity", "-Infinity", "NaN")
 
 
@@ -41,11 +42,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     from cpuserve.quant import open_weights
 
     if path.is_dir():
+        from cpuserve.loader.heads import with_own_head
         from cpuserve.loader.safetensors import SafetensorsStore
 
         config = read_config(path)
         method = quant_method(config)
         weights = open_weights(method, SafetensorsStore(path), config)
+        config = with_own_head(config, weights)
         return Checkpoint(config, with_types(weights, config), path)
     from cpuserve.loader.gguf_model import GgufStore, gguf_config
     from cpuserve.loader.gguf_parts import open_gguf
@@ -162,7 +165,7 @@ def check_weights(program: Program, weights: Weights) -> None:
         n
         for n in names - needs.keys()
         if not is_ignored(n)
-        and n != "lm_head.weight"
+        and n not in HEADS
         and n not in program.unread
         and not n.startswith(guessers)
     )

@@ -40,6 +40,7 @@ class ModelFacts:
     sequence. adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig;
     adapter_weights: the number of weights in the matrices of all adapters or slots. usual_length:
     the tokens to which sentence-transformers cuts a text; None = as many as there are positions.
+    own_head: the output matrix is not the table of embeddings, although the config says so.
     rope_original: of LongRoPE, the longest sequence for its short factors; 0 for other RoPE.
     """
 
@@ -70,6 +71,7 @@ class ModelFacts:
     whole_prompts: bool = False
     usual_length: int | None = None
     rope_original: int = 0
+    own_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,9 @@ class CpuPlatform:
         ledger.decide("platform", self.name, "the CPUs of this machine")
         model_impl = _model_impl(options, ledger, facts, host)
         pooling = _pooling(ledger, facts, model_impl)
+        if facts.own_head:
+            why = "it differs from the embeddings, to which tie_word_embeddings would tie it"
+            ledger.decide("output_head", "the file's own", why)
         _check_adapters(ledger, facts, model_impl)
         isa, executor = _executor(options, ledger, host, model_impl)
         dtype = _dtype(options, ledger, facts, isa)

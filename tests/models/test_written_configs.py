@@ -117,7 +117,7 @@ def test_a_full_size_config_of_defaults_has_the_numbers_of_its_class(tmp_path, f
             value = tuple(i for i in value if i < spec.vocab)
         assert getattr(spec, ours) == value, ours
         compared += 1
-    assert compared >= 8
+    assert compared >= 7
 
 
 # Not OLMoE, of which transformers makes projections of that width and norms of another, and not
