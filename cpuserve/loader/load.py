@@ -189,7 +189,7 @@ def read_json(
 ) -> dict[str, Any]:
     """The JSON object in a regular file; ModelError if the file contains anything else.
 
-    hook: gives what takes the place of an object.
+    hook: returns the value of a JSON object.
     """
     value = read_any_json(path, what, max_bytes, hook=hook)
     if not isinstance(value, dict):

@@ -41,7 +41,7 @@ class ModelFacts:
     adapter_weights: the number of weights in the matrices of all adapters or slots. usual_length:
     the tokens to which sentence-transformers cuts a text; None = as many as there are positions.
     own_head: the output matrix is not the table of embeddings, although the config says so.
-    rope_original: of LongRoPE, the longest sequence for its short factors; 0 for other RoPE.
+    rope_original: the longest sequence for the short factors of LongRoPE; 0 for other RoPE.
     """
 
     name: str

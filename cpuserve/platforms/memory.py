@@ -450,5 +450,7 @@ def _length_why(budget: _Budget, length: int, facts: ModelFacts) -> str:
     if length == facts.max_position:
         return "as in the model"
     if length == facts.rope_original:
-        return f"the original context of LongRoPE; --max-model-len gives up to {facts.max_position}"
+        return (
+            f"the original context of LongRoPE; --max-model-len may be up to {facts.max_position}"
+        )
     return "one sliding window"

@@ -133,7 +133,7 @@ def test_the_banner_and_the_decisions_say_which_factors(asked, length, factors_,
     assert why in shown
     assert "long_rope" in {d.field for d in prepared.resolved.decisions}
     if not asked:
-        assert f"--max-model-len gives up to {LONGEST}" in shown
+        assert f"--max-model-len may be up to {LONGEST}" in shown
 
 
 def test_a_model_without_longrope_has_no_such_decision():
