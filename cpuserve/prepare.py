@@ -241,6 +241,8 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         pooling_why=why,
         whole_prompts=spec.encoder,
         usual_length=_usual_length(path) if pooling not in ("none", "rank") else None,
+        own_head=bool(config.get("own_head")),
+        rope_original=max((rope.original for rope in program.ropes), default=0) if program else 0,
     )
     return spec, facts
 
@@ -325,15 +327,25 @@ def _pooling(
 def _read(path: Path, file: GgufFile | None) -> tuple[dict[str, Any], int, str | None]:
     """Return (config, bytes of packed tensors, quantization) of a directory or a GGUF file."""
     if file is None:
-        from cpuserve.loader.load import packed_size, read_config
+        from cpuserve.loader.load import open_checkpoint, packed_size, read_config
 
         config = read_config(path)
+        if any(path.glob("*.safetensors")) and _tied(config):
+            config = open_checkpoint(path).config  # which looks for a head of its own
         return config, packed_size(path, config), _directory_quantization(config)
     from cpuserve.loader.gguf_model import gguf_config
     from cpuserve.quant.gguf_sizes import packed_bytes
 
     size = sum(packed_bytes(tensor.dtype, tensor.size) for tensor in file.tensors.values())
     return gguf_config(file), size, _gguf_quantization(file)
+
+
+def _tied(config: Mapping[str, Any]) -> bool:
+    """Return whether the config says that the output head is the table of embeddings."""
+    from cpuserve.models.generic import read_spec
+
+    spec, has_program = read_spec(config)
+    return has_program and spec.tied and not spec.encoder
 
 
 def _directory_quantization(config: dict[str, Any]) -> str | None:

@@ -36,6 +36,11 @@ def render(prepared: Prepared, url: str | None = None) -> str:
         "context": f"{config.max_model_len} tokens ({why['max_model_len']}), "
         f"at most {config.max_num_seqs} running requests",
     }
+    if "output_head" in why:
+        seen["head"] = f"the file's own ({why['output_head']})"
+    if "long_rope" in why:
+        factors = "long" if config.long_rope else "short"
+        seen["LongRoPE"] = f"{factors} factors ({why['long_rope']})"
     if config.default_sampling:
         by = "override_generation_config"
         reason = why[by] if by in why else why["generation_config"]

@@ -147,6 +147,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     speculation: how tokens are guessed; None = they are not.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: 0 = no limit.
+    long_rope: LongRoPE has its factors of long sequences; false without LongRoPE.
     """
 
     model: str
@@ -200,6 +201,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     weight_cache_bytes: int = 0
     weights_on_disk: bool = False
     page_cache_bytes: int = 0
+    long_rope: bool = False
 
     @property
     def thread_cpus(self) -> list[list[int]] | None:

@@ -465,7 +465,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "max_model_len",
         "Maximum tokens of one request, prompt and answer together (8k = 8000, 8K = 8192).",
-        "the model's maximum, or less if the KV cache holds less",
+        "the model's maximum (with LongRoPE, its original context), or what the KV cache holds",
         MODEL,
         kind="count",
         flags=("--max-model-len",),

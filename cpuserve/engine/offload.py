@@ -46,6 +46,7 @@ SETTINGS = (
     "dtype",
     "activation_bits",
     "quantize",
+    "long_rope",
     "kv_dtype",
     "block_size",
     "executor",

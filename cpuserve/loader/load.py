@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import Weights
 
 MAX_CONFIG_BYTES = 10_000_000
+HEADS = ("lm_head.weight", "embed_out.weight")  # names of output matrices
+SPECIAL_FLOATS = ("Infinity", "-Infinity", "NaN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     from cpuserve.quant import open_weights
 
     if path.is_dir():
+        from cpuserve.loader.heads import with_own_head
         from cpuserve.loader.safetensors import SafetensorsStore
 
         config = read_config(path)
         method = quant_method(config)
         weights = open_weights(method, SafetensorsStore(path), config)
+        config = with_own_head(config, weights)
         return Checkpoint(config, with_types(weights, config), path)
     from cpuserve.loader.gguf_model import GgufStore, gguf_config
     from cpuserve.loader.gguf_parts import open_gguf
@@ -160,7 +165,7 @@ def check_weights(program: Program, weights: Weights) -> None:
         n
         for n in names - needs.keys()
         if not is_ignored(n)
-        and n != "lm_head.weight"
+        and n not in HEADS
         and n not in program.unread
         and not n.startswith(guessers)
     )
@@ -175,19 +180,34 @@ def _some(items: list[str], most: int = 5) -> str:
     return ", ".join([*items[:most], "..."] if len(items) > most else items)
 
 
-def read_json(path: Path, what: str, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """The JSON object in a regular file; ModelError if the file contains anything else."""
-    value = read_any_json(path, what, max_bytes)
+def read_json(
+    path: Path,
+    what: str,
+    max_bytes: int = MAX_CONFIG_BYTES,
+    *,
+    hook: Callable[[dict[str, Any]], Any] | None = None,
+) -> dict[str, Any]:
+    """The JSON object in a regular file; ModelError if the file contains anything else.
+
+    hook: returns the value of a JSON object.
+    """
+    value = read_any_json(path, what, max_bytes, hook=hook)
     if not isinstance(value, dict):
         msg = f"{what} {path} is not a JSON object"
         raise ModelError(msg)
     return value
 
 
-def read_any_json(path: Path, what: str, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
-    """The JSON value in a regular file; ModelError if there is none."""
+def read_any_json(
+    path: Path,
+    what: str,
+    max_bytes: int = MAX_CONFIG_BYTES,
+    *,
+    hook: Callable[[dict[str, Any]], Any] | None = None,
+) -> Any:
+    """The JSON value in a regular file; ModelError if there is none. hook: as in read_json."""
     try:
-        return json.loads(read_small(path, what, max_bytes))
+        return json.loads(read_small(path, what, max_bytes), object_hook=hook)
     except (ValueError, RecursionError) as error:
         msg = f"{what} {path} is not valid JSON: {error}"
         raise ModelError(msg) from error
@@ -203,7 +223,7 @@ def _directory_config(path: Path) -> dict[str, Any]:
     if not (path / "config.json").exists():
         msg = f"{path} holds no config.json and no .gguf file, so it is not a model"
         raise ModelError(msg)
-    config = read_json(path / "config.json", "config")
+    config = read_json(path / "config.json", "config", hook=_special_float)
     generation = path / "generation_config.json"
     if generation.exists():
         more = token_ids(read_json(generation, "generation config").get("eos_token_id"))
@@ -211,6 +231,13 @@ def _directory_config(path: Path) -> dict[str, Any]:
         if eos:
             config["eos_token_id"] = eos if len(eos) > 1 else eos[0]
     return config
+
+
+def _special_float(value: dict[str, Any]) -> Any:
+    """The number that transformers 5 writes as an object, because JSON has no word for it."""
+    if value.keys() == {"__float__"} and value["__float__"] in SPECIAL_FLOATS:
+        return float(value["__float__"])
+    return value
 
 
 def quant_method(config: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, ModelError
+from cpuserve.loader.heads import OWN_HEAD, with_own_head
 from cpuserve.loader.load import (
     check_weights,
     open_checkpoint,
@@ -153,6 +154,8 @@ def quantize_checkpoint(
             "checkpoint, or serve this one as it is"
         )
         raise ModelError(msg)
+    config = with_own_head(config, PartWeights(dense_weights(SafetensorsStore(source), config)))
+    config.pop(OWN_HEAD, None)
     items = _items(source, config, program, scheme)
     forms = {item.module: item.form for item in items if isinstance(item, _Matrix)}
     written = Written(

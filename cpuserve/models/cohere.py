@@ -42,7 +42,7 @@ class Cohere2:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a Cohere 2 config."""
         pattern = read_int(config, "sliding_window_pattern", 4)
-        window = read_int(config, "sliding_window", 4096)
+        window = read_int(config, "sliding_window", 4096, low=0)
         windows = read_windows(config, window, default=lambda i: (i + 1) % pattern > 0)
         no_rope = tuple(i for i, window in enumerate(windows) if not window)
         extra: dict[str, object] = {"windows": windows, "no_rope": no_rope}

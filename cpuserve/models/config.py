@@ -103,10 +103,13 @@ def read_windows(
 ) -> tuple[int, ...]:
     """Each layer's sliding window: `window` where layer_types says "sliding_attention", or 0.
 
-    default: whether a layer has a window, if the config has no layer_types.
+    default: whether a layer has a window, if the config has no layer_types. window: 0 = none,
+    unless sliding_window itself is 0, which says that no layer has one.
     """
     known = ("full_attention", "sliding_attention")
     kinds = read_kinds(config, "layer_types", known, lambda i: known[default(i)])
+    if config.get("sliding_window") == 0 and known[1] in kinds:
+        refuse("sliding_window", 0, "above 0, because layers have a sliding window")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 

@@ -108,7 +108,9 @@ def _spec(
     if config.get("use_bidirectional_attention"):
         refuse("use_bidirectional_attention", True, "false: only causal attention is supported")
     window = (
-        0 if config.get("sliding_window", 1) is None else read_int(config, "sliding_window", 4096)
+        0
+        if config.get("sliding_window", 1) is None
+        else read_int(config, "sliding_window", 4096, low=0)
     )
     tied = config.get("tie_word_embeddings")
     bias = read_bool(config, "attention_bias", False)

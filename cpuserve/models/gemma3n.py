@@ -44,7 +44,7 @@ class Gemma3n:
         config = {**config, "head_dim": read_int(config, "head_dim", 256, high=1024)}
         layers = read_int(config, "num_hidden_layers", high=4096)
         config.setdefault("num_kv_shared_layers", 15)
-        window = read_int(config, "sliding_window", 512)
+        window = read_int(config, "sliding_window", 512, low=0)
         windows = read_windows(config, window, default=lambda i: (i + 1) % PATTERN > 0)
         local_theta = config.get("rope_local_base_freq", 1e4)
         full, local_rope = split_ropes(

@@ -98,7 +98,7 @@ class Gemma4:
 
 def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     """The window of each layer; the last one has none, whatever the config says."""
-    window = read_int(config, "sliding_window", 512)
+    window = read_int(config, "sliding_window", 512, low=0)
     windows = read_windows(config, window, default=lambda i: (i + 1) % PATTERN > 0)
     return (*windows[:-1], 0)
 

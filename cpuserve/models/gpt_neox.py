@@ -36,6 +36,7 @@ class GptNeoX:
                 **config,
                 **rope,
                 "hidden_act": "silu",
+                "head_dim": None,  # transformers reads no such key
             },
             architecture="GPTNeoXForCausalLM",
             positions=2048,

@@ -39,7 +39,7 @@ class GptOss:
             if read_float(config, key, built) != built:
                 refuse(key, config[key], f"{built:g}, which the kernels are built for")
         bias = read_bool(config, "attention_bias", True)
-        window = read_int(config, "sliding_window", 128)
+        window = read_int(config, "sliding_window", 128, low=0)
         extra = {
             "windows": read_windows(config, window, default=lambda i: i % 2 == 0),
             **read_experts(config, count="num_local_experts", width="intermediate_size"),

@@ -27,7 +27,7 @@ class Mellum:
         mlp_layer_types says so (missing: none).
         """
         bias = read_bool(config, "attention_bias", False)
-        window = read_int(config, "sliding_window", 1024)
+        window = read_int(config, "sliding_window", 1024, low=0)
         head_dim = read_int(config, "head_dim", 128)
         extra = {
             "windows": read_windows(config, window, default=lambda _: False),

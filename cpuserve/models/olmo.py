@@ -52,7 +52,7 @@ class Olmo3:
         """The hyperparameters in an OLMo 3 config."""
         if config.get("sliding_window", 1) is None:
             refuse("sliding_window", None, "the number of keys that layers with a window see")
-        window = read_int(config, "sliding_window", 4096)
+        window = read_int(config, "sliding_window", 4096, low=0)
         windows = read_windows(config, window, default=lambda i: (i + 1) % 4 > 0)
         _, _, head_dim = read_heads(config, read_int(config, "hidden_size", high=1 << 20))
         local_theta = config.get("rope_theta") or THETA3

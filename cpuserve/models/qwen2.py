@@ -40,7 +40,7 @@ def read_qwen_windows(config: Mapping[str, Any]) -> dict[str, Any]:
     Windows are used only if use_sliding_window is true, in the layers that layer_types marks
     "sliding_attention"; without layer_types, in the layers from max_window_layers on.
     """
-    window = read_int(config, "sliding_window", 4096)
+    window = read_int(config, "sliding_window", 4096, low=0)
     if (
         not read_bool(config, "use_sliding_window", False)
         or config.get("sliding_window", 1) is None

@@ -11,8 +11,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from cpuserve.models.config import (
     MAX_INT32,
     read_bool,
@@ -24,6 +22,8 @@ from cpuserve.models.config import (
 from cpuserve.program.ops import Rope
 
 Params = Mapping[str, Any]
+
+ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) -> tuple[Rope, int]:
@@ -85,11 +85,12 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def _rope_params(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of both spellings in one dictionary; rope_parameters has priority."""
-    merged: dict[str, Any] = {}
-    for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
-        if config.get(key) is not None:
-            merged[key] = config[key]
+    """The parameters of both spellings in one dictionary; rope_parameters has priority.
+
+    Of the original context alone, the number outside it has, as in transformers.
+    """
+    outside = ("rope_theta", "partial_rotary_factor", ORIGINAL)
+    merged = {key: config[key] for key in outside if config.get(key) is not None}
     for key in ("rope_scaling", "rope_parameters"):
         value = config.get(key)
         if value is None:
@@ -97,6 +98,8 @@ def _rope_params(config: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, Mapping) or any(isinstance(v, Mapping) for v in value.values()):
             refuse(key, value, "null or one set of rope parameters for all layers")
         merged.update(value)
+    if config.get(ORIGINAL) is not None:
+        merged[ORIGINAL] = config[ORIGINAL]
     return merged
 
 
@@ -135,7 +138,7 @@ def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope,
     factor = read_float(params, "factor")
     low = read_float(params, "low_freq_factor")
     high = read_float(params, "high_freq_factor")
-    original = read_int(params, "original_max_position_embeddings")
+    original = read_int(params, ORIGINAL)
     if high <= low:
         refuse("high_freq_factor", high, f"above low_freq_factor {low:g}")
 
@@ -149,31 +152,36 @@ def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope,
 
 def _freq_factors(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
     """Each frequency is divided by its own factor, as GGUF files store the scaling of Llama 3."""
-    factors = params.get("freq_factors")
+    return _rope([*_divided(params, "freq_factors", base)]), max_position
+
+
+def _divided(params: Params, key: str, base: list[float]) -> tuple[float, ...]:
+    """`base`, each divided by its own factor of params[key]."""
+    factors = params.get(key)
     if not isinstance(factors, list | tuple) or len(factors) != len(base):
-        refuse("freq_factors", factors, f"a list of {len(base)} numbers")
-    each = [read_float({"freq_factors": f}, "freq_factors") for f in factors]
-    return _rope([b / f for b, f in zip(base, each, strict=True)]), max_position
+        refuse(key, factors, f"a list of {len(base)} numbers")
+    each = [read_float({key: f}, key) for f in factors]
+    return tuple(b / f for b, f in zip(base, each, strict=True))
 
 
 def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
     """LongRoPE: each frequency is divided by its own factor, cos and sin grow with the context.
 
-    There are other factors for sequences within the original context. As the KV cache holds keys
-    that are rotated already, a server needs one set for all: that of the longest sequences.
+    There are other factors for sequences beyond the original context. As the KV cache holds keys
+    that are rotated already, a server needs one set for all: see `long_rope` of EngineConfig.
     """
-    original = read_int(params, "original_max_position_embeddings")
-    key = "long_factor" if max_position > original else "short_factor"
-    rope, _ = _freq_factors({"freq_factors": params.get(key)}, base, max_position)
+    original = read_int(params, ORIGINAL)
+    short = _divided(params, "short_factor", base)
+    long = _divided(params, "long_factor", base)
     factor = read_float(params, "factor", max_position / original)
     grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     attention = read_float(params, "attention_factor", grown)
-    return msgspec.structs.replace(rope, attention_factor=attention), max_position
+    return Rope(2 * len(base), short, attention, original, long), max_position
 
 
 def _yarn(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
     """YaRN: NTK-by-parts over dimensions; cos and sin are multiplied by the attention factor."""
-    original = read_int(params, "original_max_position_embeddings", max_position)
+    original = read_int(params, ORIGINAL, max_position)
     factor = read_float(params, "factor", max(max_position / original, 1.0))
     fast = read_float(params, "beta_fast", 32.0)
     slow = read_float(params, "beta_slow", 1.0)

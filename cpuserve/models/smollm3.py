@@ -42,7 +42,11 @@ class SmolLm3:
             mlp_bias=read_bool(config, "mlp_bias", False),
             extra={
                 "no_rope": tuple(i for i, flag in enumerate(rotated) if not flag),
-                "windows": read_windows(config, window, default=lambda i: not rotated[i]),
+                "windows": read_windows(
+                    {**config, "sliding_window": window or None},
+                    window,
+                    default=lambda i: not rotated[i],
+                ),
             },
         )
 

@@ -27,6 +27,7 @@ class StableLm:
                 "layer_norm_eps": 1e-5,
                 **config,
                 "partial_rotary_factor": 0.25 if share is None else share,
+                "head_dim": None,  # transformers reads no such key
             },
             architecture="StableLmForCausalLM",
             positions=4096,

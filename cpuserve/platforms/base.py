@@ -40,6 +40,8 @@ class ModelFacts:
     sequence. adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig;
     adapter_weights: the number of weights in the matrices of all adapters or slots. usual_length:
     the tokens to which sentence-transformers cuts a text; None = as many as there are positions.
+    own_head: the output matrix is not the table of embeddings, although the config says so.
+    rope_original: the longest sequence for the short factors of LongRoPE; 0 for other RoPE.
     """
 
     name: str
@@ -68,6 +70,8 @@ class ModelFacts:
     pooling_why: str = "the model generates text"
     whole_prompts: bool = False
     usual_length: int | None = None
+    rope_original: int = 0
+    own_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)

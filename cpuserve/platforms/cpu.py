@@ -188,6 +188,9 @@ class CpuPlatform:
         ledger.decide("platform", self.name, "the CPUs of this machine")
         model_impl = _model_impl(options, ledger, facts, host)
         pooling = _pooling(ledger, facts, model_impl)
+        if facts.own_head:
+            why = "it differs from the embeddings, to which tie_word_embeddings would tie it"
+            ledger.decide("output_head", "the file's own", why)
         _check_adapters(ledger, facts, model_impl)
         isa, executor = _executor(options, ledger, host, model_impl)
         dtype = _dtype(options, ledger, facts, isa)
@@ -269,6 +272,7 @@ class CpuPlatform:
             weight_cache_bytes=_weight_cache(options, ledger, quantize, on_disk=memory.on_disk),
             weights_on_disk=memory.on_disk,
             page_cache_bytes=memory.page_cache_bytes,
+            long_rope=_long_rope(ledger, facts, memory.max_model_len),
             speculation=scheduling.speculation,
         )
         first, *others = replica_configs(config, placement, replicas)
@@ -313,6 +317,23 @@ def _pooling(ledger: Ledger, facts: ModelFacts, model_impl: str) -> str:
         )
         raise ConfigError(msg)
     return ledger.decide("pooling", facts.pooling, facts.pooling_why)
+
+
+def _long_rope(ledger: Ledger, facts: ModelFacts, length: int) -> bool:
+    """Decide which factors LongRoPE has: one set for all requests, as their keys are cached."""
+    original = facts.rope_original
+    if not original:
+        return False
+    long = length > original
+    if long:
+        why = (
+            f"requests may be longer than the original {original} tokens; shorter ones lose some "
+            f"quality, which --max-model-len {original} avoids"
+        )
+    else:
+        why = f"no request is longer than the original {original} tokens"
+    ledger.decide("long_rope", "long factors" if long else "short factors", why)
+    return long
 
 
 def _check_adapters(ledger: Ledger, facts: ModelFacts, model_impl: str) -> None:

@@ -300,7 +300,7 @@ def wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> 
     if options.disable_sliding_window and windows and min(windows) < facts.max_position:
         return _length_in_window(ledger, asked, min(windows))
     if asked is None or asked == -1:
-        return min(facts.max_position, facts.usual_length or facts.max_position), False
+        return _default_length(facts), False
     if asked > facts.max_position and (facts.fixed_positions or not options.allow_long_model_len):
         msg = (
             f"{ledger.asked('max_model_len')}: the positions of {facts.name} end at "
@@ -310,6 +310,12 @@ def wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> 
             msg += ", or set CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN=1 to exceed its trained length"
         raise ConfigError(msg)
     return asked, True
+
+
+def _default_length(facts: ModelFacts) -> int:
+    """Return the length that the model is meant for, at most its number of positions."""
+    lengths = (facts.max_position, facts.usual_length, facts.rope_original)
+    return min(length for length in lengths if length)
 
 
 def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[int, bool]:
@@ -441,4 +447,10 @@ def _length_why(budget: _Budget, length: int, facts: ModelFacts) -> str:
         return "as requested"
     if length == facts.usual_length:
         return "max_seq_length of sentence-transformers; --max-model-len may give more"
-    return "as in the model" if length == facts.max_position else "one sliding window"
+    if length == facts.max_position:
+        return "as in the model"
+    if length == facts.rope_original:
+        return (
+            f"the original context of LongRoPE; --max-model-len may be up to {facts.max_position}"
+        )
+    return "one sliding window"

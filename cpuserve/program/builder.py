@@ -420,9 +420,13 @@ class Builder:
         heads, rotary = self._spec.q_heads, rope.rotary
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))
         rank = self._width(kv) - rotary
-        for what, width in (("nope", nope), ("values", values), ("rank", rank)):
-            if width < HEAD_GROUP or width % HEAD_GROUP:
-                msg = f"layer {layer}: {what} is {width}, but must be a multiple of {HEAD_GROUP}"
+        for what, width in (("nope", nope), ("rank", rank)):
+            # A product of a head reads its inputs rounded up, which must be the head's own.
+            if width + -width % HEAD_GROUP > width + rotary:
+                msg = (
+                    f"layer {layer}: {what} is {width}, but must be a multiple of {HEAD_GROUP}, or "
+                    f"at most the {rotary} rotated dims below one"
+                )
                 raise ModelError(msg)
         if self._adapters is not None and kv_b in self._adapters.modules:
             msg = f"{kv_b}: adapters of this matrix are not supported"

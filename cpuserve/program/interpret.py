@@ -43,6 +43,7 @@ from cpuserve.program.ops import (
     PartNorm,
     PositionEmbed,
     RmsNorm,
+    Rope,
     RopeStoreKV,
     Route,
     RouteAdapters,
@@ -142,8 +143,9 @@ class Interpreter:
     quantized kinds in the emulated mode, a QuantMatrix. kinds: weight kind of each matrix in the
     emulated mode (default dense_f32). kv_dtype: storage of keys and values in both modes: "f32",
     "f16", "bf16", or "int8", "fp8_e4m3", "fp8_e5m2" with one scale per token and head. The cache
-    has `num_blocks` blocks of 32 tokens, and `num_states` slots for states of recurrent layers. Any
-    thread may set `cancelled`, which ends a run after its current op with RuntimeError.
+    has `num_blocks` blocks of 32 tokens, and `num_states` slots for states of recurrent layers.
+    long_rope: LongRoPE turns by its frequencies of long sequences. Any thread may set `cancelled`,
+    which ends a run after its current op with RuntimeError.
     """
 
     def __init__(
@@ -158,8 +160,10 @@ class Interpreter:
         activation_bits: int = 8,
         groups: Sequence[Sequence[int]] = (),
         num_states: int = 0,
+        long_rope: bool = False,
     ) -> None:
         self.program = program
+        self._long_rope = long_rope
         self._kv_groups = len(groups) or 1
         self._groups = self._kv_groups + bool(program.states)
         self._num_states = num_states
@@ -388,9 +392,7 @@ class Interpreter:
         if op.k_norm is not None:
             k = rms_norm(k, self._vector(op.k_norm) + more, op.eps)
         if op.rope is not None:
-            cos, sin = (
-                torch.from_numpy(t)[:, None] for t in rope_tables(op.rope, self._step.positions)
-            )
+            cos, sin = self._turns(op.rope)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.kv_type in MIXED_KV:
             q = mix(q) / mix_width(op.head_dim)
@@ -427,11 +429,14 @@ class Interpreter:
             out.append(part @ (w if op.transposed else w.T))
         return torch.cat(out, dim=1)
 
+    def _turns(self, rope: Rope) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of the step's positions, each [T, 1, rotary / 2]."""
+        cos, sin = rope_tables(rope, self._step.positions, long=self._long_rope)
+        return torch.from_numpy(cos)[:, None], torch.from_numpy(sin)[:, None]
+
     def _latentstorekv(self, op: LatentStoreKV, q: Tensor, latent: Tensor, kv: Tensor) -> Tensor:
         row = rms_norm(kv[:, : op.rank], self._vector(op.norm), op.eps)
-        cos, sin = (
-            torch.from_numpy(t)[:, None] for t in rope_tables(op.rope, self._step.positions)
-        )
+        cos, sin = self._turns(op.rope)
         turned = []
         for x in (q.reshape(len(q), op.q_heads, -1)[:, :, op.nope :], kv[:, None, op.rank :]):
             pairs = torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) if op.interleaved else x

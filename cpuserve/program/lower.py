@@ -265,8 +265,10 @@ class Lowering:
         activation_bits: int = 8,
         groups: Sequence[Sequence[int]] = (),
         order_of: Callable[[str], Order | None] = lambda _: None,
+        long_rope: bool = False,
     ) -> None:
         self.program = program
+        self._long_rope = long_rope
         self.group_of = group_of(program, groups)
         self._stored_kind = kind_of
         self._stored_order = order_of
@@ -341,9 +343,10 @@ class Lowering:
             if isinstance(op, Linear) and op.out == value and self._splits(op):
                 return "f32"
         chosen = wanted.pop() if len(wanted) == 1 else "f32"
-        by_heads = any(isinstance(op, HeadLinear) and op.out == value for op in self._uses[value])
-        if by_heads and chosen.startswith("q8"):
-            return "f32"  # each head writes its own columns
+        heads = [op for op in self._uses[value] if isinstance(op, HeadLinear) and op.out == value]
+        # Each head writes its own columns. Those of bf16 are padded to whole groups.
+        if any(chosen.startswith("q8") or op.features % 32 for op in heads):
+            return "f32"
         if chosen in WHOLE_ROW and self._in_pieces(value):
             return "f32"
         return "f32" if chosen.startswith("q8g32") and self._heads_cross_groups(value) else chosen
@@ -554,7 +557,7 @@ class Lowering:
         def table(which: int) -> Float32:
             if which not in made:  # compute both tables from the same angles
                 positions = np.arange(self.max_position, dtype=np.int32)
-                made.update(enumerate(rope_tables(rope, positions)))
+                made.update(enumerate(rope_tables(rope, positions, long=self._long_rope)))
             return made.pop(which)
 
         cos = self._vector(("cos", rope), count, lambda _: table(0))

@@ -50,11 +50,14 @@ class Rope(msgspec.Struct, frozen=True):
 
     `inv_freq` are the rotary/2 inverse frequencies after any scaling (Llama 3, linear, YaRN), and
     `attention_factor` multiplies cos and sin (YaRN). Source: transformers modeling_rope_utils.
+    LongRoPE has `long_freq` for sequences of more than `original` tokens; other kinds have ().
     """
 
     rotary: int
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
+    original: int = 0
+    long_freq: tuple[float, ...] = ()
 
 
 class Embed(msgspec.Struct, frozen=True):

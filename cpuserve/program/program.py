@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cpuserve.program.ops import Op, ValueId
+from cpuserve.program.ops import Op, Rope, ValueId
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,12 @@ class Program:
     width: int
     states: tuple[StateLayer, ...] = ()
     unread: frozenset[str] = frozenset()
+
+    @property
+    def ropes(self) -> set[Rope]:
+        """The rotary embeddings of all layers."""
+        found = (getattr(op, "rope", None) for op in self.ops)
+        return {rope for rope in found if rope is not None}
 
 
 def group_of(program: Program, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:

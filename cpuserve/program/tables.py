@@ -10,12 +10,16 @@ from cpuserve.program.ops import Rope
 Float32 = npt.NDArray[np.float32]
 
 
-def rope_tables(rope: Rope, positions: npt.NDArray[np.int32]) -> tuple[Float32, Float32]:
+def rope_tables(
+    rope: Rope, positions: npt.NDArray[np.int32], *, long: bool
+) -> tuple[Float32, Float32]:
     """(cos, sin), each [len(positions), rotary / 2] and multiplied by the attention factor.
 
-    Angles are fp32 products of position and frequency, as in transformers.
+    Angles are fp32 products of position and frequency, as in transformers. long: a LongRoPE turns
+    by the frequencies of long sequences.
     """
-    angles = np.outer(positions.astype(np.float32), np.asarray(rope.inv_freq, np.float32))
+    freqs = rope.long_freq if long and rope.long_freq else rope.inv_freq
+    angles = np.outer(positions.astype(np.float32), np.asarray(freqs, np.float32))
     factor = np.float32(rope.attention_factor)
     return np.cos(angles) * factor, np.sin(angles) * factor
 

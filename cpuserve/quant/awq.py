@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.quant.packed import IntWeights, expect, floats, unpack, words
+from cpuserve.quant.packed import IntWeights, column_floats, expect, unpack, words
 from cpuserve.quant.registry import weight_format
-from cpuserve.quant.rows import join_bits
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cpuserve.quant.base import Weights
     from cpuserve.quant.stored import StoredTensor, TensorStore
+
+    Words = npt.NDArray[np.uint32]
 
 ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # nibble of outputs 0 .. 7 within a word
 
@@ -42,20 +43,48 @@ class AwqWeights(IntWeights):
         k, packed = self.part(stem, "qweight").shape
         return packed * 8, k, self.part(stem, "scales").shape[0]
 
-    def packed(self, stem: str) -> npt.NDArray[np.uint8]:
-        """The codes [n, k / 2]."""
-        return join_bits(outputs(self.part(stem, "qweight")).T, 4)
+    def packed(self, stem: str, rows: slice) -> npt.NDArray[np.uint8]:
+        """The codes [rows, k / 2]."""
+        return transposed_nibbles(_columns(self.part(stem, "qweight"), rows))
 
-    def scale(self, stem: str) -> npt.NDArray[np.float32]:
-        """The scales [n, groups]."""
-        return floats(self.part(stem, "scales")).T
+    def scale(self, stem: str, rows: slice) -> npt.NDArray[np.float32]:
+        """The scales [rows, groups]."""
+        return column_floats(self.part(stem, "scales"), rows).T
 
-    def zero(self, stem: str) -> npt.NDArray[np.float32]:
-        """The zero points [n, groups]."""
-        return outputs(self.part(stem, "qzeros")).T.astype(np.float32)
+    def zero(self, stem: str, rows: slice) -> npt.NDArray[np.float32]:
+        """The zero points [rows, groups]."""
+        codes = unpack(_columns(self.part(stem, "qzeros"), rows))
+        codes = codes.reshape(len(codes), -1, 8)[:, :, ORDER].reshape(len(codes), -1)
+        return codes.T.astype(np.float32)
 
 
-def outputs(tensor: StoredTensor) -> npt.NDArray[np.uint8]:
-    """4-bit codes [rows, n] from words [rows, n / 8] in AWQ's order."""
-    codes = unpack(words(tensor))
-    return codes.reshape(len(codes), -1, 8)[:, :, ORDER].reshape(len(codes), -1)
+def _columns(tensor: StoredTensor, outputs: slice) -> Words:
+    """The words with the codes of some outputs; each word has eight."""
+    return words(tensor)[:, outputs.start // 8 : -(-outputs.stop // 8)]
+
+
+def transposed_nibbles(words: Words) -> npt.NDArray[np.uint8]:
+    """4-bit codes [8 * m, k / 2] from words [k, m], each with eight outputs in the order above.
+
+    The eight words of eight inputs become eight words, each of one output: halves of ever shorter
+    parts of them change places, as in Hacker's Delight 7-3.
+    """
+    k, m = words.shape
+    parts = np.ascontiguousarray(words.reshape(k // 8, 8, m).transpose(1, 2, 0))
+    swap, spare = np.empty_like(parts[0]), np.empty_like(parts[0])
+    for distance, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
+        shift = np.uint32(4 * distance)
+        for i in range(8):
+            if i & distance:
+                continue
+            low, high = parts[i], parts[i + distance]
+            np.right_shift(low, shift, out=swap)
+            swap ^= high
+            swap &= np.uint32(mask)
+            high ^= swap
+            np.left_shift(swap, shift, out=spare)
+            low ^= spare
+    rows = np.empty((m, 8, k // 8), "<u4")
+    for output, nibble in enumerate(ORDER):
+        rows[:, output] = parts[nibble]
+    return rows.reshape(8 * m, -1).view(np.uint8)

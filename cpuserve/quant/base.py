@@ -6,7 +6,8 @@ type that the packers read (`csrc/kernels/table.h: SourceType`). Tensors stay qu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -121,6 +122,14 @@ class QuantTensor:
         return data[rows if self.row_order is None else self.row_order[rows]]
 
 
+# Weights that are built at a time: their codes, and the rows that are made of them, stay in L2.
+WEIGHTS_AT_ONCE = 1 << 19
+# Rows that are built begin at a multiple of this, so that a word of codes has no others.
+ROWS_TOGETHER = 32
+
+Each = Callable[[Callable[[slice], None], Iterable[slice]], Iterable[None]]
+
+
 class BuiltTensor(QuantTensor):
     """A tensor whose rows are built each time they are read, and not kept."""
 
@@ -150,7 +159,7 @@ class BuiltTensor(QuantTensor):
     @property
     def data(self) -> npt.NDArray[np.uint8]:
         """All rows, built again at every call."""
-        return self.cut(slice(None), 0)
+        return rows_of(self, map)
 
     @property
     def nbytes(self) -> int:
@@ -169,6 +178,30 @@ class BuiltTensor(QuantTensor):
         except ValueError as error:
             msg = f"the tensors that store {self.name} do not fit together: {error}"
             raise ModelError(msg) from error
+
+
+def rows_of(tensor: QuantTensor, each: Each) -> npt.NDArray[np.uint8]:
+    """`tensor.data`; rows that have to be built are built in parts that fit a cache.
+
+    each: runs a function for every one of some slices, as `map` or a pool of threads does.
+
+    Raises:
+        ModelError: as `BuiltTensor.cut`.
+    """
+    if not isinstance(tensor, BuiltTensor):
+        return tensor.data
+    count, k = math.prod(tensor.shape[:-1]), tensor.shape[-1]
+    some = WEIGHTS_AT_ONCE // max(k, 1) // ROWS_TOGETHER * ROWS_TOGETHER or ROWS_TOGETHER
+    if len(tensor.shape) < 2 or count <= some:
+        return tensor.cut(slice(None), 0)
+    out = np.empty((count, tensor.nbytes // count), np.uint8)
+
+    def build(rows: slice) -> None:
+        out[rows] = tensor.cut(rows, out.shape[1])
+
+    for _ in each(build, (slice(at, min(at + some, count)) for at in range(0, count, some))):
+        pass
+    return out
 
 
 class Weights(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 from cpuserve.errors import ModelError
 from cpuserve.quant.float_rows import GROUP, TABLES, table_rows
 from cpuserve.quant.fp8 import matrix_shape
-from cpuserve.quant.packed import PackedWeights, floats, rebuilt
+from cpuserve.quant.packed import PackedWeights, floats, rebuilt, some_floats
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import int8_rows
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import BuiltTensor, SourceType, Weights
     from cpuserve.quant.stored import TensorStore
 
+    Blocks = npt.NDArray[np.int64]
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
@@ -64,21 +65,23 @@ class BitsAndBytesWeights(PackedWeights):
         source = self._source(stem)
         if source and k % GROUP == 0 and state["blocksize"] % GROUP == 0:
 
-            def build() -> Bytes:
-                pairs = self.part(stem, "weight").data.reshape(n, k // 2)
-                scale = np.repeat(self._absmax(stem, state), state["blocksize"] // GROUP)
+            def build(rows: slice) -> Bytes:
+                pairs = self.part(stem, "weight").data.reshape(n, k // 2)[rows]
+                groups = np.arange(rows.start * k // GROUP, rows.stop * k // GROUP)
+                scale = self._absmax(stem, state, groups // (state["blocksize"] // GROUP))
                 swapped = pairs >> np.uint8(4) | pairs << np.uint8(4)
-                return table_rows(swapped, scale[: n * k // GROUP].reshape(n, -1))
+                return table_rows(swapped, scale.reshape(len(pairs), -1))
 
             return rebuilt(name, (n, k), source, build, self.release(stem))
 
-        def values() -> Float32:
+        def values(rows: slice) -> Float32:
             table = floats(self.part(stem, "weight.quant_map"))
-            pairs = self.part(stem, "weight").data.reshape(-1)
-            codes = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)
-            size = state["blocksize"]
-            scale = np.repeat(self._absmax(stem, state), size)[: n * k]
-            return (table[codes][: n * k] * scale).reshape(n, k)
+            # Of a matrix with an odd number of inputs, the last row may end inside of a byte.
+            first, end = rows.start * k, rows.stop * k
+            pairs = self.part(stem, "weight").data.reshape(-1)[first // 2 : -(-end // 2)]
+            codes = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[: end - first]
+            scale = self._absmax(stem, state, np.arange(first, end) // state["blocksize"])
+            return (table[codes] * scale).reshape(-1, k)
 
         return self.converted(name, stem, (n, k), values, WHY)
 
@@ -93,9 +96,10 @@ class BitsAndBytesWeights(PackedWeights):
     def _int8(self, name: str, stem: str) -> BuiltTensor:
         n, k = matrix_shape(self.part(stem, "weight"))
 
-        def build() -> Bytes:
-            q = self.part(stem, "weight").data.view(np.int8).reshape(n, k)
-            return int8_rows(q, floats(self.part(stem, "SCB")) / np.float32(127))
+        def build(rows: slice) -> Bytes:
+            q = self.part(stem, "weight").data.view(np.int8).reshape(n, k)[rows]
+            scale = floats(self.part(stem, "SCB")).reshape(n)
+            return int8_rows(q, scale[rows] / np.float32(127))
 
         return rebuilt(name, (n, k), "s8_channel", build, self.release(stem))
 
@@ -118,13 +122,14 @@ class BitsAndBytesWeights(PackedWeights):
             raise ModelError(msg)
         return state
 
-    def _absmax(self, stem: str, state: dict[str, Any]) -> Float32:
-        """The scale of each block."""
+    def _absmax(self, stem: str, state: dict[str, Any], blocks: Blocks) -> Float32:
+        """The scales of some blocks."""
         stored = self.part(stem, "weight.absmax")
         if stored.dtype != "U8":
-            return floats(stored).reshape(-1)
-        table = floats(self.part(stem, "weight.nested_quant_map"))
+            return some_floats(stored, blocks).reshape(-1)
+        table: Float32 = floats(self.part(stem, "weight.nested_quant_map"))
         outer = floats(self.part(stem, "weight.nested_absmax")).reshape(-1)
-        codes = stored.data.reshape(-1)
-        scale = np.repeat(outer, state["nested_blocksize"])[: codes.size]
-        return table[codes] * scale + np.float32(state["nested_offset"])
+        codes = stored.data.reshape(-1)[blocks]
+        scale = outer[blocks // state["nested_blocksize"]]
+        found: Float32 = table[codes] * scale + np.float32(state["nested_offset"])
+        return found

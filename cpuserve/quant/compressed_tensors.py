@@ -16,6 +16,7 @@ mxfp4             weight_packed uint8 [n, k / 2] of E2M1, weight_scale uint8 [n,
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,16 @@ from cpuserve.errors import ModelError
 from cpuserve.quant.float_rows import SMALL, WHOLE, e4m3, nvfp4_rows
 from cpuserve.quant.fp8 import FP8, fp8_matrix, matrix_shape
 from cpuserve.quant.online import ONE_SCALE
-from cpuserve.quant.packed import SIGN, IntWeights, floats, group_order, rebuilt, unpack, words
+from cpuserve.quant.packed import (
+    SIGN,
+    IntWeights,
+    floats,
+    group_order,
+    rebuilt,
+    some_floats,
+    unpack,
+    words,
+)
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import E2M1, int8_rows, mxfp4_rows, spread_bits
 
@@ -34,7 +44,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cpuserve.quant.base import BuiltTensor, WeightKind, Weights
-    from cpuserve.quant.stored import TensorStore
+    from cpuserve.quant.stored import StoredTensor, TensorStore
 
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
@@ -138,41 +148,51 @@ class CompressedWeights(IntWeights):
             raise ModelError(msg)
         return int(shape[0]), int(shape[1]), scale[1]
 
-    def packed(self, stem: str) -> Bytes:
-        """The codes [n, k / 2]; the stored words have this order."""
-        return words(self.part(stem, "weight_packed")).view(np.uint8)
+    def packed(self, stem: str, rows: slice) -> Bytes:
+        """The codes [rows, k / 2]; the stored words have this order."""
+        return words(self.part(stem, "weight_packed"))[rows].view(np.uint8)
 
-    def scale(self, stem: str) -> Float32:
-        """The scales [n, groups]."""
-        return self._for_each_row(stem, floats(self.part(stem, "weight_scale")))
+    def scale(self, stem: str, rows: slice) -> Float32:
+        """The scales [rows, groups]."""
+        scales = self.part(stem, "weight_scale")
+        if self._for_all_rows(stem, scales):
+            _, _, groups = self.layout(stem)
+            return np.broadcast_to(floats(scales).reshape(groups), (rows.stop - rows.start, groups))
+        return some_floats(scales, rows).reshape(rows.stop - rows.start, -1)
 
-    def _for_each_row(self, stem: str, values: Float32) -> Float32:
-        """Values [n, groups] of a matrix that may have them once for all its rows.
+    def _for_all_rows(self, stem: str, values: StoredTensor) -> bool:
+        """Whether a matrix has these values of its groups once, instead of for each of its rows.
 
         Raises:
             ModelError: there are more or fewer of them.
         """
         n, _, groups = self.layout(stem)
-        if values.size not in (groups, n * groups):
+        count = math.prod(values.shape)
+        if count not in (groups, n * groups):
             msg = (
-                f"{stem}weight has {values.size} scales or zero points for {n} rows in {groups} "
+                f"{stem}weight has {count} scales or zero points for {n} rows in {groups} "
                 f"groups; {REMEDY}"
             )
             raise ModelError(msg)
-        return np.broadcast_to(values.reshape(-1, groups), (n, groups))
+        return count == groups and n > 1
 
-    def zero(self, stem: str) -> Float32:
-        """The zero points [n, groups]."""
-        n, k, groups = self.layout(stem)
+    def zero(self, stem: str, rows: slice) -> Float32:
+        """The zero points [rows, groups]."""
+        _, k, groups = self.layout(stem)
+        count = rows.stop - rows.start
         plain = self.leader(stem)[0] == "weight"
         bits = 8 if plain else self._bits(stem, k)
         if not self.has(stem, "weight_zero_point"):
-            return np.full((n, groups), 1 << (bits - 1), np.float32)
+            return np.full((count, groups), 1 << (bits - 1), np.float32)
         if plain:
-            found = self.part(stem, "weight_zero_point").data.view(np.int8)
-            return self._for_each_row(stem, found.astype(np.float32) + np.float32(SIGN))
-        stored = words(self.part(stem, "weight_zero_point"))
-        return unpack(np.ascontiguousarray(stored.T), bits).T[:n].astype(np.float32)
+            points = self.part(stem, "weight_zero_point")
+            once = self._for_all_rows(stem, points)
+            stored = points.data.view(np.int8).reshape(-1, groups)[slice(None) if once else rows]
+            found = stored.astype(np.float32) + np.float32(SIGN)
+            return np.broadcast_to(found, (count, groups))
+        packed = words(self.part(stem, "weight_zero_point"))
+        packed = packed[rows.start * bits // 32 : -(-rows.stop * bits // 32)]
+        return unpack(np.ascontiguousarray(packed.T), bits).T[:count].astype(np.float32)
 
     def _bits(self, stem: str, k: int) -> int:
         """Bits of a code: a row of packed words has room for `k` of them."""
@@ -194,11 +214,11 @@ class CompressedWeights(IntWeights):
         if self.has(stem, "weight_g_idx"):
             order = group_order(self.part(stem, "weight_g_idx"), k, groups)
 
-        def codes() -> Bytes:
-            return unpack(words(self.part(stem, "weight_packed")), bits)[:, :k]
+        def codes(rows: slice) -> Bytes:
+            return unpack(words(self.part(stem, "weight_packed"))[rows], bits)[:, :k]
 
-        if bits == 8 and groups == 1 and order is None and (self.zero(stem) == SIGN).all():
-            return self._rows(name, stem, (n, k), lambda: codes() ^ np.uint8(SIGN))
+        if bits == 8 and groups == 1 and order is None and self._all_zeros_are(stem, SIGN):
+            return self._rows(name, stem, (n, k), lambda rows: codes(rows) ^ np.uint8(SIGN))
         return self.from_codes(name, stem, codes, order, bits)
 
     def _int8(self, name: str, stem: str) -> BuiltTensor:
@@ -209,27 +229,31 @@ class CompressedWeights(IntWeights):
         if zeros and zeros.dtype != "I8":
             msg = f"{zeros.name} has type {zeros.dtype}; only I8 is supported beside int8 weights"
             raise ModelError(msg)
-        if groups == 1 and not (zeros and zeros.data.any()):
-            return self._rows(name, stem, (n, k), lambda: self.part(stem, "weight").data)
 
-        def codes() -> Bytes:
-            return (self.part(stem, "weight").data ^ np.uint8(SIGN)).reshape(n, k)
+        def stored_codes(rows: slice) -> Bytes:
+            return self.part(stem, "weight").data.reshape(n, k)[rows]
+
+        if groups == 1 and not (zeros and zeros.data.any()):
+            return self._rows(name, stem, (n, k), stored_codes)
+
+        def codes(rows: slice) -> Bytes:
+            return stored_codes(rows) ^ np.uint8(SIGN)
 
         return self.from_codes(name, stem, codes, None, 8)
 
     def _rows(
-        self, name: str, stem: str, shape: tuple[int, int], codes: Callable[[], Bytes]
+        self, name: str, stem: str, shape: tuple[int, int], codes: Callable[[slice], Bytes]
     ) -> BuiltTensor:
         """The matrix in rows that hold their scale, followed by their int8 codes."""
         n, k = shape
 
-        def build() -> Bytes:
-            q = codes().view(np.int8).reshape(n, k)
+        def build(rows: slice) -> Bytes:
+            q = codes(rows).view(np.int8).reshape(-1, k)
             scale = floats(self.part(stem, "weight_scale")).reshape(-1, 1)
             if scale.size not in (1, n):
                 msg = f"{name}: {scale.size} scales for {n} rows are not supported; {REMEDY}"
                 raise ModelError(msg)
-            return int8_rows(q, np.broadcast_to(scale, (n, 1)))
+            return int8_rows(q, np.broadcast_to(scale, (n, 1))[rows])
 
         return rebuilt(name, shape, "s8_channel", build, self.release(stem))
 
@@ -242,22 +266,23 @@ class CompressedWeights(IntWeights):
         n, half = matrix_shape(self.part(stem, "weight_packed"))
         _, groups = matrix_shape(self.part(stem, "weight_scale"))
 
-        def pairs() -> Bytes:
-            return self.part(stem, "weight_packed").data.reshape(n, half)
+        def pairs(rows: slice) -> Bytes:
+            return self.part(stem, "weight_packed").data.reshape(n, half)[rows]
+
+        def small(rows: slice) -> Bytes:
+            return self.part(stem, "weight_scale").data.reshape(n, groups)[rows]
 
         def total() -> Float32:
             stored = floats(self.part(stem, "weight_global_scale"))
             return (np.float32(1) / stored.reshape(1)).astype(np.float32)
 
-        def build() -> Bytes:
-            small = self.part(stem, "weight_scale").data.reshape(n, groups)
-            return nvfp4_rows(pairs(), small, total())
+        def build(rows: slice) -> Bytes:
+            return nvfp4_rows(pairs(rows), small(rows), total())
 
-        def values() -> Float32:
-            scale = e4m3(self.part(stem, "weight_scale").data).reshape(n, groups, 1) * total()
-            return (E2M1[spread_bits(pairs(), 4)].reshape(n, groups, -1) * scale).reshape(
-                n, 2 * half
-            )
+        def values(rows: slice) -> Float32:
+            scale = e4m3(small(rows))[..., None] * total()
+            found = E2M1[spread_bits(pairs(rows), 4)]
+            return (found.reshape(*scale.shape[:2], -1) * scale).reshape(-1, 2 * half)
 
         if 2 * half % WHOLE or groups * SMALL != 2 * half:
             why = f"NVFP4 weights of a number of inputs that {WHOLE} does not divide"
@@ -268,8 +293,9 @@ class CompressedWeights(IntWeights):
         """The matrix in GGUF's blocks of MXFP4."""
         n, half = matrix_shape(self.part(stem, "weight_packed"))
 
-        def build() -> Bytes:
-            exponents = self.part(stem, "weight_scale").data.reshape(n, -1)
-            return mxfp4_rows(self.part(stem, "weight_packed").data.reshape(n, half), exponents)
+        def build(rows: slice) -> Bytes:
+            exponents = self.part(stem, "weight_scale").data.reshape(n, -1)[rows]
+            pairs = self.part(stem, "weight_packed").data.reshape(n, half)[rows]
+            return mxfp4_rows(pairs, exponents)
 
         return rebuilt(name, (n, 2 * half), "gguf_mxfp4", build, self.release(stem))

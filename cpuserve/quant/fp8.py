@@ -73,13 +73,13 @@ def fp8_matrix(
     columns = k if math.prod(scales.shape) in (1, n) or block is None else block[1]
     if k % WHOLE or (columns % BLOCK and columns < k):
         return weights.converted(
-            name, stem, (n, k), lambda: scaled(weight, floats(scales), block), WHY
+            name, stem, (n, k), lambda rows: scaled(weight, floats(scales), block, rows), WHY
         )
 
-    def build() -> Bytes:
-        scale, each = by_rows(weight, floats(scales), block)
+    def build(rows: slice) -> Bytes:
+        scale, each = by_rows(weight, floats(scales), block, rows)
         groups = np.arange(-(-k // BLOCK)) * BLOCK // each
-        return f8_rows(weight.data.reshape(n, k), scale[:, groups])
+        return f8_rows(weight.data.reshape(n, k)[rows], scale[:, groups])
 
     return rebuilt(name, (n, k), "e4m3_g128", build, weights.release(stem))
 
@@ -92,17 +92,20 @@ def matrix_shape(tensor: StoredTensor) -> tuple[int, int]:
     return tensor.shape[0], tensor.shape[1]
 
 
-def scaled(weight: StoredTensor, scale: Float32, block: tuple[int, int] | None = None) -> Float32:
-    """E4M3 values [n, k] times their scales, in fp32; scale, block and errors as in `by_rows`."""
+def scaled(
+    weight: StoredTensor, scale: Float32, block: tuple[int, int] | None, rows: slice
+) -> Float32:
+    """E4M3 values [rows, k] times their scales, in fp32; all but `rows` as in `by_rows`."""
     n, k = matrix_shape(weight)
-    factors, columns = by_rows(weight, scale, block)
-    return e4m3(weight.data).reshape(n, k) * np.repeat(factors, columns, axis=1)[:, :k]
+    factors, columns = by_rows(weight, scale, block, rows)
+    values = e4m3(weight.data.reshape(n, k)[rows])
+    return values * np.repeat(factors, columns, axis=1)[:, :k]
 
 
 def by_rows(
-    weight: StoredTensor, scale: Float32, block: tuple[int, int] | None
+    weight: StoredTensor, scale: Float32, block: tuple[int, int] | None, some: slice
 ) -> tuple[Float32, int]:
-    """Scales [n, blocks] of the rows of a matrix [n, k], and the inputs that share one.
+    """Scales [some, blocks] of some rows of a matrix [n, k], and the inputs that share one.
 
     scale: one number, one for each row [n, 1], or one for each block [n / rows, k / columns],
     rounded up. block: (rows, columns).
@@ -112,9 +115,9 @@ def by_rows(
     """
     n, k = matrix_shape(weight)
     if scale.size == 1:
-        return np.broadcast_to(scale.reshape(1, 1), (n, 1)), k
+        return np.broadcast_to(scale.reshape(1, 1), (some.stop - some.start, 1)), k
     if scale.size == n and scale.ndim <= 2 and scale.shape[0] == n:
-        return scale.reshape(n, 1), k
+        return scale.reshape(n, 1)[some], k
     rows, columns = block or (0, 0)
     if block is None or scale.shape != (-(-n // rows), -(-k // columns)):
         msg = (
@@ -122,4 +125,4 @@ def by_rows(
             "number, one for each row, or one for each block of weight_block_size"
         )
         raise ModelError(msg)
-    return np.repeat(scale, rows, axis=0)[:n], columns
+    return scale[np.arange(some.start, some.stop) // rows], columns

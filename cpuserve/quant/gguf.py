@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -126,22 +125,15 @@ def decoded(stored: QuantTensor, dtype: str) -> BuiltTensor:
     size = k // 256 * DECODED[dtype]
 
     def build(rows: slice) -> Bytes:
-        # numpy gives way to other threads in its loops.
-        from concurrent.futures import ThreadPoolExecutor
-
         import gguf
 
         data, order = stored.data.reshape(-1, size), stored.row_order
         wanted = np.arange(len(data))[rows] if order is None else order[rows]
         out = np.empty((len(wanted), k), np.float32)
         kind = gguf.GGMLQuantizationType[dtype]
-
-        def decode(first: int) -> None:
+        for first in range(0, len(out), DECODED_ROWS):  # its copies of more take much memory
             some = slice(first, first + DECODED_ROWS)
             out[some] = gguf.quants.dequantize(data[wanted[some]], kind)
-
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            list(threads.map(decode, range(0, len(out), DECODED_ROWS)))
         return out.view(np.uint8)
 
     nbytes = 4 * math.prod(stored.shape)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.quant.packed import IntWeights, expect, floats, group_order, unpack, words
+from cpuserve.quant.packed import IntWeights, column_floats, expect, group_order, unpack, words
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import spread_bits
 
@@ -55,17 +55,19 @@ class GptqWeights(IntWeights):
         packed, n = self.part(stem, "qweight").shape
         return n, packed * 32 // self._bits, self.part(stem, "scales").shape[0]
 
-    def packed(self, stem: str) -> Bytes:
-        """The codes [n, k * bits / 8], of a matrix that is stored with a column for each output."""
-        return np.ascontiguousarray(words(self.part(stem, "qweight")).T).view(np.uint8)
+    def packed(self, stem: str, rows: slice) -> Bytes:
+        """The codes [rows, k * bits / 8]; stored is a column for each output."""
+        return np.ascontiguousarray(words(self.part(stem, "qweight"))[:, rows].T).view(np.uint8)
 
-    def scale(self, stem: str) -> Float32:
-        """The scales [n, groups]."""
-        return floats(self.part(stem, "scales")).T
+    def scale(self, stem: str, rows: slice) -> Float32:
+        """The scales [rows, groups]."""
+        return column_floats(self.part(stem, "scales"), rows).T
 
-    def zero(self, stem: str) -> Float32:
-        """The zero points [n, groups]."""
-        stored = unpack(words(self.part(stem, "qzeros")), self._bits).T
+    def zero(self, stem: str, rows: slice) -> Float32:
+        """The zero points [rows, groups]."""
+        columns = slice(rows.start * self._bits // 32, -(-rows.stop * self._bits // 32))
+        stored = unpack(words(self.part(stem, "qzeros"))[:, columns], self._bits)
+        stored = stored[:, : rows.stop - rows.start].T
         return stored.astype(np.float32) + np.float32(self._zero_offset)
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
@@ -75,7 +77,7 @@ class GptqWeights(IntWeights):
             _, k, groups = self.layout(stem)
             order = group_order(self.part(stem, "g_idx"), k, groups)
 
-        def codes() -> Bytes:
-            return spread_bits(self.packed(stem), self._bits)
+        def codes(rows: slice) -> Bytes:
+            return spread_bits(self.packed(stem, rows), self._bits)
 
         return self.from_codes(name, stem, codes, order, self._bits)

@@ -19,7 +19,7 @@ import numpy as np
 
 from cpuserve.errors import ModelError
 from cpuserve.program.row_formats import CONVERTED_KIND
-from cpuserve.quant.base import BuiltTensor, QuantTensor
+from cpuserve.quant.base import ROWS_TOGETHER, BuiltTensor, QuantTensor
 from cpuserve.quant.codes import GROUP
 from cpuserve.quant.dense import SOURCES, dequantize
 from cpuserve.quant.float_rows import SOURCES as FLOAT_CODES
@@ -63,13 +63,28 @@ def rebuilt(
     name: str,
     shape: tuple[int, int],
     source: SourceType,
-    build: Callable[[], Bytes],
+    build: Callable[[slice], Bytes],
     release: Callable[[], None],
     column_order: Order | None = None,
 ) -> BuiltTensor:
-    """A matrix whose rows [n, row_bytes] `build` returns, all at once."""
-    size = shape[0] * row_bytes(source, shape[1])
-    return BuiltTensor(name, shape, source, size, lambda rows: build()[rows], release, column_order)
+    """A matrix with rows [n, row_bytes] that `build` returns.
+
+    It is asked for consecutive rows, the first a multiple of ROWS_TOGETHER. The last one is before
+    such a multiple, or the last of the matrix.
+    """
+    n = shape[0]
+    size = n * row_bytes(source, shape[1])
+
+    def cut(rows: slice) -> Bytes:
+        wanted = range(n)[rows]
+        first = min(wanted) // ROWS_TOGETHER * ROWS_TOGETHER
+        end = min(max(wanted) // ROWS_TOGETHER * ROWS_TOGETHER + ROWS_TOGETHER, n)
+        built = build(slice(first, end))
+        if len(wanted) == end - first and wanted.step == 1:
+            return built
+        return built[np.arange(wanted.start, wanted.stop, wanted.step) - first]
+
+    return BuiltTensor(name, shape, source, size, cut, release, column_order)
 
 
 class PackedWeights(ABC):
@@ -138,18 +153,24 @@ class PackedWeights(ABC):
         """The tensor of a quantized matrix. Only `data` of the result reads its codes."""
 
     def converted(
-        self, name: str, stem: str, shape: tuple[int, int], values: Callable[[], Float32], why: str
+        self,
+        name: str,
+        stem: str,
+        shape: tuple[int, int],
+        values: Callable[[slice], Float32],
+        why: str,
     ) -> BuiltTensor:
         """The tensor of a matrix that has to be packed in another format.
 
-        values: returns it in fp32, of `shape`. why: what there are no kernels for, said once.
+        values: returns rows of it in fp32, see `rebuilt`. why: what there are no kernels for, said
+        once.
         """
         if why not in self._said:
             self._said.add(why)
             log.info("matrices with %s are converted to int8 in groups of 32 while loading", why)
 
-        def build() -> Bytes:
-            return np.ascontiguousarray(values(), np.float32).view(np.uint8)
+        def build(rows: slice) -> Bytes:
+            return np.ascontiguousarray(values(rows), np.float32).view(np.uint8)
 
         return rebuilt(name, shape, "f32", build, self.release(stem))
 
@@ -220,11 +241,27 @@ def floats(tensor: StoredTensor) -> Float32:
     Raises:
         ModelError: the tensor has no float type.
     """
+    return _in_fp32(tensor, tensor.data.reshape(1, -1), tensor.shape)
+
+
+def some_floats(tensor: StoredTensor, rows: slice | Order) -> Float32:
+    """The elements or rows `rows` of a stored float tensor in fp32; ModelError as for `floats`."""
+    data = tensor.data.reshape(*tensor.shape[:2], -1)[rows]
+    shape = (len(data), *tensor.shape[1:])
+    return _in_fp32(tensor, np.ascontiguousarray(data).reshape(1, -1), shape)
+
+
+def column_floats(tensor: StoredTensor, columns: slice) -> Float32:
+    """Columns of a stored float matrix in fp32; ModelError as for `floats`."""
+    data = tensor.data.reshape(*tensor.shape, -1)[:, columns]
+    return _in_fp32(tensor, np.ascontiguousarray(data).reshape(1, -1), data.shape[:2])
+
+
+def _in_fp32(tensor: StoredTensor, data: Bytes, shape: tuple[int, ...]) -> Float32:
     if tensor.dtype not in SOURCES:
         msg = f"{tensor.name} has type {tensor.dtype}; only float types are supported"
         raise ModelError(msg)
-    rows = tensor.data.reshape(1, -1)
-    return dequantize(QuantTensor(tensor.name, tensor.shape, SOURCES[tensor.dtype], rows))
+    return dequantize(QuantTensor(tensor.name, shape, SOURCES[tensor.dtype], data))
 
 
 def unpack(packed: npt.NDArray[np.uint32], bits: int = 4) -> Bytes:
@@ -242,17 +279,24 @@ class IntWeights(PackedWeights):
     def layout(self, stem: str) -> tuple[int, int, int]:
         """(outputs, inputs, groups of inputs) of a matrix."""
 
-    @abstractmethod
-    def packed(self, stem: str) -> Bytes:
-        """The codes [n, k * bits / 8] of a matrix of fewer than 8 bits, lowest bits first."""
+    # Of each of these, `rows` are the only ones that are read; see `rebuilt`.
 
     @abstractmethod
-    def scale(self, stem: str) -> Float32:
-        """The scales [n, groups]."""
+    def packed(self, stem: str, rows: slice) -> Bytes:
+        """The codes [rows, k * bits / 8] of a matrix of fewer than 8 bits, lowest bits first."""
 
     @abstractmethod
-    def zero(self, stem: str) -> Float32:
-        """The zero points [n, groups]."""
+    def scale(self, stem: str, rows: slice) -> Float32:
+        """The scales [rows, groups]."""
+
+    @abstractmethod
+    def zero(self, stem: str, rows: slice) -> Float32:
+        """The zero points [rows, groups]."""
+
+    def _all_zeros_are(self, stem: str, number: int) -> bool:
+        """Whether the zero points of all codes are `number`."""
+        n, _, _ = self.layout(stem)
+        return bool((self.zero(stem, slice(0, n)) == number).all())
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
         """The matrix of 4-bit codes, in blocks that its groups are multiples of."""
@@ -262,23 +306,29 @@ class IntWeights(PackedWeights):
         """The matrix; columns: its inputs sorted by group, None if groups are consecutive."""
         n, k, groups = self.layout(stem)
         small = bits == FOUR and groups > 0 and k // groups % GROUP != 0
-        symmetric = small and bool((self.zero(stem) == SYMMETRIC).all())
+        symmetric = small and self._all_zeros_are(stem, SYMMETRIC)
         source = few_bits_source(k, groups, bits, symmetric=symmetric, name=name)
 
-        def build() -> Bytes:
-            packed = self.packed(stem)
+        def build(rows: slice) -> Bytes:
+            packed = self.packed(stem, rows)
             if columns is not None:
-                packed = join_bits(spread_bits(packed, bits)[:, columns], bits)
-            return int_rows(packed, self.scale(stem), self.zero(stem), source)
+                packed = join_bits(np.take(spread_bits(packed, bits), columns, axis=1), bits)
+            return int_rows(packed, self.scale(stem, rows), self.zero(stem, rows), source)
 
         return rebuilt(name, (n, k), source, build, self.release(stem), columns)
 
     def from_codes(
-        self, name: str, stem: str, codes: Callable[[], Bytes], order: Order | None, bits: int
+        self,
+        name: str,
+        stem: str,
+        codes: Callable[[slice], Bytes],
+        order: Order | None,
+        bits: int,
     ) -> BuiltTensor:
         """The matrix from its codes [n, k], kept if its groups are equal multiples of 32 inputs.
 
-        order: the group of each input [k], None if groups are consecutive.
+        codes: returns those of some rows, see `rebuilt`. order: the group of each input [k], None
+        if groups are consecutive.
 
         Raises:
             ModelError: the inputs are not in groups of one size, and no order is given.
@@ -288,25 +338,28 @@ class IntWeights(PackedWeights):
         if bits < EIGHT and (order is None or columns is not None):
             return self._few_bits(name, stem, bits, columns)
         each = k // groups if groups and k % groups == 0 else 0
-        zero = self.zero(stem)
+        zero = self.zero(stem, slice(0, n))
         whole = columns is not None or (order is None and each > 0 and each % SMALL == 0)
         if whole and zero.max(initial=0) <= MOST_ZERO:
             source = int8_source(each, symmetric=bool((zero == SIGN).all()))
 
-            def rows() -> Bytes:
-                found = codes() if columns is None else codes()[:, columns]
-                return int_rows(found, self.scale(stem), self.zero(stem), source)
+            def build(rows: slice) -> Bytes:
+                found = codes(rows)
+                if columns is not None:
+                    found = np.take(found, columns, axis=1)
+                return int_rows(found, self.scale(stem, rows), self.zero(stem, rows), source)
 
             release = self.release(stem)
-            return rebuilt(name, (n, k), source, rows, release, columns)
+            return rebuilt(name, (n, k), source, build, release, columns)
         if order is None and not each:
             msg = f"{name}: {k} inputs cannot form {groups} groups of one size"
             raise ModelError(msg)
         of_input = np.arange(k) // each if order is None else order
 
-        def values() -> Float32:
-            scale, zero = self.scale(stem)[:, of_input], self.zero(stem)[:, of_input]
-            return (codes().astype(np.float32) - zero) * scale
+        def values(rows: slice) -> Float32:
+            scale, zero = self.scale(stem, rows), self.zero(stem, rows)
+            found = codes(rows).astype(np.float32) - zero[:, of_input]
+            return found * scale[:, of_input]
 
         why = f"groups that are not equal multiples of {SMALL} inputs"
         if whole:

@@ -26,13 +26,15 @@ def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> Buil
     rows: of `whole`, whose matrices, if it is a stack, lie one after another. vector: `whole` is a
     vector, or a stack of vectors, and each number is a row.
     """
-    count = len(range(rows.start, rows.stop, rows.step))
+    span = range(rows.start, rows.stop, rows.step or 1)
+    count = len(span)
     row_bytes = whole.nbytes // math.prod(whole.shape if vector else whole.shape[:-1])
 
     def build(some: slice) -> Bytes:
-        found = whole.cut(rows, row_bytes)
-        # The elements of a vector are one row.
-        return (found.reshape(1, -1) if vector else found)[some]
+        if vector:  # its elements are one row
+            return whole.cut(rows, row_bytes).reshape(1, -1)[some]
+        wanted = span[some]
+        return whole.cut(slice(wanted.start, wanted.stop, wanted.step), row_bytes)
 
     shape = (count,) if vector else (count, whole.shape[-1])
     size = count * row_bytes

@@ -169,21 +169,26 @@ def int_rows(codes: Bytes, scale: Float32, zero: Float32, source: SourceType) ->
     """
     n, groups = scale.shape
     weights, _ = BLOCKS[source]
-    fields: list[npt.NDArray[Any]] = [scale.astype("<f2")]
+    size = weights * code_bits(source) // 8
+    blocks = codes.reshape(n, -1, size)
+    fields: list[Any] = [("scale", "<f2"), ("codes", "u1", (size,))]
     if source == "u4m_g128":
-        fields.append((-zero * scale).astype("<f2"))
+        fields.insert(1, ("least", "<f2"))
     if source in ZEROS:
-        fields.append(zero.astype(np.uint8))
-    head = np.concatenate(
-        [np.ascontiguousarray(f)[..., None].view(np.uint8) for f in fields], axis=2
-    )
-    blocks = codes.reshape(n, -1, weights * code_bits(source) // 8)
+        fields.insert(1, ("zero", "u1"))
+    out = np.empty(blocks.shape[:2], fields)
+    of_groups = out.reshape(n, groups, -1)  # a group may be several blocks
+    of_groups["scale"] = scale[..., None]
+    if source == "u4m_g128":
+        of_groups["least"] = (-zero * scale)[..., None]
+    if source in ZEROS:
+        of_groups["zero"] = zero.astype(np.uint8)[..., None]
     if source == "gguf_q4_0":
         blocks = _halves_apart(blocks)
     if source == "gguf_q8_0":
         blocks = blocks ^ np.uint8(ZERO)
-    head = np.repeat(head, blocks.shape[1] // groups, axis=1)
-    return np.concatenate([head, blocks], axis=2).reshape(n, -1)
+    out["codes"] = blocks
+    return out.view(np.uint8).reshape(n, -1)
 
 
 def _halves_apart(nibbles: Bytes) -> Bytes:

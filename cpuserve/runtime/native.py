@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from cpuserve.program.adapters import parse
 from cpuserve.program.lower import HeadPart, Lowered, Lowering, MatrixLoad
 from cpuserve.program.program import Program
 from cpuserve.quant import dequantize
-from cpuserve.quant.base import QuantTensor, SourceType, Weights
+from cpuserve.quant.base import QuantTensor, SourceType, Weights, rows_of
 from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
 from cpuserve.runtime.packed_cache import PackedCache
+from cpuserve.runtime.threads import threads_on
 from cpuserve.sampling.params import SamplingParams
 
 ProgressFn = Callable[[str, int, int], None]
@@ -48,7 +49,10 @@ class NativeExecutor:
         size = _C.packed_file_bytes(team, self.lowered.native)
         self._cache = PackedCache.of(config, self.lowered, size, Path(_C.__file__))
         self.native = self._loaded(
-            config, lambda native: pack_matrices(native, self.lowered, weights, progress)
+            config,
+            lambda native: pack_matrices(
+                native, self.lowered, weights, progress, threads=config.threads, cpus=config.cpus
+            ),
         )
         fill_vectors(self.native, self.lowered, weights)
         self._scales: dict[int, float] = {}  # of adapters, by their slots
@@ -285,6 +289,7 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
         max_tokens=config.max_num_batched_tokens,
         max_seqs=config.max_num_seqs,
         max_position=config.max_model_len,
+        long_rope=config.long_rope,
         kv_type=config.kv_dtype,
         activation_bits=config.activation_bits,
         groups=[group.layers for group in config.kv_groups],
@@ -326,9 +331,18 @@ def head_rows(tensor: QuantTensor, part: HeadPart, values: Callable[[str], Float
 
 
 def pack_matrices(
-    native: _C.Executor, lowered: Lowered, weights: Weights, progress: ProgressFn | None
+    native: _C.Executor,
+    lowered: Lowered,
+    weights: Weights,
+    progress: ProgressFn | None,
+    *,
+    threads: int = 1,
+    cpus: Sequence[int] | None = None,
 ) -> None:
-    """Pack all matrices; calls `progress("load", done, total)` in bytes."""
+    """Pack all matrices; calls `progress("load", done, total)` in bytes.
+
+    threads, cpus: how many convert rows that have to be built, and where they run.
+    """
     matrices = [(m, [weights.get(n) for n in m.names]) for m in lowered.matrices]
     total = sum(_part_of(m, t.nbytes, t.shape[0]) for m, tensors in matrices for t in tensors)
     done = 0
@@ -337,15 +351,18 @@ def pack_matrices(
     def values(name: str) -> Float32:
         return dequantize(weights.get(name))
 
-    for matrix, tensors in matrices:
-        parts = [loaded(t, matrix, values) for t in tensors]
-        native.load_matrix(matrix.id, [(t.data, t.source, t.row_order) for t in parts])
-        for t in tensors:
-            done += _part_of(matrix, t.nbytes, t.shape[0])
-            if t.release:
-                t.release()
-        if progress:
-            progress("load", done, total)
+    with threads_on(threads, cpus) as pool:
+        each = pool.map if threads > 1 else map
+        for matrix, tensors in matrices:
+            parts = [loaded(t, matrix, values) for t in tensors]
+            rows = [(rows_of(t, each), t.source, t.row_order) for t in parts]
+            native.load_matrix(matrix.id, rows)
+            for t in tensors:
+                done += _part_of(matrix, t.nbytes, t.shape[0])
+                if t.release:
+                    t.release()
+            if progress:
+                progress("load", done, total)
 
 
 def fill_vectors(native: _C.Executor, lowered: Lowered, weights: Weights) -> None:

@@ -26,6 +26,7 @@ from cpuserve.loader.load import read_config
 from cpuserve.loader.packed_files import HEADER_BYTES, PackedFile, PackedFiles
 from cpuserve.loader.source_digest import SourceDigest
 from cpuserve.log import get_logger
+from cpuserve.runtime.threads import run_on
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -240,12 +241,9 @@ class PackedCache:
                 self._file.close()
 
     def _digest(self, threads: int) -> SourceDigest:
-        cpus = self._config.compute_cpus
-
-        def begin() -> None:  # the caller may be pinned to one CPU
-            if threads > 1 and cpus and hasattr(os, "sched_setaffinity"):
-                with suppress(OSError):
-                    os.sched_setaffinity(0, cpus)
+        def begin() -> None:
+            if threads > 1:
+                run_on(self._config.compute_cpus)
 
         return SourceDigest(Path(self._config.model_path), self._folder, threads, begin)
 

@@ -283,6 +283,7 @@ class TorchExecutor(TorchSampling, Executor):
             num_blocks=config.kv_blocks,
             groups=[group.layers for group in config.kv_groups],
             num_states=config.state_slots,
+            long_rope=config.long_rope,
         )
         super().__init__(config, program.vocab, self._interpreter)
 

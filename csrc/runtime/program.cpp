@@ -556,14 +556,17 @@ void Program::head_linear(HeadLinearOp op, const std::vector<Id>& matrices) {
                    "head_linear: matrices ", one.name, " and ", m.name, " differ in shape");
   }
   const Value &x = value(op.x), &out = value(op.out);
-  // The columns of two heads must not share a scale or a vector.
+  // The columns of two heads must not share a scale.
   check_argument(x.format == table_->linear[static_cast<int>(one.kind)].act &&
                      !quantized(x.format) && !quantized(out.format),
                  "head_linear: values ", x.name, " and ", out.name,
                  " must be f32 or bf16, as the matrices multiply them");
-  check_argument(one.n % 32 == 0 && one.k % 32 == 0, "head_linear: matrix ", one.name, " is ",
-                 one.n, " x ", one.k, ", but both must be multiples of 32");
-  check_argument(op.step >= one.k && op.step % 2 == 0 && x.width == op.heads * op.step,
+  // A store of fp32 keeps to its columns; one of bf16 also zeroes those up to a multiple of 32.
+  check_argument(one.n % 32 == 0 || out.format == ActFormat::f32, "head_linear: matrix ", one.name,
+                 " has ", one.n, " rows, so value ", out.name, " must be f32");
+  // A product reads k rounded up to 32, with weights of 0.
+  check_argument(op.step >= round_up(one.k, 32) && op.step % 2 == 0 &&
+                     x.width == op.heads * op.step,
                  "head_linear: value ", x.name, " of width ", x.width, " is not ", op.heads,
                  " heads of ", op.step);
   check_argument(op.x != op.out && out.width == op.heads * one.n, "head_linear: value ", out.name,

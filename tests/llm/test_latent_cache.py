@@ -1,10 +1,15 @@
 """Latent layers through the whole engine: rows that are key and value keep their bits anywhere."""
 
+import functools
+
 import pytest
+import torch
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.engine.core import EngineCore
 from tests.helpers.answers import exact
+from tests.helpers.levels import each_level
+from tests.helpers.oracle import transformers_logits
 from tests.helpers.rounding import assert_same_choices, model_bound
 from tests.helpers.tiny import tiny_model
 
@@ -88,3 +93,41 @@ def test_a_quantized_model_answers_alike_alone_and_together(quantization):
     with make(quantization=quantization) as llm:
         alone = [exact(llm.generate([prompt], PARAMS)[0]) for prompt in PROMPTS]
         assert [exact(o) for o in llm.generate(PROMPTS, PARAMS)] == alone
+
+
+# Value heads of MiniCPM3 and other widths between the 32 columns of a group; the rotated dims of
+# a head, 16, lie behind those that are not.
+WIDTHS = {
+    "values": {"v_head_dim": 24},
+    "narrow-values": {"v_head_dim": 8},
+    "odd-values": {"v_head_dim": 33},
+    "nope": {"qk_nope_head_dim": 24, "v_head_dim": 40},
+    "rank": {"kv_lora_rank": 56, "v_head_dim": 72},
+}
+
+
+@functools.cache
+def scored(path, **options):
+    """The logprobs of a prompt's tokens from the second on, with keys and values in fp32."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    with LLM(str(path), max_model_len=192, kv_cache_dtype="float32", **options) as llm:
+        (output,) = llm.generate(PROMPTS[:1], params)
+    found = output.prompt_logprobs
+    return torch.tensor([found[i][t].logprob for i, t in enumerate(PROMPTS[0]) if i])
+
+
+@pytest.mark.parametrize("widths", WIDTHS.values(), ids=WIDTHS.keys())
+@each_level
+def test_heads_may_have_other_widths_than_groups(isa, widths):
+    widths = {**widths, "first_k_dense_replace": 3}  # rounding would choose other experts
+    path, prompt = tiny_model("deepseek-v2", **widths), PROMPTS[0]
+    logits = transformers_logits(path, prompt).log_softmax(dim=1)
+    want = logits[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])]
+    native = scored(path, executor="native", dtype="float32", isa=isa)
+    assert (native - want).abs().max() < 2e-3
+    assert (scored(path, executor="torch", dtype="float32") - want).abs().max() < 2e-3
+    # Rows of bf16 are padded to groups, which must not reach the columns of the next head.
+    half = tiny_model("deepseek-v2", dtype="bfloat16", **widths)
+    want = scored(half, executor="torch", dtype="float32")
+    native = scored(half, executor="native", dtype="bfloat16", isa=isa)
+    assert (native - want).abs().max() < 0.1

@@ -210,7 +210,7 @@ BAD = {
     "narrow-latent-heads": (
         "deepseek-v2",
         {"qk_nope_head_dim": 40},
-        "layer 0: nope is 40, but must be a multiple of 32",
+        "nope is 40, but must be a multiple of 32, or at most the 16 rotated dims below one",
     ),
     "dense-layers": (
         "qwen3-moe",

@@ -369,26 +369,6 @@ def test_every_family_agrees_with_transformers(checkpoint):
     assert (got - expected).abs().max() < 1e-3 * spread
 
 
-@pytest.mark.parametrize("positions", [64, 512])
-@pytest.mark.parametrize("kind", ["longrope", "su"])
-def test_longrope_has_the_factors_of_its_longest_sequences(positions, kind):
-    half = 8  # of a head of 16 dims
-    scaling = {
-        "type": kind,
-        "long_factor": [1.0 + 0.5 * i for i in range(half)],
-        "short_factor": [1.0 + 0.1 * i for i in range(half)],
-    }
-    original = {"original_max_position_embeddings": 64}
-    more = {"max_position_embeddings": positions, **original}
-    if kind == "su":  # transformers then looks for it with the factors
-        scaling |= original
-    path = tiny_model("phi3", rope_scaling=scaling, **more)
-    tokens = TOKENS[:positions]
-    expected = transformers_logits(path, tokens)
-    got = logits_of(interpreter_of(path), tokens)
-    assert (got - expected).abs().max() < 1e-3 * (expected.max() - expected.min())
-
-
 @pytest.mark.parametrize(
     ("family", "change"),
     [

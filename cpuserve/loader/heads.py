@@ -1,0 +1,73 @@
+"""Output heads that a config says are tied to the embeddings, although the file has another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.models import build_program, find_model, spec_from_config
+from cpuserve.models.config import read_architectures
+from cpuserve.program.ops import Logits
+from cpuserve.quant import dequantize
+
+if TYPE_CHECKING:
+    from cpuserve.models.spec import ModelSpec
+    from cpuserve.quant.base import QuantTensor, Weights
+
+OWN_HEAD = "own_head"  # a key of configs in memory only
+ROWS_AT_ONCE = 4096  # rows of both matrices that are compared at a time
+
+
+def with_own_head(config: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    """The config, with tie_word_embeddings false if the file has a head of its own.
+
+    Merged fine-tunes have a config that says the head is tied, and a head that was trained. As in
+    transformers, a head that differs from the embeddings is used; an equal one is not.
+
+    Raises:
+        ModelError: the config is not of a supported model, or the tensors are broken.
+    """
+    if not _names_family(config):
+        return config
+    spec = spec_from_config(config)
+    if not spec.tied or (tied := _head(spec)) is None:
+        return config
+    own = _head(replace(spec, tied=False))
+    stored = weights.names()
+    if own == tied or own not in stored or tied not in stored:
+        return config
+    if _equal(weights.get(own), weights.get(tied)):
+        return config
+    names = [key for key in ("tie_embedding",) if key in config]  # another name, in LFM2
+    return {**config, **dict.fromkeys(["tie_word_embeddings", *names], False), OWN_HEAD: True}
+
+
+def _names_family(config: Mapping[str, Any]) -> bool:
+    """Whether cpuserve has a family for the config; others run through transformers."""
+    from cpuserve.models import architecture_of
+
+    return bool(read_architectures(config)) and find_model(architecture_of(config)) is not None
+
+
+def _head(spec: ModelSpec) -> str | None:
+    """The name of the matrix of the logits; None without any."""
+    last = build_program(spec).ops[-1]
+    return last.weight if isinstance(last, Logits) else None
+
+
+def _equal(head: QuantTensor, table: QuantTensor) -> bool:
+    """Whether two matrices have the same values. One that is quantized alone has others."""
+    if head.shape != table.shape or head.source != table.source:
+        return False
+    rows = head.shape[0]
+    if head.row_order is not None or table.row_order is not None or rows < 1:
+        return bool((dequantize(head) == dequantize(table)).all())
+    size, same = head.nbytes // rows, table.nbytes // rows
+    if size != same:
+        return False
+    for begin in range(0, rows, ROWS_AT_ONCE):
+        some = slice(begin, min(begin + ROWS_AT_ONCE, rows))
+        if not (head.cut(some, size) == table.cut(some, size)).all():
+            return False
+    return True

@@ -1,0 +1,23 @@
+"""Threads of Python next to the team, for work in which numpy gives way to other threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+
+def run_on(cpus: Sequence[int] | None) -> None:
+    """Let the calling thread run on all of `cpus`; None: where it may run already.
+
+    A thread begins on the CPUs of its creator, which may be pinned to one.
+    """
+    if cpus and hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):
+            os.sched_setaffinity(0, cpus)
+
+
+def threads_on(count: int, cpus: Sequence[int] | None) -> ThreadPoolExecutor:
+    """A pool of `count` threads that may run on all of `cpus`."""
+    return ThreadPoolExecutor(count, "cpuserve-convert", initializer=run_on, initargs=(cpus,))

@@ -1,0 +1,170 @@
+"""Every family's config as the installed transformers writes it, read back to the same numbers."""
+
+import json
+import math
+
+import pytest
+import torch
+import transformers
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.load import read_config
+from cpuserve.models import TEXT_PARTS, build_program, spec_from_config
+from cpuserve.program.parts import stored_needs
+from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config
+
+# Ids that some configs do not name. transformers then writes those of the published models, which
+# may be beyond a tiny vocabulary.
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+# A family for the part for text of each model of images and text.
+PARTS = {
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3nForCausalLM": "gemma3n",
+    "Gemma4ForCausalLM": "gemma4",
+    "MistralForCausalLM": "mistral",
+    "Qwen3_5ForCausalLM": "qwen3.5",
+    "Qwen3_5MoeForCausalLM": "qwen3.5-moe",
+}
+
+
+def config_class(config):
+    return getattr(transformers, config["architectures"][0]).config_class
+
+
+def written(config, folder, *, everything=False):
+    """The config as transformers writes it; everything: also what has its default."""
+    made = config_class(config).from_dict({**config, **IDS})
+    if everything:
+        made.to_json_file(folder / "config.json", use_diff=False)
+    else:
+        made.save_pretrained(folder)
+    read = read_config(folder)
+    return {"architectures": config["architectures"], **read}
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["differences", "everything"])
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
+def test_a_tiny_config_has_the_same_numbers(tmp_path, family, everything):
+    config = tiny_config(family, **IDS)
+    assert spec_from_config(written(config, tmp_path, everything=everything)) == spec_from_config(
+        config
+    )
+
+
+@pytest.mark.parametrize("architecture", TEXT_PARTS)
+def test_a_config_of_images_and_text_has_the_numbers_of_its_part_for_text(tmp_path, architecture):
+    text = tiny_config(PARTS[TEXT_PARTS[architecture]], **IDS)
+    config = {
+        "architectures": [architecture],
+        "text_config": text,
+        "tie_word_embeddings": text.get("tie_word_embeddings", False),
+    }
+    assert spec_from_config(written(config, tmp_path)) == spec_from_config(config)
+
+
+# Attributes of transformers' configs, which may have an older name for them.
+NUMBERS = {
+    "vocab": ("vocab_size",),
+    "width": ("hidden_size",),
+    "layers": ("num_hidden_layers",),
+    "q_heads": ("num_attention_heads",),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "intermediate": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    "max_position": ("max_position_embeddings",),
+    "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
+    "tied": ("tie_word_embeddings",),
+    "bos_ids": ("bos_token_id",),
+    "eos_ids": ("eos_token_id",),
+}
+# What means something else there: a latent cache has one row for all heads.
+OTHERWISE = {
+    **dict.fromkeys(("deepseek-v2", "deepseek-v3", "glm4-moe-lite"), ("kv_heads", "head_dim")),
+    "lfm2": {"intermediate"},  # adjusted by block_auto_adjust_ff_dim
+    "falcon": {"kv_heads"},  # one with multi_query
+    "falcon-40b": {"kv_heads"},
+    "gemma3n": {"intermediate"},  # a list
+    **dict.fromkeys(("gemma4", "gemma4-moe"), ("head_dim",)),  # those of two kinds of layers
+    "modernbert": {"bos_ids", "eos_ids"},  # encoders end no text
+    "xlm-roberta": {
+        "max_position",
+        "bos_ids",
+        "eos_ids",
+    },  # the first two rows of its table are no positions
+}
+# Defaults with which transformers' own class makes no model, and the published values.
+MENDED = {
+    "deepseek-v2": {"num_experts_per_tok": 6},
+    "glm4-moe": {"head_dim": 128},
+}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
+def test_a_full_size_config_of_defaults_has_the_numbers_of_its_class(tmp_path, family):
+    named = {"architectures": tiny_config(family)["architectures"]}
+    made = config_class(named)(**MENDED.get(family, {}))
+    made.save_pretrained(tmp_path)
+    spec = spec_from_config({**named, **read_config(tmp_path)})
+    compared = 0
+    for ours, names in NUMBERS.items():
+        if ours in OTHERWISE.get(family, ()):
+            continue
+        value = next((v for n in names if (v := getattr(made, n, None)) is not None), None)
+        if value is None:
+            continue
+        if ours.endswith("_ids"):
+            value = tuple(i for i in ([value] if isinstance(value, int) else value))
+            value = tuple(i for i in value if i < spec.vocab)
+        assert getattr(spec, ours) == value, ours
+        compared += 1
+    assert compared >= 7
+
+
+# Not OLMoE, of which transformers makes projections of that width and norms of another, and not
+# Falcon, where it refuses the key.
+@pytest.mark.parametrize(
+    "family", sorted({*FAMILIES, *ENCODERS} - {"olmoe", "falcon", "falcon-40b"})
+)
+def test_a_width_of_heads_is_obeyed_where_transformers_obeys_it(family):
+    config = tiny_config(family, **IDS, head_dim=48)
+    if family == "glm4-moe-lite":  # there it is another name of this key
+        config["qk_rope_head_dim"] = 48
+    model = getattr(transformers, config["architectures"][0])
+    with torch.device("meta"):
+        theirs = model(config_class(config).from_dict(config)).state_dict()
+    mine = {n.name: n.shape for n in stored_needs(build_program(spec_from_config(config)).weights)}
+    shared = [name for name in mine.keys() & theirs.keys() if "attn" in name or "attention" in name]
+    assert {name: mine[name] for name in shared} == {
+        name: tuple(theirs[name].shape) for name in shared
+    }
+
+
+@pytest.mark.parametrize(
+    ("written_as", "value"),
+    [("Infinity", math.inf), ("-Infinity", -math.inf), ("NaN", math.nan)],
+)
+def test_numbers_that_json_has_not_are_read_wherever_they_are(tmp_path, written_as, value):
+    special = {"__float__": written_as}
+    text = json.dumps({"architectures": ["X"], "a": special, "b": [1, {"c": [special]}]})
+    (tmp_path / "config.json").write_text(text)
+    config = read_config(tmp_path)
+    for found in (config["a"], config["b"][1]["c"][0]):
+        assert found == value or (math.isnan(found) and math.isnan(value))
+
+
+def test_another_object_of_that_form_is_left_alone(tmp_path):
+    (tmp_path / "config.json").write_text('{"a": {"__float__": "1e5"}, "b": {"__float__": 3}}')
+    assert read_config(tmp_path) == {"a": {"__float__": "1e5"}, "b": {"__float__": 3}}
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen2-moe", "qwen3", "qwen3-moe", "gemma2", "olmo3"])
+def test_a_window_of_no_tokens_is_none_unless_layers_have_one(family):
+    plain = tiny_config(family, use_sliding_window=False)
+    layers = plain["num_hidden_layers"]
+    full = {**plain, "sliding_window": 0, "layer_types": ["full_attention"] * layers}
+    spec = spec_from_config(full)
+    assert not spec.window
+    assert not any(spec.extra.get("windows", ()))
+    asked = {**full, "use_sliding_window": True, "layer_types": ["sliding_attention"] * layers}
+    with pytest.raises(ModelError, match="sliding_window is 0, but it must be"):
+        spec_from_config(asked)
