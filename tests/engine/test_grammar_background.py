@@ -67,7 +67,7 @@ def test_what_the_process_needs_is_imported_in_the_background(tmp_path, monkeypa
         f"    pathlib.Path({str(note)!r}).write_text(f'{{nice}} {{again}}')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("cpuserve.engine.grammars.client.MODULE", name)
+    monkeypatch.setattr("cpuserve.engine.grammars.process.MODULE", name)
     engine = Engine()
     number = engine.json()
     engine.run()

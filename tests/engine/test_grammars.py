@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from cpuserve.config.speculation import Speculation
-from cpuserve.engine.grammars import client
+from cpuserve.engine.grammars import client, process
 from cpuserve.engine.ipc import Abort, AddRequest
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
@@ -240,7 +240,7 @@ def test_requests_end_with_an_error_if_the_process_ends_and_the_next_one_starts_
 
 
 def test_a_process_that_ends_while_it_compiles_is_an_error_and_is_replaced(engine, monkeypatch):
-    monkeypatch.setattr(client, "MODULE", "tests.helpers.no_such_module")
+    monkeypatch.setattr(process, "MODULE", "tests.helpers.no_such_module")
     lost = engine.json()
     engine.run()
     assert engine.last(lost).error == "the process for grammars has ended"
