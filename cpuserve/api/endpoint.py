@@ -20,9 +20,11 @@ from cpuserve.api.body import (
 from cpuserve.api.errors import REQUEST_ID
 from cpuserve.api.freed import give_back_soon
 from cpuserve.api.json_objects import MAX_OBJECTS
+from cpuserve.api.middleware import caller_of
 from cpuserve.api.state import get_state
 from cpuserve.api.uploads import Reservation
 from cpuserve.serving.call import MAX_PROMPTS
+from cpuserve.serving.caller import CALLER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -75,6 +77,7 @@ async def read_call(
     state = get_state(request)
     state.check_available()
     check_media_type(request)
+    CALLER.set(caller_of(request.scope))
     most = {conversation: _most_objects(state.context.max_model_len), "prompt": MAX_PROMPTS + 1}
     size = None
     with Reservation(state.bodies) as held:

@@ -52,6 +52,7 @@ class StructuredOutputs(
     json_object: bool | None = None
     calls: str | None = None
     field: str = "structured_outputs"
+    caller: str = ""
 
     def __post_init__(self) -> None:
         """Check the fields, and encode a schema, so that every process reads the same text."""
@@ -119,7 +120,7 @@ def structured_from(fields: Any) -> StructuredOutputs:
     if isinstance(fields, StructuredOutputs):
         return fields
     try:
-        for own in ("field", "calls"):  # of the server
+        for own in ("field", "calls", "caller"):  # of the server
             if isinstance(fields, dict) and own in fields:
                 msg = f"Object contains unknown field `{own}`"
                 raise msgspec.ValidationError(msg)

@@ -1,15 +1,18 @@
 """Answers with a form over HTTP: a server with random weights, and what clients see of failures."""
 
+import asyncio
 import json
 import shutil
+import string
 
 import httpx
 import jsonschema
 import pytest
 
+from cpuserve.engine.grammars.jobs import MAX_OF_CALLER
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.tools import TEMPLATE
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_end_ids, tiny_model
 
@@ -25,6 +28,7 @@ SCHEMA = {
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
 END = sorted(tiny_end_ids("llama"))
+LETTERS = string.ascii_letters
 QUESTION = [{"role": "user", "content": "hi"}]
 
 
@@ -115,6 +119,44 @@ def test_a_format_of_messages_that_cannot_be_kept_is_400_with_the_reason(server,
     message = response.json()["error"]["message"]
     assert message.startswith("output_config.format cannot be compiled")
     assert "sound" in message
+
+
+def test_a_client_with_too_many_new_forms_gets_429_and_others_none():
+    """The forms take seconds each; the clients leave, and the next form does not wait for them."""
+    model = tiny_model("llama", max_position_embeddings=2048)
+    keys = ("--served-model-name", "tiny", "--api-key", "first", "--api-key", "second")
+    asked = MAX_OF_CALLER + 8
+
+    async def chats(url):
+        options = {"base_url": url, "timeout": PATIENCE_S, "limits": httpx.Limits()}
+        async with httpx.AsyncClient(**options, headers={"x-api-key": "first"}) as many:
+            body = {"model": "tiny", "messages": QUESTION, "max_tokens": 1}
+            posts = [
+                asyncio.ensure_future(
+                    many.post("/v1/chat/completions", json=body | schema(bomb(LETTERS[i:])))
+                )
+                for i in range(asked)
+            ]
+            await until(lambda: sum(post.done() for post in posts) >= asked - MAX_OF_CALLER - 1)
+            refused = [post.result() for post in posts if post.done()]
+            other = {"x-api-key": "second"}
+            waits = asyncio.ensure_future(
+                many.post(
+                    "/v1/chat/completions", json=body | {"response_format": FORMAT}, headers=other
+                )
+            )
+            await asyncio.sleep(0.1)
+            for post in posts:
+                post.cancel()
+            return refused, await waits
+
+    with running_server(model, *keys) as running:
+        refused, other = asyncio.run(chats(running.url))
+    assert other.status_code == 200, other.text
+    for answer in refused:
+        assert answer.status_code == 429, answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+        assert f"limit is {MAX_OF_CALLER}" in answer.json()["error"]["message"]
 
 
 def test_any_json_object(server):

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import os
-import signal
 import threading
 from array import array
 from pathlib import Path
@@ -220,22 +218,6 @@ def test_a_request_that_is_aborted_while_its_grammar_compiles_leaves_nothing(eng
     engine.core.handle(Abort([lonely]))
     engine.run()
     assert lonely not in engine.outputs
-    engine.check_idle()
-
-
-def test_requests_end_with_an_error_if_the_process_ends_and_the_next_one_starts_another(engine):
-    lost = engine.json()
-    engine.run_to_ready(lost)
-    os.kill(engine.process._process.pid, signal.SIGKILL)
-    free = engine.add(max_tokens=40, ignore_eos=True)
-    engine.run()
-    assert engine.last(lost).finish == "error"
-    assert engine.last(lost).fault is None
-    assert "process for grammars" in engine.last(lost).error
-    assert len(engine.tokens(free)) == 40
-    again = engine.json(seed=lost)
-    engine.run()
-    jsonschema.validate(json.loads(engine.text(again)), SCHEMA)
     engine.check_idle()
 
 

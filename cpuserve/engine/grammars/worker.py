@@ -34,12 +34,14 @@ from cpuserve.engine.grammars.background import (
     NICE,
     STACK_BYTES,
     deep_thread,
-    gently,
     move_to,
     yield_to_streams,
 )
 from cpuserve.engine.grammars.compiler import Compiler, GrammarError, take
+from cpuserve.engine.grammars.memory import Memory, limit_growth
 from cpuserve.engine.grammars.messages import (
+    ALIVE_S,
+    Alive,
     Compile,
     Compiled,
     Drop,
@@ -58,6 +60,8 @@ RECEIVE_BYTES = 1 << 16
 MAX_CPU_S = 3
 MAX_WAIT_S = 30.0  # of wall time, where other processes use the CPU
 MAX_GROWTH_BYTES = 512 << 20
+MAX_GRAMMAR_BYTES = 128 << 20  # what is left of it
+NOT_WANTED = "nobody waits for it"
 # The forked process has a smaller stack than STACK_BYTES, so that what passes there fits here.
 TRIAL_STACK_BYTES = 8 << 20
 
@@ -80,7 +84,7 @@ class Worker:
         for sock in frames:
             self._selector.register(sock, selectors.EVENT_READ)
         while True:
-            wait = None if self._job is None else 1.0
+            wait = None if self._job is None else ALIVE_S
             ready = {key.fileobj for key, _ in self._selector.select(wait)}
             for sock in [sock for sock in frames if sock in ready]:
                 data = sock.recv(RECEIVE_BYTES)
@@ -89,6 +93,8 @@ class Worker:
                 for message in frames[sock].feed(data):
                     self._handle(message)
             self._advance_job()
+            if self._job is not None and time.monotonic() - self._alive_at > ALIVE_S:
+                self._say_alive()
 
     def _handle(self, message: Start | Compile | Drop | Fill) -> None:
         match message:
@@ -97,13 +103,11 @@ class Worker:
             case Compile():
                 self._jobs.append(message)
             case Drop():
-                for number in message.numbers:
-                    self._grammars.pop(number, None)
+                self._drop(message)
             case Fill():
                 self._filling.sendall(encode_frame(self._fill(message)))
 
     def _start(self, start: Start) -> None:
-        move_to(start.cpus)
         size = max(start.num_masks * start.mask_words * 4, 1)
         shared = mmap.mmap(self._memory, size)
         masks = np.frombuffer(shared, np.int32, start.num_masks * start.mask_words)
@@ -111,14 +115,31 @@ class Worker:
         self._error = ""
         self._background_cpus = start.background_cpus
 
-        def load() -> None:
-            path = Path(start.tokenizer_path)
-            self._compiler = Compiler(path, start.vocab, start.eos_ids, start.threads)
-
+        move_to(start.background_cpus)  # the first form waits for this, at normal priority
+        path = Path(start.tokenizer_path)
         try:
-            gently(load, start.background_cpus)
+            self._compiler = Compiler(path, start.vocab, start.eos_ids, start.threads)
         except Exception as error:  # the answer to every Compile
             self._error = str(error)
+        move_to(start.cpus)
+        self._memory_of = Memory()
+        self._say_alive()
+
+    def _say_alive(self) -> None:
+        self._alive_at = time.monotonic()
+        self._compiling.sendall(encode_frame(Alive()))
+
+    def _drop(self, message: Drop) -> None:
+        for number in message.numbers:
+            self._grammars.pop(number, None)
+            if self._job is not None and self._job.number == number:
+                self._job.cancel()
+        for wanted in [job for job in self._jobs if job.number in message.numbers]:
+            self._jobs.remove(wanted)
+            self._answer(wanted.number, NOT_WANTED)
+        for number in message.gone:
+            self._matchers.pop(number, None)
+        self._memory_of.give_back()
 
     # --- compilation --------------------------------------------------------------------------
 
@@ -157,14 +178,15 @@ class Worker:
         self._selector.unregister(pipe)
 
     def _answer(self, number: int, error: str) -> None:
-        self._compiling.sendall(encode_frame(Compiled(number, error)))
+        memory = self._memory_of.grown()
+        self._compiling.sendall(encode_frame(Compiled(number, error, memory)))
 
     # --- masks --------------------------------------------------------------------------------
 
     def _fill(self, message: Fill) -> Filled:
         for number in message.gone:
             self._matchers.pop(number, None)
-        answer = Filled({}, [])
+        answer = Filled({}, [], 0)
         ready = []
         for row in sorted(message.rows, key=lambda row: row.grammar):
             try:
@@ -179,6 +201,7 @@ class Worker:
                     answer.ended.append(row.request)
             except Exception as error:
                 self._fail(row, error, answer)
+        answer.memory = self._memory_of.grown_lately()
         return answer
 
     def _fail(self, row: Row, error: Exception, answer: Filled) -> None:
@@ -214,6 +237,7 @@ class _Trial:
         self._said = b""
         self._deadline = time.monotonic() + MAX_WAIT_S
         self._late = False
+        self._cancelled = False
         self._child = os.fork()
         if self._child == 0:
             os.close(self.pipe)
@@ -222,6 +246,11 @@ class _Trial:
             _try_grammar(compiler, wanted, theirs, cpus)
         os.close(theirs)
         os.set_blocking(self.pipe, False)
+
+    def cancel(self) -> None:
+        """End the fork: nobody waits for this grammar."""
+        self._cancelled = True
+        os.kill(self._child, signal.SIGKILL)
 
     def is_over(self) -> bool:
         """Whether the fork has ended."""
@@ -238,6 +267,8 @@ class _Trial:
         """Return (why it failed or "", the prepared grammar)."""
         os.close(self.pipe)
         _, status = os.waitpid(self._child, 0)
+        if self._cancelled:
+            return NOT_WANTED, ""
         verdict, text = self._said[:1], self._said[1:].decode()
         if verdict == b"+" and os.waitstatus_to_exitcode(status) == 0:
             return "", text
@@ -262,10 +293,11 @@ def _try_grammar(
         move_to(cpus)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S + 1))
-        limit_growth()
+        limit_growth(MAX_GROWTH_BYTES)
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (a panic prints its trace)
         os.dup2(sys.stderr.fileno(), 2)
         said = b"-the compiler failed"
+        memory = Memory()
 
         def attempt() -> None:
             nonlocal said
@@ -273,6 +305,9 @@ def _try_grammar(
                 prepared = compiler.prepare(wanted.kind, wanted.text)
                 matcher = compiler.compile(prepared)
                 compiler.fill(matcher.deep_copy(), np.zeros(compiler.words, np.int32), ())
+                if memory.grown() > MAX_GRAMMAR_BYTES:
+                    msg = "it is too complex: compiled, it takes too much memory"
+                    raise GrammarError(msg)
                 said = b"+" + prepared.encode()
             except GrammarError as error:
                 said = b"-" + str(error).encode()
@@ -283,14 +318,6 @@ def _try_grammar(
             view = view[os.write(pipe, view) :]
     finally:
         os._exit(0)
-
-
-def limit_growth() -> None:
-    """Limit the address space to what it is now and MAX_GROWTH_BYTES more, where that works."""
-    with suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + MAX_GROWTH_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 class _Compilation:
@@ -305,6 +332,7 @@ class _Compilation:
         self.number = number
         self.matcher: Any = None
         self.error = "the compiler failed"
+        self._cancelled = False
         self.pipe, self._theirs = os.pipe()
         self._thread = deep_thread(lambda: self._run(compiler, prepared, cpus), STACK_BYTES)
 
@@ -320,12 +348,18 @@ class _Compilation:
         finally:
             os.close(self._theirs)
 
+    def cancel(self) -> None:
+        """Forget the result: nobody waits for this grammar, whose fork has shown that it ends."""
+        self._cancelled = True
+
     def is_over(self) -> bool:
         """Whether it has ended; then the thread has, too."""
         if not select.select([self.pipe], [], [], 0)[0]:
             return False
         self._thread.join()
         os.close(self.pipe)
+        if self._cancelled:
+            self.matcher = None
         return True
 
 
