@@ -25,6 +25,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +38,7 @@ from cpuserve.engine.grammars.background import (
     move_to,
     yield_to_streams,
 )
-from cpuserve.engine.grammars.compiler import Compiler, GrammarError, take
+from cpuserve.engine.grammars.compiler import Compiler, GrammarError, is_json, take
 from cpuserve.engine.grammars.memory import Memory, limit_growth
 from cpuserve.engine.grammars.messages import (
     ALIVE_S,
@@ -75,7 +76,8 @@ class Worker:
         self._jobs: deque[Compile] = deque()
         self._job: _Trial | _Compilation | None = None
         self._grammars: dict[int, Any] = {}
-        self._matchers: dict[int, tuple[Any, list[int]]] = {}  # with the request's stop_ids
+        self._in_json: set[int] = set()  # grammars
+        self._matchers: dict[int, _Matcher] = {}
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
@@ -130,6 +132,7 @@ class Worker:
         self._compiling.sendall(encode_frame(Alive()))
 
     def _drop(self, message: Drop) -> None:
+        self._in_json.difference_update(message.numbers)
         for number in message.numbers:
             self._grammars.pop(number, None)
             if self._job is not None and self._job.number == number:
@@ -167,6 +170,8 @@ class Worker:
             if self._error:
                 self._answer(wanted.number, self._error)
             else:
+                if is_json(wanted.kind, wanted.text):
+                    self._in_json.add(wanted.number)
                 held = (self._compiling, self._filling)
                 self._watch(_Trial(self._compiler, wanted, held, self._background_cpus))
 
@@ -190,14 +195,15 @@ class Worker:
         ready = []
         for row in sorted(message.rows, key=lambda row: row.grammar):
             try:
-                ready.append((row, *self._advance(row)))
+                ready.append((row, self._advance(row)))
             except Exception as error:
                 self._fail(row, error, answer)
-        rows = [(matcher, row.mask) for row, matcher, _ in ready]
-        self._compiler.compute(self._masks, rows, len({row.grammar for row, _, _ in ready}))
-        for row, matcher, stop_ids in ready:
+        rows = [(of_row.matcher, row.mask) for row, of_row in ready]
+        self._compiler.compute(self._masks, rows, len({row.grammar for row, _ in ready}))
+        for row, its in ready:
             try:
-                if self._compiler.finish(matcher, self._masks[row.mask], stop_ids):
+                mask = self._masks[row.mask]
+                if self._compiler.finish(its.matcher, mask, its.stop_ids, its.tail):
                     answer.ended.append(row.request)
             except Exception as error:
                 self._fail(row, error, answer)
@@ -209,14 +215,26 @@ class Worker:
         self._masks[row.mask] = 0
         answer.failed[row.request] = str(error)
 
-    def _advance(self, row: Row) -> tuple[Any, list[int]]:
-        """Return the matcher of a request after it has taken the row's tokens, and its stop_ids."""
+    def _advance(self, row: Row) -> _Matcher:
+        """Return the matcher of a request after it has taken the row's tokens."""
         if row.begins:
             copy = self._grammars[row.grammar].deep_copy()
-            self._matchers[row.request] = copy, row.stop_ids
-        matcher, stop_ids = self._matchers[row.request]
-        take(matcher, row.tokens)
-        return matcher, stop_ids
+            tail = b"" if row.grammar in self._in_json else None
+            self._matchers[row.request] = _Matcher(copy, row.stop_ids, tail)
+        found = self._matchers[row.request]
+        take(found.matcher, row.tokens)
+        if found.tail is not None:
+            found.tail = self._compiler.tails.after(found.tail, row.tokens)
+        return found
+
+
+@dataclass(slots=True)
+class _Matcher:
+    """The state of one request. tail: the end of its text, if that has JSON in it."""
+
+    matcher: Any
+    stop_ids: list[int]
+    tail: bytes | None
 
 
 class _Trial:
