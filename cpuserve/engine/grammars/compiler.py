@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.engine.grammars.digits import Digits, Tails
+from cpuserve.engine.grammars.gbnf import is_gbnf, lark_of
 from cpuserve.engine.grammars.schema_facts import SchemaError
 from cpuserve.engine.grammars.schemas import convert
 from cpuserve.runtime.executor import mask_words
@@ -134,9 +135,12 @@ class Compiler:
                 return llguidance.grammar_from("grammar", self._with_tokens(text))
             if kind == WITH_CALLS:
                 return self._with_calls(*msgspec.json.decode(text, type=tuple[str, str, str]))
-            return llguidance.grammar_from("grammar", text)
+            return make.grammar_from_lark(lark_of(text) if is_gbnf(text) else text)
         except (SchemaError, ValueError) as error:
             raise GrammarError(_short(str(error))) from error
+        except RecursionError as error:
+            msg = "it is too complex: it nests too deeply"
+            raise GrammarError(msg) from error
 
     def _with_calls(self, kind: str, text: str, calls: str) -> str:
         """Return the grammar of a form or of tool calls."""
