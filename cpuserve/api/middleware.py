@@ -179,7 +179,7 @@ def _key(scope: Scope) -> bytes:
 
 def caller_of(scope: Scope) -> str:
     """Return what tells callers apart: the API key, if the server has keys, else the address."""
-    host, _ = scope.get("client") or ("", 0)
+    host, _ = scope.get("client") or ("a local socket", 0)
     return str(scope.get(KEY_DIGEST, host))
 
 

@@ -79,6 +79,7 @@ def test_the_queue_and_the_share_of_a_caller_are_bounded():
     for caller in ("a", "b", "c"):
         with pytest.raises(QueueFull, match=f"{MAX_WAITING} other forms"):
             jobs.check(caller)
+    jobs.check("")  # as LLM does, whose lists of prompts have any number of forms
 
 
 def test_grammars_of_clients_that_left_are_not_compiled(engine, gate):

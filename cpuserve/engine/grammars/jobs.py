@@ -33,7 +33,12 @@ class Jobs(Generic[T]):
         self._closed = False
 
     def check(self, caller: str) -> None:
-        """Raise QueueFull if the queue, or this caller's share of it, has no place."""
+        """Raise QueueFull if the queue, or this caller's share of it, has no place.
+
+        caller: "" = the program that runs the engine, which has any number.
+        """
+        if not caller:
+            return
         with self._changed:
             mine = len(self._of.get(caller, ()))
             if self._num >= MAX_WAITING:
