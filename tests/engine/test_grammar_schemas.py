@@ -155,6 +155,7 @@ KEPT = {
         {"propertyNames": {"pattern": "^a"}, **obj("ab", ab=INT, b=INT)},
         {"propertyNames": {"$ref": "#/$defs/n"}, "type": "object", "$defs": {"n": {"const": "k"}}},
         {"propertyNames": {"format": "date"}, "type": "object", "additionalProperties": NULL},
+        {"propertyNames": {"format": "date"}, **obj(a=INT)},
         {"propertyNames": False, "type": "object"},
     ],
     "unevaluatedItems": [
@@ -247,7 +248,7 @@ KEPT = {
     "maxProperties": [{"type": "object", "maxProperties": 2, "additionalProperties": INT}],
     "minProperties": [
         {"minProperties": 1, **obj(a=INT, b=INT)},
-        {"type": "object", "minProperties": 2, "maxProperties": 3, "additionalProperties": NULL},
+        {"type": "object", "minProperties": 1, "maxProperties": 3, "additionalProperties": NULL},
     ],
     **{
         name: [{name: {"a": ["b"]} if name == "default" else value, **obj("a", a=INT)}]
@@ -291,6 +292,9 @@ REFUSED = [
     ),
     ("oneOf", {"x-guidance": {"coerce_one_of": True}, "oneOf": [INT, NUM]}, "#"),
     ("uniqueItems", obj(a={"type": "array", "items": INT, "uniqueItems": True}), "#/properties/a"),
+    ("minProperties", {"type": "object", "minProperties": 2}, "the same name"),
+    ("minProperties", {"minProperties": 2, **obj(a=INT, b=INT, c=INT)}, "#"),
+    ("maxProperties", obj(x={"maxProperties": 1, **obj("a", a=INT, b=INT)}), "#/properties/x"),
     ("maxContains", {"type": "array", "contains": INT, "maxContains": 2}, "#"),
     ("minContains", {"type": "array", "contains": INT, "minContains": 1000}, "#"),
     ("propertyNames", {"type": "object", "propertyNames": {"pattern": "a", "maxLength": 3}}, "#"),
@@ -356,8 +360,10 @@ FORMATS = jsonschema.FormatChecker(())  # those that are kept; others are annota
 for name in (*PATTERNS, *KEPT_FORMATS):
     if name in jsonschema.FormatChecker.checkers:
         FORMATS.checkers[name] = jsonschema.FormatChecker.checkers[name]
-FORMATS.checks("date-time", ValueError)(datetime.datetime.fromisoformat)
-FORMATS.checks("time", ValueError)(datetime.time.fromisoformat)
+for name, kind in (("date-time", datetime.datetime), ("time", datetime.time)):
+    FORMATS.checks(name, ValueError)(
+        lambda value, kind=kind: not isinstance(value, str) or kind.fromisoformat(value) is not None
+    )
 
 
 @pytest.fixture(scope="module")

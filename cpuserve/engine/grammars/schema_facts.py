@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from cpuserve.engine.grammars.schema_values import PATTERNS
+
 ALL_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 DATA = ("const", "enum", "default", "examples")  # what they contain is no schema
 _ANNOTATIONS = {
@@ -329,8 +331,7 @@ class Reader:
             if key in ("pattern", "minLength", "maxLength"):
                 left[key] = value
             elif key == "format":
-                from_format = value in ("date", "time", "date-time", "duration", "email")
-                left |= {key: value} if from_format else {}
+                left |= {key: value} if value in PATTERNS else {}
             elif key not in _ANNOTATIONS | {"type", "format"}:
                 left[key] = value
         left = {k: v for k, v in left.items() if (k, v) != ("minLength", 0)}
@@ -345,8 +346,9 @@ class Reader:
             return name in fits
         if len(name) < fits.get("minLength", 0) or len(name) > fits.get("maxLength", len(name)):
             return False
+        pattern = fits.get("pattern", PATTERNS.get(fits.get("format", ""), ""))
         try:
-            return re.search(fits.get("pattern", ""), name) is not None
+            return re.search(pattern, name) is not None
         except re.error as error:
             msg = f"propertyNames at {at} cannot be kept: {error}"
             raise SchemaError(msg) from error

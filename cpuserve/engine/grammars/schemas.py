@@ -37,6 +37,7 @@ MAX_CONTAINS = 64
 Schema = dict[str, Any] | bool
 
 _ONE_OF, _UNEVALUATED = "oneOf", "unevaluatedProperties"
+_MIN_PROPERTIES = "minProperties"
 _MIN_CONTAINS, _MAX_CONTAINS = "minContains", "maxContains"
 
 
@@ -221,6 +222,9 @@ class _Place:
             least = out.pop("minProperties", 0) and 0
         if closed and most is not None and most >= len(facts.names):
             most = out.pop("maxProperties") and None
+        if least > len(facts.required) + 1:
+            why = "cannot be kept: a grammar does not see that two members have the same name"
+            raise self._refuse(_MIN_PROPERTIES, why)
         if not optional or (not least and most is None):
             return
         if not (closed and least <= 1 and most in (None, 1) and not facts.required):
