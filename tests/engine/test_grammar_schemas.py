@@ -353,6 +353,7 @@ EMPTY = [
     {"minLength": 3, "maxLength": 2, **STR},
     {"minimum": 3, "maximum": 2, **INT},
     {"enum": ["a"], **INT},
+    {"type": "object", "properties": {"a": INT}, "required": ["b"], "unevaluatedProperties": False},
 ]
 
 
@@ -416,6 +417,49 @@ def test_the_table_has_every_keyword_of_drafts_4_to_2020():
             known |= place.lookup(part["$ref"]).contents["properties"].keys()
     assert len(known) > 55
     assert not known - KEPT.keys() - {"extends", "disallow", "divisibleBy", "$recursiveAnchor"}
+
+
+def mixed(rng, depth=0):
+    """A random schema made of those of the table."""
+    if depth > 1 or rng.random() < 0.3:
+        return rng.choice(ALONE)
+
+    def more():
+        return mixed(rng, depth + 1)
+
+    match rng.randrange(7):
+        case 0 | 1 as n:
+            return {("allOf", "anyOf")[n]: [more() for _ in range(rng.randint(1, 3))]}
+        case 2:
+            members = {name: more() for name in rng.sample("abcd", rng.randint(1, 3))}
+            return obj(*rng.sample(sorted(members), rng.randint(0, len(members))), **members)
+        case 3:
+            return {"type": "array", "items": more(), "maxItems": 2}
+        case 4:
+            return {**more(), **more()}
+        case 5:
+            return {**more(), "additionalProperties": rng.choice([more(), False])}
+    return {**more(), "dependentSchemas": {"a": more()}}
+
+
+# Those that mean the same inside another schema.
+PLACED = ("$", "definitions", "id", "x-guidance")
+ALONE = [s for k, v in KEPT.items() if not k.startswith(PLACED) for s in v if "$" not in str(s)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_texts_of_mixed_schemas_are_valid_or_the_schema_is_refused(walker, seed):
+    rng, kept = random.Random(seed), 0
+    for _ in range(60):
+        schema, kind = mixed(rng), rng.choice(["json", "open_json"])
+        try:
+            matcher = walker.matcher(kind, json.dumps(schema))
+        except GrammarError:
+            continue
+        kept += 1
+        for _ in range(2):
+            validator(schema).validate(json.loads(walker.text(matcher, rng)))
+    assert kept > 20
 
 
 @pytest.mark.parametrize(("keyword", "schema", "words"), REFUSED, ids=lambda v: json.dumps(v)[:60])

@@ -46,6 +46,11 @@ class Facts:
     closes: bool = False
     branches: list[list[Facts]] = field(default_factory=list)
 
+    @property
+    def allowed(self) -> dict[str, None]:
+        """The names of members in a closed object: also those that are required alone."""
+        return self.names | dict.fromkeys(sorted(self.required))
+
     def narrow(self, other: Facts) -> None:
         """Add what another schema says of the same value."""
         self.types = common_types(self.types, other.types)
@@ -198,8 +203,6 @@ class Reader:
                 self._read_branches(some, found)
         for key, part in self._conditional(schema):
             found.describe(self.facts(part, f"{at}/{key}", seen))
-        for name in found.required:
-            found.names.setdefault(name)
         return found
 
     def _read_own(self, schema: dict[str, Any], at: str, found: Facts) -> None:
@@ -373,7 +376,7 @@ def disjoint(left: Facts, right: Facts, reader: Reader, beside: Container[str] |
     for name in left.required | right.required:
         for one, other in ((left, right), (right, left)):
             closes = other.closes and beside is not None and name not in beside
-            if name in one.required and (other.closed or closes) and name not in other.names:
+            if name in one.required and (other.closed or closes) and name not in other.allowed:
                 return True
             if name in one.required and any(s is False for s, _ in other.members.get(name, ())):
                 return True

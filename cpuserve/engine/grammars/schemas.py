@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cpuserve.engine.grammars.schema_facts import (
+    Facts,
     Reader,
     SchemaError,
     common_types,
@@ -160,7 +161,7 @@ class _Place:
             return self._of.place(asked, f"{self._at}/{_UNEVALUATED}", self._of.rest)
         if _UNEVALUATED in schema or rest is None or "propertyNames" in schema:
             return None
-        most = len(facts.names) + len(self._beside)
+        most = len(facts.allowed) + len(self._beside)
         if not facts.patterns and schema.get("minProperties", 0) > most:
             return None
         return rest if facts.has_properties or self._beside else None
@@ -202,9 +203,13 @@ class _Place:
             return only
         return out
 
+    def _described(self, facts: Facts) -> dict[str, None]:
+        """Return the members that an object may have which is closed here."""
+        return facts.names if _UNEVALUATED in self._schema else facts.allowed
+
     def _close(self, rest: Schema) -> None:
         properties = self._out.setdefault("properties", {})
-        for name in (*self._facts.names, *self._beside):
+        for name in (*self._described(self._facts), *self._beside):
             properties.setdefault(name, True)
         if self._facts.patterns:
             patterns = self._out.setdefault("patternProperties", {})
@@ -216,11 +221,11 @@ class _Place:
         """Leave out counts of members that have no effect, and refuse those that have too much."""
         out, facts = self._out, self._facts
         least, most = out.get("minProperties", 0), out.get("maxProperties")
-        optional = len(facts.names.keys() - facts.required)
+        optional = facts.names.keys() - facts.required
         closed = out.get("additionalProperties") is False and "patternProperties" not in out
         if least <= len(facts.required):
             least = out.pop("minProperties", 0) and 0
-        if closed and most is not None and most >= len(facts.names):
+        if closed and most is not None and most >= len(facts.allowed):
             most = out.pop("maxProperties") and None
         if least > len(facts.required) + 1:
             why = "cannot be kept: a grammar does not see that two members have the same name"
@@ -295,7 +300,7 @@ class _Place:
     def _any_of(self, key: str, value: Any) -> None:
         parts = self._list(key, value)
         own = self._reader.facts({k: v for k, v in self._schema.items() if k != key}, self._at)
-        beside = tuple(dict.fromkeys([*own.names, *self._beside]))
+        beside = tuple(dict.fromkeys([*self._described(own), *self._beside]))
         rest = self._rest if self._branches else None
         if key == "oneOf":
             self._check_one_of(parts, own.types, None if rest is None else beside)
