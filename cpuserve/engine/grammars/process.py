@@ -31,8 +31,8 @@ from cpuserve.engine.ipc import encode_frame
 from cpuserve.runtime.executor import Int32
 
 MODULE = "cpuserve.engine.grammars.worker"
-# The first form waits for this start. At normal priority it takes one or two seconds, beside which
-# the gaps between tokens of others are longer; at the lowest one it took 6 to 13 s.
+# The first form waits for this start, so it has normal priority: at the lowest one, beside streams,
+# it took twice as long or more.
 BOOTSTRAP = """
 import importlib, json, sys
 sys.path[:], cpus = json.loads(sys.argv.pop(1))
