@@ -41,9 +41,9 @@ from cpuserve.bench.driver import Timing, complete, first_model
 from cpuserve.bench.schema import Where, percentile, record
 from cpuserve.bench.server import Server
 from cpuserve.bench.workload import plain_ids
-from cpuserve.engine.grammars.client import Process
 from cpuserve.engine.grammars.compiler import Compiler, take
 from cpuserve.engine.grammars.messages import Compile, Fill, Row, Start
+from cpuserve.engine.grammars.process import Process
 from cpuserve.runtime.executor import mask_words
 from cpuserve.tokenizer.tokenizer import Tokenizer
 

@@ -22,10 +22,12 @@ from cpuserve.api.errors import REQUEST_ID
 from cpuserve.api.freed import give_back_soon
 from cpuserve.api.json_objects import MAX_OBJECTS
 from cpuserve.api.leases import LEASES
+from cpuserve.api.middleware import caller_of
 from cpuserve.api.state import get_state
 from cpuserve.api.uploads import Reservation
 from cpuserve.errors import ServiceUnavailable
 from cpuserve.serving.call import MAX_PROMPTS
+from cpuserve.serving.caller import CALLER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -102,6 +104,7 @@ async def read_call(
     state = get_state(request)
     state.check_open()
     check_media_type(request)
+    CALLER.set(caller_of(request.scope))
     number = request_id(request)
     received = Received(state.models, request.scope.get(LEASES, []), number, prefix + number)
     size = None

@@ -102,6 +102,9 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
+KEY_DIGEST = "cpuserve.key_digest"  # in a scope: of the request's key, which is valid
+
+
 class ApiKeys:
     """Answers 401 unless the request has one of the keys or its route is public."""
 
@@ -119,16 +122,15 @@ class ApiKeys:
             if error is not None:
                 await error_response(error, None, scope)(scope, receive, send)
                 return
+            scope[KEY_DIGEST] = _digest(_key(scope)).hex()
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Unauthorized | None:
-        scheme, _, key = _header(scope, b"authorization").partition(b" ")
-        if scheme.lower() != b"bearer":
-            key = _header(scope, b"x-api-key")  # Anthropic's clients
-        if not key.strip():
+        key = _key(scope)
+        if not key:
             return Unauthorized("Missing API key: send the header Authorization: Bearer KEY")
         # Comparing digests of equal length, with all keys, takes a time that reveals nothing.
-        digest = _digest(key.strip())
+        digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if any(matches):
             return None
@@ -165,6 +167,20 @@ class UnexpectedErrors:
 
 def _header(scope: Scope, name: bytes) -> bytes:
     return next((value for key, value in scope["headers"] if key == name), b"")
+
+
+def _key(scope: Scope) -> bytes:
+    """Return the API key of a request, b"" if it has none."""
+    scheme, _, key = _header(scope, b"authorization").partition(b" ")
+    if scheme.lower() != b"bearer":
+        key = _header(scope, b"x-api-key")  # Anthropic's clients
+    return key.strip()
+
+
+def caller_of(scope: Scope) -> str:
+    """Return what tells callers apart: the API key, if the server has keys, else the address."""
+    host, _ = scope.get("client") or ("a local socket", 0)
+    return str(scope.get(KEY_DIGEST, host))
 
 
 def _digest(key: bytes) -> bytes:

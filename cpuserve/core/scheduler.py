@@ -129,6 +129,8 @@ class Scheduler:
         self._marks: list[ChainMark] = []  # marks of the prompts' prefix chains before the step
         self._refused: list[Delta] = []
         self._num_unready = 0
+        # The masks of the next step are not there: requests that need one are passed over.
+        self.masks_late = False
 
     # --- requests in and out ------------------------------------------------------------------
 
@@ -171,6 +173,8 @@ class Scheduler:
     @property
     def _startable(self) -> Iterator[Request]:
         """The waiting requests that are ready, in order."""
+        if self.masks_late:
+            return (r for r in self.waiting if r.ready and not r.masked)
         return (r for r in self.waiting if r.ready) if self._num_unready else iter(self.waiting)
 
     @property
@@ -288,12 +292,16 @@ class Scheduler:
         return alone < 2.0 * (predicted - elapsed)
 
     def rewind(self, elapsed: float) -> list[Delta]:
-        """Undo a step that was ended early after `elapsed` seconds: its chunks will run again."""
+        """Undo a step that was ended early after `elapsed` seconds: its chunks will run again.
+
+        Only a step that has not begun (0 seconds) may have decode rows.
+        """
         done = min(elapsed / self._predicted_s, 1.0)
         marks = self._marks
         batch, requests = self._take_batch()
         never_written: set[BlockId] = set()
-        for request, chunk, mark in zip(requests, batch, marks, strict=True):
+        prompts = slice(len(batch) - len(marks), None)  # decode rows come first
+        for request, chunk, mark in zip(requests[prompts], batch[prompts], marks, strict=True):
             self.kv.unpublish_since(request.chain, mark)
             never_written.update(self._blocks_from(request, chunk.start))
             request.num_lost += done * len(chunk.token_ids)
@@ -338,6 +346,8 @@ class Scheduler:
         while index < len(running):
             request = running[index]
             index += 1
+            if self.masks_late and request.masked:
+                continue
             ids, start, tables = request.token_ids, request.num_computed, request.tables
             if start + 1 < len(ids) or start < request.num_prompt:
                 # When a window slides off blocks that others share, none is freed for new ones.

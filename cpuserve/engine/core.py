@@ -27,6 +27,7 @@ from cpuserve.engine.adapters import (
     AdapterSlots,
 )
 from cpuserve.engine.grammars.background import yield_to_streams
+from cpuserve.engine.grammars.jobs import QueueFull
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
     Abort,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from cpuserve.runtime.native import NativeExecutor
     from cpuserve.sampling.params import SamplingParams
 
+LATE_S = 0.02  # of waiting for late masks, where nothing else can run
 CPU_TIME_S = 0.1  # the thread that answers pings uses less than this in an hour
 
 ProgressFn = Callable[[str, int, int], None]
@@ -183,12 +185,8 @@ class EngineCore:
             adapter=number,
             salt=salt,
         )
-        if params.structured_outputs is not None:
-            why_not = self._grammars_in_use.add(request)
-            if why_not:
-                self._refuse_grammar(request.id, params, why_not)
-                return
-        self.scheduler.add(request)
+        if params.structured_outputs is None or self._add_grammar(request):
+            self.scheduler.add(request)
 
     def _ends_for(self, started: float) -> EndsFor:
         """Return a thread-safe test whether the step that `started` should end for a request."""
@@ -232,6 +230,18 @@ class EngineCore:
             )
         return self._grammars
 
+    def _add_grammar(self, request: Request) -> bool:
+        """Whether the grammar of a request is known or will be compiled; else, refuse it."""
+        try:
+            why_not = self._grammars_in_use.add(request)
+        except QueueFull as full:
+            error = f"The queue is full: {full}. Try again later"
+            self._refused.append(Output(request.id, [], "error", error=error, busy=True))
+            return False
+        if why_not:
+            self._refuse_grammar(request.id, request.params, why_not)
+        return not why_not
+
     def _refuse_grammar(self, number: RequestId, params: SamplingParams, error: str) -> None:
         wanted = params.structured_outputs
         field = wanted.field if wanted is not None else "structured_outputs"
@@ -256,7 +266,7 @@ class EngineCore:
                 self._refused.append(Output(request.id, [], "error", error=verdict.error))
 
     def _masks(self, batch: StepBatch) -> Int32 | None:
-        """Return the masks for a step, or None if no row of it needs one."""
+        """Return the masks for a step, or None if no row of it needs one, or they are late."""
         if self._grammars is None:  # most servers never have one
             return None
         pairs = zip(self.scheduler.batch_requests, batch.chunks, strict=True)
@@ -264,6 +274,9 @@ class EngineCore:
         if not masked:
             return None
         masks = self._grammars.masks_for(masked)
+        if masks is None:
+            self.scheduler.masks_late = True
+            return None
         for request in masked:
             if request.num_output < request.params.min_tokens and self._grammars.is_complete(
                 request
@@ -289,6 +302,9 @@ class EngineCore:
         moving_s = offload.seconds if offload is not None else 0.0
         if self._grammars is not None:
             self._take_compiled(self._grammars)
+            if self.scheduler.masks_late:
+                others = any(not r.masked for r in self.scheduler.requests.values())
+                self.scheduler.masks_late = not self._grammars.settle(0.0 if others else LATE_S)
         batch = self.scheduler.schedule()
         deltas, finished = self._run(batch)
         if self._grammars is not None and self._grammars.in_use:
@@ -316,7 +332,9 @@ class EngineCore:
         """Run a step; return (its deltas, whether it ran to its end)."""
         if not batch.chunks:
             return self.scheduler.update([]), True
-        masks = self._masks(batch)
+        were_late, masks = self.scheduler.masks_late, self._masks(batch)
+        if self.scheduler.masks_late and not were_late:
+            return self.scheduler.rewind(0.0), False
         started = time.perf_counter()
         self.interrupt.begin(self.scheduler.batch_requests, self._ends_for(started))
         try:

@@ -86,7 +86,8 @@ class Output(msgspec.Struct, array_like=True):
     scheduled: time.monotonic() when the request first ran, with its first output; else 0.
     processed: prompt tokens computed or found in the cache, in an output without tokens that only
     reports progress; else 0. vector: the embedding, fp32 little-endian, of a model that gives one.
-    fault: the field of the request that is the cause of `error` (400).
+    fault: the field of the request that is the cause of `error` (400). busy: that is the number of
+    other requests (429).
     """
 
     id: int
@@ -101,6 +102,7 @@ class Output(msgspec.Struct, array_like=True):
     processed: int = 0
     vector: bytes | None = None
     fault: str | None = None
+    busy: bool = False
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

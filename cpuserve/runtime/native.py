@@ -51,7 +51,12 @@ class NativeExecutor:
         self.native = self._loaded(
             config,
             lambda native: pack_matrices(
-                native, self.lowered, weights, progress, threads=config.threads, cpus=config.cpus
+                native,
+                self.lowered,
+                weights,
+                progress,
+                threads=config.threads,
+                cpus=config.compute_cpus,
             ),
         )
         fill_vectors(self.native, self.lowered, weights)

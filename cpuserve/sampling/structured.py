@@ -25,8 +25,10 @@ PARAMETERS_OF = f" // {OF_FUNCTION}"
 # token but that of the text. Only the process for grammars knows them.
 OTHER_TOKENS = " // and special tokens other than "
 
-# Kinds of grammars, for StructuredOutputs.key: tool calls, alone or in free text, and an answer
-# that either has the form that the request asks for or consists of tool calls.
+# Kinds of grammars, for StructuredOutputs.key: a schema, with closed or with open objects; tool
+# calls, alone or in free text; and an answer that either has the form that the request asks for or
+# consists of tool calls.
+JSON, OPEN_JSON = "json", "open_json"
 CALLS = "calls"
 WITH_CALLS = "with_calls"
 
@@ -38,8 +40,10 @@ class StructuredOutputs(
 ):
     """One of: a JSON schema, a regular expression, some texts, a grammar, or any JSON object.
 
-    grammar: in Lark or in GBNF. calls: a grammar in Lark of tool calls, alone (or in free text) or
-    of what may be in place of that. field: the request's field that asks for it, for messages.
+    grammar: in Lark or in GBNF. disable_additional_properties: an object whose schema does not say
+    what other members may be has none. calls: a grammar in Lark of tool calls, alone (or in free
+    text) or of what may be in place of that. field: the request's field that asks for it, for
+    messages. caller: who asks; the engine compiles a limited number of new forms of each.
 
     Raises:
         InvalidRequest: none or several of them are set, or one is too long.
@@ -51,7 +55,9 @@ class StructuredOutputs(
     grammar: str | None = None
     json_object: bool | None = None
     calls: str | None = None
+    disable_additional_properties: bool = True
     field: str = "structured_outputs"
+    caller: str = ""
 
     def __post_init__(self) -> None:
         """Check the fields, and encode a schema, so that every process reads the same text."""
@@ -84,7 +90,9 @@ class StructuredOutputs(
 
     @property
     def key(self) -> tuple[str, str]:
-        """The kind ("json", "regex", "choice" or "grammar"), and its text (choices: as JSON).
+        """The kind (JSON, OPEN_JSON, "regex", "choice" or "grammar"), and its text.
+
+        That of choices is JSON.
 
         Or CALLS and their grammar; or WITH_CALLS, and as JSON the kind and the text of the form and
         the grammar of the calls.
@@ -99,11 +107,11 @@ class StructuredOutputs(
     @property
     def _form(self) -> tuple[str, str]:
         if self.json_object:
-            return "json", _ANY_OBJECT
+            return JSON, _ANY_OBJECT
         if self.choice is not None:
             return "choice", msgspec.json.encode(self.choice).decode()
         if isinstance(self.json, str) and self.json:
-            return "json", self.json
+            return (JSON if self.disable_additional_properties else OPEN_JSON), self.json
         return ("regex", self.regex) if self.regex else ("grammar", self.grammar or "")
 
     def _refuse(self, message: str) -> None:
@@ -119,7 +127,7 @@ def structured_from(fields: Any) -> StructuredOutputs:
     if isinstance(fields, StructuredOutputs):
         return fields
     try:
-        for own in ("field", "calls"):  # of the server
+        for own in ("field", "calls", "caller"):  # of the server
             if isinstance(fields, dict) and own in fields:
                 msg = f"Object contains unknown field `{own}`"
                 raise msgspec.ValidationError(msg)

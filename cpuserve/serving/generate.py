@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import InvalidRequest, RequestError
+from cpuserve.serving.caller import CALLER
 from cpuserve.serving.endings import ENDINGS
 from cpuserve.serving.events import Choice, Event, Failed, Folded, Progress, Scored, Usage
 from cpuserve.serving.fan_out import admit, check_capacity, dismiss, fan_out, start, usage_of
@@ -53,6 +54,8 @@ async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generat
 
     def make_jobs() -> list[Job]:
         form = answer_form(call, tools)
+        if form is not None:
+            form.caller = CALLER.get()
         params = sampling_params(call, ids, context.bounds, context.default_sampling, form)
         return fan_out(call, prompts, params, context.limits.longest_s)
 
@@ -209,6 +212,8 @@ async def _run(context: ModelContext, job: Job, tools: ToolUse | None) -> Events
         )
         async with aclosing(source) as outputs:
             async for output in outputs:
+                if output.busy:
+                    raise context.backlog.refusal(output.error or "The queue is full")
                 if output.processed:
                     yield [job.progress_of(output)]
                     continue

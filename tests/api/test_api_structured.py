@@ -1,15 +1,18 @@
 """Answers with a form over HTTP: a server with random weights, and what clients see of failures."""
 
+import asyncio
 import json
 import shutil
+import string
 
 import httpx
 import jsonschema
 import pytest
 
+from cpuserve.engine.grammars.jobs import MAX_OF_CALLER
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.tools import TEMPLATE
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_end_ids, tiny_model
 
@@ -25,6 +28,7 @@ SCHEMA = {
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
 END = sorted(tiny_end_ids("llama"))
+LETTERS = string.ascii_letters
 QUESTION = [{"role": "user", "content": "hi"}]
 
 
@@ -117,6 +121,44 @@ def test_a_format_of_messages_that_cannot_be_kept_is_400_with_the_reason(server,
     assert "sound" in message
 
 
+def test_a_client_with_too_many_new_forms_gets_429_and_others_none():
+    """The forms take seconds each; the clients leave, and the next form does not wait for them."""
+    model = tiny_model("llama", max_position_embeddings=2048)
+    keys = ("--served-model-name", "tiny", "--api-key", "first", "--api-key", "second")
+    asked = MAX_OF_CALLER + 8
+
+    async def chats(url):
+        options = {"base_url": url, "timeout": PATIENCE_S, "limits": httpx.Limits()}
+        async with httpx.AsyncClient(**options, headers={"x-api-key": "first"}) as many:
+            body = {"model": "tiny", "messages": QUESTION, "max_tokens": 1}
+            posts = [
+                asyncio.ensure_future(
+                    many.post("/v1/chat/completions", json=body | schema(bomb(LETTERS[i:])))
+                )
+                for i in range(asked)
+            ]
+            await until(lambda: sum(post.done() for post in posts) >= asked - MAX_OF_CALLER - 1)
+            refused = [post.result() for post in posts if post.done()]
+            other = {"x-api-key": "second"}
+            waits = asyncio.ensure_future(
+                many.post(
+                    "/v1/chat/completions", json=body | {"response_format": FORMAT}, headers=other
+                )
+            )
+            await asyncio.sleep(0.1)
+            for post in posts:
+                post.cancel()
+            return refused, await waits
+
+    with running_server(model, *keys) as running:
+        refused, other = asyncio.run(chats(running.url))
+    assert other.status_code == 200, other.text
+    for answer in refused:
+        assert answer.status_code == 429, answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+        assert f"limit is {MAX_OF_CALLER}" in answer.json()["error"]["message"]
+
+
 def test_any_json_object(server):
     # Random text hardly ever ends by itself: a bias makes quotation marks and braces likely.
     likely = {str(i): 9 for i in tokens_of('"', "}", ":", ",", '":"', '"}')}
@@ -158,8 +200,8 @@ def test_completions_have_a_form_for_every_prompt_and_choice(server):
         ({"structured_outputs": {"regex": "a("}}, "structured_outputs", "unclosed group"),
         ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs", "GBNF"),
         ({"structured_outputs": {"json": {"type": "sound"}}}, "structured_outputs", "sound"),
-        ({"structured_outputs": {"json": False}}, "structured_outputs", "no JSON value matches"),
-        (schema(False), "response_format", "no JSON value matches"),
+        ({"structured_outputs": {"json": False}}, "structured_outputs", "no finite text matches"),
+        (schema(False), "response_format", "no finite text matches"),
         (schema({"$ref": "#"}), "response_format", "no finite text matches"),
         # The library's own limit ends the first within 10 ms; the limit of 3 s ends the second,
         # which takes more than a minute.
@@ -267,14 +309,14 @@ def test_an_answer_with_tools_has_its_form_or_is_calls(caller, calls):
 
 
 def test_a_strict_schema_that_cannot_be_kept_is_400_with_the_reason(caller):
-    tools = [tool("f", {"type": "object", "not": {}}, strict=True)]
+    tools = [tool("f", {"type": "object", "not": {"minProperties": 1}}, strict=True)]
     for fields in ({"tool_choice": "required"}, {}, {"response_format": FORMAT}):
         response = chat(caller, tools=tools, **fields)
         assert response.status_code == 400
         error = response.json()["error"]
         assert error["param"] == "tools"
         assert error["message"].startswith("tools cannot be compiled to a grammar: the parameters")
-        assert "the parameters of f: Unimplemented" in error["message"]
+        assert "the parameters of f: not at #" in error["message"]
         assert "%json" not in error["message"]
     assert chat(caller, tools=tools, tool_choice="none", max_tokens=2).status_code == 200
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from cpuserve.engine.grammars.background import NICE, gently
+from cpuserve.engine.grammars.background import NICE
 from cpuserve.engine.grammars.worker import _Compilation
 from tests.engine.test_grammars import Engine
 
@@ -16,22 +16,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="priorities of t
 
 def priority():
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-
-def test_work_in_the_background_has_a_low_priority_and_its_own_cpus():
-    before = priority(), os.sched_getaffinity(0)
-    one = {max(before[1])}
-    seen = []
-    gently(lambda: seen.append((priority(), os.sched_getaffinity(0))), list(one))
-    gently(lambda: seen.append((priority(), os.sched_getaffinity(0))), None)
-    low = min(before[0] + NICE, 19)
-    assert seen == [(low, one), (low, before[1])]
-    assert (priority(), os.sched_getaffinity(0)) == before
-
-
-def test_work_in_the_background_may_fail_and_its_cpus_may_be_gone():
-    with pytest.raises(ZeroDivisionError):
-        gently(lambda: 1 // 0, [4095])
 
 
 def test_the_process_fills_masks_at_the_priority_and_on_the_cpus_of_the_engine():
@@ -55,26 +39,26 @@ def test_without_a_front_end_of_its_own_grammars_compile_on_the_cpus_of_the_engi
         engine.core.close()
 
 
-def test_what_the_process_needs_is_imported_in_the_background(tmp_path, monkeypatch):
-    """The module that it runs is replaced by one that notes its thread's priority."""
+def test_the_process_starts_at_the_engines_priority_beside_its_cpus(tmp_path, monkeypatch):
+    """The first form waits for that. The module is replaced by one that notes its thread's."""
     note = tmp_path / "note"
     name = "notes_its_priority"
     (tmp_path / f"{name}.py").write_text(
         "import os, pathlib, threading\n"
         "nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())\n"
+        "cpus = sorted(os.sched_getaffinity(0))\n"
         "def main():\n"
-        "    again = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())\n"
-        f"    pathlib.Path({str(note)!r}).write_text(f'{{nice}} {{again}}')\n"
+        f"    pathlib.Path({str(note)!r}).write_text(f'{{nice}} {{cpus}}')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("cpuserve.engine.grammars.client.MODULE", name)
-    engine = Engine()
+    monkeypatch.setattr("cpuserve.engine.grammars.process.MODULE", name)
+    cpus = sorted(os.sched_getaffinity(0))
+    engine = Engine(cpus=cpus[-1:], frontend_cpus=cpus[:1])
     number = engine.json()
     engine.run()
     assert engine.last(number).finish == "error"
     engine.core.close()
-    low = min(priority() + NICE, 19)
-    assert list(map(int, note.read_text().split())) == [low, priority()]
+    assert note.read_text() == f"{priority()} {cpus[:1]}"
 
 
 class FakeCompiler:

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import os
-import signal
 import threading
 from array import array
 from pathlib import Path
@@ -12,7 +10,7 @@ import jsonschema
 import pytest
 
 from cpuserve.config.speculation import Speculation
-from cpuserve.engine.grammars import client
+from cpuserve.engine.grammars import client, process
 from cpuserve.engine.ipc import Abort, AddRequest
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
@@ -223,24 +221,8 @@ def test_a_request_that_is_aborted_while_its_grammar_compiles_leaves_nothing(eng
     engine.check_idle()
 
 
-def test_requests_end_with_an_error_if_the_process_ends_and_the_next_one_starts_another(engine):
-    lost = engine.json()
-    engine.run_to_ready(lost)
-    os.kill(engine.process._process.pid, signal.SIGKILL)
-    free = engine.add(max_tokens=40, ignore_eos=True)
-    engine.run()
-    assert engine.last(lost).finish == "error"
-    assert engine.last(lost).fault is None
-    assert "process for grammars" in engine.last(lost).error
-    assert len(engine.tokens(free)) == 40
-    again = engine.json(seed=lost)
-    engine.run()
-    jsonschema.validate(json.loads(engine.text(again)), SCHEMA)
-    engine.check_idle()
-
-
 def test_a_process_that_ends_while_it_compiles_is_an_error_and_is_replaced(engine, monkeypatch):
-    monkeypatch.setattr(client, "MODULE", "tests.helpers.no_such_module")
+    monkeypatch.setattr(process, "MODULE", "tests.helpers.no_such_module")
     lost = engine.json()
     engine.run()
     assert engine.last(lost).error == "the process for grammars has ended"

@@ -46,6 +46,10 @@ def test_every_way_to_ask_for_a_schema_means_the_same_grammar():
         ({"structured_outputs": {"json_object": True}}, ("json", '{"type":"object"}')),
         ({"structured_outputs": {"json": True}}, ("json", "true")),
         ({"structured_outputs": {"json": {}}}, ("json", "{}")),
+        (
+            {"structured_outputs": {"json": {}, "disable_additional_properties": False}},
+            ("open_json", "{}"),
+        ),
         ({"structured_outputs": {"regex": "a+", "json": None}}, ("regex", "a+")),
         ({"structured_outputs": {"choice": ["b", "a"]}}, ("choice", '["b","a"]')),
         ({"structured_outputs": {"grammar": "start: /a/"}}, ("grammar", "start: /a/")),
@@ -76,7 +80,8 @@ def test_a_form_that_cannot_be_is_refused(fields, message):
 @pytest.mark.parametrize(
     "fields",
     [{"choice": ["a"], "field": "max_tokens"}, {"choice": ["a"], "regex": "b", "field": "x"},
-     {"choice": ["a"], "calls": "start: x"}, {"choice": ["a"], "other": 1}],
+     {"choice": ["a"], "calls": "start: x"}, {"choice": ["a"], "caller": "x"},
+     {"choice": ["a"], "other": 1}],
     ids=str,
 )  # fmt: skip
 def test_an_unknown_member_is_refused_also_if_the_server_has_one_of_that_name(fields):
@@ -84,7 +89,9 @@ def test_an_unknown_member_is_refused_also_if_the_server_has_one_of_that_name(fi
         lambda: structured_outputs(GenerateCall(structured_outputs=fields)),
         lambda: SamplingParams(structured_outputs=fields),
     ):
-        with pytest.raises(InvalidRequest, match=r"unknown field `(field|calls|other)`") as raised:
+        with pytest.raises(
+            InvalidRequest, match=r"unknown field `(field|calls|caller|other)`"
+        ) as raised:
             make()
         assert raised.value.param == "structured_outputs"
 

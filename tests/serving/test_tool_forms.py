@@ -1,6 +1,7 @@
 """What calls of strict functions must look like; the matching itself is llguidance's."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -202,7 +203,10 @@ def test_a_call_in_the_format_of_llama_3_may_begin_with_its_tag(allows):
 
 
 def test_what_is_wrong_with_a_form_is_told_as_without_tools(matcher_behind):
-    for schema, reason in (({"not": {}}, "Unimplemented"), ({"$ref": "#"}, "no finite text")):
+    for schema, reason in (
+        ({"uniqueItems": True}, "uniqueItems at #"),
+        ({"$ref": "#"}, "no finite text"),
+    ):
         fields = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
         form = form_or_calls(HERMES, fields)
         assert form.field == "response_format"
@@ -377,7 +381,8 @@ def test_nothing_is_formed_where_nothing_is_left_to_force():
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ({"not": {}}, 'Unimplemented keys: ["not"]'),
+        ({"not": {"minLength": 3}},
+         "not at # cannot be kept: it can only exclude values, types and members"),
         ({"type": "array", "items": {"type": "string", "pattern": "("}},
          "regex parse error: ( ^ error: unclosed group"),
     ],
@@ -393,7 +398,8 @@ def test_a_schema_that_cannot_be_compiled_is_told_with_its_function(
         call = GenerateCall(tools=tools, **fields)
         with pytest.raises(GrammarError) as raised:
             matcher_behind(answer_form(call, tool_use(call, found)), "")
-        assert str(raised.value) == f"the parameters of get.it: {reason}"
+        message = re.sub(r"#/\S*", "#", str(raised.value))  # its place depends on the format
+        assert message == f"the parameters of get.it: {reason}"
 
 
 def test_an_error_in_a_grammar_of_the_client_quotes_it(matcher_behind):

@@ -11,10 +11,8 @@ from contextlib import suppress
 STACK_BYTES = 16 << 20
 # On a core that the engine keeps busy, Linux gives a thread of this priority a seventieth of the
 # time (weights of 15 and 1,024), and more where the engine's threads wait for the next step and
-# yield. Median gaps between tokens of 4 streams of SmolLM2 on 2 cores, over normal: while the
-# process for grammars starts, 1.5 at priority 10 and 1.1 at 19; while it compiles at 19, 1.2. The
-# price is that the first client with a grammar waits for 3 s instead of 1 s; beside streams of a
-# 0.5B model it waits as long as at 10.
+# yield. Median gaps between tokens of 4 streams of SmolLM2 on 2 cores while a process compiles: 1.2
+# times as long as normal.
 NICE = 19
 
 
@@ -42,19 +40,3 @@ def move_to(cpus: Sequence[int] | None) -> None:
     if cpus and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):  # the process may no longer use them
             os.sched_setaffinity(0, cpus)
-
-
-def gently(work: Callable[[], None], cpus: Sequence[int] | None) -> None:
-    """Call `work` on a thread that yields to streams, and wait for it; raises what it raises."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        yield_to_streams(cpus)
-        try:
-            work()
-        except BaseException as error:  # raised again below
-            raised.append(error)
-
-    deep_thread(run, STACK_BYTES).join()
-    if raised:
-        raise raised[0]

@@ -4,187 +4,62 @@ Nothing of this exists before the first request with a grammar: no process, no l
 
 `add` decides whether a request is ready. A thread starts the process and waits for compilations,
 and `collect` hands over what has come. There is one mask for each slot. `begin_fill` asks for the
-masks of the requests that run, right after a step, and `masks_for` waits for them before the next.
+masks of the requests that run, right after a step, and `masks_for` returns them before the next.
+If they do not come soon, requests with grammars wait, and the others go on. A process that ends, or
+does not answer for ANSWER_S, is replaced: the grammars in use are compiled again, and their answers
+go on where they were.
 """
 
 from __future__ import annotations
 
-import json
-import mmap
-import os
-import queue
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.request import Request
-from cpuserve.engine.grammars.messages import (
-    Compile,
-    Compiled,
-    Drop,
-    Fill,
-    Filled,
-    Row,
-    Start,
-    outbound_frames,
-)
-from cpuserve.engine.ipc import encode_frame
+from cpuserve.engine.grammars.jobs import Jobs
+from cpuserve.engine.grammars.messages import Compile, Fill, Row, Start
+from cpuserve.engine.grammars.process import Lost, Process
 from cpuserve.errors import LIMITS
 from cpuserve.ids import RequestId
 from cpuserve.log import get_logger
 from cpuserve.runtime.executor import Int32, mask_words
 
-MODULE = "cpuserve.engine.grammars.worker"
-# Importing what the process needs takes a quarter of a second: streams come first.
-BOOTSTRAP = """
-import importlib, json, sys
-sys.path[:], cpus = json.loads(sys.argv.pop(1))
-from cpuserve.engine.grammars.background import gently
-gently(lambda: importlib.import_module("{module}"), cpus)
-sys.exit(sys.modules["{module}"].main())
-"""
-RECEIVE_BYTES = 1 << 16
 MAX_GRAMMARS = 64  # compiled grammars that are kept, beside those in use
-# A mask takes 50 us, and at most 10 ms. Longer waits mean that the process does not run at all.
-FILL_S = 10.0
-COMPILE_S = 120.0  # loading a tokenizer, and two compilations with their limits
+# What all grammars may take, in bytes, before those that nobody uses are dropped, and before no
+# further one is compiled until a request has ended. A schema of 160 kB takes 5 MB when it is
+# compiled, and any grammar up to some 40 MB after many different texts.
+MAX_KEPT_BYTES = 128 << 20
+MAX_USED_BYTES = 512 << 20
+# So long all requests wait for masks. It is ten times what the slowest mask takes.
+GRACE_S = 0.1
+# A grammar may be what ends the process: a request survives one end.
+MAX_LOSSES = 1
 
 Key = tuple[str, str]
 log = get_logger("engine")
 
 
-class Lost(Exception):
-    """The process for grammars has ended or does not answer."""
-
-
-class Process:
-    """The process, its two connections, and the memory that it fills."""
-
-    def __init__(self, start: Start) -> None:
-        self.lost = False
-        size = max(start.num_masks * start.mask_words * 4, 1)
-        memory = _shared_memory(size)
-        try:
-            shared = mmap.mmap(memory, size)
-            masks = np.frombuffer(shared, np.int32, start.num_masks * start.mask_words)
-            self.masks: Int32 = masks.reshape(start.num_masks, start.mask_words)
-            self._compiling, compiling = socket.socketpair()
-            self._filling, filling = socket.socketpair()
-            with compiling, filling:
-                sockets = compiling.fileno(), filling.fileno()
-                self._process = _spawn(sockets, memory, start.background_cpus)
-        finally:
-            os.close(memory)
-        self._compiling.settimeout(COMPILE_S)
-        self._filling.settimeout(FILL_S)
-        self._frames = {sock: outbound_frames() for sock in (self._compiling, self._filling)}
-        self._send(self._compiling, start)
-
-    @property
-    def pid(self) -> int:
-        """Its number in the system."""
-        return self._process.pid
-
-    def compile(self, grammar: Compile) -> str:
-        """Return why a grammar does not compile, or "" if it is ready.
-
-        Raises Lost if the process does not answer.
-        """
-        self._send(self._compiling, grammar)
-        answer = self._receive(self._compiling)
-        assert isinstance(answer, Compiled), f"{answer} is no answer to Compile"
-        assert answer.number == grammar.number, "an answer to another Compile"
-        return answer.error
-
-    def drop(self, numbers: list[int]) -> None:
-        """Forget these grammars. Raises Lost if the process does not answer."""
-        self._send(self._filling, Drop(numbers))
-
-    def ask(self, fill: Fill) -> None:
-        """Ask for masks; `answer` must follow. Raises Lost if the process does not answer."""
-        self._send(self._filling, fill)
-
-    def answer(self) -> Filled:
-        """Wait for the masks that were asked for. Raises Lost if the process does not answer."""
-        answer = self._receive(self._filling)
-        assert isinstance(answer, Filled), f"{answer} is no answer to Fill"
-        return answer
-
-    def _send(self, sock: socket.socket, message: msgspec.Struct) -> None:
-        try:
-            sock.sendall(encode_frame(message))
-        except OSError as error:
-            raise Lost(self._how(error)) from error
-
-    def _receive(self, sock: socket.socket) -> Compiled | Filled:
-        frames = self._frames[sock]
-        try:
-            while True:
-                data = sock.recv(RECEIVE_BYTES)
-                if not data:
-                    raise Lost(self._how(None))
-                for message in frames.feed(data):
-                    found: Compiled | Filled = message
-                    return found
-        except OSError as error:
-            raise Lost(self._how(error)) from error
-
-    def _how(self, error: OSError | None) -> str:
-        late = isinstance(error, TimeoutError)
-        return f"the process for grammars {'does not answer' if late else 'has ended'}"
-
-    def end(self) -> None:
-        """End the process."""
-        self.lost = True
-        self._process.kill()
-        self._process.wait()
-        for sock in (self._compiling, self._filling):
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
-            sock.close()
-
-
-def _shared_memory(size: int) -> int:
-    """Return a descriptor of memory without a name."""
-    if hasattr(os, "memfd_create"):
-        memory = os.memfd_create("cpuserve-masks")
-    else:
-        with tempfile.TemporaryFile() as file:
-            memory = os.dup(file.fileno())
-    os.ftruncate(memory, size)
-    return memory
-
-
-def _spawn(
-    sockets: tuple[int, int], memory: int, cpus: list[int] | None
-) -> subprocess.Popen[bytes]:
-    code = BOOTSTRAP.format(module=MODULE)
-    passed = (*sockets, memory)
-    names = ("compiling", "filling", "memory")
-    command = [sys.executable, "-c", code, json.dumps([sys.path, cpus])]
-    command += [f"--{name}={number}" for name, number in zip(names, passed, strict=True)]
-    return subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Grammar:
-    """A grammar, and the requests that wait for it. process: where it is ready, if it is."""
+    """A grammar, and its unfinished requests, some of which wait for it.
+
+    process: where it is ready, if it is. dropped: nobody waits for it any more.
+    """
 
     number: int
     key: Key
     error: str = ""
     process: Process | None = None
+    users: set[RequestId] = field(default_factory=set)
     waiting: list[RequestId] = field(default_factory=list)
+    dropped: bool = False
 
     @property
     def is_compiling(self) -> bool:
@@ -197,11 +72,13 @@ class _Answer:
 
     taken: how many of its output tokens the matcher has; -1 = there is no matcher yet. filled: the
     slot whose mask is for what follows them, and how often the request had been preempted then.
+    losses: how often its matcher was lost.
     """
 
     grammar: _Grammar
     taken: int = -1
     filled: tuple[int, int] = (-1, 0)
+    losses: int = 0
 
 
 @dataclass(slots=True)
@@ -234,35 +111,46 @@ class Grammars:
         self._known: OrderedDict[Key, _Grammar] = OrderedDict()
         self._answers: dict[RequestId, _Answer] = {}
         self._num_grammars = 0
-        self._jobs: queue.SimpleQueue[_Grammar | None] = queue.SimpleQueue()
+        self._jobs: Jobs[_Grammar] = Jobs()
+        self._room = threading.Event()  # for another grammar
+        self._room.set()
         self._done: deque[tuple[_Grammar, Process | None, str, bool]] = deque()
         self._thread: threading.Thread | None = None
         self._process: Process | None = None  # assigned by the thread alone
+        self._closing = False
+        self._live: Process | None = None  # the one whose grammars are in use
+        self._again: set[int] = set()  # grammars in use that are compiled again
         self._gone: list[int] = []
-        self._asked: Process | None = None  # of which an answer to Fill is expected
+        self._asked = False  # an answer to Fill is expected
         self._errors: dict[RequestId, str] = {}
         self._ended: set[RequestId] = set()
 
     # --- compilation --------------------------------------------------------------------------
 
     def add(self, request: Request) -> str:
-        """Set whether `request` is ready; return why its grammar cannot be compiled, or ""."""
+        """Set whether `request` is ready; return why its grammar cannot be compiled, or "".
+
+        Raises:
+            QueueFull: too many grammars wait for compilation.
+        """
         wanted = request.params.structured_outputs
         assert wanted is not None, "the request has no grammar"
+        self._look_for_loss()
         grammar = self._known.get(wanted.key)
-        if grammar is None or (grammar.process is not None and grammar.process.lost):
-            grammar = self._compile(wanted.key)
+        if grammar is None:
+            grammar = self._compile(wanted.key, wanted.caller)
         self._known.move_to_end(wanted.key)
         if grammar.error:
             return grammar.error
         self._answers[request.id] = _Answer(grammar)
+        grammar.users.add(request.id)
         request.ready = not grammar.is_compiling
         if grammar.is_compiling:
             grammar.waiting.append(request.id)
         return ""
 
-    def _compile(self, key: Key) -> _Grammar:
-        self._forget_old()
+    def _compile(self, key: Key, caller: str) -> _Grammar:
+        self._jobs.check(caller)
         self._num_grammars += 1
         grammar = self._known[key] = _Grammar(self._num_grammars, key)
         if self._thread is None:
@@ -270,36 +158,37 @@ class Grammars:
                 target=self._run_jobs, name="cpuserve-grammars", daemon=True
             )
             self._thread.start()
-        self._jobs.put(grammar)
+        self._jobs.put(grammar, caller)
         return grammar
-
-    def _forget_old(self) -> None:
-        """Drop the grammars that were used least recently, except those in use."""
-        used = {answer.grammar.number for answer in self._answers.values()}
-        old = [g for g in self._known.values() if not g.is_compiling and g.number not in used]
-        for grammar in old[: max(len(self._known) - MAX_GRAMMARS + 1, 0)]:
-            del self._known[grammar.key]
-            if grammar.process is not None:
-                with suppress(Lost):
-                    grammar.process.drop([grammar.number])
 
     def _run_jobs(self) -> None:
         """Compile what is wanted, one after another; the body of the thread."""
-        while (grammar := self._jobs.get()) is not None:
-            fault = False
+        while (grammar := self._jobs.take()) is not None:
+            self._room.wait()
+            if grammar.dropped:
+                continue
+            error, fault = self._compiled(grammar)
+            self._done.append((grammar, self._process, error, fault))
+            self._wake()
+
+    def _compiled(self, grammar: _Grammar) -> tuple[str, bool]:
+        """Compile a grammar; return (why it failed or "", whether that is the client's fault)."""
+        error = ""
+        for _ in range(1 + MAX_LOSSES):
+            if self._closing:
+                break
             try:
                 if self._process is None or self._process.lost:
                     self._process = Process(self._start)
-                wanted = Compile(grammar.number, *grammar.key)
-                error, fault = self._process.compile(wanted), True
+                return self._process.compile(Compile(grammar.number, *grammar.key)), True
             except Lost as lost:
                 error = str(lost)
                 if self._process is not None:
                     self._process.end()
             except (OSError, RuntimeError) as refused:
                 error = f"the process for grammars cannot be started: {refused} ({LIMITS})"
-            self._done.append((grammar, self._process, error, fault))
-            self._wake()
+                break
+        return error, False
 
     @property
     def has_done(self) -> bool:
@@ -309,18 +198,91 @@ class Grammars:
     def collect(self) -> list[Verdict]:
         """Return what became of the requests whose grammars have been compiled since the last."""
         found: list[Verdict] = []
+        if not self._done:
+            return found
         while self._done:
             grammar, process, error, fault = self._done.popleft()
-            grammar.error, grammar.process = error, None if error else process
-            waiting = [number for number in grammar.waiting if number in self._answers]
-            found += [Verdict(number, error, fault) for number in waiting]
-            grammar.waiting.clear()
+            self._look_for_loss()
+            self._again.discard(grammar.number)
+            if grammar.dropped:
+                self._drop_from(process, [grammar.number])
+                continue
+            grammar.error = error
+            if not error:
+                grammar.process = self._live = process
+            found += [Verdict(number, error, fault) for number in grammar.waiting]
             if error:
-                for number in waiting:
-                    del self._answers[number]
-                if not fault and self._known.get(grammar.key) is grammar:
-                    del self._known[grammar.key]  # the next request tries again
+                self._refuse(grammar, fault)
+            grammar.waiting.clear()
+        self._forget_old()
         return found
+
+    def _refuse(self, grammar: _Grammar, fault: bool) -> None:
+        """Forget the requests that wait for this grammar, and end those that run with it."""
+        for number in grammar.waiting:
+            del self._answers[number]
+            grammar.users.discard(number)
+        self._errors.update(dict.fromkeys(grammar.users, grammar.error))
+        if not fault:
+            del self._known[grammar.key]  # the next request tries again
+
+    # --- what is kept -------------------------------------------------------------------------
+
+    def forget_all_but(self, requests: Container[RequestId]) -> None:
+        """Forget every request that is not in `requests`."""
+        gone = [number for number in self._answers if number not in requests]
+        for number in gone:
+            answer = self._answers.pop(number)
+            if answer.taken >= 0:
+                self._gone.append(number)
+            self._errors.pop(number, None)
+            self._ended.discard(number)
+            self._leave(answer.grammar, number)
+        if gone:
+            self._forget_old()
+
+    def _leave(self, grammar: _Grammar, number: RequestId) -> None:
+        """Note that a request no longer needs this grammar; end a compilation for nobody."""
+        grammar.users.discard(number)
+        if number in grammar.waiting:
+            grammar.waiting.remove(number)
+        if grammar.users or not grammar.is_compiling:
+            return
+        grammar.dropped = True
+        del self._known[grammar.key]
+        self._again.discard(grammar.number)
+        if not self._jobs.drop(grammar):
+            self._drop_from(self._process, [grammar.number])
+
+    def _forget_old(self) -> None:
+        """Drop the grammars that were used least recently, except those in use."""
+        live = self._live
+        ready = [g for g in self._known.values() if not g.is_compiling]
+        idle = [g for g in ready if not g.users]
+        number = len(ready) - MAX_GRAMMARS
+        if live is not None and live.memory > MAX_KEPT_BYTES:
+            # What each of them takes is not known: the next report says how much is left.
+            share = 1 - MAX_KEPT_BYTES / live.memory
+            number = max(number, int(share * len(ready)) + 1)
+        old = idle[: max(number, 0)]
+        for grammar in old:
+            del self._known[grammar.key]
+        self._drop_from(live, [g.number for g in old if g.process is live])
+        if live is not None:
+            live.memory -= live.memory * len(old) // max(len(ready), 1)
+        if live is None or live.memory <= MAX_USED_BYTES or len(old) == len(ready):
+            self._room.set()
+        else:
+            self._room.clear()
+
+    def _drop_from(self, process: Process | None, numbers: list[int]) -> None:
+        if process is None or not numbers:
+            return
+        gone = []
+        if process is self._live:
+            gone, self._gone = self._gone, []
+        with suppress(Lost):
+            process.drop(numbers, gone)
 
     # --- masks --------------------------------------------------------------------------------
 
@@ -329,20 +291,14 @@ class Grammars:
         """Whether a request with a grammar runs or waits."""
         return bool(self._answers)
 
-    def forget_all_but(self, requests: Container[RequestId]) -> None:
-        """Forget every request that is not in `requests`."""
-        for number in [number for number in self._answers if number not in requests]:
-            if self._answers.pop(number).taken >= 0:
-                self._gone.append(number)
-            self._errors.pop(number, None)
-            self._ended.discard(number)
-
     def begin_fill(self, requests: Iterable[Request]) -> None:
         """Ask for the masks of these running requests, if they are not known; do not wait.
 
         All of them sample in the next step.
         """
-        rows: dict[Process, list[Row]] = {}
+        if not self.settle(0.0):
+            return
+        rows: list[Row] = []
         for request in requests:
             answer = self._answers[request.id]
             where = (request.slot, request.num_preemptions)
@@ -350,63 +306,95 @@ class Grammars:
                 continue
             if request.id in self._errors:
                 continue
-            process, begins = answer.grammar.process, answer.taken < 0
-            assert process is not None, "the grammar is not ready"
+            assert answer.grammar.process is self._live, "the grammar is not ready"
+            begins = answer.taken < 0
             new = request.token_ids[request.num_prompt + max(answer.taken, 0) :]
             ends = request.params.stop_token_ids if begins else []
-            row = Row(request.id, answer.grammar.number, request.slot, new, begins, ends)
-            rows.setdefault(process, []).append(row)
+            rows.append(Row(request.id, answer.grammar.number, request.slot, new, begins, ends))
             answer.taken, answer.filled = request.num_output, where
-        for process, some in rows.items():
-            self._wait()
-            self._ask(process, some)
+        if rows:
+            self._ask(rows)
 
-    def _ask(self, process: Process, rows: list[Row]) -> None:
+    def _ask(self, rows: list[Row]) -> None:
+        assert self._live is not None, "there is no process"
         gone, self._gone = self._gone, []
         try:
-            process.ask(Fill(rows, gone))
-            self._asked = process
+            self._live.ask(Fill(rows, gone))
+            self._asked = True
         except Lost as lost:
-            self._lose(process, lost)
+            self._lose(self._live, str(lost))
 
-    def _wait(self) -> None:
-        """Take the answer to the last Fill, if one is expected."""
-        process, self._asked = self._asked, None
-        if process is None:
-            return
+    def settle(self, wait_s: float) -> bool:
+        """Take the answer to the last Fill if it comes within `wait_s`.
+
+        Returns whether none is expected any more, and the grammars in use are ready.
+        """
+        self._look_for_loss()
+        if self._again:
+            time.sleep(wait_s)
+            return False
+        if not self._asked:
+            return True
+        assert self._live is not None, "there is no process"
         try:
-            filled = process.answer()
+            filled = self._live.answer(wait_s)
         except Lost as lost:
-            self._lose(process, lost)
-            return
+            self._lose(self._live, str(lost))
+            return not self._again
+        if filled is None:
+            return False
+        self._asked = False
         for number, error in filled.failed.items():
             self._errors[RequestId(number)] = error
         self._ended.update(map(RequestId, filled.ended))
+        if self._live.memory > MAX_KEPT_BYTES:
+            self._forget_old()
+        return True
 
-    def _lose(self, process: Process, lost: Lost) -> None:
-        log.error("%s: requests with grammars end with an error", lost)
+    def _look_for_loss(self) -> None:
+        """Notice the end of the process that the thread has seen."""
+        if self._live is not None and self._live.lost:
+            self._lose(self._live, "the process for grammars has ended")
+
+    def _lose(self, process: Process, why: str) -> None:
+        """Compile the grammars in use again, in another process."""
+        log.warning("%s and is started again: answers with grammars wait for it", why)
         process.end()
+        self._live, self._asked = None, False
+        self._gone.clear()
+        for grammar in [g for g in self._known.values() if g.process is process]:
+            grammar.process = None
+            if grammar.users:
+                self._again.add(grammar.number)
+                self._jobs.put(grammar, "")
+            else:
+                del self._known[grammar.key]
         for number, answer in self._answers.items():
-            if answer.grammar.process is process:
-                self._errors[number] = str(lost)
+            if answer.taken < 0:
+                continue
+            answer.taken, answer.filled = -1, (-1, 0)
+            answer.losses += 1
+            if answer.losses > MAX_LOSSES:
+                self._errors[number] = why
 
-    def masks_for(self, requests: Sequence[Request]) -> Int32:
+    def masks_for(self, requests: Sequence[Request]) -> Int32 | None:
         """Return the masks [slots, words] for a step in which these requests sample.
 
-        A mask that could not be filled allows nothing; `error_of` says why.
+        A mask that could not be filled allows nothing; `error_of` says why. None: they are late,
+        until `settle` says otherwise.
         """
-        self._wait()
-        self.begin_fill(requests)
-        self._wait()
-        working = [r for r in requests if r.id not in self._errors]
-        if not working:
+        ready = self.settle(GRACE_S)
+        if ready:
+            self.begin_fill(requests)
+            ready = self.settle(GRACE_S)
+        if not ready:
+            return None
+        if self._live is None:  # all of them have errors
             return np.zeros((self._start.num_masks, self._start.mask_words), np.int32)
-        process = self._answers[working[-1].id].grammar.process
-        assert process is not None, "the grammar is not ready"
         for request in requests:
             if request.id in self._errors:
-                process.masks[request.slot] = 0
-        return process.masks
+                self._live.masks[request.slot] = 0
+        return self._live.masks
 
     def error_of(self, request: Request) -> str | None:
         """Return why the mask of a request could not be filled, if it could not."""
@@ -418,7 +406,9 @@ class Grammars:
 
     def close(self) -> None:
         """End the process."""
-        self._jobs.put(None)
+        self._closing = True
+        self._jobs.close()
+        self._room.set()
         while self._thread is not None and self._thread.is_alive():
             if self._process is not None:
                 self._process.end()  # also ends a compilation that the thread waits for

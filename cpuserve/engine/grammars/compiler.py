@@ -16,10 +16,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from cpuserve.engine.grammars.digits import Digits, Tails
+from cpuserve.engine.grammars.gbnf import is_gbnf, lark_of
+from cpuserve.engine.grammars.schema_facts import SchemaError
+from cpuserve.engine.grammars.schemas import convert
 from cpuserve.runtime.executor import mask_words
 from cpuserve.sampling.structured import (
     CALLS,
+    JSON,
     OF_FUNCTION,
+    OPEN_JSON,
     OTHER_TOKENS,
     PARAMETERS_OF,
     WHITE_SPACE,
@@ -37,6 +43,7 @@ LIMITS = {
     "step_max_items": 50_000,
     "max_lexer_states": 20_000,
     "max_grammar_size": 500_000,
+    "max_items_in_row": 50_000,
     "verbose_errors": False,
 }
 MOST_CHARS = 600  # of a message
@@ -54,22 +61,14 @@ SLICES = [
     *llguidance.LLTokenizer.general_slices(),
 ]
 
-# The library writes a label of a domain as x([x-]*x)?, in which it does not see that any x may
-# follow: masks take milliseconds. These patterns mean the same as its formats.
-_LABEL = "[a-zA-Z0-9]+(-+[a-zA-Z0-9]+)*"
-_ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
-_BYTE = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
-_FORMATS = {
-    "email": rf"^{_ATOM}(\.{_ATOM})*@({_LABEL}(\.{_LABEL})*|\[({_BYTE}\.){{3}}{_BYTE}\])$",
-}
 _IN_SCHEMA = re.compile(
     r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?=\s+\d+ \| |\Z)", re.DOTALL
 )
 # What the library says where no token can follow.
 _NOTHING_FOLLOWS = "NoExtensionBias"
+_JSON_RULE = ": %json "
 # A text in a Lark grammar; not the suffix that a rule names, which can be nothing else.
 _LITERAL = re.compile(r'(?<!=)"(?:[^"\\]|\\.)*"')
-_DATA = ("const", "enum", "default", "examples")  # what they contain is no schema
 
 # Rows for which one thread is as fast as several.
 FEW_ROWS = 3
@@ -113,6 +112,9 @@ class Compiler:
             raise GrammarError(msg) from error
         # To the library. It calls any added token like <tool_call> special; Qwen's tokenizers say
         # that this one is not.
+        self.tails = Tails(loaded.token_bytes)
+        texts = map(loaded.token_text, range(vocab))
+        self._digits = Digits(texts, vocab, [self._end, *self._more_ends])
         special_ids = [i for i in range(vocab) if self._tokenizer.is_special_token(i)]
         self._special = {text: i for i in special_ids if (text := loaded.token_text(i))}
 
@@ -120,9 +122,9 @@ class Compiler:
         """Return the library's form of a grammar; GrammarError if it is none."""
         make = llguidance.LLMatcher
         try:
-            if kind == "json":
+            if kind in (JSON, OPEN_JSON):
                 options: Any = {"whitespace_pattern": WHITE_SPACE}
-                schema = with_patterns(_object_schema(text))
+                schema = convert(text, closed=kind == JSON)
                 return make.grammar_from_json_schema(schema, overrides=options)
             if kind == "regex":
                 return _from_regex(text)
@@ -133,9 +135,12 @@ class Compiler:
                 return llguidance.grammar_from("grammar", self._with_tokens(text))
             if kind == WITH_CALLS:
                 return self._with_calls(*msgspec.json.decode(text, type=tuple[str, str, str]))
-            return llguidance.grammar_from("grammar", text)
-        except ValueError as error:
+            return make.grammar_from_lark(lark_of(text) if is_gbnf(text) else text)
+        except (SchemaError, ValueError) as error:
             raise GrammarError(_short(str(error))) from error
+        except RecursionError as error:
+            msg = "it is too complex: it nests too deeply"
+            raise GrammarError(msg) from error
 
     def _with_calls(self, kind: str, text: str, calls: str) -> str:
         """Return the grammar of a form or of tool calls."""
@@ -145,7 +150,7 @@ class Compiler:
         self.fill(self.compile(form), np.zeros(self.words, np.int32), ())
         calls = self._with_tokens(calls)
         self.compile(calls)  # as are the calls, so that an error in a schema names its function
-        if kind == "json":
+        if kind in (JSON, OPEN_JSON):
             (grammar,) = json.loads(form)["grammars"]
         else:
             grammar = {"lark_grammar": form}
@@ -158,6 +163,7 @@ class Compiler:
 
     def _with_tokens(self, calls: str) -> str:
         """Return a grammar of calls with the tokens that may be in it."""
+        calls = with_schemas(calls)
         return with_other_tokens(with_special(calls, self._special), self._special)
 
     def compile(self, prepared: str) -> Any:
@@ -201,13 +207,20 @@ class Compiler:
                 self._threads = 1
         return self._executor is not None
 
-    def finish(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:
-        """Complete a computed mask; as `fill`."""
+    def finish(
+        self, matcher: Any, mask: Mask, stop_ids: Sequence[int], tail: bytes | None = None
+    ) -> bool:
+        """Complete a computed mask; as `fill`.
+
+        tail: of a text in JSON, from `tails`; None = of another text.
+        """
         if matcher.is_error():  # also if the mask allows nothing
             raise GrammarError(_short(matcher.get_error()))
         if not self._set_ends(matcher, mask, stop_ids) and not mask.any():
             msg = "no token can follow the text so far"
             raise GrammarError(msg)
+        if tail:
+            self._digits.bound(tail, mask)
         return bool(matcher.is_stopped())
 
     def _set_ends(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:
@@ -230,6 +243,13 @@ class Compiler:
         return not ends
 
 
+def is_json(kind: str, text: str) -> bool:
+    """Whether texts of a grammar, from StructuredOutputs.key, have values of JSON in them."""
+    if kind == WITH_CALLS:
+        kind = msgspec.json.decode(text, type=tuple[str, str, str])[0]
+    return kind in (JSON, OPEN_JSON, CALLS)
+
+
 def take(matcher: Any, tokens: Sequence[int]) -> None:
     """Advance a matcher by tokens that its masks allowed; GrammarError if it cannot."""
     if tokens and not matcher.consume_tokens(list(tokens)):
@@ -237,16 +257,6 @@ def take(matcher: Any, tokens: Sequence[int]) -> None:
 
 
 _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
-
-
-def _object_schema(text: str) -> str:
-    """Return a JSON schema as an object, which the library needs, also for `true`."""
-    if text.strip() == "true":
-        return "{}"
-    if text.strip() == "false":
-        msg = "no JSON value matches the schema false"
-        raise GrammarError(msg)
-    return text
 
 
 def _of_function(prepared: str, message: str) -> str | None:
@@ -261,31 +271,24 @@ def _of_function(prepared: str, message: str) -> str | None:
     return f"{OF_FUNCTION}{name}: {found[2]}" if marker else None
 
 
-def with_patterns(schema: str) -> str:
-    """Return a JSON schema that means the same, in which masks take less time."""
-    if not any(f'"{name}"' in schema for name in _FORMATS):
-        return schema
-    try:
-        root = json.loads(schema)
-        _put_patterns(root)
-        return json.dumps(root, allow_nan=False)
-    except (ValueError, RecursionError):
-        return schema  # the library says what is wrong with it
+def with_schemas(grammar: str) -> str:
+    """Return a Lark grammar of calls whose JSON schemas are in the words of the library."""
 
+    def converted(line: str) -> str:
+        rule, marker, rest = line.partition(_JSON_RULE)
+        if not marker:
+            return line
+        schema, end = json.JSONDecoder().raw_decode(rest)
+        options = {key: schema.pop(key) for key in ("x-guidance",) if key in schema}
+        _, of, name = rest[end:].partition(PARAMETERS_OF)
+        try:
+            kept = convert(json.dumps(schema)) | options
+        except SchemaError as error:
+            msg = f"{OF_FUNCTION}{name}: {error}" if of else str(error)
+            raise SchemaError(msg) from error
+        return f"{rule}{marker}{json.dumps(kept)}{rest[end:]}"
 
-def _put_patterns(root: Any) -> None:
-    """Replace "format" by "pattern" in all schemas within `root`."""
-    left = [root]
-    while left:
-        some = left.pop()
-        if isinstance(some, list):
-            left += some
-        elif isinstance(some, dict):
-            name = some.get("format")
-            if isinstance(name, str) and name in _FORMATS and "pattern" not in some:
-                del some["format"]
-                some["pattern"] = _FORMATS[name]
-            left += [value for key, value in some.items() if key not in _DATA]
+    return "\n".join(map(converted, grammar.split("\n")))
 
 
 def with_special(grammar: str, special: Mapping[str, int]) -> str:

@@ -12,6 +12,8 @@ import msgspec
 
 from cpuserve.engine.ipc import FrameReader
 
+ALIVE_S = 0.5
+
 
 class Start(msgspec.Struct, tag="start", array_like=True):
     """The first message: where the tokenizer is, and the shape of the memory of the masks.
@@ -40,16 +42,25 @@ class Compile(msgspec.Struct, tag="compile", array_like=True):
 
 
 class Drop(msgspec.Struct, tag="drop", array_like=True):
-    """Forget these grammars. There is no answer."""
+    """Forget these grammars, of which one may be compiling; and matchers, as Fill does.
+
+    There is no answer.
+    """
 
     numbers: list[int]
+    gone: list[int]
+
+
+class Alive(msgspec.Struct, tag="alive", array_like=True):
+    """The process runs: sent after its start, and every ALIVE_S while a grammar compiles."""
 
 
 class Compiled(msgspec.Struct, tag="compiled", array_like=True):
-    """The answer to Compile. error: why it failed; "" = it is ready."""
+    """The answer to Compile. error: why it failed; "" = it is ready. memory: as in Filled."""
 
     number: int
     error: str
+    memory: int
 
 
 class Row(msgspec.Struct, array_like=True):
@@ -78,15 +89,16 @@ class Filled(msgspec.Struct, tag="filled", array_like=True):
     """The answer to Fill.
 
     failed: messages by request; their masks allow nothing. ended: requests whose text is complete:
-    only an end may follow.
+    only an end may follow. memory: bytes of all grammars and matchers, 0 where it is not known.
     """
 
     failed: dict[int, str]
     ended: list[int]
+    memory: int
 
 
 Inbound = Start | Compile | Drop | Fill
-Outbound = Compiled | Filled
+Outbound = Alive | Compiled | Filled
 
 _inbound = msgspec.msgpack.Decoder(Inbound)
 _outbound = msgspec.msgpack.Decoder(Outbound)

@@ -25,6 +25,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,12 +35,14 @@ from cpuserve.engine.grammars.background import (
     NICE,
     STACK_BYTES,
     deep_thread,
-    gently,
     move_to,
     yield_to_streams,
 )
-from cpuserve.engine.grammars.compiler import Compiler, GrammarError, take
+from cpuserve.engine.grammars.compiler import Compiler, GrammarError, is_json, take
+from cpuserve.engine.grammars.memory import Memory, limit_growth
 from cpuserve.engine.grammars.messages import (
+    ALIVE_S,
+    Alive,
     Compile,
     Compiled,
     Drop,
@@ -58,6 +61,8 @@ RECEIVE_BYTES = 1 << 16
 MAX_CPU_S = 3
 MAX_WAIT_S = 30.0  # of wall time, where other processes use the CPU
 MAX_GROWTH_BYTES = 512 << 20
+MAX_GRAMMAR_BYTES = 128 << 20  # what is left of it
+NOT_WANTED = "nobody waits for it"
 # The forked process has a smaller stack than STACK_BYTES, so that what passes there fits here.
 TRIAL_STACK_BYTES = 8 << 20
 
@@ -71,7 +76,8 @@ class Worker:
         self._jobs: deque[Compile] = deque()
         self._job: _Trial | _Compilation | None = None
         self._grammars: dict[int, Any] = {}
-        self._matchers: dict[int, tuple[Any, list[int]]] = {}  # with the request's stop_ids
+        self._in_json: set[int] = set()  # grammars
+        self._matchers: dict[int, _Matcher] = {}
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
@@ -80,7 +86,7 @@ class Worker:
         for sock in frames:
             self._selector.register(sock, selectors.EVENT_READ)
         while True:
-            wait = None if self._job is None else 1.0
+            wait = None if self._job is None else ALIVE_S
             ready = {key.fileobj for key, _ in self._selector.select(wait)}
             for sock in [sock for sock in frames if sock in ready]:
                 data = sock.recv(RECEIVE_BYTES)
@@ -89,6 +95,8 @@ class Worker:
                 for message in frames[sock].feed(data):
                     self._handle(message)
             self._advance_job()
+            if self._job is not None and time.monotonic() - self._alive_at > ALIVE_S:
+                self._say_alive()
 
     def _handle(self, message: Start | Compile | Drop | Fill) -> None:
         match message:
@@ -97,13 +105,11 @@ class Worker:
             case Compile():
                 self._jobs.append(message)
             case Drop():
-                for number in message.numbers:
-                    self._grammars.pop(number, None)
+                self._drop(message)
             case Fill():
                 self._filling.sendall(encode_frame(self._fill(message)))
 
     def _start(self, start: Start) -> None:
-        move_to(start.cpus)
         size = max(start.num_masks * start.mask_words * 4, 1)
         shared = mmap.mmap(self._memory, size)
         masks = np.frombuffer(shared, np.int32, start.num_masks * start.mask_words)
@@ -111,14 +117,32 @@ class Worker:
         self._error = ""
         self._background_cpus = start.background_cpus
 
-        def load() -> None:
-            path = Path(start.tokenizer_path)
-            self._compiler = Compiler(path, start.vocab, start.eos_ids, start.threads)
-
+        move_to(start.background_cpus)  # the first form waits for this, at normal priority
+        path = Path(start.tokenizer_path)
         try:
-            gently(load, start.background_cpus)
+            self._compiler = Compiler(path, start.vocab, start.eos_ids, start.threads)
         except Exception as error:  # the answer to every Compile
             self._error = str(error)
+        move_to(start.cpus)
+        self._memory_of = Memory()
+        self._say_alive()
+
+    def _say_alive(self) -> None:
+        self._alive_at = time.monotonic()
+        self._compiling.sendall(encode_frame(Alive()))
+
+    def _drop(self, message: Drop) -> None:
+        self._in_json.difference_update(message.numbers)
+        for number in message.numbers:
+            self._grammars.pop(number, None)
+            if self._job is not None and self._job.number == number:
+                self._job.cancel()
+        for wanted in [job for job in self._jobs if job.number in message.numbers]:
+            self._jobs.remove(wanted)
+            self._answer(wanted.number, NOT_WANTED)
+        for number in message.gone:
+            self._matchers.pop(number, None)
+        self._memory_of.give_back()
 
     # --- compilation --------------------------------------------------------------------------
 
@@ -146,6 +170,8 @@ class Worker:
             if self._error:
                 self._answer(wanted.number, self._error)
             else:
+                if is_json(wanted.kind, wanted.text):
+                    self._in_json.add(wanted.number)
                 held = (self._compiling, self._filling)
                 self._watch(_Trial(self._compiler, wanted, held, self._background_cpus))
 
@@ -157,28 +183,31 @@ class Worker:
         self._selector.unregister(pipe)
 
     def _answer(self, number: int, error: str) -> None:
-        self._compiling.sendall(encode_frame(Compiled(number, error)))
+        memory = self._memory_of.grown()
+        self._compiling.sendall(encode_frame(Compiled(number, error, memory)))
 
     # --- masks --------------------------------------------------------------------------------
 
     def _fill(self, message: Fill) -> Filled:
         for number in message.gone:
             self._matchers.pop(number, None)
-        answer = Filled({}, [])
+        answer = Filled({}, [], 0)
         ready = []
         for row in sorted(message.rows, key=lambda row: row.grammar):
             try:
-                ready.append((row, *self._advance(row)))
+                ready.append((row, self._advance(row)))
             except Exception as error:
                 self._fail(row, error, answer)
-        rows = [(matcher, row.mask) for row, matcher, _ in ready]
-        self._compiler.compute(self._masks, rows, len({row.grammar for row, _, _ in ready}))
-        for row, matcher, stop_ids in ready:
+        rows = [(of_row.matcher, row.mask) for row, of_row in ready]
+        self._compiler.compute(self._masks, rows, len({row.grammar for row, _ in ready}))
+        for row, its in ready:
             try:
-                if self._compiler.finish(matcher, self._masks[row.mask], stop_ids):
+                mask = self._masks[row.mask]
+                if self._compiler.finish(its.matcher, mask, its.stop_ids, its.tail):
                     answer.ended.append(row.request)
             except Exception as error:
                 self._fail(row, error, answer)
+        answer.memory = self._memory_of.grown_lately()
         return answer
 
     def _fail(self, row: Row, error: Exception, answer: Filled) -> None:
@@ -186,14 +215,26 @@ class Worker:
         self._masks[row.mask] = 0
         answer.failed[row.request] = str(error)
 
-    def _advance(self, row: Row) -> tuple[Any, list[int]]:
-        """Return the matcher of a request after it has taken the row's tokens, and its stop_ids."""
+    def _advance(self, row: Row) -> _Matcher:
+        """Return the matcher of a request after it has taken the row's tokens."""
         if row.begins:
             copy = self._grammars[row.grammar].deep_copy()
-            self._matchers[row.request] = copy, row.stop_ids
-        matcher, stop_ids = self._matchers[row.request]
-        take(matcher, row.tokens)
-        return matcher, stop_ids
+            tail = b"" if row.grammar in self._in_json else None
+            self._matchers[row.request] = _Matcher(copy, row.stop_ids, tail)
+        found = self._matchers[row.request]
+        take(found.matcher, row.tokens)
+        if found.tail is not None:
+            found.tail = self._compiler.tails.after(found.tail, row.tokens)
+        return found
+
+
+@dataclass(slots=True)
+class _Matcher:
+    """The state of one request. tail: the end of its text, if that has JSON in it."""
+
+    matcher: Any
+    stop_ids: list[int]
+    tail: bytes | None
 
 
 class _Trial:
@@ -214,6 +255,7 @@ class _Trial:
         self._said = b""
         self._deadline = time.monotonic() + MAX_WAIT_S
         self._late = False
+        self._cancelled = False
         self._child = os.fork()
         if self._child == 0:
             os.close(self.pipe)
@@ -222,6 +264,11 @@ class _Trial:
             _try_grammar(compiler, wanted, theirs, cpus)
         os.close(theirs)
         os.set_blocking(self.pipe, False)
+
+    def cancel(self) -> None:
+        """End the fork: nobody waits for this grammar."""
+        self._cancelled = True
+        os.kill(self._child, signal.SIGKILL)
 
     def is_over(self) -> bool:
         """Whether the fork has ended."""
@@ -238,6 +285,8 @@ class _Trial:
         """Return (why it failed or "", the prepared grammar)."""
         os.close(self.pipe)
         _, status = os.waitpid(self._child, 0)
+        if self._cancelled:
+            return NOT_WANTED, ""
         verdict, text = self._said[:1], self._said[1:].decode()
         if verdict == b"+" and os.waitstatus_to_exitcode(status) == 0:
             return "", text
@@ -262,10 +311,11 @@ def _try_grammar(
         move_to(cpus)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S + 1))
-        limit_growth()
+        limit_growth(MAX_GROWTH_BYTES)
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (a panic prints its trace)
         os.dup2(sys.stderr.fileno(), 2)
         said = b"-the compiler failed"
+        memory = Memory()
 
         def attempt() -> None:
             nonlocal said
@@ -273,6 +323,9 @@ def _try_grammar(
                 prepared = compiler.prepare(wanted.kind, wanted.text)
                 matcher = compiler.compile(prepared)
                 compiler.fill(matcher.deep_copy(), np.zeros(compiler.words, np.int32), ())
+                if memory.grown() > MAX_GRAMMAR_BYTES:
+                    msg = "it is too complex: compiled, it takes too much memory"
+                    raise GrammarError(msg)
                 said = b"+" + prepared.encode()
             except GrammarError as error:
                 said = b"-" + str(error).encode()
@@ -283,14 +336,6 @@ def _try_grammar(
             view = view[os.write(pipe, view) :]
     finally:
         os._exit(0)
-
-
-def limit_growth() -> None:
-    """Limit the address space to what it is now and MAX_GROWTH_BYTES more, where that works."""
-    with suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + MAX_GROWTH_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 class _Compilation:
@@ -305,6 +350,7 @@ class _Compilation:
         self.number = number
         self.matcher: Any = None
         self.error = "the compiler failed"
+        self._cancelled = False
         self.pipe, self._theirs = os.pipe()
         self._thread = deep_thread(lambda: self._run(compiler, prepared, cpus), STACK_BYTES)
 
@@ -320,12 +366,18 @@ class _Compilation:
         finally:
             os.close(self._theirs)
 
+    def cancel(self) -> None:
+        """Forget the result: nobody waits for this grammar, whose fork has shown that it ends."""
+        self._cancelled = True
+
     def is_over(self) -> bool:
         """Whether it has ended; then the thread has, too."""
         if not select.select([self.pipe], [], [], 0)[0]:
             return False
         self._thread.join()
         os.close(self.pipe)
+        if self._cancelled:
+            self.matcher = None
         return True
 
 

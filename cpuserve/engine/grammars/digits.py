@@ -1,0 +1,116 @@
+"""Numbers in JSON end: at 20 digits of an integer, and at what a double holds.
+
+Grammars allow any number of digits, and small models write them until max_tokens. The library has
+no bound for them, so this takes digits out of its masks. It sees a number without reading the text
+from its beginning: after digits, a mask that allows what ends a number, and no quotation mark, is
+not that of a string.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from cpuserve.runtime.executor import mask_words
+
+MAX_INTEGER = 20
+MAX_FRACTION = 17  # digits with which a double is written exactly
+MAX_EXPONENT = 3
+_TAIL = re.compile(rb"[-+.0-9eE]*\Z")
+_NUMBER = re.compile(rb"-?(\d+)(?:\.(\d*))?(?:[eE][-+]?(\d*))?")
+_LEADING = re.compile("[0-9]+")
+# As tokenizers write them: some have another letter for a line break.
+_ENDS = (",", "}", "]", "\n", "\u010a", "<0x0A>")
+_INTERESTING = ('"', *"0123456789", *_ENDS)
+
+Mask = npt.NDArray[np.int32]
+
+
+class Digits:
+    """Bounds the digits of numbers, for one tokenizer.
+
+    texts: of the tokens from 0 on, as the tokenizer writes them. end_ids: tokens that end an
+    answer.
+    """
+
+    def __init__(self, texts: Iterable[str], vocab: int, end_ids: Sequence[int]) -> None:
+        self._words = mask_words(vocab)
+        self._digits: dict[int, str] = {}  # those with which tokens begin
+        quotes, ends = [], [*end_ids]
+        for i, text in enumerate(texts):
+            if text.startswith(_INTERESTING):
+                if text[0] == '"':
+                    quotes.append(i)
+                elif found := _LEADING.match(text):
+                    self._digits[i] = found[0]
+                else:
+                    ends.append(i)
+        self._quotes, self._ends = self._mask(quotes), self._mask(ends)
+        self._longest = max(map(len, self._digits.values()), default=0)
+        self._longer: dict[int, Mask] = {}
+
+    def _mask(self, ids: list[int]) -> Mask:
+        mask = np.zeros(32 * self._words, np.uint8)
+        mask[ids] = 1
+        return np.packbits(mask, bitorder="little").view(np.int32)
+
+    def bound(self, tail: bytes, mask: Mask) -> None:
+        """Take tokens out of a mask that would make the number at the end of a text too long.
+
+        tail: from `tail_after`.
+        """
+        if len(tail) + self._longest <= MAX_FRACTION and b"e" not in tail and b"E" not in tail:
+            return
+        found = _NUMBER.fullmatch(tail)
+        if found is None or (mask & self._quotes).any() or not (mask & self._ends).any():
+            return
+        whole, fraction, exponent = found.groups()
+        if exponent is not None:
+            self._bound_exponent(tail.decode(), len(exponent), mask)
+        elif fraction is not None:
+            mask &= ~self._longer_than(MAX_FRACTION - len(fraction))
+        else:
+            mask &= ~self._longer_than(MAX_INTEGER - len(whole))
+
+    def _longer_than(self, number: int) -> Mask:
+        """Return the mask of tokens that begin with more digits."""
+        if number not in self._longer:
+            ids = [i for i, digits in self._digits.items() if len(digits) > number]
+            self._longer[number] = self._mask(ids)
+        return self._longer[number]
+
+    def _bound_exponent(self, number: str, length: int, mask: Mask) -> None:
+        for i, digits in self._digits.items():
+            if mask[i // 32] >> (i % 32) & 1:
+                fits = length + len(digits) <= MAX_EXPONENT
+                if not fits or not math.isfinite(float(number + digits)):
+                    mask[i // 32] &= ~_BITS[i % 32]
+
+
+class Tails:
+    """What the tokens of one tokenizer leave at the end of a text: characters of numbers."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._bytes = token_bytes
+        self._known: dict[int, tuple[bool, bytes]] = {}
+
+    def after(self, tail: bytes, tokens: list[int]) -> bytes:
+        """Return the tail of a text after further tokens."""
+        for token in tokens:
+            is_all, end = self._known.get(token) or self._read(token)
+            tail = tail + end if is_all else end
+        return tail[-64:]
+
+    def _read(self, token: int) -> tuple[bool, bytes]:
+        text = self._bytes(token)
+        end = _TAIL.search(text)
+        found = b"" if end is None else end[0]
+        self._known[token] = found == text, found
+        return self._known[token]
+
+
+_BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)

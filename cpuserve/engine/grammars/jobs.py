@@ -1,0 +1,92 @@
+"""The grammars that wait for compilation: a bounded queue in which callers take turns.
+
+The engine's thread adds and drops, another thread takes. One caller's grammars are compiled in the
+order in which they came, and callers are served in turn, so that nobody waits for all grammars of
+another one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+# A grammar takes up to 3 s of CPU time, most take some 10 ms. A caller with this many forms that
+# nobody has sent before is a batch, which can wait for its own.
+MAX_WAITING = 64
+MAX_OF_CALLER = 32
+
+
+class QueueFull(Exception):
+    """Too many grammars wait; the message says how many, and of whom."""
+
+
+class Jobs(Generic[T]):
+    """Grammars by caller, each at most once."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._of: OrderedDict[str, deque[T]] = OrderedDict()
+        self._num = 0
+        self._closed = False
+
+    def check(self, caller: str) -> None:
+        """Raise QueueFull if the queue, or this caller's share of it, has no place.
+
+        caller: "" = the program that runs the engine, which has any number.
+        """
+        if not caller:
+            return
+        with self._changed:
+            mine = len(self._of.get(caller, ()))
+            if self._num >= MAX_WAITING:
+                msg = f"{self._num} other forms wait to be compiled, and the limit is {MAX_WAITING}"
+                raise QueueFull(msg)
+            if mine >= MAX_OF_CALLER:
+                msg = (
+                    f"{mine} other forms of this client wait to be compiled, and a client's limit "
+                    f"is {MAX_OF_CALLER}"
+                )
+                raise QueueFull(msg)
+
+    def put(self, job: T, caller: str) -> None:
+        """Add a grammar of this caller, whether or not there is a place."""
+        with self._changed:
+            self._of.setdefault(caller, deque()).append(job)
+            self._num += 1
+            self._changed.notify()
+
+    def drop(self, job: T) -> bool:
+        """Remove a grammar; False if it does not wait (any more)."""
+        with self._changed:
+            for caller, jobs in self._of.items():
+                if job in jobs:
+                    jobs.remove(job)
+                    self._num -= 1
+                    if not jobs:
+                        del self._of[caller]
+                    return True
+        return False
+
+    def take(self) -> T | None:
+        """Wait for the next grammar and remove it; None = the queue is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._of)
+            if self._closed:
+                return None
+            caller, jobs = next(iter(self._of.items()))
+            job = jobs.popleft()
+            self._num -= 1
+            if jobs:
+                self._of.move_to_end(caller)
+            else:
+                del self._of[caller]
+            return job
+
+    def close(self) -> None:
+        """Let `take` return None from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

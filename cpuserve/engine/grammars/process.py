@@ -1,0 +1,192 @@
+"""The engine's end of the process for grammars: its connections, and the memory of the masks."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+
+from cpuserve.engine.grammars.messages import (
+    Alive,
+    Compile,
+    Compiled,
+    Drop,
+    Fill,
+    Filled,
+    Outbound,
+    Start,
+    outbound_frames,
+)
+from cpuserve.engine.ipc import encode_frame
+from cpuserve.runtime.executor import Int32
+
+MODULE = "cpuserve.engine.grammars.worker"
+# The first form waits for this start, so it has normal priority: at the lowest one, beside streams,
+# it took twice as long or more.
+BOOTSTRAP = """
+import importlib, json, sys
+sys.path[:], cpus = json.loads(sys.argv.pop(1))
+from cpuserve.engine.grammars.background import move_to
+move_to(cpus)
+importlib.import_module("{module}")
+sys.exit(sys.modules["{module}"].main())
+"""
+RECEIVE_BYTES = 1 << 16
+# A mask takes 50 us, and at most 10 ms; a compilation reports every ALIVE_S. Longer waits mean that
+# the process does not run at all.
+ANSWER_S = 2.0
+START_S = 60.0  # imports, and loading a tokenizer
+
+ENDED = "the process for grammars has ended"
+SILENT = "the process for grammars does not answer"
+
+
+class Lost(Exception):
+    """The process for grammars has ended or does not answer."""
+
+
+class Silent(Lost):
+    """The process has not answered in time."""
+
+
+class Process:
+    """The process, its two connections, and the memory that it fills.
+
+    memory: bytes of its grammars, as it said last.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self.lost = False
+        self.memory = 0
+        self._asked = 0.0
+        size = max(start.num_masks * start.mask_words * 4, 1)
+        memory = _shared_memory(size)
+        try:
+            shared = mmap.mmap(memory, size)
+            masks = np.frombuffer(shared, np.int32, start.num_masks * start.mask_words)
+            self.masks: Int32 = masks.reshape(start.num_masks, start.mask_words)
+            self._compiling, compiling = socket.socketpair()
+            self._filling, filling = socket.socketpair()
+            with compiling, filling:
+                sockets = compiling.fileno(), filling.fileno()
+                self._process = _spawn(sockets, memory, start.background_cpus)
+        finally:
+            os.close(memory)
+        self._frames = {sock: outbound_frames() for sock in (self._compiling, self._filling)}
+        self._messages: dict[socket.socket, deque[Outbound]]
+        self._messages = {sock: deque() for sock in self._frames}
+        self._patience_s = START_S
+        self._send(self._compiling, start, START_S)
+
+    @property
+    def pid(self) -> int:
+        """Its number in the system."""
+        return self._process.pid
+
+    def compile(self, grammar: Compile) -> str:
+        """Return why a grammar does not compile, or "" if it is ready.
+
+        Raises Lost if the process does not answer.
+        """
+        self._send(self._compiling, grammar, self._patience_s)
+        while isinstance(answer := self._receive(self._compiling, self._patience_s), Alive):
+            self._patience_s = ANSWER_S  # it has started
+        assert isinstance(answer, Compiled), f"{answer} is no answer to Compile"
+        assert answer.number == grammar.number, "an answer to another Compile"
+        self.memory = answer.memory
+        return answer.error
+
+    def drop(self, numbers: list[int], gone: list[int]) -> None:
+        """Forget these grammars, and the matchers of the requests in `gone`.
+
+        Raises Lost if the process does not take the message.
+        """
+        self._send(self._filling, Drop(numbers, gone), ANSWER_S)
+
+    def ask(self, fill: Fill) -> None:
+        """Ask for masks; `answer` must follow. Raises Lost if the process does not answer."""
+        self._asked = time.monotonic()
+        self._send(self._filling, fill, ANSWER_S)
+
+    def answer(self, wait_s: float = ANSWER_S) -> Filled | None:
+        """Return the answer to Fill, or None if it does not come within `wait_s`.
+
+        Raises Lost if the process has ended, or has not answered for ANSWER_S.
+        """
+        try:
+            answer = self._receive(self._filling, wait_s)
+        except Silent:
+            if time.monotonic() - self._asked < ANSWER_S:
+                return None
+            raise
+        assert isinstance(answer, Filled), f"{answer} is no answer to Fill"
+        self.memory = answer.memory
+        return answer
+
+    def _send(self, sock: socket.socket, message: msgspec.Struct, wait_s: float) -> None:
+        try:
+            sock.settimeout(wait_s)
+            sock.sendall(encode_frame(message))
+        except TimeoutError as error:
+            raise Silent(SILENT) from error
+        except OSError as error:
+            raise Lost(ENDED) from error
+
+    def _receive(self, sock: socket.socket, wait_s: float) -> Outbound:
+        """Return the next message; raises Silent if it does not come within `wait_s`."""
+        messages = self._messages[sock]
+        try:
+            sock.settimeout(wait_s)
+            while not messages:
+                data = sock.recv(RECEIVE_BYTES)
+                if not data:
+                    raise Lost(ENDED)
+                messages += self._frames[sock].feed(data)
+        except (TimeoutError, BlockingIOError) as error:
+            raise Silent(SILENT) from error
+        except OSError as error:
+            raise Lost(ENDED) from error
+        found: Outbound = messages.popleft()
+        return found
+
+    def end(self) -> None:
+        """End the process."""
+        self.lost = True
+        self._process.kill()
+        self._process.wait()
+        for sock in (self._compiling, self._filling):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
+            sock.close()
+
+
+def _shared_memory(size: int) -> int:
+    """Return a descriptor of memory without a name."""
+    if hasattr(os, "memfd_create"):
+        memory = os.memfd_create("cpuserve-masks")
+    else:
+        with tempfile.TemporaryFile() as file:
+            memory = os.dup(file.fileno())
+    os.ftruncate(memory, size)
+    return memory
+
+
+def _spawn(
+    sockets: tuple[int, int], memory: int, cpus: list[int] | None
+) -> subprocess.Popen[bytes]:
+    code = BOOTSTRAP.format(module=MODULE)
+    passed = (*sockets, memory)
+    names = ("compiling", "filling", "memory")
+    command = [sys.executable, "-c", code, json.dumps([sys.path, cpus])]
+    command += [f"--{name}={number}" for name, number in zip(names, passed, strict=True)]
+    return subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)

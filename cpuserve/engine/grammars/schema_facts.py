@@ -1,0 +1,402 @@
+"""What can be read off a JSON schema: where references lead, types, values, names of members."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from cpuserve.engine.grammars.schema_values import PATTERNS
+
+ALL_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+DATA = ("const", "enum", "default", "examples")  # what they contain is no schema
+_ANNOTATIONS = {
+    "title", "description", "default", "examples", "$comment", "deprecated", "readOnly",
+    "writeOnly", "$schema", "$id", "$anchor",
+}  # fmt: skip
+
+
+class SchemaError(Exception):
+    """A schema that cannot be kept; the message says why, with the keyword and its place."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What holds for every value of a schema, as far as its keywords tell.
+
+    types: it has one of them. values: it is one of them, None = they are not listed. names,
+    patterns: of the members that are described. members: the schemas of each, with their places.
+    required: members that it has. is_open: a part says what other members are. has_properties: a
+    part has `properties`. closed: there are no other members than `names`. closes: the same, where
+    this is the whole schema. branches: for each anyOf or oneOf, the facts of its schemas.
+    """
+
+    types: set[str] = field(default_factory=lambda: set(ALL_TYPES))
+    values: list[Any] | None = None
+    names: dict[str, None] = field(default_factory=dict)
+    patterns: dict[str, None] = field(default_factory=dict)
+    members: dict[str, list[tuple[Any, str]]] = field(default_factory=dict)
+    required: set[str] = field(default_factory=set)
+    is_open: bool = False
+    has_properties: bool = False
+    closed: bool = False
+    closes: bool = False
+    branches: list[list[Facts]] = field(default_factory=list)
+
+    @property
+    def allowed(self) -> dict[str, None]:
+        """The names of members in a closed object: also those that are required alone."""
+        return self.names | dict.fromkeys(sorted(self.required))
+
+    def narrow(self, other: Facts) -> None:
+        """Add what another schema says of the same value."""
+        self.types = common_types(self.types, other.types)
+        if other.values is not None:
+            self.list_values(other.values)
+        self.describe(other)
+        for name, some in other.members.items():
+            self.members.setdefault(name, []).extend(some)
+        self.required |= other.required
+        self.branches += other.branches
+
+    def describe(self, other: Facts) -> None:
+        """Add the names of members that another schema of the same value describes."""
+        self.names |= other.names
+        self.patterns |= other.patterns
+        self.is_open = self.is_open or other.is_open
+        self.has_properties = self.has_properties or other.has_properties
+
+    def list_values(self, values: list[Any]) -> None:
+        """Add that it is one of these."""
+        known = values if self.values is None else self.values
+        self.values = [v for v in known if type_of(v) in self.types and listed(v, values)]
+        self.types &= set(map(type_of, self.values))
+
+
+def type_of(value: Any) -> str:
+    """Return the type of a JSON value."""
+    if isinstance(value, float):
+        return "integer" if value.is_integer() else "number"
+    names = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def listed(value: Any, values: list[Any]) -> bool:
+    """Whether a JSON value is one of these: true is not 1."""
+    return any(value == some and type_of(value) == type_of(some) for some in values)
+
+
+def common_types(left: set[str], right: set[str]) -> set[str]:
+    """Return the types of values of both; an integer is a number."""
+    found = left & right
+    for one, other in ((left, right), (right, left)):
+        if "integer" in one and "number" in other:
+            found.add("integer")
+    return found
+
+
+class Reader:
+    """Finds the schemas of one document.
+
+    closed: objects with properties have no others, unless their schema says so.
+    """
+
+    def __init__(self, root: Any, closed: bool) -> None:
+        self._root = root
+        self._closed = closed
+        self._anchors: dict[str, str] = {}  # the places of schemas with a name
+        self._resources: list[str] = []  # the places of schemas with an $id
+        self._note_names()
+
+    def _note_names(self) -> None:
+        left: list[tuple[str, Any]] = [("#", self._root)]
+        while left:
+            at, some = left.pop()
+            if isinstance(some, dict):
+                for key in ("$id", "id", "$anchor", "$dynamicAnchor"):
+                    if isinstance(name := some.get(key), str):
+                        self._anchors.setdefault(("#" if "nchor" in key else "") + name, at)
+                if isinstance(some.get("$id"), str):
+                    self._resources.append(at)
+                left += [(f"{at}/{escaped(k)}", v) for k, v in some.items() if k not in DATA]
+            elif isinstance(some, list):
+                left += [(f"{at}/{i}", v) for i, v in enumerate(some)]
+
+    def find(self, to: Any, at: str) -> tuple[str, Any]:
+        """Return (the place, the schema) that a reference at `at` names."""
+        if not isinstance(to, str):
+            msg = f"$ref at {at} must be a text"
+            raise SchemaError(msg)
+        for place in self._candidates(unquote(to), at):
+            try:
+                return place, self._get(place)
+            except (KeyError, IndexError, ValueError, TypeError):
+                continue
+        msg = f"$ref at {at} leads nowhere: there is no {to[:100]} in this schema"
+        raise SchemaError(msg)
+
+    def _candidates(self, to: str, at: str) -> list[str]:
+        name, mark, rest = to.partition("#")
+        bases = [r for r in self._resources if at == r or at.startswith(f"{r}/")]
+        bases = [max(bases, key=len, default="#"), "#"]
+        if name:
+            ends = [a for n, a in self._anchors.items() if n == name or n.endswith(f"/{name}")]
+            bases = ends or []
+        found = [base + rest for base in bases if not rest or rest.startswith("/")]
+        if mark and f"#{rest}" in self._anchors:
+            found.append(self._anchors[f"#{rest}"])
+        return found
+
+    def _get(self, place: str) -> Any:
+        some = self._root
+        for part in place.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            some = some[int(key)] if isinstance(some, list) else some[key]
+        if not isinstance(some, dict | bool):
+            raise TypeError
+        return some
+
+    def dynamic(self, key: str, value: Any, at: str) -> str:
+        """Return the plain reference for a dynamic one, where only one schema has its name."""
+        if key == "$recursiveRef" or value == "#":
+            return "#"
+        name = str(value).partition("#")[2]
+        text = [n for n in self._anchors if n == f"#{name}"]
+        if len(text) == 1 and self._count_anchor(name) == 1:
+            return f"#{name}"
+        msg = f"{key} at {at} cannot be kept: use $ref"
+        raise SchemaError(msg)
+
+    def _count_anchor(self, name: str) -> int:
+        left, count = [self._root], 0
+        while left:
+            some = left.pop()
+            if isinstance(some, dict):
+                count += some.get("$dynamicAnchor") == name
+                left += some.values()
+            elif isinstance(some, list):
+                left += some
+        return count
+
+    # --- facts --------------------------------------------------------------------------------
+
+    def facts(self, schema: Any, at: str, seen: frozenset[str] = frozenset()) -> Facts:
+        """Return what the keywords of a schema tell; of a reference to itself, nothing."""
+        found = Facts()
+        if schema is False:
+            found.types = set()
+        if not isinstance(schema, dict):
+            return found
+        self._read_own(schema, at, found)
+        if "$ref" in schema or "$recursiveRef" in schema:
+            place, named = self.find(schema.get("$ref", "#"), at)
+            if place not in seen:
+                found.narrow(self.facts(named, place, seen | {place}))
+        for i, part in enumerate(_schemas(schema, "allOf")):
+            found.narrow(self.facts(part, f"{at}/allOf/{i}", seen))
+        for key in ("anyOf", "oneOf"):
+            if parts := _schemas(schema, key):
+                some = [self.facts(p, f"{at}/{key}/{i}", seen) for i, p in enumerate(parts)]
+                self._read_branches(some, found)
+        for key, part in self._conditional(schema):
+            found.describe(self.facts(part, f"{at}/{key}", seen))
+        return found
+
+    def _read_own(self, schema: dict[str, Any], at: str, found: Facts) -> None:
+        types = schema.get("type", list(ALL_TYPES))
+        found.types = {
+            t for t in (types if isinstance(types, list) else [types]) if isinstance(t, str)
+        }
+        if "const" in schema:
+            found.list_values([schema["const"]])
+        if isinstance(schema.get("enum"), list):
+            found.list_values(schema["enum"])
+        if found.types == {"boolean"} and found.values is None:
+            found.values = [True, False]
+        if isinstance(properties := schema.get("properties"), dict):
+            found.has_properties = True
+            found.names = dict.fromkeys(properties)
+            for name, some in properties.items():
+                found.members[name] = [(some, f"{at}/properties/{escaped(name)}")]
+        if isinstance(patterns := schema.get("patternProperties"), dict):
+            found.patterns = dict.fromkeys(patterns)
+        if isinstance(required := schema.get("required"), list):
+            found.required = {name for name in required if isinstance(name, str)}
+        other = schema.get("additionalProperties")
+        found.is_open = other is not None and other is not False
+        alone = not {"allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"} & schema.keys()
+        found.closed = not found.patterns and other is False
+        found.closes = self._closed and other is None and found.has_properties and alone
+
+    @staticmethod
+    def _read_branches(some: list[Facts], found: Facts) -> None:
+        found.branches.append(some)
+        possible = [branch for branch in some if common_types(branch.types, found.types)]
+        found.types = set().union(*(common_types(b.types, found.types) for b in possible))
+        if possible and all(branch.values is not None for branch in possible):
+            found.list_values([v for branch in possible for v in branch.values or ()])
+        for branch in some:
+            found.describe(branch)
+
+    @staticmethod
+    def _conditional(schema: dict[str, Any]) -> list[tuple[str, Any]]:
+        """The schemas that hold for some values, with their places here."""
+        some: list[tuple[str, Any]]
+        some = [(key, schema[key]) for key in ("if", "then", "else") if key in schema]
+        for key in ("dependentSchemas", "dependencies"):
+            if isinstance(parts := schema.get(key), dict):
+                some += [(f"{key}/{escaped(n)}", p) for n, p in parts.items()]
+        return [(key, part) for key, part in some if isinstance(part, dict)]
+
+    # --- what is not --------------------------------------------------------------------------
+
+    def negated(self, schema: Any, base: Facts, at: str) -> Any:
+        """Return a schema of the values that fit one with the facts `base`, but not `schema`.
+
+        None: it cannot be written.
+        """
+        if isinstance(schema, bool):
+            return not schema
+        if not isinstance(schema, dict):
+            msg = f"{at}: a schema is an object or a boolean"
+            raise SchemaError(msg)
+        keys = schema.keys() - _ANNOTATIONS
+        if keys == {"$ref"}:
+            place, named = self.find(schema["$ref"], at)
+            return self.negated(named, base, place)
+        options: list[Any] = []
+        if keys & {"const", "enum"}:
+            values = self.facts({k: schema[k] for k in keys & {"const", "enum", "type"}}, at).values
+            keys = keys - {"const", "enum", "type"}
+            if base.values is None:
+                return None
+            options.append({"enum": [v for v in base.values if not listed(v, values or [])]})
+        if "type" in keys:
+            options.append(self._other_types(schema["type"], base))
+            keys = keys - {"type"}
+        for key, join in (("allOf", "anyOf"), ("anyOf", "allOf")):
+            if key in keys:
+                parts = [
+                    self.negated(p, base, f"{at}/{key}/{i}")
+                    for i, p in enumerate(_schemas(schema, key))
+                ]
+                options.append(None if None in parts else {join: parts})
+                keys = keys - {key}
+        options += self._without_members(schema, base, at)
+        if keys - {"properties", "required"} or None in options:
+            return None
+        options = [some for some in options if some is not False and some != {"enum": []}]
+        return {"anyOf": options} if options else False
+
+    def _other_types(self, types: Any, base: Facts) -> Any:
+        given = set(types if isinstance(types, list) else [types])
+        if "integer" in given and "number" in base.types and "number" not in given:
+            return None
+        if "number" in given:
+            given |= {"integer"}
+        left = sorted(common_types(base.types, set(ALL_TYPES)) - given)
+        return {"type": left} if left else False
+
+    def _without_members(self, schema: dict[str, Any], base: Facts, at: str) -> list[Any]:
+        """The ways in which an object may fail `properties` and `required`."""
+        found: list[Any] = []
+        for name in schema.get("required", ()):
+            found.append({"type": "object", "properties": {name: False}})
+        for name, some in schema.get("properties", {}).items():
+            of_member = Facts()
+            for known, place in base.members.get(name, ()):
+                of_member.narrow(self.facts(known, place))
+            against = self.negated(some, of_member, f"{at}/properties/{escaped(name)}")
+            if against is None:
+                found.append(None)
+            elif against is not False:
+                found.append({"type": "object", "properties": {name: against}, "required": [name]})
+        return found
+
+    # --- names of members -----------------------------------------------------------------------
+
+    def names(self, schema: Any, at: str) -> bool | list[str] | dict[str, Any]:
+        """Return which names fit propertyNames: all, none, these, or those of one keyword."""
+        if isinstance(schema, bool):
+            return schema
+        facts = self.facts(schema, at)
+        if "string" not in facts.types:
+            return False
+        if facts.values is not None:
+            return [v for v in facts.values if isinstance(v, str)]
+        left: dict[str, Any] = {}
+        while "$ref" in schema and schema.keys() - _ANNOTATIONS <= {"$ref", "type"}:
+            at, schema = self.find(schema["$ref"], at)
+        for key, value in schema.items():
+            if key in ("pattern", "minLength", "maxLength"):
+                left[key] = value
+            elif key == "format":
+                left |= {key: value} if value in PATTERNS else {}
+            elif key not in _ANNOTATIONS | {"type", "format"}:
+                left[key] = value
+        left = {k: v for k, v in left.items() if (k, v) != ("minLength", 0)}
+        return left or True
+
+    def name_fits(self, schema: Any, name: str, at: str) -> bool:
+        """Whether the name of a member of `properties` fits propertyNames."""
+        fits = self.names(schema, at)
+        if isinstance(fits, bool):
+            return fits
+        if isinstance(fits, list):
+            return name in fits
+        if len(name) < fits.get("minLength", 0) or len(name) > fits.get("maxLength", len(name)):
+            return False
+        pattern = fits.get("pattern", PATTERNS.get(fits.get("format", ""), ""))
+        try:
+            return re.search(pattern, name) is not None
+        except re.error as error:
+            msg = f"propertyNames at {at} cannot be kept: {error}"
+            raise SchemaError(msg) from error
+
+
+def disjoint(left: Facts, right: Facts, reader: Reader, beside: Container[str] | None) -> bool:
+    """Whether it can be seen that no value has both facts.
+
+    beside: names of members that both may have if their schemas are closed; None = they are not.
+    """
+    for one, other in ((left, right), (right, left)):
+        for group in one.branches:
+            if all(disjoint(some, other, reader, beside) for some in group):
+                return True
+    types = common_types(left.types, right.types)
+    if not types:
+        return True
+    if left.values is not None and right.values is not None:
+        return not any(listed(value, right.values) for value in left.values)
+    if types != {"object"}:
+        return False
+    for name in left.required | right.required:
+        for one, other in ((left, right), (right, left)):
+            closes = other.closes and beside is not None and name not in beside
+            if name in one.required and (other.closed or closes) and name not in other.allowed:
+                return True
+            if name in one.required and any(s is False for s, _ in other.members.get(name, ())):
+                return True
+        pairs = itertools.product(left.members.get(name, ()), right.members.get(name, ()))
+        if any(_values_differ(reader.facts(*a), reader.facts(*b)) for a, b in pairs):
+            return True
+    return False
+
+
+def _values_differ(left: Facts, right: Facts) -> bool:
+    if left.values is not None and right.values is not None:
+        return not any(listed(value, right.values) for value in left.values)
+    return not common_types(left.types, right.types)
+
+
+def escaped(part: object) -> str:
+    """Return a part of a place, as JSON pointers write it."""
+    return str(part).replace("~", "~0").replace("/", "~1")
+
+
+def _schemas(schema: dict[str, Any], key: str) -> list[Any]:
+    some = schema.get(key)
+    return some if isinstance(some, list) else []

@@ -1,0 +1,160 @@
+"""What JSON schemas say of numbers and texts, as the grammar library can keep it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+# The library computes bounds as doubles, and ranges of whole numbers in 64 bits. This is the
+# largest double below 2^63.
+LARGEST = 2**63 - 1024
+# Numbers are cut at 20 digits and at what a double holds (digits.py): such bounds have no effect.
+NO_INTEGER, NO_NUMBER = 10**20, 1e308
+EXACT = 2**53
+
+_DAY = (
+    "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    "|02-(0[1-9]|1[0-9]|2[0-8]))"
+)
+_LEAP = "(0[48]|[2468][048]|[13579][26])"
+# Years from 100 on, as 29th of February those that have one.
+_DATE = f"(([1-9][0-9]|0[1-9])[0-9]{{2}}-{_DAY}|(([1-9][0-9]|0[1-9]){_LEAP}|{_LEAP}00)-02-29)"
+# Models write digits of a fraction until max_tokens; 9 are nanoseconds.
+_TIME = (
+    "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
+_N = "[0-9]{1,9}"
+_OF_DAY = f"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
+_DURATION = f"P(({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)({_OF_DAY})?|{_OF_DAY}|{_N}W)"
+
+# The library writes a label of a domain as x([x-]*x)?, in which it does not see that any x may
+# follow: masks take milliseconds. This pattern means the same as its format.
+_LABEL = "[a-zA-Z0-9]+(-+[a-zA-Z0-9]+)*"
+_ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
+_BYTE = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
+_EMAIL = rf"{_ATOM}(\.{_ATOM})*@({_LABEL}(\.{_LABEL})*|\[({_BYTE}\.){{3}}{_BYTE}\])"
+
+PATTERNS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "duration": f"^{_DURATION}$",
+    "email": f"^{_EMAIL}$",
+}
+KEPT_FORMATS = ("hostname", "ipv4", "ipv6", "uuid", "uri")
+
+# Zod's pattern of an email begins so; the format says the same.
+_ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)"
+_AROUND = re.compile(r"\(\?(<?[=!])")
+_GROUP = re.compile(r"\\([1-9]|k<)")
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+
+
+def formatted(name: str) -> dict[str, str]:
+    """Return what keeps a format; {} for one that is an annotation, as unknown ones are."""
+    if name in PATTERNS:
+        return {"pattern": PATTERNS[name]}
+    return {"format": name} if name in KEPT_FORMATS else {}
+
+
+def checked_pattern(pattern: Any, of_format: Any = None) -> str:
+    """Return a regular expression that the library reads as it is meant; ValueError if none is."""
+    if not isinstance(pattern, str):
+        msg = "must be a text"
+        raise ValueError(msg)
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        msg = "ends in a backslash that escapes nothing"
+        raise ValueError(msg)
+    kept: str = pattern.replace(_ZOD_EMAIL, "^", 1) if of_format == "email" else pattern
+    plain = _ESCAPED.sub("", kept)
+    if found := _AROUND.search(plain):
+        msg = f"has {found[0]}...): look-around cannot be kept"
+        raise ValueError(msg)
+    if found := _GROUP.search(kept.replace("\\\\", "")):
+        msg = f"has {found[0]}: references to groups cannot be kept"
+        raise ValueError(msg)
+    return kept
+
+
+def names_pattern(names: dict[str, Any]) -> str | None:
+    """Return the pattern of names that are described by one keyword, None if there are more."""
+    lengths = {key: names[key] for key in ("minLength", "maxLength") if key in names}
+    if lengths and len(lengths) == len(names):
+        low, high = lengths.get("minLength", 0), lengths.get("maxLength", "")
+        return rf"^[\s\S]{{{int(low)},{high if high == '' else int(high)}}}$"
+    if len(names) > 1:
+        return None
+    if "pattern" in names:
+        return checked_pattern(names["pattern"])
+    return PATTERNS.get(names.get("format", ""))
+
+
+def check_value(value: Any) -> str:
+    """Return why a value of const or enum cannot be kept, "" if it can."""
+    left = [value]
+    while left:
+        some = left.pop()
+        if isinstance(some, float) and not math.isfinite(some):
+            return "has a number that is larger than a double holds"
+        if isinstance(some, int) and abs(some) > EXACT:
+            try:
+                exact = float(some) == some
+            except OverflowError:
+                exact = False
+            if not exact:
+                return f"has {str(some)[:40]}, which no double holds: numbers are exact up to 2^53"
+        if isinstance(some, dict):
+            left += some.values()
+        elif isinstance(some, list):
+            left += some
+    return ""
+
+
+def number(key: str, value: Any, schema: dict[str, Any], *, whole: bool) -> dict[str, Any]:
+    """Return the bounds that keep this keyword; {} where it has no effect. ValueError: none do.
+
+    whole: of whole numbers alone. Bounds that the library would round are moved inwards.
+    """
+    if isinstance(value, bool) and key.startswith("exclusive"):  # draft 4
+        bound = schema.get(key[9:].lower())
+        return number(key, bound, schema, whole=whole) if value and bound is not None else {}
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
+        msg = f"is {json.dumps(value)[:100]}: it must be a number that a double holds"
+        raise ValueError(msg)
+    if key == "multipleOf":
+        if value <= 0:
+            msg = f"is {value}: it must be above 0"
+            raise ValueError(msg)
+        return {key: value}
+    upper, exclusive = "aximum" in key, key.startswith("exclusive")
+    sign = 1 if upper else -1
+    edge = sign * value
+    if edge >= (NO_INTEGER if whole else NO_NUMBER):
+        return {}
+    if edge <= -LARGEST:
+        msg = f"is {value}: bounds beyond 64 bits cannot be kept"
+        raise ValueError(msg)
+    if whole:
+        edge = math.ceil(edge) - 1 if exclusive else math.floor(edge)
+        exclusive = False
+    if edge > LARGEST:
+        edge, exclusive = LARGEST, False
+    name = ("exclusiveM" if exclusive else "m") + ("aximum" if upper else "inimum")
+    return {name: sign * _inwards(edge)}
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
+
+
+def _inwards(edge: float) -> float:
+    """Return the largest double up to `edge`, as an integer if it is one."""
+    found = float(edge)
+    if found > edge:
+        found = math.nextafter(found, -math.inf)
+    return int(found) if found.is_integer() else found

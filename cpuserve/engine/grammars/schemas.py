@@ -1,0 +1,567 @@
+"""JSON schemas in the words that the grammar library keeps.
+
+`convert` returns a schema of which every value fits the given one. What the library has no word for
+is written with what it has; where that leaves out some values (it says so below), it never lets in
+others. Annotations are left out, and what cannot be kept is refused with its keyword and its place.
+Objects are closed: without additionalProperties, they have the members that their schema names.
+Small models invent further ones until max_tokens, and vLLM and llama.cpp close them too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from cpuserve.engine.grammars.schema_facts import (
+    Facts,
+    Reader,
+    SchemaError,
+    common_types,
+    disjoint,
+    escaped,
+)
+from cpuserve.engine.grammars.schema_finite import REFERENCE, without_endless
+from cpuserve.engine.grammars.schema_values import (
+    check_value,
+    checked_pattern,
+    formatted,
+    names_pattern,
+    number,
+)
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+# Of each, a product of two schemas is built.
+MAX_DEPENDENCIES = 8
+MAX_CONTAINS = 64
+
+Schema = dict[str, Any] | bool
+
+_ONE_OF, _UNEVALUATED = "oneOf", "unevaluatedProperties"
+_MIN_PROPERTIES = "minProperties"
+_MIN_CONTAINS, _MAX_CONTAINS = "minContains", "maxContains"
+
+
+def convert(text: str, *, closed: bool = True) -> dict[str, Any]:
+    """Return the schema for the library.
+
+    closed: whether objects without additionalProperties have no further members than those of their
+    schema, and a schema with properties (or items) means objects (or arrays) alone.
+
+    Raises:
+        SchemaError: it is no schema, cannot be kept, or no finite value fits it.
+    """
+    try:
+        root = json.loads(text, parse_constant=_no_constant)
+        return _Converter(root, closed).whole()
+    except RecursionError as error:
+        msg = "it is too complex: it nests too deeply"
+        raise SchemaError(msg) from error
+    except ValueError as error:  # also an integer of thousands of digits
+        msg = f"it is no JSON: {error}"
+        raise SchemaError(msg) from error
+
+
+def _no_constant(name: str) -> None:
+    msg = f"{name} is no number of JSON"
+    raise ValueError(msg)
+
+
+class _Converter:
+    """Converts the schemas of one document.
+
+    A schema that is referenced becomes a definition, in up to two forms: closed, or as a part of
+    another schema that is closed as a whole.
+    """
+
+    def __init__(self, root: Any, closed: bool) -> None:
+        self._root = root
+        self.closed = closed
+        self.reader = Reader(root, closed)
+        self._names: dict[tuple[str, bool], str] = {}
+        self._definitions: dict[str, Schema] = {}
+
+    def whole(self) -> dict[str, Any]:
+        """Return the converted document."""
+        schema = self.place(self._root, "#", self.rest)
+        if (name := self._names.get(("#", self.closed))) is not None:  # it contains itself
+            schema = {"$ref": REFERENCE + name}
+        whole = without_endless(schema, self._definitions)
+        return whole if isinstance(whole, dict) else {}
+
+    @property
+    def rest(self) -> Schema | None:
+        """What members may be that a whole schema does not describe; None = it is not closed."""
+        return False if self.closed else None
+
+    def reference(self, to: Any, at: str, whole: bool) -> Schema:
+        """Return a reference to the converted schema at the place that `to` names."""
+        place, schema = self.reader.find(to, at)
+        if isinstance(schema, bool):
+            return schema
+        key = place, whole and self.closed
+        if key not in self._names:
+            name = self._names[key] = str(len(self._names))
+            self._definitions[name] = self.place(schema, place, self.rest if whole else None)
+        return {"$ref": REFERENCE + self._names[key]}
+
+    def place(
+        self, schema: Any, at: str, rest: Schema | None, beside: tuple[str, ...] = ()
+    ) -> Schema:
+        """Return a converted schema.
+
+        rest: what members are that it does not describe; None: nothing is known of them here, as
+        where the schema is a part of another one. beside: further names that are described.
+        """
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            msg = f"{at}: a schema is an object or a boolean"
+            raise SchemaError(msg)
+        return _Place(self, schema, at, rest, beside).converted()
+
+
+class _Place:
+    """One schema of the document. _out: what the library gets; _more: what must also hold."""
+
+    def __init__(
+        self,
+        of: _Converter,
+        schema: dict[str, Any],
+        at: str,
+        rest: Schema | None,
+        beside: tuple[str, ...],
+    ) -> None:
+        self._of, self._schema, self._at = of, schema, at
+        self._reader = of.reader
+        self._facts = self._reader.facts(schema, at)
+        self._given, self._beside = rest, beside
+        self._parts = [key for key in schema if key in _APPLICATORS and self._applies(key)]
+        self._rest = self._rest_of(rest)
+        self._out: dict[str, Any] = {}
+        self._more: list[Schema] = []
+
+    def _applies(self, key: str) -> bool:
+        if key == "if":
+            return "then" in self._schema or "else" in self._schema
+        return bool(self._schema[key])
+
+    def _rest_of(self, rest: Schema | None) -> Schema | None:
+        """Return what further members are, or None if this schema is not closed."""
+        schema, facts = self._schema, self._facts
+        asked = schema.get(_UNEVALUATED, True)
+        if "additionalProperties" in schema or "object" not in facts.types:
+            return None
+        if not self._branches and facts.is_open:
+            return None
+        if asked is not True:
+            choices = facts.branches or {"if", "dependentSchemas"} & set(self._parts)
+            if choices and not self._branches:
+                raise self._refuse(_UNEVALUATED, "cannot be kept beside nested choices")
+            return self._of.place(asked, f"{self._at}/{_UNEVALUATED}", self._of.rest)
+        if _UNEVALUATED in schema or rest is None or "propertyNames" in schema:
+            return None
+        most = len(facts.allowed) + len(self._beside)
+        if not facts.patterns and schema.get("minProperties", 0) > most:
+            return None
+        return rest if facts.has_properties or self._beside else None
+
+    @property
+    def _branches(self) -> bool:
+        """Whether each schema of the one anyOf or oneOf is closed in place of this one."""
+        return self._parts in (["anyOf"], ["oneOf"])
+
+    @property
+    def _is_one_part(self) -> bool:
+        """Whether a reference, or an allOf of one schema, is all that there is."""
+        if (
+            len(self._parts) != 1
+            or self._beside
+            or _MEMBERS & self._schema.keys() != set(self._parts)
+        ):
+            return False
+        part = self._schema[self._parts[0]]
+        return not isinstance(part, list) or len(part) == 1
+
+    def converted(self) -> Schema:
+        """Return what the library gets."""
+        out = self._out
+        for key, value in self._schema.items():
+            keep = _KEYWORDS.get(key)
+            if keep is not None:
+                keep(self, key, value)
+        if self._of.closed and "type" not in out:
+            self._imply_type()
+        if self._rest is not None and not self._branches and not self._is_one_part:
+            self._close(self._rest)
+        self._count_members()
+        if self._more:
+            out["allOf"] = [*out.get("allOf", ()), *self._more]
+        # The library does not like references to recursive schemas in lists.
+        if list(out) == ["allOf"] and len(out["allOf"]) == 1:
+            only: Schema = out["allOf"][0]
+            return only
+        return out
+
+    def _described(self, facts: Facts) -> dict[str, None]:
+        """Return the members that an object may have which is closed here."""
+        return facts.names if _UNEVALUATED in self._schema else facts.allowed
+
+    def _close(self, rest: Schema) -> None:
+        properties = self._out.setdefault("properties", {})
+        for name in (*self._described(self._facts), *self._beside):
+            properties.setdefault(name, True)
+        if self._facts.patterns:
+            patterns = self._out.setdefault("patternProperties", {})
+            for pattern in self._facts.patterns:
+                patterns.setdefault(pattern, True)
+        self._out["additionalProperties"] = rest
+
+    def _count_members(self) -> None:
+        """Leave out counts of members that have no effect, and refuse those that have too much."""
+        out, facts = self._out, self._facts
+        least, most = out.get("minProperties", 0), out.get("maxProperties")
+        optional = facts.names.keys() - facts.required
+        closed = out.get("additionalProperties") is False and "patternProperties" not in out
+        if least <= len(facts.required):
+            least = out.pop("minProperties", 0) and 0
+        if closed and most is not None and most >= len(facts.allowed):
+            most = out.pop("maxProperties") and None
+        if least > len(facts.required) + 1:
+            why = "cannot be kept: a grammar does not see that two members have the same name"
+            raise self._refuse(_MIN_PROPERTIES, why)
+        if not optional or (not least and most is None):
+            return
+        if not (closed and least <= 1 and most in (None, 1) and not facts.required):
+            key = "maxProperties" if most is not None else "minProperties"
+            why = "cannot be kept beside optional properties: list those that are required"
+            raise self._refuse(key, why)
+
+    def _child(self, value: Any, *path: object) -> Schema:
+        """Return the schema of a part of the value."""
+        return self._of.place(value, "/".join([self._at, *map(escaped, path)]), self._of.rest)
+
+    def _part(self, value: Any, *path: object) -> Schema:
+        """Return another schema of the same value, which is closed with this one."""
+        rest = self._given if self._is_one_part else None
+        return self._of.place(value, "/".join([self._at, *map(escaped, path)]), rest)
+
+    def _refuse(self, key: str, why: str) -> SchemaError:
+        return SchemaError(f"{key} at {self._at} {why}")
+
+    def _object(self, members: dict[str, Any]) -> dict[str, Any]:
+        """Return a condition on objects, as small as the type allows."""
+        return {"type": "object", **members} if self._facts.types == {"object"} else members
+
+    def _imply_type(self) -> None:
+        """Take a schema with properties for an object's, and one with items for an array's."""
+        if self._parts or {"enum", "const"} & self._schema.keys():
+            return
+        if "properties" in self._schema:
+            self._out["type"] = "object"
+        elif {"items", "prefixItems"} & self._schema.keys():
+            self._out["type"] = "array"
+
+    # --- keywords -----------------------------------------------------------------------------
+
+    def _copy(self, key: str, value: Any) -> None:
+        self._out[key] = value
+
+    def _type(self, key: str, value: Any) -> None:
+        types = value if isinstance(value, list) else [value]
+        for name in types:
+            if name not in TYPES:
+                raise self._refuse(key, f"is {json.dumps(name)[:100]}: use {', '.join(TYPES)}")
+        if types:
+            self._out[key] = value
+        else:
+            raise self._refuse(key, "is an empty list")
+
+    def _values(self, key: str, value: Any) -> None:
+        if key == "enum" and not isinstance(value, list):
+            raise self._refuse(key, "must be a list")
+        for some in value if key == "enum" else [value]:
+            if why := check_value(some):
+                raise self._refuse(key, why)
+        self._out[key] = value
+
+    def _reference(self, _key: str, value: Any) -> None:
+        whole = self._is_one_part and self._given is not None
+        found = self._of.reference(value, self._at, whole)
+        if isinstance(found, bool):
+            self._more.append(found)
+        else:
+            self._out["$ref"] = found["$ref"]
+
+    def _all_of(self, key: str, value: Any) -> None:
+        parts = self._list(key, value)
+        self._out[key] = [self._part(part, key, i) for i, part in enumerate(parts)]
+
+    def _any_of(self, key: str, value: Any) -> None:
+        parts = self._list(key, value)
+        own = self._reader.facts({k: v for k, v in self._schema.items() if k != key}, self._at)
+        beside = tuple(dict.fromkeys([*self._described(own), *self._beside]))
+        rest = self._rest if self._branches else None
+        if key == "oneOf":
+            self._check_one_of(parts, own.types, None if rest is None else beside)
+        made = [
+            self._of.place(part, f"{self._at}/{key}/{i}", rest, () if rest is None else beside)
+            for i, part in enumerate(parts)
+        ]
+        if "anyOf" in self._out:
+            self._more.append({"anyOf": made})
+        else:
+            self._out["anyOf"] = made
+
+    def _check_one_of(
+        self, parts: list[Any], types: set[str], beside: tuple[str, ...] | None
+    ) -> None:
+        facts = [self._reader.facts(p, f"{self._at}/oneOf/{i}") for i, p in enumerate(parts)]
+        for of_part in facts:
+            of_part.types = common_types(of_part.types, types)
+        for i, left in enumerate(facts):
+            for k, right in enumerate(facts[:i]):
+                if not disjoint(left, right, self._reader, beside):
+                    why = (
+                        f"cannot be kept: a value may fit both {k} and {i} of its schemas. Use "
+                        f"anyOf, or give each a required property with another const"
+                    )
+                    raise self._refuse(_ONE_OF, why)
+
+    def _not(self, key: str, value: Any) -> None:
+        kept = self._reader.negated(value, self._facts, f"{self._at}/{key}")
+        if kept is None:
+            raise self._refuse(key, "cannot be kept: it can only exclude values, types and members")
+        self._more.append(kept)
+
+    def _if(self, key: str, value: Any) -> None:
+        """Write if, then, else as: the first two, or the third without the first."""
+        then, other = self._schema.get("then", True), self._schema.get("else", True)
+        if then is True and other is True:
+            return
+        against = self._reader.negated(value, self._facts, f"{self._at}/{key}")
+        if against is None:
+            why = (
+                "cannot be kept: it can only ask for required members, and for some of the values "
+                "of properties whose values are listed"
+            )
+            raise self._refuse(key, why)
+        self._more.append(
+            {
+                "anyOf": [
+                    {"allOf": [self._part(value, key), self._part(then, "then")]},
+                    {"allOf": [against, self._part(other, "else")]},
+                ]
+            }
+        )
+
+    def _properties(self, key: str, value: Any) -> None:
+        names = self._schema.get("propertyNames", True)
+        members = self._dict(key, value)
+        self._out[key] = {
+            name: self._child(some, key, name) if self._fits_name(names, name) else False
+            for name, some in members.items()
+        }
+
+    def _fits_name(self, names: Any, name: str) -> bool:
+        return names is True or self._reader.name_fits(names, name, f"{self._at}/propertyNames")
+
+    def _patterns(self, key: str, value: Any) -> None:
+        kept = self._out.setdefault(key, {})
+        for pattern, some in self._dict(key, value).items():
+            try:
+                kept[checked_pattern(pattern)] = self._child(some, key, pattern)
+            except ValueError as error:
+                raise self._refuse(key, str(error)) from error
+
+    def _additional(self, key: str, value: Any) -> None:
+        if "propertyNames" not in self._schema:
+            self._out[key] = self._child(value, key)
+
+    def _property_names(self, key: str, value: Any) -> None:
+        """Give other members the names that are allowed, by their pattern or one by one."""
+        other = self._schema.get(
+            "additionalProperties", self._schema.get("unevaluatedProperties", True)
+        )
+        names = self._reader.names(value, f"{self._at}/{key}")
+        if names is True:
+            if "additionalProperties" in self._schema:
+                self._out["additionalProperties"] = self._child(other, "additionalProperties")
+            return
+        if "patternProperties" in self._schema and names:
+            raise self._refuse(key, "cannot be kept beside patternProperties")
+        if isinstance(names, list):
+            known = self._schema.get("properties", {})
+            more = {n: self._child(other, "additionalProperties") for n in names if n not in known}
+            self._out.setdefault("properties", {}).update(more)
+        elif names is not False:
+            try:
+                pattern = names_pattern(names)
+            except ValueError as error:
+                raise self._refuse(key, str(error)) from error
+            if pattern is None:
+                why = "cannot be kept: use one of pattern, enum, const, and of bounds of the length"
+                raise self._refuse(key, why)
+            self._out["patternProperties"] = {pattern: self._child(other, "additionalProperties")}
+        self._out["additionalProperties"] = False
+
+    def _required(self, key: str, value: Any) -> None:
+        self._out[key] = self._names_in(key, value)
+
+    def _names_in(self, key: str, value: Any) -> list[str]:
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            return list(dict.fromkeys(value))
+        raise self._refuse(key, "must be a list of names")
+
+    def _dependent(self, key: str, value: Any) -> None:
+        """Write: without the member, or with what it needs."""
+        needs = self._dict(key, value)
+        if len(needs) > MAX_DEPENDENCIES:
+            raise self._refuse(
+                key, f"has {len(needs)} members: at most {MAX_DEPENDENCIES} can be kept"
+            )
+        for name, needed in needs.items():
+            if isinstance(needed, list):
+                with_it = self._object({"required": [name, *self._names_in(key, needed)]})
+            else:
+                with_it = {
+                    "allOf": [self._object({"required": [name]}), self._part(needed, key, name)]
+                }
+            without: dict[str, Any] = self._object({"properties": {name: False}})
+            if needed and needed is not True:
+                self._more.append({"anyOf": [with_it, without]})
+
+    def _count(self, key: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value % 1:
+            raise self._refuse(
+                key, f"is {json.dumps(value)[:100]}: it must be a whole number from 0 on"
+            )
+        self._out[key] = int(value)
+
+    def _number(self, key: str, value: Any) -> None:
+        whole = self._facts.types == {"integer"}
+        try:
+            for name, bound in number(key, value, self._schema, whole=whole).items():
+                self._out[name] = bound
+        except ValueError as error:
+            raise self._refuse(key, str(error)) from error
+
+    def _pattern(self, key: str, value: Any) -> None:
+        try:
+            self._out["pattern"] = checked_pattern(value, self._schema.get("format"))
+        except ValueError as error:
+            raise self._refuse(key, str(error)) from error
+
+    def _format(self, key: str, value: Any) -> None:
+        if not isinstance(value, str):
+            raise self._refuse(key, "must be a text")
+        kept = formatted(value)
+        if "pattern" in kept and "pattern" in self._schema:
+            self._more.append(
+                {"type": "string", **kept} if self._facts.types == {"string"} else kept
+            )
+        else:
+            self._out.update(kept)
+
+    def _items(self, key: str, value: Any) -> None:
+        if isinstance(value, list):
+            self._out[key] = [self._child(some, key, i) for i, some in enumerate(value)]
+        else:
+            self._out[key] = self._child(value, key)
+
+    def _unevaluated_items(self, key: str, value: Any) -> None:
+        if value is True or "items" in self._schema:
+            return
+        if self._parts or "contains" in self._schema:
+            raise self._refuse(key, "cannot be kept beside schemas of the same array: use items")
+        self._out["items"] = self._child(value, key)
+
+    def _unique(self, key: str, value: Any) -> None:
+        if value is not False and self._schema.get("maxItems", 2) > 1:
+            raise self._refuse(key, "cannot be kept: a grammar does not compare values")
+
+    def _contains(self, key: str, value: Any) -> None:
+        """Let the first items be those that must be there; arrays with later ones are left out."""
+        least, most = self._schema.get(_MIN_CONTAINS, 1), self._schema.get(_MAX_CONTAINS)
+        if most is not None and not (value is True and "maxItems" not in self._schema):
+            raise self._refuse(_MAX_CONTAINS, "cannot be kept")
+        if most is not None:
+            self._out["maxItems"] = most
+        if not least:
+            return
+        if not isinstance(least, int) or least > MAX_CONTAINS:
+            raise self._refuse(_MIN_CONTAINS, f"must be a number up to {MAX_CONTAINS}")
+        first = self._schema.get("prefixItems", self._schema.get("items", ()))
+        skip = range(len(first) + 1 if isinstance(first, list) else 1)
+        item = self._child(value, key)
+        options = [
+            {"prefixItems": [True] * n + [item] * least, "minItems": n + least} for n in skip
+        ]
+        if self._facts.types == {"array"}:
+            options = [{"type": "array", **option} for option in options]
+        self._more.append(options[0] if len(options) == 1 else {"anyOf": options})
+
+    def _dynamic(self, key: str, value: Any) -> None:
+        self._reference("$ref", self._reader.dynamic(key, value, self._at))
+
+    def _list(self, key: str, value: Any) -> list[Any]:
+        if isinstance(value, list) and value:
+            return value
+        raise self._refuse(key, "must be a list of schemas")
+
+    def _dict(self, key: str, value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        raise self._refuse(key, "must be an object")
+
+
+# Keywords with further schemas of the same value, and those that describe members of an object.
+_APPLICATORS = {
+    "allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "$recursiveRef", "dependentSchemas",
+    "dependencies",
+}  # fmt: skip
+_MEMBERS = _APPLICATORS | {
+    "properties", "patternProperties", _UNEVALUATED, "required", "minProperties", "maxProperties",
+}  # fmt: skip
+
+# What is not here has no effect on values, or is read with another keyword.
+_KEYWORDS: dict[str, Callable[[_Place, str, Any], None]] = {
+    "type": _Place._type,
+    "const": _Place._values,
+    "enum": _Place._values,
+    "$ref": _Place._reference,
+    "$dynamicRef": _Place._dynamic,
+    "$recursiveRef": _Place._dynamic,
+    "allOf": _Place._all_of,
+    "anyOf": _Place._any_of,
+    "oneOf": _Place._any_of,
+    "not": _Place._not,
+    "if": _Place._if,
+    "properties": _Place._properties,
+    "patternProperties": _Place._patterns,
+    "additionalProperties": _Place._additional,
+    "propertyNames": _Place._property_names,
+    "required": _Place._required,
+    "dependentRequired": _Place._dependent,
+    "dependentSchemas": _Place._dependent,
+    "dependencies": _Place._dependent,
+    "minProperties": _Place._count,
+    "maxProperties": _Place._count,
+    "items": _Place._items,
+    "prefixItems": _Place._items,
+    "additionalItems": _Place._items,
+    "unevaluatedItems": _Place._unevaluated_items,
+    "contains": _Place._contains,
+    "uniqueItems": _Place._unique,
+    "minItems": _Place._count,
+    "maxItems": _Place._count,
+    "minLength": _Place._count,
+    "maxLength": _Place._count,
+    "pattern": _Place._pattern,
+    "format": _Place._format,
+    "minimum": _Place._number,
+    "maximum": _Place._number,
+    "exclusiveMinimum": _Place._number,
+    "exclusiveMaximum": _Place._number,
+    "multipleOf": _Place._number,
+}

@@ -1,0 +1,8 @@
+"""Who sends the request that this task answers: some queues give each caller a share of theirs."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+# A digest of the API key, if the server has keys, else the client's address; "" without HTTP.
+CALLER: ContextVar[str] = ContextVar("caller", default="")

@@ -1,0 +1,197 @@
+"""Which grammars are compiled, in which order, and how many of them are kept."""
+
+import sys
+import threading
+
+import psutil
+import pytest
+
+from cpuserve.engine.grammars import client
+from cpuserve.engine.grammars.jobs import MAX_OF_CALLER, MAX_WAITING, Jobs, QueueFull
+from cpuserve.engine.grammars.process import Process
+from cpuserve.engine.grammars.worker import MAX_CPU_S
+from cpuserve.engine.ipc import Abort
+from cpuserve.sampling.structured import StructuredOutputs
+from tests.engine.test_grammars import SCHEMA, Engine
+from tests.helpers.patience import wait_until
+
+
+class Gate:
+    """Notes the grammars that the process gets, which wait until the gate opens."""
+
+    def __init__(self, monkeypatch):
+        self.texts = []
+        self.opened = threading.Event()
+        compile_ = Process.compile
+
+        def wait_and_compile(process, grammar):
+            self.texts.append(grammar.text)
+            self.opened.wait()
+            return compile_(process, grammar)
+
+        monkeypatch.setattr(Process, "compile", wait_and_compile)
+
+
+@pytest.fixture
+def engine():
+    made = Engine()
+    yield made
+    made.core.close()
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    made = Gate(monkeypatch)
+    yield made
+    made.opened.set()
+
+
+def choice(engine, word, caller=""):
+    form = StructuredOutputs(choice=[word], caller=caller)
+    return engine.add(structured_outputs=form)
+
+
+def words(texts):
+    return [text.strip('["]') for text in texts]
+
+
+def test_callers_take_turns_and_the_grammars_of_each_keep_their_order():
+    jobs = Jobs()
+    for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
+        jobs.put(name, name[0])
+    assert jobs.drop("a2")
+    assert not jobs.drop("a2")
+    assert [jobs.take() for _ in range(5)] == ["a1", "b1", "c1", "a3", "b2"]
+    jobs.close()
+    assert jobs.take() is None
+
+
+def test_the_queue_and_the_share_of_a_caller_are_bounded():
+    jobs = Jobs()
+    for i in range(MAX_OF_CALLER):
+        jobs.check("a")
+        jobs.put(i, "a")
+    with pytest.raises(QueueFull, match=f"of this client.* limit is {MAX_OF_CALLER}"):
+        jobs.check("a")
+    for i in range(MAX_OF_CALLER, MAX_WAITING):
+        jobs.check("b")
+        jobs.put(i, "b")
+    for caller in ("a", "b", "c"):
+        with pytest.raises(QueueFull, match=f"{MAX_WAITING} other forms"):
+            jobs.check(caller)
+    jobs.check("")  # as LLM does, whose lists of prompts have any number of forms
+
+
+def test_grammars_of_clients_that_left_are_not_compiled(engine, gate):
+    first = choice(engine, "first")
+    left = [choice(engine, f"left{i}") for i in range(20)]
+    shared = [choice(engine, "shared") for _ in range(2)]
+    wait_until(lambda: gate.texts)
+    engine.core.handle(Abort([*left, shared[0]]))
+    last = choice(engine, "last")
+    engine.step()
+    gate.opened.set()
+    engine.run()
+    assert words(gate.texts) == ["first", "shared", "last"]
+    assert [engine.text(n) for n in (first, shared[1], last)] == ["first", "shared", "last"]
+    assert not set(engine.outputs) & {*left, shared[0]}
+    engine.check_idle()
+
+
+def test_the_grammar_that_compiles_is_dropped_too_and_may_come_back(engine, gate):
+    left = choice(engine, "word")
+    wait_until(lambda: gate.texts)
+    engine.core.handle(Abort([left]))
+    engine.step()
+    back = choice(engine, "word")
+    gate.opened.set()
+    engine.run()
+    assert words(gate.texts) == ["word", "word"]
+    assert engine.text(back) == "word"
+    engine.check_idle()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the CPU time of children")
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_compilation_for_nobody_ends(engine, begun):
+    """Others would wait for all of its CPU time."""
+    all_of = [{"pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwxyz"]
+    left = engine.json({"type": "string", "allOf": all_of})
+    grammars = engine.core._grammars
+    wait_until(lambda: grammars._process is not None and not grammars._jobs._num)
+    wait_until(lambda: psutil.Process(engine.process.pid).children() or not begun)
+    engine.core.handle(Abort([left]))
+    engine.step()
+    after = choice(engine, "after")
+    engine.run()
+    used = psutil.Process(engine.process.pid).cpu_times()
+    assert used.children_user + used.children_system < MAX_CPU_S - 1
+    assert engine.text(after) == "after"
+    assert left not in engine.outputs
+
+
+def test_a_full_queue_refuses_new_forms_but_no_known_ones(engine, gate):
+    taken = choice(engine, "taken")
+    wait_until(lambda: gate.texts)
+    waiting = [choice(engine, f"w{i}", caller=str(i % 3)) for i in range(MAX_WAITING)]
+    full = choice(engine, "one too many", caller="another")
+    known = choice(engine, "w0", caller="another")
+    engine.step()
+    (output,) = engine.outputs[full]
+    assert (output.finish, output.busy, output.fault) == ("error", True, None)
+    assert output.error.startswith("The queue is full: ")
+    gate.opened.set()
+    engine.run()
+    assert {engine.last(n).finish for n in (taken, known, *waiting)} == {"stop"}
+    engine.check_idle()
+
+
+def test_grammars_that_nobody_uses_are_dropped_by_their_bytes(engine, monkeypatch):
+    for word in ("a", "b", "c"):
+        choice(engine, word)
+        engine.run()
+    grammars = engine.core._grammars
+    assert len(grammars._known) == 3
+    assert engine.process.memory > 0
+    monkeypatch.setattr(client, "MAX_KEPT_BYTES", 1)
+    bound = engine.add(structured_outputs=StructuredOutputs(regex="(ab){30}"))
+    engine.run()
+    assert engine.text(bound) == "ab" * 30
+    assert not grammars._known
+    dropped = choice(engine, "a")
+    assert not engine.core.scheduler.requests[dropped].ready
+    engine.run()
+    assert engine.text(dropped) == "a"
+
+
+def test_while_the_grammars_in_use_take_too_much_no_other_is_compiled(engine, monkeypatch):
+    for name in ("MAX_KEPT_BYTES", "MAX_USED_BYTES"):
+        monkeypatch.setattr(client, name, 1)
+    long = engine.add(structured_outputs=StructuredOutputs(regex="(ab){100}"))
+    engine.run_to_ready(long)
+    for _ in range(5):
+        engine.step()
+    other = choice(engine, "other")
+    engine.run()
+    assert (engine.text(long), engine.text(other)) == ("ab" * 100, "other")
+    finished = [n for n, outputs in engine.outputs.items() if outputs[-1].finish]
+    assert finished == [long, other]
+    assert engine.last(long).finish == "stop"
+
+
+def test_many_large_schemas_leave_the_process_small(engine, monkeypatch):
+    """40 clients that posted 160 kB each, one after another, left 1 GB."""
+    most = 24 << 20
+    monkeypatch.setattr(client, "MAX_KEPT_BYTES", most)
+    texts = [
+        {**SCHEMA, "properties": {**SCHEMA["properties"], **{f"p{k}_{i}": {} for i in range(900)}}}
+        for k in range(24)
+    ]
+    for text in texts:
+        engine.json(text, max_tokens=2)
+        engine.run()
+    choice(engine, "last")
+    engine.run()
+    # The last one may come on top, and the allocator keeps a part of what is freed.
+    assert engine.process.memory < 2 * most
+    assert 1 < len(engine.core._grammars._known) < len(texts)
