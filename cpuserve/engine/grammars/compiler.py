@@ -19,6 +19,7 @@ import numpy.typing as npt
 from cpuserve.runtime.executor import mask_words
 from cpuserve.sampling.structured import (
     CALLS,
+    IF_POSSIBLE,
     OF_FUNCTION,
     OTHER_TOKENS,
     PARAMETERS_OF,
@@ -162,12 +163,19 @@ class Compiler:
 
     def compile(self, prepared: str) -> Any:
         """Return a matcher at the beginning of the grammar; GrammarError if it is invalid."""
-        limits = llguidance.LLParserLimits(**LIMITS)  # type: ignore[arg-type]
-        matcher = llguidance.LLMatcher(self._tokenizer, prepared, log_level=0, limits=limits)
-        if matcher.is_error():
+        matcher = self._matcher(prepared)
+        while matcher.is_error():
             message = matcher.get_error()
-            raise GrammarError(_short(_of_function(prepared, message) or message))
+            looser = _loosened(prepared, message)
+            if looser is None:
+                raise GrammarError(_short(_of_function(prepared, message) or message))
+            prepared = looser
+            matcher = self._matcher(prepared)
         return matcher
+
+    def _matcher(self, prepared: str) -> Any:
+        limits = llguidance.LLParserLimits(**LIMITS)  # type: ignore[arg-type]
+        return llguidance.LLMatcher(self._tokenizer, prepared, log_level=0, limits=limits)
 
     def fill(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:
         """Set the bits of the tokens that may follow; return whether the text is complete.
@@ -259,6 +267,22 @@ def _of_function(prepared: str, message: str) -> str | None:
         return None
     _, marker, name = lines[int(found[1]) - 1].rpartition(PARAMETERS_OF)
     return f"{OF_FUNCTION}{name}: {found[2]}" if marker else None
+
+
+def _loosened(prepared: str, message: str) -> str | None:
+    """Return a grammar of calls without the schema that an error is about; None if it must be kept.
+
+    Where the error names no schema, as of a grammar that is too complex, all may be left out.
+    """
+    lines = prepared.split("\n")
+    loose = [i for i, line in enumerate(lines) if IF_POSSIBLE in line and "%json" in line]
+    found = _IN_SCHEMA.match(message)
+    chosen = [i for i in loose if found is None or i == int(found[1]) - 1]
+    for i in chosen:
+        rule, schema = lines[i].rpartition(IF_POSSIBLE)[0].split("%json", 1)
+        kept = {k: v for k, v in json.loads(schema).items() if k in ("type", "x-guidance")}
+        lines[i] = f"{rule}%json {json.dumps(kept)}"
+    return "\n".join(lines) if chosen else None
 
 
 def with_patterns(schema: str) -> str:
