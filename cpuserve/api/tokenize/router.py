@@ -52,7 +52,7 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
     most = most_counted(context)
     if asked.prompt is None:
         call = call_from(asked)
-        tool_use(call, context.tool_format)  # refuses what chat completions refuse
+        tool_use(call, context.answers)  # refuses what chat completions refuse
         return (await chat_prompt(context, call, num_bytes, most=most)).ids
     add_special = asked.add_special_tokens is not False
     (ids,) = await encode(context, [asked.prompt], add_special_tokens=add_special, most=most)
