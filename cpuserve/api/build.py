@@ -10,6 +10,7 @@ from cpuserve.metrics import ServerMetrics
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.serving.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
+from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format
 from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
     from cpuserve.platforms import Platform
+    from cpuserve.serving.tools.learn import AnswerFormat
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
@@ -75,8 +77,10 @@ def make_context(
     return context, cpu
 
 
-def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
-    """Return the tokenizer and the chat template; log a warning if the template is broken.
+def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, AnswerFormat]:
+    """Return the tokenizer, the chat template and how it writes answers.
+
+    It logs a warning if the template is broken.
 
     A model with a broken one still completes prompts. That of --chat-template was checked before.
 
@@ -87,7 +91,8 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate]:
     fault = template.fault() if config.pooling == "none" else None
     if fault is not None:
         log.warning("%s: %s", config.served_model_names[0], fault)
-    return tokenizer, template
+    generates = config.pooling == "none" and fault is None
+    return tokenizer, template, learn_format(template) if generates else NO_TEMPLATE
 
 
 def _most_sequences(configs: Sequence[EngineConfig], http: HttpOptions) -> int:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.ipc import Stats
     from cpuserve.platforms import Platform
     from cpuserve.serving.registry import Loader
+    from cpuserve.serving.tools.learn import AnswerFormat
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
@@ -147,7 +148,7 @@ class FrontEnd:
             tokenizer.cancel()
             engine.cancel()
 
-    async def _load_tokenizer(self) -> tuple[Tokenizer, ChatTemplate]:
+    async def _load_tokenizer(self) -> tuple[Tokenizer, ChatTemplate, AnswerFormat]:
         # Loaded objects stay in memory: exclude them from further garbage collections. The engine
         # takes longer than the tokenizer, so this delays no answer.
         gc.freeze()

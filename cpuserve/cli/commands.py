@@ -98,11 +98,13 @@ def serve(args: argparse.Namespace) -> int:
 
 def config(args: argparse.Namespace) -> int:
     """Run `cpuserve config`: print every setting, its source and its reason."""
+    from cpuserve.cli.answers import answer_decisions
     from cpuserve.config.decisions import render_json, render_table
 
     prepared, _ = prepared_start(flags.asked(args))
     render = render_json if args.json else render_table
-    say(render(prepared.resolved.decisions))
+    resolved = prepared.resolved
+    say(render([*resolved.decisions, *answer_decisions(resolved.config)]))
     return 0
 
 

@@ -69,7 +69,7 @@ class Conversation:
         try:
             text = self._session.template.render([*self.messages, question])
             ids = self._session.tokenizer.encode(text, add_special_tokens=False)
-            answer = await interruptible(self._session.stream(ids, self._params))
+            answer = await interruptible(self._session.stream(ids, self._params, turn=True))
         except RequestError as e:
             note(f"{e}. /clear starts a new conversation, /help lists the commands")
             return

@@ -36,15 +36,23 @@ class Session:
         lengths = [n for n in (max_tokens, defaults.pop("max_tokens", None)) if n is not None]
         return sampling_params(args, {"max_tokens": min(lengths, default=None), **defaults})
 
-    async def stream(self, ids: list[int], params: SamplingParams) -> str:
-        """Print the completion of `ids` while it is generated, and return it."""
+    async def stream(self, ids: list[int], params: SamplingParams, *, turn: bool = False) -> str:
+        """Print the completion of `ids` while it is generated, and return it.
+
+        turn: `ids` are a chat. Of formats with a header for each message, only texts are printed.
+        """
         from cpuserve.serving.events import Text
         from cpuserve.serving.text import TextProcessor
+        from cpuserve.serving.tools.learn import learn_format
 
         text = ""
         started = time.perf_counter()
         first, count = 0.0, 0
         processor = TextProcessor(self.tokenizer, ids, params)
+        found = learn_format(self.template) if turn else None
+        if found is not None and found.whole is not None:
+            parser = found.whole.without_calls().parser(0)
+            processor.find_calls(parser, found.shown_ids(self.tokenizer))
         async with aclosing(self.client.generate(ids, params)) as outputs:
             async for output in outputs:
                 first = first or time.perf_counter()

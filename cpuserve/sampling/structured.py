@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -20,6 +21,10 @@ WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 # an error in the schema then names the function.
 OF_FUNCTION = "the parameters of "
 PARAMETERS_OF = f" // {OF_FUNCTION}"
+
+# Such a line has this before that, if the function is not strict: where the library cannot keep the
+# schema, only its type counts.
+IF_POSSIBLE = " // if possible"
 
 # A rule of a Lark grammar that ends with this comment and a text is also matched by any special
 # token but that of the text. Only the process for grammars knows them.
@@ -116,6 +121,16 @@ class StructuredOutputs(
 
     def _refuse(self, message: str) -> None:
         raise InvalidRequest(message, param=self.field)
+
+
+def if_possible(grammar: str, functions: Collection[str]) -> str:
+    """Return a Lark grammar of calls in which the schemas of these functions need not be kept."""
+
+    def marked(line: str) -> str:
+        rule, found, name = line.rpartition(PARAMETERS_OF)
+        return f"{rule}{IF_POSSIBLE}{found}{name}" if found and name in functions else line
+
+    return "\n".join(map(marked, grammar.split("\n")))
 
 
 def structured_from(fields: Any) -> StructuredOutputs:

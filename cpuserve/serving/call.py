@@ -36,10 +36,15 @@ def thinking_variables(on: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The token ids of a prompt, and its text if it was sent as text."""
+    """The token ids of a prompt, and its text if it was sent as text.
+
+    thinks: it ends within a thought. continues: it ends with a text of the answer.
+    """
 
     ids: list[int]
     text: str | None = None
+    thinks: bool = False
+    continues: bool = False
 
 
 class CommonFields(msgspec.Struct, kw_only=True):

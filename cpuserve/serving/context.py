@@ -14,7 +14,7 @@ from cpuserve.serving.backlog import Backlog
 from cpuserve.serving.call import MAX_LOGPROBS
 from cpuserve.serving.limits import ClientLimits
 from cpuserve.serving.loading import Loading, loading_message
-from cpuserve.serving.tools import find_format
+from cpuserve.serving.tools.learn import NO_TEMPLATE, AnswerFormat, learn_format
 from cpuserve.tokenizer.pairs import PairEncoder
 from cpuserve.version import version
 
@@ -34,8 +34,8 @@ class ModelContext:
 
     `default_sampling` applies to requests that set no values of their own. `tokenizer` is None
     until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
-    is gone; see `unavailable`. `tool_format` is how the model calls tools, if its template has
-    them, and `shown_ids` are the special tokens in whose text such calls are found. `kv_bytes` is
+    is gone; see `unavailable`. `answers` is how the model writes calls of tools and thoughts, and
+    `shown_ids` are the special tokens in whose text they are found. `kv_bytes` is
     what its KV cache may take. `pooling` is how it makes embeddings ("none": it generates text,
     "rank": it gives scores of `pairs` of texts), and `vector_width` how many numbers one has.
     `adapters` are its LoRA adapters: their paths by
@@ -51,7 +51,7 @@ class ModelContext:
     default_sampling: Mapping[str, int | float] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate | None = None
-    tool_format: ToolFormat | None = None
+    answers: AnswerFormat = NO_TEMPLATE
     shown_ids: frozenset[int] = frozenset()
     bounds: Limits = field(default_factory=lambda: Limits(0, 0, 0))
     build: str = ""
@@ -80,15 +80,20 @@ class ModelContext:
             slots=limits.slots,
         )
 
-    def set_ready(self, tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
-        """Make the endpoints available, after tokenizer and engine are loaded."""
+    def set_ready(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
+        answers: AnswerFormat | None = None,
+    ) -> None:
+        """Make the endpoints available, after tokenizer and engine are loaded.
+
+        answers: what the template was found to write; None = find it now.
+        """
         self.tokenizer = tokenizer
         self.chat_template = chat_template
-        found = self.tool_format = find_format(chat_template.tool_source)
-        if found is not None:
-            special = tokenizer.special_ids
-            shown = (i for i in special if tokenizer.token_text(i) in found.markers)
-            self.shown_ids = frozenset(shown)
+        self.answers = answers or learn_format(chat_template)
+        self.shown_ids = self.answers.shown_ids(tokenizer)
         info = self.client.info
 
         def number(name: str, otherwise: int) -> int:
@@ -118,6 +123,11 @@ class ModelContext:
         if not self.client.alive:
             return self.client.trouble
         return None
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model calls tools, if that is known."""
+        return self.answers.calls
 
     @property
     def embeds(self) -> bool:

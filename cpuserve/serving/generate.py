@@ -16,7 +16,7 @@ from cpuserve.serving.params import sampling_params
 from cpuserve.serving.prompts import chat_prompt, most_counted, prompts_of
 from cpuserve.serving.text import TextProcessor
 from cpuserve.serving.threads import run_sized
-from cpuserve.serving.tools.use import answer_form, tool_use
+from cpuserve.serving.tools.use import answer_form, check_thoughts, tool_use
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
@@ -48,12 +48,13 @@ async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generat
     context = served.context
     _check_kind(context, call)
     call.adapter = served.adapter
-    tools = tool_use(call, context.tool_format)
+    tools = tool_use(call, context.answers)
     prompts = await prompts_of(context, call, num_bytes, tools.opening if tools else "")
     ids = [prompt.ids for prompt in prompts]
 
     def make_jobs() -> list[Job]:
         form = answer_form(call, tools)
+        check_thoughts(prompts, tools, form)
         if form is not None:
             form.caller = CALLER.get()
         params = sampling_params(call, ids, context.bounds, context.default_sampling, form)
@@ -74,7 +75,7 @@ async def count_prompt(context: ModelContext, call: GenerateCall, num_bytes: int
     Raises:
       InvalidRequest: the messages, the tools or the template are invalid, or it is far too long.
     """
-    tools = tool_use(call, context.tool_format)
+    tools = tool_use(call, context.answers)
     opening, most = tools.opening if tools else "", most_counted(context)
     prompt = await chat_prompt(context, call, num_bytes, most=most, opening=opening)
     return len(prompt.ids)
@@ -206,7 +207,7 @@ async def _run(context: ModelContext, job: Job, tools: ToolUse | None) -> Events
     try:
         processor = TextProcessor(context.get_tokenizer(), ids, params, job.index)
         if tools is not None:
-            processor.find_calls(tools.parser(job.index), context.shown_ids)
+            processor.find_calls(tools.parser(job.index, job.prompt), context.shown_ids)
         source = context.client.generate(
             ids, params, job.priority, timeout_s=job.timeout_s, progress=job.progress
         )

@@ -9,6 +9,7 @@ from cpuserve.errors import InvalidRequest, PromptTooLong
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Message, Prompt
 from cpuserve.serving.params import check_fits, check_input_fits
 from cpuserve.serving.threads import run_rendering, run_sized
+from cpuserve.serving.tools.thoughts import begins_thought, leaves_thought_open
 from cpuserve.tokenizer.chat import checked_variables
 from cpuserve.tokenizer.length import cannot_fit
 from cpuserve.tokenizer.messages import message_content
@@ -215,10 +216,20 @@ async def chat_prompt(
 
     num_bytes: the size of the request's body. It decides which renders this one waits for.
     """
-    text = await run_rendering(num_bytes, lambda: render_chat(context, call) + opening)
+    text = await run_rendering(num_bytes, lambda: render_chat(context, call))
     add_special = bool(call.add_special_tokens)
-    (ids,) = await encode(context, [text], add_special_tokens=add_special, most=most)
-    return Prompt(ids)
+    (ids,) = await encode(context, [text + opening], add_special_tokens=add_special, most=most)
+    continues = bool(call.continue_final_message)
+    return Prompt(ids, thinks=_thinks(context, call, text), continues=continues)
+
+
+def _thinks(context: ModelContext, call: GenerateCall, text: str) -> bool:
+    """Return whether the rendered messages end within a thought, which the model continues."""
+    tags = context.answers.tags
+    if call.continue_final_message and call.messages:
+        content = message_content(call.messages[-1], "messages")
+        return leaves_thought_open(content if isinstance(content, str) else "".join(content), tags)
+    return begins_thought(text, tags)
 
 
 def render_chat(context: ModelContext, call: GenerateCall) -> str:

@@ -218,7 +218,7 @@ def test_a_call_is_a_block_of_its_own():
 def test_text_after_a_call_is_a_block_after_it():
     api = tool_api(says(f"I look.\n{CALL}\nThen I{CALL}tell."))
     whole = ask(api, tools=[WEATHER]).json()["content"]
-    assert [block.get("text") for block in whole] == ["I look.", None, "Then I", None, "tell."]
+    assert [block.get("text") for block in whole] == ["I look.", None, "\nThen I", None, "\ntell."]
     streamed = folded(events_of(ask(api, tools=[WEATHER], stream=True)))["content"]
     for block in (*whole, *streamed):
         block.pop("id", None)
@@ -272,7 +272,7 @@ def test_results_of_tools_become_messages_of_tools():
     assert ask(api, messages=messages, tools=[WEATHER]).status_code == 200
     prompt = prompt_of(api)
     assert "hm" not in prompt
-    assert 'I look.<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}' in prompt
+    assert 'I look.\n<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}' in prompt
     end = "<|im_start|>tool\n18<|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>\n"
     assert prompt.endswith(f"{end}<|im_start|>assistant\n")
 

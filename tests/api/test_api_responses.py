@@ -343,7 +343,7 @@ def test_the_output_of_a_response_can_be_sent_back_as_it_is():
     assert len(results) == 2
     assert ask(api, [HI, *output, *results], tools=[WEATHER]).status_code == 200
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
-    turn = f"<|im_start|>assistant\nI look.\nThen I tell.{call}{call}<|im_end|>\n"
+    turn = f"<|im_start|>assistant\nI look.\n\nThen I tell.\n{call}{call}<|im_end|>\n"
     first, second = (f"<|im_start|>tool\n{n} degrees<|im_end|>\n" for n in (1, 3))
     assert prompt_of(api).endswith(f"{turn}{first}{second}<|im_start|>assistant\n")
 

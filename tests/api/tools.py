@@ -13,8 +13,8 @@ from tests.helpers.tiny import tiny_end_ids
 TEMPLATE = """{% if tools %}<|im_start|>system
 Tools: {{ tools | tojson }}. Write <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>
 {% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson
-}}</tool_call>{% endfor %}<|im_end|>
+{{ message.content }}{% for call in message.tool_calls or [] %}{% if message.content and loop.first
+%}{{ '\\n' }}{% endif %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 WEATHER = {

@@ -30,7 +30,8 @@ class FakeSession:
             raise InvalidRequest(msg)
         return messages[-1]["content"]
 
-    async def stream(self, text, params):
+    async def stream(self, text, params, *, turn):
+        assert turn
         if text == "stop":
             raise asyncio.CancelledError
         return f"answer to {text}"

@@ -4,13 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuserve.serving.tools import find_format
-from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON, TAG, Llama3JsonParser
 from tests.helpers.tool_calls import INDEX, check_what_is_closed, new_ids, told
 
 # The words of the templates of Llama 3.1, 3.2 and 3.3.
-TEMPLATE = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}"""  # noqa: E501
 F = '{"name": "f", "parameters": {"a": [1, {"b": "}; {"}]}}'
 G = '{"type": "function", "parameters": {"c":"\\"x\\\\"}, "name": "g"}'
 CALL_F = ["f", '{"a": [1, {"b": "}; {"}]}']
@@ -29,17 +26,17 @@ CASES = {
     "tagged": (TAG + F, [CALL_F]),
     "two": (f"{F}; {G}", [CALL_F, CALL_G]),
     "two lines, tagged": (f"{TAG}{F}\n{TAG}{G}", [CALL_F, CALL_G]),
-    "text, then a tag": (f"I look.\n\n{TAG}{F}", ["I look.", CALL_F]),
+    "text, then a tag": (f"I look.\n\n{TAG}{F}", ["I look.\n\n", CALL_F]),
     "text, then an object": (f"I look.\n\n{F}", [f"I look.\n\n{F}"]),
-    "text after": (f"{F} so. ", [CALL_F, "so."]),
-    "text after, then an object": (f"{F} and {G}", [CALL_F, f"and {G}"]),
-    "text after, then a tag": (f"{F} and {TAG}{G}", [CALL_F, "and", CALL_G]),
+    "text after": (f"{F} so. ", [CALL_F, " so. "]),
+    "text after, then an object": (f"{F} and {G}", [CALL_F, f" and {G}"]),
+    "text after, then a tag": (f"{F} and {TAG}{G}", [CALL_F, " and ", CALL_G]),
     "code": (f"{TAG}print('{{}}')", [f"{TAG}print('{{}}')"]),
     "code after text": (f"See:\n{TAG} x = 1", [f"See:\n{TAG} x = 1"]),
     "a JSON answer": ('{"city": "Paris"}', ['{"city": "Paris"}']),
     "a JSON answer with a name": (' {"name": "Paris", "a": 2} ', [' {"name": "Paris", "a": 2} ']),
     "a JSON answer, then a call": (f'{{"name": "x"}} {F}', [f'{{"name": "x"}} {F}']),
-    "a JSON answer, then a tag": (f'{{"name": "x"}} {TAG}{F}', ['{"name": "x"}', CALL_F]),
+    "a JSON answer, then a tag": (f'{{"name": "x"}} {TAG}{F}', ['{"name": "x"} ', CALL_F]),
     "arguments": ('{"name": "f", "arguments": {"a": 1}}', [["f", '{"a": 1}']]),
     "null": ('{"name": "f", "parameters": null}', [["f", "{}"]]),
     "cut short": ('{"name": "f", "parameters": {"a": "b', [["f", '{"a": "b']]),
@@ -105,9 +102,3 @@ def test_the_text_continues_an_opening(name):
 
 def test_a_forced_call_needs_no_arguments():
     assert parsed('h"}', opening=LLAMA3_JSON.opening(None)) == [["h", "{}"]]
-
-
-def test_the_format_is_found_from_the_template():
-    assert find_format(TEMPLATE) is LLAMA3_JSON
-    assert find_format(f"{TEMPLATE}<tool_call>") is HERMES  # a fine-tune with Hermes' calls
-    assert find_format("{{ 'parameters' }}") is None

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from cpuserve.engine.grammars.compiler import Compiler
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.tools import find_format
+from cpuserve.serving.call import GenerateCall, Prompt
+from cpuserve.serving.tools.learn import AnswerFormat
 from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER, Qwen3CoderParser
 from cpuserve.serving.tools.use import tool_use
 from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -48,10 +48,10 @@ CASES = {
     "no call": (" just <b>text</b> \n", [" just <b>text</b> \n"]),
     "white space only": (" \n", [" \n"]),
     "one": (ONE, [CALL_ONE]),
-    "after text": (f"I look.\n\n{ONE}\n", ["I look.", CALL_ONE]),
+    "after text": (f"I look.\n\n{ONE}\n", ["I look.\n\n", CALL_ONE]),
     "two": (f"{ONE}\n{NONE}", [CALL_ONE, CALL_NONE]),
-    "text between": (f"{ONE} and {NONE}", [CALL_ONE, "and", CALL_NONE]),
-    "without a marker": (f"So: {BARE} then", ["So:", CALL_ONE, "then"]),
+    "text between": (f"{ONE} and {NONE}", [CALL_ONE, " and ", CALL_NONE]),
+    "without a marker": (f"So: {BARE} then", ["So: ", CALL_ONE, " then"]),
     "values": (
         call(("n", "-3"), ("yes", "True"), ("list", '["a"]'), ("new", "1.5")),
         [["f", '{"n": -3, "yes": true, "list": ["a"], "new": 1.5}']],
@@ -62,7 +62,7 @@ CASES = {
     ),
     "strings": (
         call(("text", '"7"\n\n <b>\\n</b>'), ("maybe", "null"), ("text", "")),
-        [["f", '{"text": "\\"7\\"\\n\\n <b>\\\\n</b>", "maybe": "null", "text": ""}']],
+        [["f", '{"text": "\\"7\\"\\n\\n <b>\\\\n</b>", "maybe": null, "text": ""}']],
     ),
     "line breaks of the value": (call(("text", "\n a \n")), [["f", '{"text": "\\n a \\n"}']]),
     "other line breaks": (
@@ -82,7 +82,10 @@ CASES = {
     "no function": ("<tool_call>\n{}</tool_call>", ["<tool_call>\n{}</tool_call>"]),
     "no name": ("<function=>x", ["<function=>x"]),
     "broken": ("<function=f>\nx</function>", [["f", "{"], "x</function>"]),
-    "broken, then a call": (f"<tool_call> <function=\n{ONE}", ["<tool_call> <function=", CALL_ONE]),
+    "broken, then a call": (
+        f"<tool_call> <function=\n{ONE}",
+        ["<tool_call> <function=\n", CALL_ONE],
+    ),
 }
 
 
@@ -174,7 +177,7 @@ def matches():
 def forced(tool, name=None):
     strict = {**tool, "function": {**tool["function"], "strict": True}}
     asked = GenerateCall(tools=[strict], tool_choice="required", tool_name=name)
-    return tool_use(asked, QWEN3_CODER)
+    return tool_use(asked, AnswerFormat(QWEN3_CODER))
 
 
 @pytest.mark.parametrize("name", [None, "f"])
@@ -194,7 +197,7 @@ def test_a_strict_call_has_the_arguments_of_its_schema(matches, name, arguments,
     text = call(*arguments).removeprefix(use.opening).removesuffix("\n</tool_call>")
     assert matches(use.form, text) == fits
     if fits:
-        pieces = use.parser(0).push(text)
+        pieces = use.parser(0, Prompt([])).push(text)
         written = json.loads("".join(piece.arguments for piece in pieces))
         assert written["text"] == arguments[0][1]
 
@@ -206,6 +209,103 @@ def test_what_a_strict_string_cannot_keep_is_refused():
         forced(tool)
 
 
-def test_the_format_is_found_before_hermes_whose_marker_its_template_has():
-    template = "{{ '<tool_call>\n<function=x>\n<parameter=y>\n' }}"
-    assert find_format(template) is QWEN3_CODER
+ROOT = {
+    "$defs": {
+        "Mode": {"type": "string", "enum": ["1", "on"]},
+        "Size": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/Mode"}]},
+        "Loop": {"$ref": "#/$defs/Loop"},
+        "a/b": {"type": "object"},
+    }
+}
+# Schemas, and what the texts of a value become.
+TYPED = {
+    "boolean or null": (
+        {"type": ["boolean", "null"]},
+        {"True": True, "false": False, "null": None, "NULL": None, "1": True, "no": "no"},
+    ),
+    "boolean": ({"type": "boolean"}, {"TRUE": True, "0": False, "null": None}),
+    "string or null": (
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"null": None, "nullable": "nullable", "nu": "nu", "5": "5", "": "", "a\nb": "a\nb"},
+    ),
+    "string": ({"type": "string"}, {"null": "null", "5": "5", "true": "true", "[1]": "[1]"}),
+    "reference": ({"$ref": "#/$defs/Mode"}, {"1": "1"}),
+    "all of a reference": ({"allOf": [{"$ref": "#/$defs/Mode"}], "default": "on"}, {"1": "1"}),
+    "union by reference": ({"$ref": "#/$defs/Size"}, {"7": 7, "on": "on"}),
+    "escaped reference": ({"$ref": "#/$defs/a~1b"}, {'{"k": 1}': {"k": 1}}),
+    "reference in a circle": ({"$ref": "#/$defs/Loop"}, {"7": 7, "x": "x"}),
+    "reference to nothing": ({"$ref": "#/$defs/No"}, {"7": 7}),
+    "reference to elsewhere": ({"$ref": "https://x.test/a.json"}, {"7": 7}),
+    "text constant": ({"const": "7"}, {"7": "7"}),
+    "number constant": ({"const": 7}, {"7": 7}),
+    "texts": ({"enum": ["7", "true"]}, {"7": "7", "true": "true"}),
+    "texts and null": ({"enum": ["7", None]}, {"7": "7", "null": None}),
+    "texts and numbers": ({"enum": ["a", 7]}, {"7": 7, "a": "a"}),
+    "integer or string": ({"type": ["string", "integer"]}, {"7": 7, "7.5": "7.5", "+7": 7}),
+    "integer": ({"type": "integer"}, {"007": 7, " 7 ": 7, "7.5": 7.5, "many": "many"}),
+    "number": ({"type": "number"}, {"1e3": 1000.0, ".5": 0.5, "1e999": "1e999", "nan": "nan"}),
+    "number or string": ({"oneOf": [{"type": "string"}, {"type": "number"}]}, {"2": 2, "x": "x"}),
+    "object or string": (
+        {"anyOf": [{"type": "object"}, {"type": "string"}]},
+        {'{"a": [1]}': {"a": [1]}, "[1]": "[1]", "{": "{"},
+    ),
+    "array": ({"type": "array"}, {"[1, 2]": [1, 2], "NaN": "NaN", "[NaN]": "[NaN]"}),
+    "words of other languages": ({"type": "int"}, {"7": 7}),
+    "nothing": ({}, {"7": 7, "x": "x", '{"a": 1}': {"a": 1}}),
+}
+
+
+@pytest.mark.parametrize(("schema", "values"), TYPED.values(), ids=TYPED)
+def test_types_are_read_through_the_whole_schema_in_vllms_order(schema, values):
+    schemas = {"f": {**ROOT, "properties": {"a": schema, "b": {"type": "string"}}}}
+    for text, value in values.items():
+        for texts in ([call(("a", text), ("b", "x"))], [*call(("a", text), ("b", "x"))]):
+            ((_, arguments),) = told(Qwen3CoderParser(INDEX, "", schemas, new_ids()), texts)
+            read = json.loads(arguments)
+            assert read == {"a": value, "b": "x"}
+            assert type(read["a"]) is type(value)
+
+
+@pytest.mark.parametrize("kind", ["string", "integer", "array"])
+@pytest.mark.parametrize("gap", ["\n", ""])
+def test_a_missing_end_of_a_value_is_the_next_tag(kind, gap):
+    value = {"string": "Paris", "integer": "7", "array": "[1]"}[kind]
+    schemas = {"f": {"properties": {"a": {"type": kind}, "b": {"type": "integer"}}}}
+    wanted = {"a": value if kind == "string" else json.loads(value), "b": 3}
+    for text in (
+        f"<function=f>\n<parameter=a>\n{value}{gap}<parameter=b>\n3\n</parameter>\n</function>",
+        f"<function=f>\n<parameter=b>\n3\n</parameter>\n<parameter=a>\n{value}{gap}</function>",
+        f"<function=f>\n<parameter=b>\n3{gap}<parameter=a>\n{value}{gap}</function>\n</tool_call>",
+    ):
+        for texts in ([text], [*text]):
+            parser = Qwen3CoderParser(INDEX, "", schemas, new_ids())
+            ((name, arguments),) = told(parser, texts)
+            assert (name, json.loads(arguments)) == ("f", wanted)
+            assert parser.last_closed
+
+
+def test_a_text_that_may_be_null_is_told_while_it_is_written():
+    schemas = {"f": {"properties": {"a": {"type": ["string", "null"]}}}}
+    parser = Qwen3CoderParser(0, "", schemas)
+    parser.push("<function=f>\n<parameter=a>\nnul")
+    assert "".join(p.arguments for p in parser.push("ls in C and more")) == '"nulls in C and more'
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "other"),
+    [
+        ({"$ref": "#/$defs/Mode"}, ["1", "on"], ["2", "null"]),
+        ({"allOf": [{"$ref": "#/$defs/Mode"}]}, ["1"], ["2"]),
+        ({"enum": ["a", None, 7, True]}, ["a", "null", "7", "true"], ["None", "True", "b"]),
+        ({"const": "x"}, ["x"], ["y"]),
+        ({"type": ["string", "null"]}, ["null", "any"], ["a</function>", "a<parameter=b>"]),
+        ({"type": ["boolean", "null"]}, ["true", "null"], ["True", "x"]),
+    ],
+    ids=str,
+)
+def test_a_strict_value_has_the_types_of_the_whole_schema(matches, schema, fits, other):
+    parameters = {"type": "object", **ROOT, "properties": {"a": schema}, "required": ["a"]}
+    use = forced({"type": "function", "function": {"name": "f", "parameters": parameters}}, "f")
+    for value, good in (*((v, True) for v in fits), *((v, False) for v in other)):
+        text = call(("a", value)).removeprefix(use.opening).removesuffix("\n</tool_call>")
+        assert matches(use.form, text) == good, value

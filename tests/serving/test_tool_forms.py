@@ -16,14 +16,16 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import MAX_CHARS, OTHER_TOKENS, StructuredOutputs
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import Text
-from cpuserve.serving.tools import FORMATS
+from cpuserve.serving.tools import FORMATS as ALL
 from cpuserve.serving.tools.hermes import HERMES
+from cpuserve.serving.tools.learn import AnswerFormat
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
 from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
 from cpuserve.serving.tools.use import answer_form, tool_use
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
 
+FORMATS = [found for found in ALL if found.forces]
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/s"}}, "required": ["city"],
         "additionalProperties": False, "$defs": {"s": {"type": "string"}}}  # fmt: skip
 
@@ -33,7 +35,7 @@ def tool(name, schema=None, **more):
 
 
 def use(*tools, found=HERMES, **fields):
-    return tool_use(GenerateCall(tools=list(tools), **fields), found)
+    return tool_use(GenerateCall(tools=list(tools), **fields), AnswerFormat(found))
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +86,14 @@ def test_a_named_strict_function_gets_arguments_of_its_schema(matches, found):
 
 
 @pytest.mark.parametrize("found", [HERMES, LLAMA3_JSON], ids=lambda f: f.name)
-def test_a_required_call_names_a_function_and_only_strict_ones_have_a_schema(matches, found):
+def test_a_required_call_names_a_function_and_fits_its_schema(matches, found):
     used = use(tool("f", CITY, strict=True), tool("g", CITY), found=found, tool_choice="required")
     key = {"hermes": "arguments", "llama3_json": "parameters"}[found.name]
     for name, arguments, fits in (
         ("f", '{"city": "P"}', True),
         ("f", '{"b": 1}', False),
-        ("g", '{"b": 1}', True),
+        ("g", '{"city": "P"}', True),
+        ("g", '{"b": 1}', False),
         ("g", "[1]", False),
         ("h", "{}", False),
     ):
@@ -116,7 +119,7 @@ def call_text(found, name, arguments):
 def test_a_required_call_names_an_offered_function_also_if_none_is_strict(matches, found):
     used = use(tool("f", CITY), tool("g"), found=found, tool_choice="required",
                parallel_tool_calls=False)  # fmt: skip
-    for name, arguments in (("f", '{"b": "x"}'), ("g", '{"b": "x", "c": "y"}'), ("f", "{}")):
+    for name, arguments in (("f", '{"city": "x"}'), ("g", '{"b": "x", "c": "y"}'), ("g", "{}")):
         text = call_text(found, name, arguments)
         assert matches(used.form, text), text
         pieces = found.parser(0, used.opening, used.schemas).push(text)
@@ -155,7 +158,7 @@ FORMS = {
 def form_or_calls(found, fields, **more):
     """Return what an answer with these fields and the functions f and g must look like."""
     call = GenerateCall(tools=[tool("f", CITY), tool("g")], **fields, **more)
-    return answer_form(call, tool_use(call, found))
+    return answer_form(call, tool_use(call, AnswerFormat(found)))
 
 
 def whole_calls(found, *calls):
@@ -219,7 +222,7 @@ def test_a_form_and_functions_that_are_too_long_together_are_refused():
     call = GenerateCall(structured_outputs={"regex": "a" * MAX_CHARS}, tools=[tool("f")])
     expected = rf"structured_outputs and tools have \d+ characters: at most {MAX_CHARS}"
     with pytest.raises(InvalidRequest, match=expected) as raised:
-        answer_form(call, tool_use(call, HERMES))
+        answer_form(call, tool_use(call, AnswerFormat(HERMES)))
     assert raised.value.param == "structured_outputs"
 
 
@@ -273,7 +276,7 @@ def test_a_call_in_free_text_may_have_the_white_space_that_models_write(allows, 
 def test_calls_in_place_of_a_form_fit_the_schemas_of_strict_functions(allows, found):
     tools = [tool("f", city(found), strict=True), tool("g")]
     call = GenerateCall(tools=tools, **FORMS["schema"][0])
-    form = answer_form(call, tool_use(call, found))
+    form = answer_form(call, tool_use(call, AnswerFormat(found)))
     assert allows(form, FORMS["schema"][1])
     assert allows(form, whole_calls(found, ("f", '{"city": "P"}'), ("g", '{"b": "x"}')))
     assert not allows(form, whole_calls(found, ("f", '{"b": "x"}')))
@@ -341,7 +344,7 @@ def test_calls_may_be_written_with_special_tokens(tmp_path, found, special):
     tokenizer = Tokenizer.load(tmp_path)
     compiler = Compiler(tmp_path, 512, sorted(tiny_end_ids("llama")))
     text = whole_calls(found, ("f", "{}"), ("g", "{}"))
-    forced = use(tool("f", CITY), tool("g"), found=found, tool_choice="required")
+    forced = use(tool("f"), tool("g"), found=found, tool_choice="required")
     for form, written, expected in (
         (form_or_calls(found, FORMS["schema"][0]), text, [0, 1, 0, 1]),
         (forced.form, text.removeprefix(forced.opening), [1, 0, 1]),
@@ -364,7 +367,7 @@ def test_special_tokens_are_found_in_the_texts_of_a_grammar_alone():
 
 
 def test_a_function_without_a_schema_keeps_its_arguments_beside_a_strict_one(matches):
-    used = use(tool("f", CITY, strict=True), tool("g", CITY), found=QWEN3_CODER,
+    used = use(tool("f", CITY, strict=True), tool("g"), found=QWEN3_CODER,
                tool_choice="required")  # fmt: skip
     assert matches(used.form, call_text(QWEN3_CODER, "g", '{"any": "x"}'))
     assert not matches(used.form, call_text(QWEN3_CODER, "f", '{"any": "x"}'))
@@ -374,8 +377,51 @@ def test_nothing_is_formed_where_nothing_is_left_to_force():
     strict, free = tool("f", CITY, strict=True), tool("g", CITY, strict=False)
     assert use(free).form is None
     assert use(strict, free, tool_choice="none") is None
-    assert use(free, tool_choice="required", tool_name="g").form is None
-    assert use(strict, free, tool_choice="required", tool_name="g").form is None
+    assert use(tool("g"), tool_choice="required", tool_name="g").form is None
+    assert use(strict, tool("g"), tool_choice="required", tool_name="g").form is None
+
+
+UNKEPT = {
+    "keyword": {"not": {"type": "integer"}, "type": "integer"},
+    "pattern": {"type": "array", "items": {"type": "string", "pattern": "("}},
+}
+
+
+@pytest.mark.parametrize("choice", [None, "get.it"], ids=["any", "named"])
+@pytest.mark.parametrize("schema", UNKEPT.values(), ids=UNKEPT)
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_a_forced_call_whose_schema_cannot_be_kept_is_free_unless_it_is_strict(
+    allows, found, schema, choice
+):
+    bad = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    value = "7" if schema["type"] == "integer" else "[1]"
+    fields = {"found": found, "tool_choice": "required", "tool_name": choice}
+    text = call_text(found, "get.it", f'{{"a": {value}}}')
+    if choice:
+        head = "get.it>\n" if found is QWEN3_CODER else text[: text.index(":") + 1]
+        text = text.removeprefix(head)
+    tools = [tool("ok", CITY), tool("get.it", bad)]
+    assert allows(use(*tools, **fields).form, text)
+    if choice is None:  # the other function keeps its schema
+        form = use(*tools, **fields).form
+        assert allows(form, call_text(found, "ok", '{"city": "P"}'))
+        assert not allows(form, call_text(found, "ok", '{"a": "P"}'))
+    with pytest.raises(GrammarError, match=r"the parameters of get\.it: "):
+        allows(use(*tools[:1], tool("get.it", bad, strict=True), **fields).form, text)
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_a_forced_call_with_parameters_that_are_too_long_or_deep_for_a_grammar_is_free(found):
+    deep = {}
+    for _ in range(100_000):
+        deep = {"items": deep}
+    long = {"type": "object", "properties": {f"{'a' * 1000}{i}": {} for i in range(300)}}
+    for schema in ({"type": "object", "properties": {"a": deep}}, long):
+        form = use(tool("f", schema), tool("g"), found=found, tool_choice="required").form
+        assert len(form.calls) < MAX_CHARS
+        assert "aaa" not in form.calls
+        with pytest.raises(InvalidRequest):
+            use(tool("f", schema, strict=True), found=found, tool_choice="required")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +443,7 @@ def test_a_schema_that_cannot_be_compiled_is_told_with_its_function(
     for fields in ({"tool_choice": "required"}, {}, FORMS["schema"][0]):
         call = GenerateCall(tools=tools, **fields)
         with pytest.raises(GrammarError) as raised:
-            matcher_behind(answer_form(call, tool_use(call, found)), "")
+            matcher_behind(answer_form(call, tool_use(call, AnswerFormat(found))), "")
         message = re.sub(r"#/\S*", "#", str(raised.value))  # its place depends on the format
         assert message == f"the parameters of get.it: {reason}"
 
@@ -416,7 +462,7 @@ def test_a_schema_that_is_no_json_is_refused():
     assert raised.value.param == "tools"
     call = GenerateCall(tools=[tool("f", deep, strict=True)], **FORMS["schema"][0])
     with pytest.raises(InvalidRequest, match="cannot be kept"):
-        answer_form(call, tool_use(call, HERMES))
+        answer_form(call, tool_use(call, AnswerFormat(HERMES)))
 
 
 @pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)

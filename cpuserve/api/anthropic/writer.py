@@ -161,9 +161,9 @@ def _content(choice: Choice) -> list[TextBlock | ToolUseBlock]:
 
 
 def _object(written: str) -> msgspec.Raw:
-    """Return the arguments as they are written if they are a JSON object, else {}."""
+    """Return the arguments as they are written if they can be read as a JSON object, else {}."""
     try:
         msgspec.json.decode(written, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return msgspec.Raw(b"{}")
     return msgspec.Raw(written.encode())

@@ -115,11 +115,11 @@ class Writer:
 
 
 def _call_body(call: Call, number: int) -> dict[str, Any]:
-    """Return a call; arguments that are no JSON object, as of one cut short, become {}."""
+    """Return a call; arguments that are no JSON object, cut short or nested too deeply, are {}."""
     arguments = msgspec.Raw("".join(call.arguments).encode())
     try:
         msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         arguments = msgspec.Raw(b"{}")
     function = {"index": number, "name": call.name, "arguments": arguments}
     return {"id": call.id, "function": function}

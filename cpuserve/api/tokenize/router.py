@@ -65,7 +65,7 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
     if asked.messages is not None:
         messages, tools = chat_messages(asked.messages or []), without_custom(asked.tools)
         call = call_from(asked, messages=messages, tools=tools)
-        tool_use(call, context.tool_format)  # refuses what chat completions refuse
+        tool_use(call, context.answers)  # refuses what chat completions refuse
         return (await chat_prompt(context, call, num_bytes, most=most)).ids
     text, default = (asked.prompt, True) if asked.prompt is not None else (asked.content, False)
     wishes = (asked.add_special_tokens, asked.add_special, default)

@@ -23,6 +23,7 @@ from cpuserve.engine.grammars.schemas import convert
 from cpuserve.runtime.executor import mask_words
 from cpuserve.sampling.structured import (
     CALLS,
+    IF_POSSIBLE,
     JSON,
     OF_FUNCTION,
     OPEN_JSON,
@@ -168,12 +169,19 @@ class Compiler:
 
     def compile(self, prepared: str) -> Any:
         """Return a matcher at the beginning of the grammar; GrammarError if it is invalid."""
-        limits = llguidance.LLParserLimits(**LIMITS)  # type: ignore[arg-type]
-        matcher = llguidance.LLMatcher(self._tokenizer, prepared, log_level=0, limits=limits)
-        if matcher.is_error():
+        matcher = self._matcher(prepared)
+        while matcher.is_error():
             message = matcher.get_error()
-            raise GrammarError(_short(_of_function(prepared, message) or message))
+            looser = _loosened(prepared, message)
+            if looser is None:
+                raise GrammarError(_short(_of_function(prepared, message) or message))
+            prepared = looser
+            matcher = self._matcher(prepared)
         return matcher
+
+    def _matcher(self, prepared: str) -> Any:
+        limits = llguidance.LLParserLimits(**LIMITS)  # type: ignore[arg-type]
+        return llguidance.LLMatcher(self._tokenizer, prepared, log_level=0, limits=limits)
 
     def fill(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:
         """Set the bits of the tokens that may follow; return whether the text is complete.
@@ -271,6 +279,26 @@ def _of_function(prepared: str, message: str) -> str | None:
     return f"{OF_FUNCTION}{name}: {found[2]}" if marker else None
 
 
+def _loosened(prepared: str, message: str) -> str | None:
+    """Return a grammar of calls without the schema that an error is about; None if it must be kept.
+
+    Where the error names no schema, as of a grammar that is too complex, all may be left out.
+    """
+    lines = prepared.split("\n")
+    loose = [i for i, line in enumerate(lines) if IF_POSSIBLE in line and _JSON_RULE in line]
+    found = _IN_SCHEMA.match(message)
+    chosen = [i for i in loose if found is None or i == int(found[1]) - 1]
+    for i in chosen:
+        rule, schema = lines[i].rpartition(IF_POSSIBLE)[0].split(_JSON_RULE, 1)
+        lines[i] = f"{rule}{_JSON_RULE}{json.dumps(_any_of_type(json.loads(schema)))}"
+    return "\n".join(lines) if chosen else None
+
+
+def _any_of_type(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema that keeps the type of `schema` alone, and the options of the library."""
+    return {key: value for key, value in schema.items() if key in ("type", "x-guidance")}
+
+
 def with_schemas(grammar: str) -> str:
     """Return a Lark grammar of calls whose JSON schemas are in the words of the library."""
 
@@ -284,6 +312,8 @@ def with_schemas(grammar: str) -> str:
         try:
             kept = convert(json.dumps(schema)) | options
         except SchemaError as error:
+            if IF_POSSIBLE in rest[end:]:
+                return f"{rule}{marker}{json.dumps(_any_of_type(schema) | options)}"
             msg = f"{OF_FUNCTION}{name}: {error}" if of else str(error)
             raise SchemaError(msg) from error
         return f"{rule}{marker}{json.dumps(kept)}{rest[end:]}"

@@ -6,10 +6,11 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from cpuserve.sampling.structured import OTHER_TOKENS
 from cpuserve.serving.events import Text, ToolCall
+from cpuserve.serving.tools.thoughts import Around
 
 Piece: TypeAlias = Text | ToolCall
 JsonSchema: TypeAlias = Mapping[str, Any]
@@ -56,15 +57,17 @@ class ToolFormat(Protocol):
     """How a family of models writes tool calls.
 
     markers: texts of tokens that the parser must see, also if the tokenizer calls them special.
-    reads_schemas: the text alone does not tell the types of the arguments.
+    reads_schemas: the text alone does not tell the types of the arguments. forces: there are
+    grammars, and the beginnings of calls.
     """
 
     name: str
     reads_schemas: bool
+    forces: bool
     markers: frozenset[str]
 
-    def matches(self, template: str) -> bool:
-        """Return whether a chat template asks for calls in this format."""
+    def asks_for_calls(self, instructions: str) -> bool:
+        """Return whether what a template writes for tools asks for calls in this format."""
 
     def opening(self, function: str | None) -> str:
         """Return the beginning of a call of `function` (None: of any), which forces a call."""
@@ -90,11 +93,33 @@ class ToolFormat(Protocol):
         finds it.
         """
 
-    def parser(self, index: int, opening: str = "", schemas: Schemas = NO_SCHEMAS) -> ToolParser:
+    def parser(
+        self,
+        index: int,
+        opening: str = "",
+        schemas: Schemas = NO_SCHEMAS,
+        around: Around | None = None,
+    ) -> ToolParser:
         """Return a parser for choice `index`, whose text continues `opening`.
 
-        schemas: of the arguments of each function, if it reads them.
+        schemas: of the arguments of each function, if it reads them. around: None = the usual.
         """
+
+
+@runtime_checkable
+class WholeFormat(ToolFormat, Protocol):
+    """A format of whole answers, also of those without tools.
+
+    form_opening: the beginning of an answer that has a form.
+    """
+
+    form_opening: str
+
+    def begins_texts(self, before: str) -> bool:
+        """Return whether a template that writes `before` an answer's text writes this format."""
+
+    def without_calls(self) -> ToolFormat:
+        """Return the format of answers to requests without tools."""
 
 
 def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -> str:

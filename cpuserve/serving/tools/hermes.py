@@ -4,20 +4,19 @@
     {"name": "get_weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-White space beside a call belongs to the format and is dropped. The arguments pass on as they are
-written, as soon as the name is known. What is no call passes on as text, with its marker. A call
-whose last `}` is missing before the end marker, which models forget behind nested arguments, is
-complete.
+The arguments pass on as they are written, as soon as the name is known. What is no call passes on
+as text, with its marker. A call whose last `}` is missing before the end marker, which models
+forget behind nested arguments, is complete.
 """
 
 from __future__ import annotations
 
 import json
+import re
 
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     OptionalSchemas,
-    Piece,
     Schemas,
     marked_calls_rule,
     text_rules,
@@ -29,8 +28,10 @@ from cpuserve.serving.tools.json_call import (
     call_grammar,
     text_call_rules,
 )
+from cpuserve.serving.tools.thoughts import Around
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_ASKED = re.compile(rf"{OPEN}\s*\{{+\s*[\"']?(name|arguments)\b")
 
 
 class Hermes:
@@ -38,11 +39,12 @@ class Hermes:
 
     name = "hermes"
     reads_schemas = False
+    forces = True
     markers = frozenset({OPEN, CLOSE})
 
-    def matches(self, template: str) -> bool:
-        """Return whether the template has the marker."""
-        return OPEN in template
+    def asks_for_calls(self, instructions: str) -> bool:
+        """Return whether an object between the markers is shown to the model."""
+        return _ASKED.search(instructions) is not None
 
     def opening(self, function: str | None) -> str:
         """Return the beginning of a call. It ends where the tokens of such a call do."""
@@ -72,9 +74,10 @@ class Hermes:
         index: int,
         opening: str = "",
         schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
+        around: Around | None = None,
     ) -> HermesParser:
         """Return a parser for choice `index`, whose text continues `opening`."""
-        return HermesParser(index, opening)
+        return HermesParser(index, opening, around=around)
 
 
 HERMES = Hermes()
@@ -83,32 +86,18 @@ HERMES = Hermes()
 class HermesParser(JsonCallParser):
     """A state machine: it is in text, in a call's object, or between that and its end marker."""
 
-    def flush(self) -> list[Piece]:
-        """Return what was held back: text, or a call that never became one."""
+    markers = (OPEN,)
+
+    def _end(self) -> None:
+        """Say text, or a call that never became one."""
         if self._call is not None and not self._call.name:
-            self._say(OPEN + "".join(self._call.raw))
-        held, self._held = self._held, ""
-        open_text = self._state in (self._in_text, self._at_missing_end)
-        if open_text and (held.strip() or not self.num_calls):
-            self._say(held)
+            self._say_lead("".join(self._call.raw))
+        if self._state != self._after_call:
+            self._say(self._held)
         self._call = None
-        return self._take()
 
-    @property
-    def ends_with_call(self) -> bool:
-        """Whether only an end marker, or a part of it, has followed a complete call."""
-        return self._state in (self._after_call, self._between)
-
-    def _in_text(self) -> bool:
-        held, at = self._held, self._held.find(OPEN)
-        if at >= 0:
-            if text := held[:at].rstrip():
-                self._say(text)
-            self._held = held[at + len(OPEN) :]
-            self._call, self._state = JsonCall(), self._in_call
-            return True
-        self._say_before(OPEN)
-        return False
+    def _at_marker(self, marker: str) -> None:  # noqa: ARG002
+        self._call, self._state = JsonCall(), self._in_call
 
     def _in_call(self) -> bool:
         call, text = self._call, self._held
@@ -144,23 +133,11 @@ class HermesParser(JsonCallParser):
         else:
             self._state = self._in_text
             if not call.name:
-                self._say(OPEN + "".join(call.raw))
+                self._say_lead("".join(call.raw))
 
     def _after_call(self) -> bool:
-        held = self._held.lstrip()
-        if held.startswith(CLOSE):
-            self._held = held[len(CLOSE) :].lstrip()
-            self._state = self._between
-            return True
-        if CLOSE.startswith(held):
-            self._held = held
-            return False
-        self._state = self._between
-        return True
-
-    def _between(self) -> bool:
-        """Drop white space after a call; anything else is text again."""
-        self._held = self._held.lstrip()
-        if self._held:
+        """Drop the end marker, and white space before it; anything else is text again."""
+        if self._to_end_marker(CLOSE):
             self._state = self._in_text
-        return bool(self._held)
+            return True
+        return False

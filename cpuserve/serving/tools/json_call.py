@@ -10,7 +10,7 @@ from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas
 from cpuserve.serving.tools.json_scan import ObjectScanner
 from cpuserve.serving.tools.machine import CallParser
 
-# The members that may hold the arguments; the first one counts.
+# The members that may hold the arguments; the one that is written first counts.
 _ARGUMENTS = ("arguments", "parameters")
 USUAL_SPACE = f"({WHITE_SPACE})?"
 
@@ -102,6 +102,7 @@ class JsonCall:
         self.told = False
         self.broken = False
         self._scanner = ObjectScanner()
+        self._arguments: list[str] | None = None
         self._num_taken = 0
 
     @property
@@ -117,7 +118,7 @@ class JsonCall:
     @property
     def has_arguments(self) -> bool:
         """Whether the arguments have begun."""
-        return not self._scanner.members.keys().isdisjoint(_ARGUMENTS)
+        return self._arguments is not None
 
     def read(self, text: str) -> int:
         """Read `text` up to the end of the object, or to what cannot be there; return where."""
@@ -139,6 +140,9 @@ class JsonCall:
         scanner = self._scanner
         scanner.push(char)
         self.broken = scanner.broken
+        if self._arguments is None:
+            members = scanner.members
+            self._arguments = next((members[key] for key in _ARGUMENTS if key in members), None)
         if scanner.ended == "name" and not self.name:
             name = _decoded("".join(scanner.members["name"]))
             self.name = name if isinstance(name, str) else ""
@@ -146,11 +150,10 @@ class JsonCall:
 
     def take_arguments(self) -> str:
         """Return the part of the arguments that was not taken yet; "{}" if there are none."""
-        members = self._scanner.members
-        written = next((members[key] for key in _ARGUMENTS if key in members), [])
+        written = self._arguments
         if not written or written[0] != "{":
             # Some models write a string of JSON, or nothing: that is known at the end.
-            return _unpacked("".join(written)) if self.closed else ""
+            return _unpacked("".join(written or ())) if self.closed else ""
         new, self._num_taken = written[self._num_taken :], len(written)
         return "".join(new)
 
@@ -163,6 +166,6 @@ def _unpacked(written: str) -> str:
 def _decoded(text: str) -> object:
     try:
         value: object = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # a model may nest lists thousands of times
         return None
     return value

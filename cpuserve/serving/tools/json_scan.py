@@ -23,7 +23,7 @@ class ObjectScanner:
         self.ended: str | None = None
         self.closed = False
         self.broken = False
-        self._key = ""
+        self._key: list[str] = []
         self._value: list[str] = []
         self._expects = "{"  # the characters that may come, or "key" or "value"
         self._depth = 0
@@ -52,10 +52,10 @@ class ObjectScanner:
         elif char == "}":
             self.closed = True
         elif char == '"':
-            self._expects, self._key, self._escaped = "key", "", False
+            self._expects, self._key, self._escaped = "key", [], False
         elif char == ":":
             self._expects = "value"
-            self._value = self.members[self._key] = []
+            self._value = self.members["".join(self._key)] = []
         else:
             self._expects = '"}'
 
@@ -64,7 +64,7 @@ class ObjectScanner:
             self._expects = ":"
             return
         self._escaped = char == "\\" and not self._escaped
-        self._key += char
+        self._key.append(char)
 
     def _in_value(self, char: str) -> None:
         if self._quoted:
@@ -75,7 +75,7 @@ class ObjectScanner:
             self._quoted, self._escaped = char == '"', False
         elif char in ",}":
             self.broken = not self._value
-            self.ended, self._expects, self.closed = self._key, '"', char == "}"
+            self.ended, self._expects, self.closed = "".join(self._key), '"', char == "}"
             return
         elif char in _SPACE:
             return

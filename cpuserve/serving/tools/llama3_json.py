@@ -2,8 +2,8 @@
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}
 
-The token <|python_tag|> may come before a call; after other text, it must. White space and
-semicolons beside calls belong to the format and are dropped. An object that is no call, such as an
+The token <|python_tag|> may come before a call; after other text, it must. Semicolons between calls
+belong to the format and are dropped. An object that is no call, such as an
 answer in JSON, passes on as text, and so does all text behind it up to a tag. What tells a call
 from it is that it has arguments beside its name; so a call is known when its arguments begin.
 """
@@ -16,7 +16,6 @@ from cpuserve.sampling.structured import PARAMETERS_OF
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     OptionalSchemas,
-    Piece,
     Schemas,
     calls_rule,
     definitions,
@@ -29,6 +28,7 @@ from cpuserve.serving.tools.json_call import (
     object_rule,
     text_call_rules,
 )
+from cpuserve.serving.tools.thoughts import Around
 
 TAG = "<|python_tag|>"
 # What the templates of Llama 3.1, 3.2 and 3.3 ask for.
@@ -41,11 +41,12 @@ class Llama3Json:
 
     name = "llama3_json"
     reads_schemas = False
+    forces = True
     markers = frozenset({TAG})
 
-    def matches(self, template: str) -> bool:
-        """Return whether the template asks for calls with Meta's words."""
-        return _MARK in template
+    def asks_for_calls(self, instructions: str) -> bool:
+        """Return whether the instructions are Meta's."""
+        return _MARK in instructions
 
     def opening(self, function: str | None) -> str:
         """Return the beginning of a call. It ends where the tokens of such a call do."""
@@ -82,9 +83,10 @@ class Llama3Json:
         index: int,
         opening: str = "",
         schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
+        around: Around | None = None,
     ) -> Llama3JsonParser:
         """Return a parser for choice `index`, whose text continues `opening`."""
-        return Llama3JsonParser(index, opening)
+        return Llama3JsonParser(index, opening, around=around)
 
 
 LLAMA3_JSON = Llama3Json()
@@ -119,61 +121,57 @@ def _whole_calls(schemas: OptionalSchemas, *, several: bool) -> str:
 class Llama3JsonParser(JsonCallParser):
     """A state machine: it is in text, where a call may or may not begin, or in a call's object."""
 
-    _may_begin = True  # a call may begin, because there was nothing but calls, or a tag
+    markers = (TAG,)
+    _may_begin = True  # a call may begin: there was nothing but calls, or a tag, or a thought
     _follows_call = False  # nothing but white space and semicolons has followed a call
-    _lead = ""  # what came before an object or the place where it may begin, if it is no call
+    _parted = False  # there was a semicolon among them
 
-    def flush(self) -> list[Piece]:
-        """Return what was held back: text, or an object that never became a call."""
+    def _end(self) -> None:
+        """Say text, or an object that never became a call."""
         call, self._call = self._call, None
-        rest = "" if call is None else "".join(call.raw)
         if call is None or not call.told:
-            text = self._lead + rest + self._held
-            if text.strip() or not self.num_calls:
-                self._follows_call = False
-                self._say(text)
-        self._lead = self._held = ""
-        return self._take()
+            self._say_lead(("" if call is None else "".join(call.raw)) + self._held)
 
-    @property
-    def ends_with_call(self) -> bool:
-        """Whether only white space and semicolons have followed a complete call."""
-        return self._state == self._in_text and self._follows_call
+    def _at_marker(self, marker: str) -> None:  # noqa: ARG002
+        self._may_begin, self._follows_call, self._parted = True, False, False
+
+    def _after_thought(self) -> None:
+        self._state, self._may_begin = self._in_text, True
 
     def _in_text(self) -> bool:
-        if self._may_begin:
-            return self._at_beginning()
-        at = self._held.find(TAG)
-        if at < 0:
-            self._say_before(TAG)
-            return False
-        text = self._held[:at].rstrip()
-        self._say(text)
-        self._lead, self._held = self._held[len(text) : at], self._held[at:]
-        self._may_begin = True
-        return True
+        return self._at_beginning() if self._may_begin else super()._in_text()
 
     def _at_beginning(self) -> bool:
         rest = self._held.lstrip(_SPACE + ";" if self._follows_call else _SPACE)
-        if not self._follows_call:
-            self._lead += self._held[: len(self._held) - len(rest)]
+        self._skip(self._held[: len(self._held) - len(rest)])
         self._held = rest
         if rest.startswith("{"):
             self._call, self._state = JsonCall(), self._in_call
             return True
         if rest.startswith(TAG):
-            self._lead, self._held = self._lead + TAG, rest[len(TAG) :]
-            self._follows_call = False
+            self._lead.append(TAG)
+            self._held = rest[len(TAG) :]
+            self._follows_call = self._parted = False
             return True
         if TAG.startswith(rest):  # it may become a tag; also if nothing is left
             return False
         self._text_again("")
         return True
 
+    def _skip(self, space: str) -> None:
+        """Keep white space for the text that may follow; semicolons and what is beside them go."""
+        if self._in_words and not self._lead:  # it ends a thought
+            self._say(space)
+        elif ";" in space or self._parted:
+            self._lead.clear()
+            self._parted = True
+        elif space:
+            self._lead.append(space)
+
     def _text_again(self, raw: str) -> None:
         """Say what came before, and `raw`; a call begins with a tag from here on."""
-        self._say(self._lead + raw)
-        self._lead, self._may_begin, self._follows_call = "", False, False
+        self._say_lead(raw)
+        self._may_begin = self._follows_call = False
 
     def _in_call(self) -> bool:
         call, text = self._call, self._held
@@ -187,7 +185,8 @@ class Llama3JsonParser(JsonCallParser):
         if not call.told:
             self._text_again("".join(call.raw))
             return True
-        self._lead, self._may_begin, self._follows_call = "", call.closed, call.closed
+        self._may_begin = self._follows_call = call.closed
+        self._parted = False
         if call.closed:
             self._close_call()
         return True

@@ -7,17 +7,33 @@ from collections.abc import Callable
 
 from cpuserve.serving.events import Text, ToolCall
 from cpuserve.serving.tools.base import Piece, new_call_id
+from cpuserve.serving.tools.thoughts import Around
+
+_SPACE = " \t\r\n"
+# In front of a tag, they show that a text speaks of it: `<think>`.
+_QUOTES = ("`", '"', "'")
 
 
 class CallParser(ABC):
-    """A state machine over the text of one choice; it begins in text. _forced: a call begins it.
+    """A state machine over the text of one choice; it begins in text, or in a thought.
 
     A state looks at the text that is held, and returns whether it has changed to another one,
-    which then looks at what is left.
+    which then looks at what is left. A thought passes on as text, with its tags: what is in it is
+    no call. `markers` begin a call in text.
+
+    White space is the model's, and passes on, with three exceptions. What the template writes
+    between a text and a call (`around.gap`) is dropped. So is text of nothing but white space
+    before, between and after calls. Texts that only calls divide stay divided.
     """
 
+    markers: tuple[str, ...]
+
     def __init__(
-        self, index: int, opening: str = "", new_id: Callable[[], str] = new_call_id
+        self,
+        index: int,
+        opening: str = "",
+        new_id: Callable[[], str] = new_call_id,
+        around: Around | None = None,
     ) -> None:
         self.num_closed = 0
         self.last_closed = False
@@ -25,11 +41,19 @@ class CallParser(ABC):
         self.num_calls = 0
         self._index = index
         self._new_id = new_id
-        self._state: Callable[[], bool] = self._in_text
+        self._around = around = around or Around()
+        self._state: Callable[[], bool] = self._in_thought if around.thinks else self._in_text
+        self._tags = around.tags
+        self._ends = (*self.markers, *(around.gap + m for m in self.markers), self._tags.open)
         self._held = ""  # text that is not decided yet
+        self._lead: list[str] = []  # what came before what may become a call, if it becomes none
+        self._blanks: list[str] = []  # white space that is dropped if a call follows, or nothing
+        self._last = ""  # the last character that was said
+        self._in_words = False  # white space passes on; else it waits for words
+        self._is_at_call = False  # nothing but white space has been said since the last call
         self._pieces: list[Piece] = []
-        self._forced = bool(opening)
         self._unsaid = opening  # the model has not written it: it is no text, whatever follows
+        self._forced = bool(opening)
         self._pieces = self.push(opening)
 
     def push(self, text: str) -> list[Piece]:
@@ -39,43 +63,142 @@ class CallParser(ABC):
             pass
         return self._take()
 
+    def flush(self) -> list[Piece]:
+        """Return what was held back, after the last text."""
+        self._end()
+        self._lead.clear()
+        self._held = ""
+        if not self.num_calls:
+            self._tell_text("".join(self._blanks))
+        self._blanks.clear()
+        return self._take()
+
     @property
     def is_full(self) -> bool:
         """Whether most_calls are complete."""
         return self.most_calls is not None and self.num_closed >= self.most_calls
 
+    @property
+    def ends_with_call(self) -> bool:
+        """Whether only what belongs to the format has followed the last call, which is complete."""
+        return self.last_closed and self._is_at_call
+
     @abstractmethod
+    def _end(self) -> None:
+        """Say what was held back where the answer ends."""
+
+    @abstractmethod
+    def _at_marker(self, marker: str) -> None:
+        """Go on after one of `markers`."""
+
     def _in_text(self) -> bool:
-        """The first state."""
+        """Look for a marker, or for the beginning of a thought."""
+        held, tag = self._held, self._tags.open
+        found = [(at, m) for m in (*self.markers, tag) if (at := held.find(m)) >= 0]
+        if not found:
+            self._say_before(*self._ends)
+            return False
+        at, marker = min(found)
+        before, self._held = held[:at], held[at + len(marker) :]
+        if marker != tag:
+            text = before.removesuffix(self._around.gap)
+            self._say(text)
+            self._lead += (before[len(text) :], marker)
+            self._at_marker(marker)
+            return True
+        self._say(before)
+        touching = before or ("" if self._blanks or not self._in_words else self._last)
+        only_named = touching.endswith(_QUOTES)
+        self._say(marker)
+        if not only_named:
+            self._state = self._in_thought
+        return True
+
+    def _in_thought(self) -> bool:
+        """Say a thought up to its end."""
+        close = self._tags.close
+        before, found, rest = self._held.partition(close)
+        if not found:
+            self._say_before(close)
+            return False
+        self._say(before + close)
+        self._held = rest
+        self._after_thought()
+        return True
+
+    def _after_thought(self) -> None:
+        self._state = self._in_text
 
     def _take(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def _say(self, text: str) -> None:
+        """Pass on a text of the answer, or hold it back as long as it is only white space."""
         if not text:
             return
         text, self._unsaid = text.removeprefix(self._unsaid), ""
+        if self._in_words:
+            self._tell_text(text)
+            return
+        self._blanks.append(text)
+        if text and not text.isspace():
+            self._in_words, self._is_at_call = True, False
+            text = "".join(self._blanks)
+            self._blanks.clear()
+            divided = text[0].isspace() or self._last.isspace() or not self._last
+            self._tell_text(text if divided else "\n" + text)
+
+    def _tell_text(self, text: str) -> None:
         if text:
+            self._last = text[-1]
             self._pieces.append(Text(self._index, text, []))
 
-    def _say_before(self, *markers: str) -> None:
-        """Say what is held, except for its end if one of `markers` may begin there or after it."""
-        held, most = self._held, max(map(len, markers)) - 1
-        # White space may come before a marker, whose beginning may be here already.
-        kept = len(held) - len(held.rstrip())
-        for size in range(min(most, len(held)), 0, -1):
-            if any(len(m) > size and held.endswith(m[:size]) for m in markers):
-                kept = size + len(held[:-size]) - len(held[:-size].rstrip())
-                break
+    def _say_lead(self, rest: str = "") -> None:
+        """Say what came before what has become no call, and `rest` after it."""
+        self._say("".join([*self._lead, rest]))
+        self._lead.clear()
+
+    def _say_before(self, *ends: str) -> None:
+        """Say what is held, except for its end if one of `ends` may begin there."""
+        held = self._held
+        most = min(max(map(len, ends)) - 1, len(held))
+        kept = next(
+            (
+                n
+                for n in range(most, 0, -1)
+                if any(len(e) > n and held.endswith(e[:n]) for e in ends)
+            ),
+            0,
+        )
         self._say(held[: len(held) - kept])
         self._held = held[len(held) - kept :]
+
+    def _to_end_marker(self, marker: str) -> bool:
+        """Whether it is known if the marker follows a call; white space may come before it.
+
+        The marker is dropped with that white space, which else is text.
+        """
+        rest = self._held.lstrip(_SPACE)
+        self._lead.append(self._held[: len(self._held) - len(rest)])
+        self._held = rest
+        if rest.startswith(marker):
+            self._lead.clear()
+            self._held = rest[len(marker) :]
+            return True
+        if marker.startswith(rest):  # also if nothing is left
+            return False
+        self._say_lead()
+        return True
 
     def _begin_call(self, name: str, arguments: str) -> None:
         """Tell of a new call, whose arguments begin with `arguments`."""
         self.num_calls += 1
-        self.last_closed = False
+        self.last_closed = self._in_words = False
+        self._is_at_call = True
         self._unsaid = ""
+        self._lead.clear()
+        self._blanks.clear()
         number = self.num_calls - 1
         self._pieces.append(ToolCall(self._index, number, arguments, self._new_id(), name))
 

@@ -9,9 +9,9 @@
     </tool_call>
 
 The arguments pass on as JSON. The schema of the function tells their types: a string passes on as
-it is written, without the line breaks beside the tags; another value is read as JSON when it has
-ended, and is a string if it is none. Some models omit <tool_call>. White space beside a call is
-dropped. What is no call passes on as text, with its markers.
+it is written, without the line breaks beside the tags; another value is read when it has ended
+(values.py). Some models omit <tool_call>, or </parameter>. What is no call passes on as text, with
+its markers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from cpuserve.sampling.structured import PARAMETERS_OF, WHITE_SPACE
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     JsonSchema,
     OptionalSchemas,
-    Piece,
     Schemas,
     definitions,
     marked_calls_rule,
@@ -34,6 +33,8 @@ from cpuserve.serving.tools.base import (
     text_rules,
 )
 from cpuserve.serving.tools.machine import CallParser
+from cpuserve.serving.tools.thoughts import Around
+from cpuserve.serving.tools.values import Types, as_json, may_be_null, parts_of, types_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END = "<function=", "</function>"
@@ -41,6 +42,10 @@ PARAMETER, VALUE_END = "<parameter=", "</parameter>"
 # A name ends with >, and neither it nor a line break is a part of one.
 _NAME = re.compile(r"[^<>\r\n]{1,128}")
 _SPACE = " \t\r\n"
+_VALUE_ENDS = (VALUE_END, PARAMETER, END)
+_TEXT_OR_NULL = {"string", "null"}
+# Of a string: no tag is in it, because that would end it.
+_TEXT = r"TEXT: /(.|\n)*/ & ~/(.|\n)*(<parameter=|<\/function>)(.|\n)*/"
 
 
 class Qwen3Coder:
@@ -49,10 +54,11 @@ class Qwen3Coder:
     name = "qwen3_coder"
     markers = frozenset({OPEN, CLOSE})
     reads_schemas = True
+    forces = True
 
-    def matches(self, template: str) -> bool:
-        """Return whether the template has the tags."""
-        return FUNCTION in template and PARAMETER in template
+    def asks_for_calls(self, instructions: str) -> bool:
+        """Return whether the tags are shown to the model."""
+        return OPEN in instructions and FUNCTION in instructions and PARAMETER in instructions
 
     def opening(self, function: str | None) -> str:
         """Return the beginning of a call. It ends where the tokens of such a call do."""
@@ -79,10 +85,14 @@ class Qwen3Coder:
         return "\n".join([rules, *_call_rules(schemas, named=True)])
 
     def parser(
-        self, index: int, opening: str = "", schemas: Schemas = NO_SCHEMAS
+        self,
+        index: int,
+        opening: str = "",
+        schemas: Schemas = NO_SCHEMAS,
+        around: Around | None = None,
     ) -> Qwen3CoderParser:
         """Return a parser for choice `index`, whose text continues `opening`."""
-        return Qwen3CoderParser(index, opening, schemas)
+        return Qwen3CoderParser(index, opening, schemas, around=around)
 
 
 QWEN3_CODER = Qwen3Coder()
@@ -103,6 +113,8 @@ def _call_rules(schemas: OptionalSchemas, *, named: bool) -> list[str]:
             parts.append(f"( {tag} {rule} )" + ("" if key in required else "?"))
             rules.append(_value_rule(rule, of_value, schema) + PARAMETERS_OF + name)
         rules.append(f'call_{i}: {" ".join(parts)} "{END}"')
+    if any("]: TEXT" in rule for rule in rules):
+        rules.append(_TEXT)
     if None in schemas.values():
         rules.append(f'free[suffix="{END}"]: /(.|\\n)*/')
     return rules
@@ -113,41 +125,30 @@ def _properties(schema: JsonSchema) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_string(schema: Any) -> bool:
-    """Whether strings are among the values that a schema allows."""
-    # Schemas come from clients unchecked: nested a thousand times, or with members of any type.
-    waiting: list[Any] = [schema] if isinstance(schema, dict) else []
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):  # a member of an enum
-            return True
-        if not isinstance(one, dict):
-            continue
-        kinds = one.get("type")
-        if kinds is None:
-            several = one.get("anyOf") or one.get("oneOf") or one.get("enum")
-            waiting += several if isinstance(several, list) else []
-        elif "string" in (kinds if isinstance(kinds, list) else [kinds]):
-            return True
-    return False
-
-
 def _value_rule(rule: str, schema: Any, of_all: JsonSchema) -> str:
     """Return the rule of a value and its end tag."""
     end = json.dumps(f"\n{VALUE_END}\n")
-    if not _is_string(schema):
+    types = types_of(schema, of_all)
+    if "string" not in types:
         options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
         json_rule = f"{rule}_json: %json {_dumped(schema, definitions(of_all), options)}"
         return f"{rule}: {rule}_json {end}\n{json_rule}"
-    for word in ("pattern", "format", "minLength", "maxLength", "const"):
-        if word in schema:
-            msg = f"{word} of a string is not supported in this model's format of calls"
-            raise ValueError(msg)
-    choices = schema.get("enum")
+    choices: list[Any] = []
+    for part in parts_of(schema, of_all):
+        for word in ("pattern", "format", "minLength", "maxLength"):
+            if word in part:
+                msg = f"{word} of a string is not supported in this model's format of calls"
+                raise ValueError(msg)
+        choices += [part["const"]] if "const" in part else part.get("enum") or ()
     if choices:
-        listed = " | ".join(json.dumps(str(choice)) for choice in choices)
-        return f"{rule}: ( {listed} ) {end}"
-    return f"{rule}[suffix={end}]: /(.|\\n)*/"
+        return f"{rule}: ( {_listed(choices, types)} ) {end}"
+    return f"{rule}[suffix={end}]: TEXT"
+
+
+def _listed(choices: list[Any], types: Types) -> str:
+    """Return the Lark texts of values, each as it is written without quotes; null, if it may be."""
+    texts = [c if isinstance(c, str) else json.dumps(c) for c in choices]
+    return " | ".join(map(json.dumps, dict.fromkeys([*texts, *(["null"] * ("null" in types))])))
 
 
 def _dumped(schema: Any, *more: dict[str, Any]) -> str:
@@ -160,54 +161,39 @@ def _dumped(schema: Any, *more: dict[str, Any]) -> str:
 class Qwen3CoderParser(CallParser):
     """In text, behind <tool_call>, in a call between its arguments, in one, or behind the call."""
 
+    markers = (OPEN, FUNCTION)
+
     def __init__(
         self,
         index: int,
         opening: str = "",
         schemas: Schemas = NO_SCHEMAS,
         new_id: Callable[[], str] = new_call_id,
+        around: Around | None = None,
     ) -> None:
         self._schemas = schemas
-        self._types: dict[str, Any] = {}  # the schemas of the call's arguments
-        self._lead = ""  # the marker before what may become a call
+        self._schema: JsonSchema = {}  # of the call's arguments
         self._num_arguments = 0
-        self._key = ""
-        self._begun = False  # the first line break of a string has passed
-        super().__init__(index, opening, new_id)
+        self._types: Types = frozenset()  # of the argument
+        self._value: list[str] = []  # of an argument that is read when it has ended
+        super().__init__(index, opening, new_id, around)
 
-    def flush(self) -> list[Piece]:
-        """Return what was held back: text, or a call that never became one."""
-        if self._state in (self._in_text, self._opened, self._named):
-            text = self._lead + self._held
-            if text.strip() or not self.num_calls:
-                self._say(text)
-        elif self._state == self._in_string:
+    def _end(self) -> None:
+        """Say text, or a call that never became one; tell the rest of a string."""
+        if self._state == self._in_string:
             self._continue_call(_inside(self._held))
-        self._lead = self._held = ""
-        return self._take()
+        elif self._state in (self._in_text, self._in_thought, self._opened, self._named):
+            self._say_lead(self._held)
 
-    @property
-    def ends_with_call(self) -> bool:
-        """Whether only an end marker, or a part of it, has followed a complete call."""
-        return self._state in (self._behind, self._behind_all)
-
-    def _in_text(self) -> bool:
-        found = [at for marker in (OPEN, FUNCTION) if (at := self._held.find(marker)) >= 0]
-        if not found:
-            self._say_before(OPEN, FUNCTION)
-            return False
-        at = min(found)
-        self._say(self._held[:at].rstrip())
-        self._held = self._held[at:]
-        if self._held.startswith(OPEN):
-            self._lead, self._held = OPEN, self._held[len(OPEN) :]
-        self._state = self._opened
-        return True
+    def _at_marker(self, marker: str) -> None:
+        self._state = self._opened if marker == OPEN else self._named
 
     def _opened(self) -> bool:
         rest = self._held.lstrip(_SPACE)
+        self._lead.append(self._held[: len(self._held) - len(rest)])
+        self._held = rest
         if rest.startswith(FUNCTION):
-            self._lead += self._held[: len(self._held) - len(rest)] + FUNCTION
+            self._lead.append(FUNCTION)
             self._held = rest[len(FUNCTION) :]
             self._state = self._named
             return True
@@ -217,16 +203,16 @@ class Qwen3CoderParser(CallParser):
 
     def _text_again(self) -> bool:
         """Say the marker, behind which there is no call."""
-        self._say(self._lead)
-        self._lead, self._state = "", self._in_text
+        self._say_lead()
+        self._state = self._in_text
         return True
 
     def _named(self) -> bool:
         name, closed, rest = self._held.partition(">")
         if closed and _NAME.fullmatch(name):
             self._begin_call(name, "{")
-            self._types = _properties(self._schemas.get(name, {}))
-            self._lead, self._held, self._num_arguments = "", rest, 0
+            self._schema = self._schemas.get(name, {})
+            self._held, self._num_arguments = rest, 0
             self._state = self._between
             return True
         if closed or (name and not _NAME.fullmatch(name)):
@@ -256,59 +242,74 @@ class Qwen3CoderParser(CallParser):
     def _begin_value(self, key: str, value: str) -> None:
         comma = ", " if self._num_arguments else ""
         self._num_arguments += 1
-        self._key, self._held, self._begun = key, value, False
-        is_string = _is_string(self._types.get(key))
-        self._continue_call(f"{comma}{json.dumps(key)}: " + ('"' if is_string else ""))
-        self._state = self._in_string if is_string else self._in_other
+        self._held = value
+        self._types = types_of(_properties(self._schema).get(key), self._schema)
+        self._continue_call(f"{comma}{json.dumps(key)}: ")
+        self._state = self._first_break
+
+    def _first_break(self) -> bool:
+        """Drop the line break before a value."""
+        if self._held == "\r":
+            return False
+        self._held = self._held.removeprefix("\r\n" if self._held[0] == "\r" else "\n")
+        if self._types == {"string"}:
+            self._continue_call('"')
+            self._state = self._in_string
+        else:
+            self._state = self._in_other
+        return True
 
     def _in_string(self) -> bool:
-        if not self._begun:
-            if self._held == "\r":
-                return False
-            self._begun = True
-            self._held = self._held.removeprefix("\r\n" if self._held[0] == "\r" else "\n")
-        at = self._held.find(VALUE_END)
-        if at >= 0:
-            self._continue_call(_inside(_without_break(self._held[:at])) + '"')
-            self._held, self._state = self._held[at + len(VALUE_END) :], self._between
-            return True
-        # A line break may come before the end, whose beginning may be here already.
-        kept = next(
-            (n for n in range(len(VALUE_END) - 1, 0, -1) if self._held.endswith(VALUE_END[:n])), 0
-        )
-        shown = len(self._held) - kept
-        if self._held[:shown].endswith(("\r", "\n")):
-            shown = max(0, shown - len("\r\n"))
-        self._continue_call(_inside(self._held[:shown]))
-        self._held = self._held[shown:]
-        return False
+        value, ended = self._up_to_end()
+        self._continue_call(_inside(value) + ('"' if ended else ""))
+        return ended
 
     def _in_other(self) -> bool:
-        value, closed, rest = self._held.partition(VALUE_END)
-        if not closed:
+        value, ended = self._up_to_end()
+        self._value.append(value)
+        if ended:
+            self._continue_call(as_json("".join(self._value), self._types))
+        elif self._types != _TEXT_OR_NULL or may_be_null("".join(self._value)):
             return False
-        self._continue_call(_as_json(value.strip(), self._types.get(self._key)))
-        self._held, self._state = rest, self._between
-        return True
+        else:
+            self._continue_call('"' + _inside("".join(self._value)))
+            self._state = self._in_string
+        self._value.clear()
+        return ended
+
+    def _up_to_end(self) -> tuple[str, bool]:
+        """Take what is certainly of the value, and return whether that is all of it.
+
+        It ends at its end tag. Models forget that: the next tag ends it, too.
+        """
+        ends = [(at, tag) for tag in _VALUE_ENDS if (at := self._held.find(tag)) >= 0]
+        if ends:
+            at, tag = min(ends)
+            value = _without_break(self._held[:at])
+            self._held = self._held[at + len(tag) * (tag == VALUE_END) :]
+            self._state = self._between
+            return value, True
+        # A line break may come before the end, whose beginning may be here already.
+        held = self._held
+        longest = min(max(map(len, _VALUE_ENDS)) - 1, len(held))
+        tails = (n for n in range(longest, 0, -1) if _may_end(held[len(held) - n :]))
+        shown = len(held) - next(tails, 0)
+        if held[:shown].endswith(("\r", "\n")):
+            shown = max(0, shown - len("\r\n"))
+        self._held = held[shown:]
+        return held[:shown], False
 
     def _behind(self) -> bool:
-        """Drop white space and the end marker; anything else is text again."""
-        rest = self._held.lstrip(_SPACE)
-        if rest.startswith(CLOSE):
-            self._held = rest[len(CLOSE) :].lstrip(_SPACE)
-            self._state = self._behind_all
-            return True
-        self._held = rest
-        if CLOSE.startswith(rest):
-            return False
-        self._state = self._in_text
-        return True
-
-    def _behind_all(self) -> bool:
-        self._held = self._held.lstrip(_SPACE)
-        if self._held:
+        """Drop the end marker, and white space before it; anything else is text again."""
+        if self._to_end_marker(CLOSE):
             self._state = self._in_text
-        return bool(self._held)
+            return True
+        return False
+
+
+def _may_end(text: str) -> bool:
+    """Return whether a tag that ends a value may begin with `text`."""
+    return any(tag.startswith(text) for tag in _VALUE_ENDS)
 
 
 def _inside(text: str) -> str:
@@ -319,19 +320,3 @@ def _inside(text: str) -> str:
 def _without_break(text: str) -> str:
     """Return `text` without one line break at its end."""
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
-
-
-def _as_json(text: str, schema: Any) -> str:
-    """Return a value that is no string as JSON; a string if it is no JSON."""
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind == "boolean" and text.lower() in ("true", "false"):
-        return text.lower()
-    try:
-        json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    return text
-
-
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(text)  # Python reads NaN and Infinity, which are no JSON

@@ -11,15 +11,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.sampling.structured import StructuredOutputs
+from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs, if_possible
 from cpuserve.serving.call import unsupported
 from cpuserve.serving.structured import structured_outputs
 from cpuserve.serving.tools import FORMATS
-from cpuserve.serving.tools.base import NO_SCHEMAS, OptionalSchemas, Schemas
+from cpuserve.serving.tools.base import (
+    NO_SCHEMAS,
+    JsonSchema,
+    OptionalSchemas,
+    Schemas,
+    WholeFormat,
+)
 
 if TYPE_CHECKING:
-    from cpuserve.serving.call import GenerateCall
+    from cpuserve.serving.call import GenerateCall, Prompt
     from cpuserve.serving.tools.base import ToolFormat, ToolParser
+    from cpuserve.serving.tools.learn import AnswerFormat
 
 MAX_TOOLS = 512
 # Templates write the name into the prompt, and a call is found by its name.
@@ -28,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The format of the calls, the beginning that forces one ("" = none), and the most calls.
+    """How an answer is read, the beginning that is forced ("" = none), and the most calls.
 
     form: what the answer must look like behind that beginning, None = anything. schemas: of the
     arguments of each function, if the format reads them. kept: the functions, with the schemas
@@ -36,15 +43,17 @@ class ToolUse:
     """
 
     format: ToolFormat
+    answers: AnswerFormat
     opening: str = ""
     most_calls: int | None = None
     form: StructuredOutputs | None = None
     schemas: Schemas = field(default_factory=dict)
     kept: OptionalSchemas = field(default_factory=dict)
 
-    def parser(self, index: int) -> ToolParser:
-        """Return the parser of one choice's text."""
-        parser = self.format.parser(index, self.opening, self.schemas)
+    def parser(self, index: int, prompt: Prompt) -> ToolParser:
+        """Return the parser of one choice's text, which follows a prompt."""
+        around = self.answers.around(thinks=prompt.thinks, continues=prompt.continues)
+        parser = self.format.parser(index, self.opening, self.schemas, around)
         parser.most_calls = self.most_calls
         return parser
 
@@ -69,13 +78,30 @@ def answer_form(call: GenerateCall, tools: ToolUse | None) -> StructuredOutputs 
     form = structured_outputs(call)
     if form is None:
         return None if tools is None else tools.form
-    if tools is None or form.grammar is not None:
+    if tools is None or form.grammar is not None or not tools.format.forces:
         return form
     return msgspec.structs.replace(form, calls=tools.grammar())
 
 
-def tool_use(call: GenerateCall, found: ToolFormat | None) -> ToolUse | None:
-    """Return how the model may call tools, or None; `found`: the format of its chat template.
+def check_thoughts(
+    prompts: list[Prompt], tools: ToolUse | None, form: StructuredOutputs | None
+) -> None:
+    """Raise InvalidRequest if a form or a call would be forced into a thought."""
+    forced = tools is not None and bool(tools.opening)
+    formed = form is not None and (tools is None or form is not tools.form)
+    if not (forced or formed) or not any(prompt.thinks for prompt in prompts):
+        return
+    field = "tool_choice" if forced or form is None else form.field
+    msg = (
+        f"{field} cannot be kept, because this model's chat template begins each answer with a "
+        f"thought: switch thinking off, if the template can (reasoning_effort none, or "
+        f'chat_template_kwargs {{"enable_thinking": false}}), or omit {field}'
+    )
+    raise unsupported(msg, field)
+
+
+def tool_use(call: GenerateCall, found: AnswerFormat) -> ToolUse | None:
+    """Return how the model may call tools, or None; `found`: how it writes answers.
 
     Raises:
       InvalidRequest: a tool or the choice is invalid, or this model cannot call tools.
@@ -88,32 +114,68 @@ def tool_use(call: GenerateCall, found: ToolFormat | None) -> ToolUse | None:
         if choice == "required":
             msg = "tool_choice needs tools: send some, or omit it"
             raise InvalidRequest(msg, param="tool_choice")
-        return None
+        return _without_tools(call, found)
     names = _checked_names(call.tools)
     if call.tool_name is not None and call.tool_name not in names:
         msg = f"tool_choice names {call.tool_name[:128]!r}, which is not among the tools"
         raise InvalidRequest(msg, param="tool_choice")
     if choice == "none":
-        return None
-    if found is None:
-        known = ", ".join(known.name for known in FORMATS)
-        msg = (
-            f"this model's chat template has no tool calls in a known format ({known}): omit "
-            f"tools, set tool_choice to none, or start the server with another --chat-template"
-        )
-        raise unsupported(msg, "tools")
+        return _without_tools(call, found)
     if call.continue_final_message and choice == "required":
         msg = "continue_final_message and a forced tool_choice exclude each other: set one of them"
         raise InvalidRequest(msg, param="tool_choice")
+    return _with_tools(call, found, _readable(found))
+
+
+def _readable(found: AnswerFormat) -> ToolFormat:
+    """Return the format of calls; InvalidRequest if there is none."""
+    if found.calls is not None:
+        return found.calls
+    known = ", ".join(known.name for known in FORMATS)
+    msg = (
+        f"this model cannot call tools here: {found.why}. Formats that can be read are {known}: "
+        f"omit tools, set tool_choice to none, or start the server with another --chat-template"
+    )
+    raise unsupported(msg, "tools")
+
+
+def _without_tools(call: GenerateCall, found: AnswerFormat) -> ToolUse | None:
+    """Return how an answer without calls is read; None if it is only text."""
+    if found.whole is None or call.messages is None:
+        return None
+    return ToolUse(found.whole.without_calls(), found, _form_opening(call, found.whole))
+
+
+def _form_opening(call: GenerateCall, calls: ToolFormat) -> str:
+    """Return the beginning of an answer that has a form, "" if it has none."""
+    if not isinstance(calls, WholeFormat) or structured_outputs(call) is None:
+        return ""
+    return calls.form_opening
+
+
+def _with_tools(call: GenerateCall, found: AnswerFormat, calls: ToolFormat) -> ToolUse:
     most = 1 if call.tool_name is not None or call.parallel_tool_calls is False else None
-    schemas = _schemas(call.tools) if found.reads_schemas else NO_SCHEMAS
-    kept = _kept(call)
+    schemas = _schemas(call.tools or []) if calls.reads_schemas else NO_SCHEMAS
+    kept = _strict(call)
+    is_strict = any(schema is not None for schema in kept.values())
+    required = call.tool_choice == "required"
+    if not calls.forces:
+        if required or is_strict:
+            what = "tool_choice required or a named function" if required else "a strict function"
+            msg = (
+                f"{what} is not supported in this model's format of calls ({calls.name}): "
+                f"use tool_choice auto, and functions that are not strict"
+            )
+            raise unsupported(msg, "tool_choice" if required else "tools")
+        return ToolUse(calls, found, _form_opening(call, calls), most)
     with _told_as_strict():
-        if choice == "required":
-            form = _forced_form(call, found, kept)
-            return ToolUse(found, found.opening(call.tool_name), most, form, schemas, kept)
-        form = _free_form(found, kept)
-    return ToolUse(found, "", most, form, schemas, kept)
+        if required:
+            form = _forced_form(call, calls, kept)
+            return ToolUse(calls, found, calls.opening(call.tool_name), most, form, schemas, kept)
+        form = (
+            StructuredOutputs(calls=calls.text_grammar(kept), field="tools") if is_strict else None
+        )
+    return ToolUse(calls, found, "", most, form, schemas, kept)
 
 
 def _schemas(tools: list[Any]) -> Schemas:
@@ -121,37 +183,51 @@ def _schemas(tools: list[Any]) -> Schemas:
     return {function["name"]: function.get("parameters") or {} for function in functions}
 
 
-def _kept(call: GenerateCall) -> OptionalSchemas:
-    """Return the functions that may be called; with their schemas, if they are strict."""
+def _offered(call: GenerateCall) -> list[Mapping[str, Any]]:
+    """Return the functions that may be called."""
     functions = [tool["function"] for tool in call.tools or []]
+    return [f for f in functions if call.tool_name in (None, f["name"])]
+
+
+def _strict(call: GenerateCall) -> OptionalSchemas:
+    """Return the functions that may be called; with their schemas, if they are strict."""
     return {
         f["name"]: (f.get("parameters") or {}) if f.get("strict") is True else None
-        for f in functions
-        if call.tool_name in (None, f["name"])
+        for f in _offered(call)
     }
 
 
 def _forced_form(
-    call: GenerateCall, found: ToolFormat, kept: OptionalSchemas
+    call: GenerateCall, calls: ToolFormat, strict: OptionalSchemas
 ) -> StructuredOutputs | None:
-    """Return the form of a forced call: one of the names, and the schemas of strict functions.
+    """Return the form of a forced call: one of the names, and arguments that fit the schema.
 
-    The arguments of a function that is not strict are free. So there is no form if its name is
-    forced by the call's beginning.
+    The schema of a function that is not strict is kept if it can be. The names may be forced by the
+    call's beginning: then there is no form if all arguments are free.
     """
-    is_strict = any(schema is not None for schema in kept.values())
-    if call.tool_name is not None and not is_strict:
-        return None
-    several = not is_strict and call.parallel_tool_calls is not False
-    grammar = found.grammar(kept, call.tool_name, several=several)
-    return StructuredOutputs(calls=grammar, field="tools")
+    several = call.parallel_tool_calls is not False and all(s is None for s in strict.values())
+    wanted = {f["name"]: f["parameters"] for f in _offered(call) if f.get("parameters")}
+    loose = {
+        name: schema
+        for name, schema in wanted.items()
+        if strict[name] is None and _has_grammar(calls, name, schema)
+    }
+    for kept in ({**strict, **loose}, strict):
+        if call.tool_name is not None and all(schema is None for schema in kept.values()):
+            return None
+        grammar = calls.grammar(kept, call.tool_name, several=several)
+        if kept is strict or len(grammar) <= MAX_CHARS:
+            break
+    return StructuredOutputs(calls=if_possible(grammar, loose), field="tools")
 
 
-def _free_form(found: ToolFormat, kept: OptionalSchemas) -> StructuredOutputs | None:
-    """Return the form of an answer that may call functions; None if none of them is strict."""
-    if all(schema is None for schema in kept.values()):
-        return None
-    return StructuredOutputs(calls=found.text_grammar(kept), field="tools")
+def _has_grammar(calls: ToolFormat, name: str, schema: JsonSchema) -> bool:
+    """Return whether the format has a grammar of arguments; the library may refuse it later."""
+    try:
+        calls.grammar({name: schema}, name, several=False)
+    except (RecursionError, TypeError, ValueError):
+        return False
+    return True
 
 
 @contextmanager

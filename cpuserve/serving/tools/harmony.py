@@ -1,0 +1,180 @@
+"""Harmony, the format of gpt-oss: messages with a header each, on channels.
+
+    <|channel|>analysis<|message|>The user wants ...<|end|>
+    <|start|>assistant<|channel|>final<|message|>Hello!<|return|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
+
+The text of the channel `final` passes on, and so does that of `commentary` that names no recipient,
+a preface to calls. A message to `functions.NAME` is a call, on any channel. Left out are thoughts
+(`analysis`), messages to tools that are built in, and all headers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NoReturn
+
+from cpuserve.serving.tools.base import (
+    NO_SCHEMAS,
+    OptionalSchemas,
+    Schemas,
+    new_call_id,
+)
+from cpuserve.serving.tools.json_scan import ObjectScanner
+from cpuserve.serving.tools.machine import CallParser
+from cpuserve.serving.tools.thoughts import Around
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_FINAL = f"{CHANNEL}final{MESSAGE}"
+_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_FUNCTION = re.compile(r"\bto=functions\.([A-Za-z0-9_.:-]{1,128})")
+_RECIPIENT = re.compile(r"\bto=")
+_BEGINNINGS = (START, CHANNEL, MESSAGE, "to=")  # of a header, where the prompt has the first START
+_LONGEST_HEADER = 1024
+
+
+class Harmony:
+    """The format. calls: False = an answer whose calls nobody asked for: they are left out."""
+
+    name = "harmony"
+    reads_schemas = False
+    forces = False
+    form_opening = _FINAL
+    markers = frozenset({START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS})
+
+    def __init__(self, *, calls: bool = True) -> None:
+        self._calls = calls
+
+    def begins_texts(self, before: str) -> bool:
+        """Return whether a text is on the final channel."""
+        return before.endswith(_FINAL)
+
+    def without_calls(self) -> Harmony:
+        """Return the format of answers to requests without tools."""
+        return Harmony(calls=False)
+
+    def asks_for_calls(self, instructions: str) -> bool:
+        """Return whether the instructions are those of gpt-oss."""
+        return "namespace functions" in instructions and "commentary" in instructions
+
+    def opening(self, function: str | None) -> NoReturn:
+        """Calls cannot be forced."""
+        raise NotImplementedError
+
+    def grammar(
+        self,
+        schemas: OptionalSchemas,
+        function: str | None,
+        *,
+        several: bool,
+        whole: bool = False,
+    ) -> NoReturn:
+        """Calls cannot be formed."""
+        raise NotImplementedError
+
+    def text_grammar(self, schemas: OptionalSchemas) -> NoReturn:
+        """Calls cannot be formed."""
+        raise NotImplementedError
+
+    def parser(
+        self,
+        index: int,
+        opening: str = "",
+        schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
+        around: Around | None = None,
+    ) -> HarmonyParser:
+        """Return a parser for choice `index`, whose text continues `opening`."""
+        return HarmonyParser(index, opening, around=around, calls=self._calls)
+
+
+HARMONY = Harmony()
+
+
+class HarmonyParser(CallParser):
+    """A state machine: it is in a header, or in a message that is text, a call, or left out."""
+
+    markers = ENDS
+
+    def __init__(
+        self,
+        index: int,
+        opening: str = "",
+        new_id: Callable[[], str] = new_call_id,
+        around: Around | None = None,
+        *,
+        calls: bool = True,
+    ) -> None:
+        self._finds_calls = calls
+        self._scanner = ObjectScanner()
+        super().__init__(index, "", new_id, around)
+        self._state = self._in_body if around is not None and around.continues else self._in_header
+        self._shows = True  # the message is for the user
+        self.push(opening)
+
+    def _at_marker(self, marker: str) -> None:
+        raise NotImplementedError  # the states of this parser find their ends themselves
+
+    def _end(self) -> None:
+        """Say the rest of a message; a header that is not complete is no text."""
+        if self._state == self._in_body and self._shows:
+            self._say(self._held)
+
+    def _in_header(self) -> bool:
+        """Read a header, which says what becomes of the message."""
+        header, found, rest = self._held.partition(MESSAGE)
+        begun = header.lstrip()
+        is_header = any(b.startswith(begun) or begun.startswith(b) for b in _BEGINNINGS)
+        if is_header and not found and len(header) <= _LONGEST_HEADER:
+            return False
+        if not is_header:  # a model that has unlearned the format
+            self._shows, self._state = True, self._in_body
+            return True
+        self._held = rest  # nothing, if it is too long for a header
+        function = _FUNCTION.search(header)
+        if function is not None and self._finds_calls:
+            self._begin_call(function[1], "")
+            self._scanner, self._state = ObjectScanner(), self._in_call
+            return True
+        channel = _CHANNEL.search(header)
+        named = "final" if channel is None else channel[1]
+        self._shows = named in ("final", "commentary") and _RECIPIENT.search(header) is None
+        self._in_words = False  # its text stays divided from that of the message before it
+        self._state = self._in_body
+        return True
+
+    def _in_body(self) -> bool:
+        ends = [(at, m) for m in (*ENDS, START) if (at := self._held.find(m)) >= 0]
+        if ends:
+            at, marker = min(ends)
+            if self._shows:
+                self._say(self._held[:at])
+            self._held = self._held[at if marker == START else at + len(marker) :]
+            self._state = self._in_header
+            return True
+        if self._shows:
+            self._say_before(*ENDS, START)
+        else:
+            self._held = self._held[-len(START) - 1 :]
+        return False
+
+    def _in_call(self) -> bool:
+        """Tell the arguments, which are one JSON object."""
+        text, scanner, told = self._held, self._scanner, 0
+        for at, char in enumerate(text):
+            scanner.push(char)
+            if scanner.broken or scanner.closed:
+                told = at + (not scanner.broken)
+                break
+        else:
+            self._continue_call(text)
+            self._held = ""
+            return False
+        self._continue_call(text[:told])
+        self._held = text[told:]
+        if scanner.closed:
+            self._close_call()
+        self._shows = False
+        self._state = self._in_body
+        return True

@@ -1,0 +1,56 @@
+"""Thoughts: the tags between which models write them, and whether a prompt has begun one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkTags:
+    """The texts that begin and end a thought."""
+
+    open: str
+    close: str
+
+
+THINK = ThinkTags("<think>", "</think>")
+# Of other families.
+_OTHERS = (
+    ThinkTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    ThinkTags("[THINK]", "[/THINK]"),
+    ThinkTags("<seed:think>", "</seed:think>"),
+    ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThinkTags("<|inner_prefix|>", "<|inner_suffix|>"),
+    ThinkTags("<|channel>thought", "<channel|>"),
+    ThinkTags("<thinking>", "</thinking>"),
+    ThinkTags("<thought>", "</thought>"),
+)
+
+
+def tags_in(source: str) -> ThinkTags:
+    """Return the first pair of tags that a chat template names, else THINK."""
+    return next((tags for tags in _OTHERS if tags.open in source or tags.close in source), THINK)
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What stands around the calls of an answer.
+
+    gap: what the template writes between a text and a call. thinks: the prompt has begun a thought.
+    continues: the prompt ends with a text of the answer.
+    """
+
+    gap: str = ""
+    tags: ThinkTags = THINK
+    thinks: bool = False
+    continues: bool = False
+
+
+def begins_thought(prompt: str, tags: ThinkTags) -> bool:
+    """Return whether a rendered prompt ends with the beginning of a thought."""
+    return prompt[-256:].rstrip().endswith(tags.open)
+
+
+def leaves_thought_open(text: str, tags: ThinkTags) -> bool:
+    """Return whether the text of an answer, which the model continues, ends within a thought."""
+    return text.rfind(tags.open) > text.rfind(tags.close)

@@ -1,0 +1,157 @@
+"""Values of arguments that are written without quotes: their types, and the JSON that they are.
+
+The order in which types are tried is vLLM's: null, integer, number, boolean, object, array, string.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from cpuserve.serving.tools.base import JsonSchema
+
+Types = frozenset[str]
+
+# Words that clients write in place of the types of JSON schemas.
+_ALIASES = {
+    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "uint", "long", "short", "unsigned"), "integer"),
+    **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
+    **dict.fromkeys(("dict", "map"), "object"),
+    **dict.fromkeys(("list", "arr", "tuple", "sequence"), "array"),
+    "bool": "boolean",
+}
+_UNIONS = ("anyOf", "oneOf", "allOf")
+
+
+def types_of(schema: Any, root: JsonSchema) -> Types:
+    """Return the types that a schema names, through all its unions and references into `root`."""
+    found: set[str] = set()
+    for one in parts_of(schema, root):
+        kinds = one.get("type")
+        for kind in kinds if isinstance(kinds, list) else [kinds]:
+            if isinstance(kind, str):
+                name = kind.strip().lower()
+                found.add(_ALIASES.get(name, name))
+        values = one.get("enum")
+        found.update(map(_type_of, values if isinstance(values, list) else ()))
+        if "const" in one:
+            found.add(_type_of(one["const"]))
+    return frozenset(found)
+
+
+def parts_of(schema: Any, root: JsonSchema) -> Iterator[JsonSchema]:
+    """Yield a schema and all schemas of its unions and references into `root`, each once."""
+    # Schemas come from clients unchecked: nested a thousand times, or with members of any type.
+    followed: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, Mapping):
+            continue
+        yield one
+        for key in _UNIONS:
+            members = one.get(key)
+            waiting += members if isinstance(members, list) else ()
+        reference = one.get("$ref")
+        if isinstance(reference, str) and reference not in followed:
+            followed.add(reference)
+            waiting.append(_referred(reference, root))
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def _referred(reference: str, root: JsonSchema) -> Any:
+    """Return what a JSON pointer like #/$defs/City refers to, or None."""
+    found: Any = root
+    if not reference.startswith("#"):
+        return None
+    for part in reference[1:].split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def as_json(text: str, types: Types) -> str:
+    """Return a value as JSON: of the first of its types that it fits, else any, else a string."""
+    for kind, read in _READERS.items():
+        if kind in types and (value := read(text)) is not None:
+            return value
+    if "string" not in types and (value := _any(text)) is not None:
+        return value
+    return json.dumps(text, ensure_ascii=False)
+
+
+def may_be_null(begun: str) -> bool:
+    """Return whether a value that begins like this may become null."""
+    return "null".startswith(begun.strip().lower())
+
+
+def _null(text: str) -> str | None:
+    return "null" if text.strip().lower() == "null" else None
+
+
+def _integer(text: str) -> str | None:
+    try:
+        return str(int(text))
+    except ValueError:  # also of more digits than Python reads
+        return None
+
+
+def _number(text: str) -> str | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    if not math.isfinite(value):
+        return None
+    return _any(text) or json.dumps(value)  # as it is written, if that is JSON
+
+
+def _boolean(text: str) -> str | None:
+    return {"true": "true", "1": "true", "false": "false", "0": "false"}.get(text.strip().lower())
+
+
+def _any(text: str, *kinds: type) -> str | None:
+    """Return the text of a JSON value, of one of these kinds if there are some; else None."""
+    try:
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return None
+    return text.strip() if not kinds or isinstance(value, kinds) else None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(text)  # Python reads NaN and Infinity, which are no JSON
+
+
+_READERS: dict[str, Callable[[str], str | None]] = {
+    "null": _null,
+    "integer": _integer,
+    "number": _number,
+    "boolean": _boolean,
+    "object": lambda text: _any(text, dict),
+    "array": lambda text: _any(text, list),
+}

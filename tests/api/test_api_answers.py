@@ -1,0 +1,211 @@
+"""What a model writes besides text: thoughts, channels, and calls that are not its clients'."""
+
+import json
+
+import pytest
+
+from cpuserve.tokenizer.chat import ChatTemplate
+from tests.api.fakes import error_of, events_of, tokenizer
+from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
+from tests.helpers.call_templates import GPT_OSS, XML, chatml
+
+THINKS = TEMPLATE.replace(
+    "<|im_start|>assistant\n{% endif %}",
+    "<|im_start|>assistant\n{% if enable_thinking is not defined or enable_thinking %}<think>\n"
+    "{% endif %}{% endif %}",
+)
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORMS = {
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    "object": {"response_format": {"type": "json_object"}},
+    "regex": {"structured_outputs": {"regex": "a+"}},
+    "object or call": {"response_format": {"type": "json_object"}, "tools": [WEATHER]},
+    "required": {"tools": [WEATHER], "tool_choice": "required"},
+    "named": {
+        "tools": [WEATHER],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+    },
+}
+DIALECTS = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, WEATHER),
+    "responses": ("/v1/responses", {"input": "hi"}, {"type": "function", **WEATHER["function"]}),
+    "messages": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1000, "model": "tiny"},
+        {"name": "weather", "input_schema": WEATHER["function"]["parameters"]},
+    ),
+    "ollama": (
+        "/api/chat",
+        {"messages": [{"role": "user", "content": "hi"}], "model": "tiny"},
+        WEATHER,
+    ),
+}
+every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
+
+
+def ask(api, dialect, *, tools=True, **fields):
+    path, body, tool = DIALECTS[dialect]
+    return api.post(path, **body, **({"tools": [tool]} if tools else {}), **fields)
+
+
+def told(response):
+    """All texts and arguments of an answer, in a stream or whole, as they are on the wire."""
+    assert response.status_code == 200, response.text
+    return response.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@every_dialect
+def test_a_call_in_a_thought_is_no_call(dialect, stream):
+    text = f"<think>\nI could write {CALL} but no\n</think>\n\nNo."
+    for api in (
+        tool_api(says(text)),
+        tool_api(says(text.removeprefix("<think>\n")), source=THINKS),
+    ):
+        body = told(ask(api, dialect, stream=stream))
+        assert "call_" not in body.replace("tool_call>", "").replace('tool_calls":null', "")
+        assert "tool_use" not in body
+        assert 'function_call"' not in body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_after_a_thought_that_the_prompt_has_begun_is_one(stream):
+    api = tool_api(says(f"Hm {CALL}</think>\n\n{CALL}"), source=THINKS)
+    response = api.chat(tools=[WEATHER], stream=stream)
+    if stream:
+        chunks = [chunk["choices"][0] for chunk in events_of(response)]
+        text = "".join(chunk["delta"].get("content") or "" for chunk in chunks)
+        calls = [c for chunk in chunks for c in chunk["delta"].get("tool_calls", ()) if c.get("id")]
+        reason = chunks[-1]["finish_reason"]
+    else:
+        (choice,) = response.json()["choices"]
+        text, calls = choice["message"]["content"], choice["message"]["tool_calls"]
+        reason = choice["finish_reason"]
+    assert (text, len(calls), reason) == (f"Hm {CALL}</think>\n", 1, "tool_calls")
+
+
+def test_a_thought_that_the_client_began_and_the_model_continues_has_no_calls():
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "<think>I could "},
+    ]
+    api = tool_api(says(f"write {CALL}"))
+    fields = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    (choice,) = api.chat(tools=[WEATHER], **fields).json()["choices"]
+    assert choice["message"]["content"] == f"write {CALL}"
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("fields", FORMS.values(), ids=FORMS)
+def test_nothing_is_forced_into_a_thought_that_the_prompt_begins(fields):
+    api = tool_api(says("{}"), source=THINKS)
+    response = api.chat(**fields)
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["param"] in fields
+    assert "begins each answer with a thought" in error["message"]
+    assert "enable_thinking" in error["message"]
+    assert not api.engine.asked
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    for more in (off, {"reasoning_effort": "none"}):
+        assert api.chat(**fields, **more).status_code == 200
+    assert api.chat(tools=[WEATHER]).status_code == 200
+
+
+@every_dialect
+def test_a_format_of_calls_that_is_not_known_is_refused_by_name(dialect):
+    api = tool_api(says("hi"), source=chatml(XML.replace("BREAK", "'\\n'")))
+    response = ask(api, dialect)
+    assert response.status_code == 400
+    for words in ("glm45", "<tool_call>NAME", "hermes, llama3_json", "--chat-template"):
+        assert words in json.dumps(response.json()), words
+    assert ask(api, dialect, tools=False).status_code == 200
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>The user <greets> me.<|end|><|start|>assistant<|channel|>"
+    "commentary<|message|>One moment.<|end|><|start|>assistant<|channel|>final<|message|>Hello!"
+)
+HARMONY_CALL = (
+    "<|channel|>analysis<|message|>I need it.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}'
+)
+BONES = ("analysis", "assistant", "final", "commentary", "<|", "constrain", "greets", "need it")
+
+
+@pytest.mark.parametrize("per_output", [1, 7, 1000])
+@pytest.mark.parametrize("fields", [{}, {"tools": [WEATHER]}], ids=["text", "tools"])
+def test_gpt_oss_shows_its_final_channel_only(fields, per_output):
+    api = tool_api(says(HARMONY, per_output), source=GPT_OSS)
+    (choice,) = api.chat(**fields).json()["choices"]
+    assert choice["message"]["content"] == "One moment.\nHello!"
+    assert choice["finish_reason"] == "stop"
+    chunks = events_of(api.chat(stream=True, **fields))
+    parts = [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks]
+    assert "".join(parts) == "One moment.\nHello!"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@every_dialect
+def test_no_dialect_shows_harmonys_bones(dialect, stream):
+    for text, tools in ((HARMONY, False), (HARMONY, True), (HARMONY_CALL, True)):
+        body = told(ask(tool_api(says(text), source=GPT_OSS), dialect, tools=tools, stream=stream))
+        body = body.replace('"role":"assistant"', "").replace('"phase":"final_answer"', "")
+        assert not [bone for bone in BONES if bone in body], body
+
+
+def test_gpt_oss_calls_functions():
+    (choice,) = tool_api(says(HARMONY_CALL), source=GPT_OSS).chat(tools=[WEATHER]).json()["choices"]
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+    (choice,) = tool_api(says(HARMONY_CALL), source=GPT_OSS).chat().json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
+
+
+def test_a_form_of_gpt_oss_is_on_its_final_channel():
+    api = tool_api(says('{"a": 1}'), source=GPT_OSS)
+    (choice,) = api.chat(**FORMS["schema"]).json()["choices"]
+    assert choice["message"]["content"] == '{"a": 1}'
+    assert prompt_of(api).endswith("<|start|>assistant<|channel|>final<|message|>")
+
+
+def test_what_gpt_oss_cannot_be_forced_to_is_refused_by_name():
+    api = tool_api(says("hi"), source=GPT_OSS)
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    for fields, param in (({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
+                          ({"tools": [strict]}, "tools")):  # fmt: skip
+        error = error_of(api.chat(**fields))
+        assert error["param"] == param
+        assert "(harmony)" in error["message"]
+
+
+def test_a_model_of_gpt_oss_that_continues_a_text_is_on_its_final_channel():
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "One"}]
+    fields = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    (choice,) = tool_api(says(" two."), source=GPT_OSS).chat(**fields).json()["choices"]
+    assert choice["message"]["content"] == " two."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@every_dialect
+def test_deeply_nested_arguments_are_no_fault_of_the_server(dialect, stream):
+    deep = "[" * 3000 + "]" * 3000
+    text = CALL.replace('"Paris"', deep)
+    api = tool_api(says(text, per_output=500), http=None)
+    api.engine.info.update(kv_tokens=40_000, max_model_len=40_000)
+    api.context.max_model_len = 40_000
+    api.context.set_ready(tokenizer(), ChatTemplate(TEMPLATE, tokenizer()))
+    response = ask(api, dialect, stream=stream)
+    assert response.status_code == 200
+    as_object = dialect == "ollama" or (dialect == "messages" and not stream)
+    assert ("[[[[" in response.text) != as_object  # which no JSON reader of such dialects reads
+    assert "Traceback" not in response.text
+
+
+def test_a_template_that_cannot_render_the_probes_still_answers():
+    broken = "{{ raise_exception('no calls') if tools }}{{ messages[0].content }}"
+    api = tool_api(says("hi"), source=broken)
+    assert api.chat().json()["choices"][0]["message"]["content"] == "hi"
+    assert "no calls" in error_of(api.chat(tools=[WEATHER]))["message"]

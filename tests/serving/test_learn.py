@@ -1,0 +1,114 @@
+"""How a model writes answers is learned from what its chat template renders."""
+
+import re
+
+import pytest
+
+from cpuserve.serving.tools.harmony import HARMONY
+from cpuserve.serving.tools.hermes import HERMES
+from cpuserve.serving.tools.learn import learn_format
+from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
+from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
+from cpuserve.tokenizer.chat import ChatTemplate
+from tests.api.fakes import tokenizer
+from tests.helpers.call_templates import AS_JSON, GAP, GPT_OSS, JSON_CALL, LLAMA, TAGS, XML, chatml
+
+THOUGHT = "{{- '<think>\\n\\n</think>\\n\\n' if m.role == 'assistant' }}{{- m.content }}"
+
+READ = {
+    "Hermes": (chatml(JSON_CALL), HERMES, ""),
+    "Qwen 2.5": (chatml(GAP + JSON_CALL), HERMES, "\n"),
+    "text left out": (chatml(JSON_CALL, "{{- '' if m.tool_calls else m.content }}"), HERMES, ""),
+    "an empty thought": (chatml(GAP + JSON_CALL, THOUGHT, opened="<think>\\n"), HERMES, "\n"),
+    "Qwen3-Coder": (chatml(GAP + TAGS.replace("VALUE", AS_JSON)), QWEN3_CODER, "\n"),
+    "words of Python": (chatml(TAGS.replace("VALUE", "v | tojson if v is mapping or "
+        "(v is iterable and v is not string) else v | string")), QWEN3_CODER, ""),
+    "Llama 3": (LLAMA, LLAMA3_JSON, ""),
+    "gpt-oss": (GPT_OSS, HARMONY, ""),
+    "only instructions": (chatml("", tools='Write <tool_call>\\n{"name": NAME, "arguments": {}}'
+        "\\n</tool_call> "), HERMES, ""),
+}  # fmt: skip
+REFUSED = {
+    "GLM 4.5": (chatml(XML.replace("BREAK", "'\\n'")), r"as glm45 \(<tool_call>NAME\\n<arg_key>"),
+    "GLM 4.7": (chatml(XML.replace("BREAK", "''")), r"as glm47 \(<tool_call>NAME<arg_key>"),
+    "Seed-OSS": (
+        chatml(TAGS.replace("tool_call>", "seed:tool_call>").replace("VALUE", "v | string")),
+        "as seed_oss ",
+    ),
+    "lists in Python's quotes": (chatml(TAGS.replace("VALUE", "v | string")), "<function=NAME>"),
+    "Apriel": (
+        chatml("{{- '<tool_calls>[' }}{{- f | tojson }}{{- ']</tool_calls>' }}"),
+        r"as apriel \(<tool_calls>\[",
+    ),
+    "Mistral": (
+        chatml("{{- '[TOOL_CALLS]' + f.name + '[ARGS]' }}{{- f.arguments | tojson }}"),
+        "as mistral ",
+    ),
+    "of its own": (chatml("{{- '@@' + f.name }}{{- f.arguments | tojson }}"), "written as @@NAME"),
+    "a name is lost": (chatml(JSON_CALL.replace("f.name", "'f'")), "does not show how calls"),
+    "escapes are lost": (
+        chatml("""{{- '<tool_call>{"name": "' + f.name + '", "arguments": {"text": "' }}
+        {{- f.arguments.text }}{{- '"}}</tool_call>' }}"""),
+        "calls are written as <tool_call>",
+    ),
+    "no tools": ("{{ messages[-1].content }}", "does not show tools"),
+    "no calls": (chatml(""), "does not show how calls"),
+    "the marker alone": (chatml("", tools="<tool_call> "), "does not show how calls"),
+    "a fault with tools": ("{{ raise_exception('never') if tools }}", "never"),
+    "a fault with calls": (
+        chatml("{{ raise_exception('never') }}"),
+        "does not show how calls",
+    ),
+    "a fault always": ("{{ nothing.at.all }}", "does not render a request"),
+    "no template": (None, "no chat template"),
+}
+
+
+@pytest.mark.parametrize(("source", "found", "gap"), READ.values(), ids=READ)
+def test_a_format_that_reads_the_templates_calls_is_found(source, found, gap):
+    answers = learn_format(ChatTemplate(source, tokenizer()))
+    assert (answers.calls, answers.gap) == (found, gap), answers.why
+
+
+def test_a_format_of_whole_answers_is_found_without_tools_too():
+    plain = GPT_OSS.replace("{{ tools | tojson }}", "")
+    answers = learn_format(ChatTemplate(plain, tokenizer()))
+    assert (answers.calls, answers.whole) == (None, HARMONY)
+    assert "does not show tools" in answers.why
+    assert learn_format(ChatTemplate(READ["Llama 3"][0], tokenizer())).whole is None
+
+
+@pytest.mark.parametrize(("source", "why"), REFUSED.values(), ids=REFUSED)
+def test_other_formats_are_refused_by_name(source, why):
+    answers = learn_format(ChatTemplate(source, tokenizer()))
+    assert answers.calls is None
+    assert re.search(why, answers.why), answers.why
+    assert len(answers.why) < 400
+
+
+def test_the_template_for_tools_counts():
+    answers = learn_format(ChatTemplate("{{ messages }}", tokenizer(), chatml(JSON_CALL)))
+    assert answers.calls is HERMES
+
+
+@pytest.mark.parametrize(
+    ("source", "tag"),
+    [(chatml(""), "<think>"), (chatml("", opened="[THINK]"), "[THINK]")],
+)
+def test_the_tags_of_thoughts_are_those_that_the_template_names(source, tag):
+    assert learn_format(ChatTemplate(source, tokenizer())).tags.open == tag
+
+
+def test_few_conversations_are_rendered():
+    """It is done before the server is ready."""
+    template = ChatTemplate(chatml(GAP + JSON_CALL), tokenizer())
+    count, render = 0, template.render
+
+    def counted(*args, **fields):
+        nonlocal count
+        count += 1
+        return render(*args, **fields)
+
+    template.render = counted
+    learn_format(template)
+    assert count <= 10
