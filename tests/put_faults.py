@@ -524,8 +524,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/serving/registry.py",
-        "context = await asyncio.shield(slot.loading)",
-        "context = await slot.loading",
+        "return await asyncio.shield(loading)",
+        "return await loading",
         "tests/serving/test_registry.py -k one_moment",
     ),
     Fault(

@@ -189,6 +189,7 @@ class FrontEnd:
         stop_now = asyncio.create_task(self._stop_now.wait())
         try:
             await asyncio.wait((stop_now,), timeout=delay_s)
+            self.models.stop_loading()  # a download may take longer than drain_s
             # uvicorn closes the port and idle connections, and its task ends with the last request.
             self._server.should_exit = True
             if self.context.ready and not stop_now.done():

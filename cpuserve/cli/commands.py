@@ -41,7 +41,7 @@ def _prepared(asked: Asked, report: ProgressFn, progress: Progress) -> Prepared:
 def serve(args: argparse.Namespace) -> int:
     """Run `cpuserve serve`; return 0 after a signal, 1 if an engine died and is not restarted."""
     from cpuserve.api.options import HttpOptions
-    from cpuserve.api.serve import StoppedWhilePreparing
+    from cpuserve.api.preparing import StoppedWhilePreparing
     from cpuserve.api.serve import serve as run
     from cpuserve.engine.child import exit_now
 
@@ -89,9 +89,9 @@ def serve(args: argparse.Namespace) -> int:
             on_ready=on_ready,
             others=[(item.partition("=")[0], other(item)) for item in server.also_serve or ()],
         )
-    except StoppedWhilePreparing:
+    except StoppedWhilePreparing as stopped:
         progress.close()
-        exit_now(0)
+        exit_now(stopped.code)
     finally:
         progress.close()
 

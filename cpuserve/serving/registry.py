@@ -54,6 +54,7 @@ class ModelRegistry:
         self._clock = clock
         self._slots = {loader.name: _Slot(loader) for loader in loaders}
         self._lock = asyncio.Lock()
+        self._stopping = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,19 +84,39 @@ class ModelRegistry:
         slot = self._slot(name)
         context = slot.context
         if context is None or context.client.ended:
-            if slot.loading is None:
-                slot.loading = asyncio.ensure_future(self._load(slot))
-                slot.loading.add_done_callback(slot.on_loaded)
-            # Other requests wait for the same load, also if this one's client disconnects.
-            context = await asyncio.shield(slot.loading)
+            context = await self._loaded(slot)
         slot.used = self._clock()
         return context, name
 
-    async def close(self) -> None:
-        """Unload all models but the first."""
+    async def _loaded(self, slot: _Slot) -> ModelContext:
+        """Load a model, or wait until another request has loaded it."""
+        stopping = "The server is shutting down, and loads no more models"
+        if self._stopping:
+            raise ServiceUnavailable(stopping)
+        if slot.loading is None:
+            slot.loading = asyncio.ensure_future(self._load(slot))
+            slot.loading.add_done_callback(slot.on_loaded)
+        loading = slot.loading
+        try:
+            # Other requests wait for the same load, also if this one's client disconnects.
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            if not loading.cancelled():
+                raise
+            raise ServiceUnavailable(stopping) from None
+
+    def stop_loading(self) -> None:
+        """Give up loads: requests for models that are not loaded get 503 from now on."""
+        self._stopping = True
         for slot in self._slots.values():
             if slot.loading is not None:
                 slot.loading.cancel()
+
+    async def close(self) -> None:
+        """Unload all models but the first."""
+        self.stop_loading()
+        for slot in self._slots.values():
+            if slot.loading is not None:
                 await asyncio.wait((slot.loading,))
             await slot.unload()
 
