@@ -20,6 +20,7 @@ from cpuserve.api.body import (
 from cpuserve.api.errors import REQUEST_ID
 from cpuserve.api.freed import give_back_soon
 from cpuserve.api.json_objects import MAX_OBJECTS
+from cpuserve.api.request_log import RECORD
 from cpuserve.api.state import get_state
 from cpuserve.api.uploads import Reservation
 from cpuserve.serving.call import MAX_PROMPTS
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
+    from cpuserve.api.request_log import RequestRecord
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.registry import ModelRegistry
 
@@ -39,7 +41,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Received:
     """One request whose body has been read; `id` is its request_id behind the endpoint's prefix.
 
-    context: the model that answers, after `choose`.
+    context: the model that answers, after `choose`. record: what the log will say of it.
     """
 
     models: ModelRegistry
@@ -47,6 +49,7 @@ class Received:
     body_bytes: int
     request_id: str
     id: str
+    record: RequestRecord | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def choose(self, model: str | None) -> str:
@@ -55,6 +58,8 @@ class Received:
         Raises:
           NotFound, ServiceUnavailable: see ModelRegistry.find.
         """
+        if self.record is not None:
+            self.record.model = model
         self.context, name = await self.models.find(model)
         return name
 
@@ -87,7 +92,8 @@ async def read_call(
                 asked = await asyncio.to_thread(decode_request, body, kind, most)
             body.clear()
             number = request_id(request)
-            yield Received(state.models, state.context, size, number, prefix + number), asked
+            known = number, prefix + number, request.scope.get(RECORD)
+            yield Received(state.models, state.context, size, *known), asked
         finally:
             if size is None or size > FREE_BYTES:
                 give_back_soon()

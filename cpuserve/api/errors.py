@@ -14,6 +14,7 @@ import msgspec
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from cpuserve.api.request_log import note_failure
 from cpuserve.api.routes import unknown_route
 from cpuserve.errors import (
     DeadlineExceeded,
@@ -136,7 +137,8 @@ def public_message(error: BaseException) -> str:
 
 
 def log_failure(error: BaseException, scope: Scope) -> None:
-    """Log a response of 500 with the request id that the client gets; ignore other errors."""
+    """Log a response of 500 with the request id that the client gets, and note other errors."""
+    note_failure(error, scope)
     where = scope.get(REQUEST_ID), scope.get("method"), scope.get("path")
     if not isinstance(error, RequestError):
         log.error("request %s failed: %s %r", *where, exc_info=error)
@@ -170,6 +172,7 @@ def error_response(
     if status in _CLOSING:
         all_headers["connection"] = "close"
     known = scope or {}
+    note_failure(error, known)
     envelope: Envelope = known.get(ENVELOPE, error_json)
     body = envelope(error, known.get(REQUEST_ID, ""))
     return Response(body, status, all_headers, "application/json")

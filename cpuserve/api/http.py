@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -15,6 +15,7 @@ from cpuserve.api.errors import (
     RequestTimeout,
     error_json,
 )
+from cpuserve.api.request_log import RECORD, RequestRecord, log_refused, note_failure
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -136,8 +137,6 @@ class GuardedProtocol(H11Protocol):
         else:
             msg = f"The client sent no more of the request body for {self.header_timeout_s:g} s"
             self._refuse(RequestTimeout(msg))
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Handle a half-close; return True, to keep the connection, if a response is pending."""
@@ -202,6 +201,7 @@ class GuardedProtocol(H11Protocol):
             self._refuse(InvalidRequest(msg, code="invalid_http"))
 
     def _refuse(self, error: RequestError) -> None:
+        self._log_refusal(error)
         body = error_json(error)
         head = h11.Response(
             status_code=error.status,
@@ -224,6 +224,23 @@ class GuardedProtocol(H11Protocol):
         self.transport.write_eof()
         self._stop(self._header_timer)
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _log_refusal(self, error: RequestError) -> None:
+        """Log the refusal of a connection, or let the request, which ends, log its own."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            data, _ = self.conn.trailing_data
+            # A connection without a byte is a probe, or of a browser that connects in advance.
+            if data or not isinstance(error, RequestTimeout):
+                log_refused(self.client, error, data)
+            return
+        scope = cast("dict[str, Any]", cycle.scope)
+        scope.setdefault(RECORD, RequestRecord())
+        note_failure(error, scope)
+        if not cycle.response_started:
+            scope[RECORD].status = error.status
+        cycle.disconnected = True
+        cycle.message_event.set()
 
     def pause_writing(self) -> None:
         """Start the write timeout: the write buffer is full because the client does not read."""

@@ -76,7 +76,8 @@ def serve(
         with _stop_signals_raise(), bound(http) as listener:
             _warn_if_open(http)
             return _run(listener, prepare, http, LoadingReports(progress), on_ready, others)
-    except _Stopped:
+    except _Stopped as stopped:
+        log.info("%s: stopped before the server was ready", stopped)
         return 0
 
 
@@ -120,6 +121,7 @@ def _run(
         starting.stop()
     shown = None if on_ready is None else partial(on_ready, prepared)
     code = asyncio.run(front_end.run(listener, shown))
+    log.info("stopped with exit code %d", code)
     if is_preparing():  # a model that a request has named
         raise StoppedWhilePreparing(code)
     return code
@@ -138,7 +140,8 @@ def _wait(preparing: Future[T]) -> T:
     """Return the result; StoppedWhilePreparing if a signal comes first."""
     try:
         return preparing.result()
-    except _Stopped:
+    except _Stopped as stopped:
+        log.info("%s: stopped before the server was ready", stopped)
         raise StoppedWhilePreparing from None
 
 
@@ -176,15 +179,15 @@ class LoadingReports:
 
 
 class _Stopped(BaseException):
-    """A signal arrived before the event loop handled signals."""
+    """A signal arrived before the event loop handled signals; the text is its name."""
 
 
 @contextmanager
 def _stop_signals_raise() -> Iterator[None]:
     """Make stop signals raise _Stopped until the event loop handles them."""
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise _Stopped
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise _Stopped(signal.Signals(number).name)
 
     before = {number: signal.signal(number, stop) for number in stop_signals()}
     try:

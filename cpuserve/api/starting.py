@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from cpuserve.api.request_log import log_unready
 from cpuserve.errors import RETRY_AFTER_S
 from cpuserve.serving.loading import Loading, health_body, loading_message
 
@@ -118,6 +119,8 @@ def _answer_to(head: bytes, loading: Loading) -> bytes:
     """Return the response to a request with this head."""
     method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     path = rest.partition(" ")[0].partition("?")[0].rstrip("/")
+    if path not in (_LIVE, *_HEALTH):
+        log_unready(method, path)
     return _response(path, loading).encode(with_body=method != "HEAD")
 
 
