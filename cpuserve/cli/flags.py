@@ -40,6 +40,15 @@ class Parser(argparse.ArgumentParser):
         msg = f"{what}{nearest(str(value), commands)}; see `{self.prog} --help`"
         raise ConfigError(msg)
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Return no flags that `option_string` abbreviates.
+
+        allow_abbrev does not concern flags with one dash: argparse would take llama.cpp's `-t 2`
+        for `-tp 2`, and `-hf X` for `-h`.
+        """
+        del option_string
+        return []
+
     def error(self, message: str) -> NoReturn:
         """Raise the message that argparse would print after its usage."""
         raise ConfigError(message)
@@ -257,11 +266,16 @@ def as_arguments(args: argparse.Namespace) -> list[str]:
 
 
 def normalize(argv: Iterable[str]) -> list[str]:
-    """Replace underscores in flags by dashes: --max_model_len=8 -> --max-model-len=8."""
-    return [_dashes(a) if a.startswith("--") else a for a in argv]
+    """Return arguments as the parser knows them: --max_model_len=8 becomes --max-model-len=8.
+
+    vLLM's -O3 becomes -O=3: values are not attached to other flags with one dash.
+    """
+    return [_normal(a) for a in argv]
 
 
-def _dashes(argument: str) -> str:
+def _normal(argument: str) -> str:
+    if not argument.startswith("--"):
+        return f"-O={argument[2:]}" if re.fullmatch(r"-O\d", argument) else argument
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value
 
@@ -272,7 +286,7 @@ def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
         return
     flag = next((u for u in unknown if u.startswith("-")), unknown[0])
     name = flag.split("=")[0]
-    why = why_missing(name) if name.startswith("--") else None
+    why = why_missing(name) if name.startswith("-") else None
     if why is not None:
         msg = f"flag {name} is not supported: {why}"
         raise ConfigError(msg)

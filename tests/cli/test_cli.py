@@ -1,5 +1,6 @@
 """The command line: exit codes, errors on one line, and imported modules."""
 
+import argparse
 import json
 import re
 import shlex
@@ -134,8 +135,8 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(capsys, argv, needle):
 
 @pytest.mark.parametrize("name", [name for missing in MISSING for name in missing.names])
 def test_a_flag_of_another_server_without_counterpart_is_explained(parse, name):
-    typed = f"--{name[2:].replace('-', '_')}"
-    for argv in ([name], [f"{name}=x"], ["m", name, "x"], [typed]):
+    typed = f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
+    for argv in ([name], [f"{name}=x"], ["m", name, "x"], [typed], [name, "2"]):
         with pytest.raises(ConfigError) as refused:
             parse("serve", *argv)
         assert str(refused.value) == f"flag {name} is not supported: {why_missing(name)}"
@@ -374,9 +375,68 @@ def test_the_model_flag_and_the_positional_mean_the_same(parse):
     assert parse("serve", "--model", "y", "--model", "x").options.model == "x", "as for any flag"
 
 
-def test_flags_are_not_abbreviated(parse):
-    with pytest.raises(ConfigError, match="unknown flag --max-model"):
-        parse("serve", "--max-model", "4")
+def parsers(parser=None, name=""):
+    """The parsers of all commands, by name."""
+    found = {}
+    for action in (parser or cli.build_parser())._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, sub in action.choices.items():
+                found |= {f"{name} {word}".strip(): sub} | parsers(sub, word)
+    return found
+
+
+def flags_of(parser):
+    return {flag for action in parser._actions for flag in action.option_strings}
+
+
+PARSER = cli.build_parser()
+SHORT = {
+    flag for parser in parsers().values() for flag in flags_of(parser) if not flag.startswith("--")
+}
+NO_FLAGS = sorted(
+    {flag[:end] for flag in SHORT for end in range(2, len(flag))}
+    | {f"{flag}{more}" for flag in SHORT for more in "2fx"}
+    | {"-d", "-n", "-t", "-to", "-hx", "-cX"}
+)
+
+
+@pytest.mark.parametrize("command", sorted(parsers().keys() - {"bench"}))
+def test_no_flag_is_abbreviated_in_any_command(command):
+    """Also not by argparse's rules for flags with one dash: `-t 2` was taken for `-tp 2`."""
+    known = flags_of(parsers()[command])
+    long = [flag[:-1] for flag in known if flag.startswith("--") and flag[:-1] not in known]
+    for flag in {*NO_FLAGS, *long} - known:
+        for argv in ([flag, "2"], [f"{flag}=2"]):
+            with pytest.raises(ConfigError, match=f"flag {flag}( |;|$)"):
+                _refused(command, argv)
+
+
+def _refused(command, argv):
+    words = ["x", "y"] if command == "quantize" else ["x"] if command == "pull" else []
+    args, unknown = PARSER.parse_known_args([*command.split(), *words, *argv])
+    cli.refuse_unknown(args.parser, [word for word in unknown if word.startswith("-")])
+
+
+def test_flags_of_llama_cpp_mean_what_they_mean_there(parse):
+    given = [
+        "-m",
+        "x",
+        "-c",
+        "4096",
+        "-np",
+        "3",
+        "-b",
+        "512",
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "8081",
+    ]
+    options = parse("serve", *given).options
+    assert (options.model, options.max_model_len) == ("x", 4096)
+    assert (options.max_num_seqs, options.max_num_batched_tokens) == (3, 512)
+    for flag in ("-hf", "--hf-repo"):
+        assert parse("serve", flag, "owner/model:Q4_0").options.model == "owner/model:Q4_0"
 
 
 def test_a_startup_error_anywhere_is_one_line(capsys, monkeypatch):
