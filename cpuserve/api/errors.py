@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from cpuserve.api.request_log import note_failure
-from cpuserve.api.routes import unknown_route
+from cpuserve.api.routes import allowed_methods, unknown_route
 from cpuserve.errors import (
     DeadlineExceeded,
     NotFound,
@@ -215,7 +215,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         shown = _unknown_route(request)
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
+        # Starlette names the methods of one route, and a path may have a route for each method.
+        allowed = ", ".join(allowed_methods(request.url.path, request.app.state.routes))
+        error.headers = {**(error.headers or {}), "Allow": allowed}
         shown = MethodNotAllowed(
             f"{request.method} is not allowed on {request.url.path}: use {allowed}"
         )

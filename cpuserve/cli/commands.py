@@ -128,7 +128,7 @@ def pull(args: argparse.Namespace) -> int:
 
     progress = Progress()
     try:
-        path = resolve_model(args.name, revision=args.revision, progress=progress)
+        path = resolve_model(args.name, revision=args.revision, progress=progress, paths=False)
     finally:
         progress.close()
     say(str(path))

@@ -76,6 +76,25 @@ def test_pull_of_what_cannot_be_had_is_one_line(capsys, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "name", "told"),
+    [
+        ("pull", "llama3", "'llama3' is not a model: give a Hugging Face id (owner/model, "),
+        ("pull", "qwen2.5:7b", "Ollama's names are not known here"),
+        ("pull", "smolm2:135m", "did you mean smollm2:135m? give a Hugging Face id"),
+        ("serve", "smolm2:135m", "did you mean smollm2:135m?"),
+        ("serve", "llama3", "for GGUF files owner/model:Q4_K_M), a path or a built-in name"),
+        ("config", "smolm2:135m", "did you mean smollm2:135m?"),
+    ],
+)
+def test_a_name_that_is_no_model_is_told_what_would_be_one(capsys, command, name, told):
+    code, _, err = run(capsys, command, name)
+    assert code == 2
+    assert told in err
+    assert "llama3" in err or "built-in name (smollm2:135m" in err
+    assert ("path" in err) == (command != "pull")
+
+
 def test_config_as_json_and_as_a_table_say_the_same(capsys, model):
     code, out, _ = run(capsys, "config", model, *SMALL, "--json")
     decided = json.loads(out)

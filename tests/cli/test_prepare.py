@@ -154,7 +154,7 @@ def test_a_model_behind_a_closed_directory_is_not_called_missing(monkeypatch):
     monkeypatch.setattr(Path, "lstat", refuse)
     with pytest.raises(ModelError, match=rf"/closed/m {CLOSED}"):
         prepared("/closed/m")
-    with pytest.raises(ModelError, match="is not a model: give a path"):
+    with pytest.raises(ModelError, match="is not a model: give a Hugging Face id"):
         prepared("m")  # of a name that is no path, the current directory says nothing
 
 
