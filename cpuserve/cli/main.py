@@ -12,6 +12,7 @@ from importlib import import_module
 
 from cpuserve.cli.bench_flags import add_bench
 from cpuserve.cli.flags import COMMAND, Parser, add_options, normalize, refuse_unknown
+from cpuserve.cli.interrupt import EXIT_INTERRUPTED, interrupted, interrupts
 from cpuserve.cli.terminal import drop_output, open_standard_streams
 from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
 
@@ -29,6 +30,18 @@ translated if cpuserve has a counterpart; those without effect are accepted with
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     open_standard_streams()
+    with interrupts():
+        try:
+            return _main(argv)
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        except BaseException:
+            if not interrupted():
+                raise
+            return EXIT_INTERRUPTED
+
+
+def _main(argv: Sequence[str] | None) -> int:
     try:
         return _run(normalize(sys.argv[1:] if argv is None else argv))
     except StartupError as e:
@@ -39,8 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not without_threads(e):
             raise
         return _fail(StartupError(f"{e} ({LIMITS})"), 2)
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         # The reader of the pipe (such as `| head`) has ended, so no more output can be written.
         drop_output()

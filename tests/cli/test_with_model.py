@@ -2,10 +2,7 @@
 
 import io
 import json
-import os
-import pty
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -217,37 +214,3 @@ def test_an_answer_is_shown_in_any_encoding(model):
     done = subprocess.run([*command, "--temperature=0"], **options, capture_output=True, check=True)
     assert done.stderr == b""
     assert b"?" in done.stdout
-
-
-def test_ctrl_c_twice_at_the_prompt_ends_a_chat(model):
-    ours, terminal = pty.openpty()
-    command = [sys.executable, "-m", "cpuserve", "chat", model, *SMALL, "--max-tokens", "2"]
-    with subprocess.Popen(
-        command,
-        **child_options(),
-        stdin=terminal,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-    ) as process:
-        try:
-            read = b""
-            while not read.endswith(b"\n> "):
-                read += process.stderr.read(1)
-            os.write(ours, b"hi\n")
-            while not read.endswith(b"\n> > "):
-                read += process.stderr.read(1)
-                assert process.poll() is None
-            warned = 0
-            while process.poll() is None and warned < 20:  # two may take longer than 2 s
-                process.send_signal(signal.SIGINT)
-                read = b""
-                while not read.endswith(b"\n> ") and (byte := process.stderr.read(1)):
-                    read += byte
-                warned += b"press Ctrl-C again" in read
-            assert process.wait(10) == 130
-            assert warned >= 1
-        finally:
-            process.kill()
-    os.close(ours)
-    os.close(terminal)
