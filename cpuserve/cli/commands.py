@@ -78,8 +78,11 @@ def serve(args: argparse.Namespace) -> int:
 
     async def on_ready(prepared: Prepared, url: str, client: EngineClient) -> None:
         progress.close()
-        say(f"cpuserve {version()} is ready\n{banner.render(prepared, url)}")
-        say(banner.render_roofline(await client.ask("roofline")))
+        say(f"cpuserve {version()} is ready: {url}/v1\n{banner.render(prepared)}")
+        try:
+            say(banner.render_roofline(await client.ask("roofline")))
+        finally:
+            say(banner.line("API", f"{url}/v1"))
 
     try:
         return run(
@@ -98,11 +101,13 @@ def serve(args: argparse.Namespace) -> int:
 
 def config(args: argparse.Namespace) -> int:
     """Run `cpuserve config`: print every setting, its source and its reason."""
-    from cpuserve.config.decisions import render_json, render_table
+    from cpuserve.config.decisions import render_json, render_table, server_decisions
 
-    prepared, _ = prepared_start(flags.asked(args))
+    asked = flags.asked(args)
+    prepared, _ = prepared_start(asked)
     render = render_json if args.json else render_table
-    say(render(prepared.resolved.decisions))
+    of_server = server_decisions(asked.server, asked.sources)
+    say(render([*prepared.resolved.decisions, *of_server]))
     return 0
 
 

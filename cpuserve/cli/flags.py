@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
+import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -18,7 +20,30 @@ from cpuserve.errors import ConfigError
 from cpuserve.loader.builtin import BUILTIN, DEFAULT
 
 HELP_POSITION = 34
+MAX_WIDTH = 120
 COMMAND = "COMMAND"
+# The options that `--help` shows of those in config/fields.py; `--help-all` shows all.
+FIRST = (
+    "host",
+    "port",
+    "api_key",
+    "served_model_name",
+    "also_serve",
+    "quantization",
+    "max_model_len",
+    "max_num_seqs",
+    "kv_cache_space",
+)
+# Commands of other programs, and what to do here.
+ELSEWHERE = {
+    "run": "run `cpuserve chat {model}` to chat, or `cpuserve serve {model}` to serve a model",
+    "list": "run `cpuserve models` for the built-in models",
+    "ls": "run `cpuserve models` for the built-in models",
+    "ps": "a server lists its models at /v1/models, and those in memory at /api/ps",
+    "show": "run `cpuserve config {model}` for the settings of a model",
+    "rm": "remove the file or directory that `cpuserve pull NAME` prints",
+    "stop": "press Ctrl-C in the server's terminal, or send SIGTERM to its process",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,6 +59,9 @@ class Parser(argparse.ArgumentParser):
             super()._check_value(action, value)
             return
         what = f"unknown {str(action.metavar).lower()} {value!r}"
+        if action.metavar == COMMAND and value in ELSEWHERE:
+            msg = f"there is no command {value!r}: {ELSEWHERE[value].format(model='MODEL')}"
+            raise ConfigError(msg)
         if action.metavar == COMMAND and _names_model(str(value)):
             msg = f"{what}; to serve this model, run `{self.prog} serve {value}`"
             raise ConfigError(msg)
@@ -49,6 +77,24 @@ class Parser(argparse.ArgumentParser):
         del option_string
         return []
 
+    def format_help(self) -> str:
+        """Return the help with the options in FIRST, and how to see all."""
+        return self._help(lambda action: not isinstance(action, Collect) or action.is_first)
+
+    def format_all_help(self) -> str:
+        """Return the help with all options."""
+        return self._help(lambda _: True)
+
+    def _help(self, shows: Callable[[argparse.Action], bool]) -> str:
+        hidden = [(a, a.help) for a in self._actions if not shows(a)]
+        for action, _ in hidden:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for action, text in hidden:
+                action.help = text
+
     def error(self, message: str) -> NoReturn:
         """Raise the message that argparse would print after its usage."""
         raise ConfigError(message)
@@ -56,7 +102,15 @@ class Parser(argparse.ArgumentParser):
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=HELP_POSITION, width=100)
+        columns = shutil.get_terminal_size((MAX_WIDTH - 20, 24)).columns
+        width = max(40, min(columns, MAX_WIDTH) - 2)
+        super().__init__(prog, max_help_position=min(HELP_POSITION, width // 2), width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Break a text of one line; the others have their line breaks already."""
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         """Break lines between words only, so that the names of flags stay in one piece."""
@@ -70,6 +124,7 @@ class Collect(argparse.Action):
         self, option_strings: Sequence[str], dest: str, field: Field, **kwargs: Any
     ) -> None:
         self.field = field
+        self.is_first = not option_strings or field.name in FIRST
         super().__init__(option_strings, dest, **kwargs)
 
     def __call__(
@@ -100,6 +155,23 @@ def _refuse_two_models(before: Given, given: Given) -> None:
         named = " and ".join(f"{name} {value!r:.100}" for name, value in sorted(models.items()))
         msg = f"there are two models: {named}; give one of them"
         raise ConfigError(msg)
+
+
+class HelpAll(argparse.Action):
+    """Prints the help with all options, and ends the command."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Print the help."""
+        del namespace, values, option_string
+        assert isinstance(parser, Parser)
+        parser._print_message(parser.format_all_help(), sys.stdout)
+        parser.exit()
 
 
 class Ignore(argparse.Action):
@@ -134,7 +206,9 @@ def add_options(parser: Parser, *, server: bool, model: bool = True) -> None:
     model: False for a command that finds MODEL among its arguments itself (see `take_model`).
     """
     parser.set_defaults(given={}, notes=[])
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options and exit")
     if model:
+        parser.usage = f"{parser.prog} [MODEL] [OPTIONS]"
         parser.add_argument(
             "model", nargs="?", action=Collect, field=BY_NAME["model"], help=_MODEL_HELP
         )

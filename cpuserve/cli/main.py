@@ -18,13 +18,14 @@ from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
 
 DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
 
-  cpuserve serve                     serve the built-in model on http://127.0.0.1:8000
-  cpuserve serve DIR --port 9000     serve a Hugging Face directory or a GGUF file
-  cpuserve chat                      chat with a model on this terminal"""
+  cpuserve serve                  serve the built-in model on port 8000
+  cpuserve serve DIR --port 9000  serve a Hugging Face directory or a GGUF file
+  cpuserve chat                   chat with a model on this terminal"""
 
-EPILOG = """Flags take precedence over CPUSERVE_* variables, and variables over --config FILE.
-`cpuserve config MODEL` shows every setting and its reason. Flags and variables of vLLM are
-translated if cpuserve has a counterpart; those without effect are accepted with a note."""
+EPILOG = """Flags take precedence over CPUSERVE_* variables, and these over --config FILE.
+`cpuserve config MODEL` shows every setting and its reason. Flags and variables
+of vLLM are translated if cpuserve has a counterpart; those without effect are
+accepted with a note."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     try:
-        return _run(normalize(sys.argv[1:] if argv is None else argv))
+        return _run(_as_flags(normalize(sys.argv[1:] if argv is None else argv)))
     except StartupError as e:
         return _fail(e, 2)
     except CpuserveError as e:
@@ -61,6 +62,13 @@ def _main(argv: Sequence[str] | None) -> int:
         if e.filename is None:
             raise
         return _fail(StartupError(f"{e.filename}: {e.strerror}"), 2)
+
+
+def _as_flags(argv: list[str]) -> list[str]:
+    """Return `help COMMAND` and `version` as the flags that do this."""
+    if argv[:1] == ["help"]:
+        return [*argv[1:], "--help"]
+    return ["--version"] if argv == ["version"] else argv
 
 
 def _fail(error: Exception, code: int) -> int:
@@ -195,6 +203,7 @@ _WORDS_HELP = (
 
 def _generate(parser: Parser) -> None:
     add_options(parser, server=False, model=False)
+    parser.usage = f"{parser.prog} [MODEL] [TEXT] [OPTIONS]"
     parser.add_argument("words", nargs="*", metavar="[MODEL] TEXT", help=_WORDS_HELP)
     parser.add_argument("--prompt", "-p", metavar="TEXT", help="the prompt")
     _sampling(parser)

@@ -7,6 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -72,8 +73,61 @@ def test_no_arguments_print_the_help(capsys):
     assert out.startswith("usage: cpuserve")
 
 
+def all_help_of(capsys, *argv):
+    with pytest.raises(SystemExit) as end:
+        cli.main([*argv, "--help-all"])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+TAKES_OPTIONS = ("serve", "generate", "chat", "config", "program")
+
+
+@pytest.mark.parametrize("name", TAKES_OPTIONS)
+def test_the_first_page_of_help_has_ten_options_and_says_how_to_see_all(capsys, name):
+    first, every = help_of(capsys, name), all_help_of(capsys, name)
+    offered = {f"  {field.flag} " for field in FIELDS if field.flags}
+    assert 4 <= sum(flag in first for flag in offered) <= 9, "and --config"
+    assert "--help-all" in first
+    assert len(first.splitlines()) < len(every.splitlines()) / 2
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_the_terminal(capsys, monkeypatch, name, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    pages = [help_of(capsys, *name.split())]
+    if name in TAKES_OPTIONS:
+        pages.append(all_help_of(capsys, name))
+    for page in pages:
+        # Texts with examples have their own line breaks, for 80 columns.
+        text = page.replace(cli.DESCRIPTION, "").replace(cli.EPILOG, "")
+        assert all(len(line) <= columns for line in text.splitlines()), text
+    assert all(len(line) <= 80 for line in f"{cli.DESCRIPTION}\n{cli.EPILOG}".splitlines())
+
+
+@pytest.mark.parametrize("words", [["help"], ["help", "serve"], ["version"]])
+def test_help_and_version_are_commands_too(capsys, words):
+    as_flag = ["--version"] if words == ["version"] else [*words[1:], "--help"]
+    shown = []
+    for argv in (words, as_flag):
+        with suppress(SystemExit):
+            cli.main(argv)
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert "cpuserve" in shown[0]
+
+
+@pytest.mark.parametrize("name", ["run", "list", "ls", "ps", "show", "rm", "stop"])
+def test_a_command_of_another_program_gets_a_hint(capsys, name):
+    code, out, err = run(capsys, name, "llama3")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"cpuserve: error: there is no command {name!r}: ")
+    assert err.count("\n") == 1
+
+
 def test_help_of_serve_explains_every_option_in_its_group(capsys):
-    text = " ".join(help_of(capsys, "serve").split())
+    text = " ".join(all_help_of(capsys, "serve").split())
     for field in FIELDS:
         if field.flags:
             assert f"{field.flag} {field.metavar or ''}".strip() in text

@@ -52,7 +52,7 @@ def test_models_supported_prints_the_page_of_models_and_the_kernels_of_this_cpu(
 def test_pull_writes_the_path_and_nothing_else_to_stdout(capsys, monkeypatch, tmp_path):
     seen = []
 
-    def resolve_model(name, *, revision, progress):
+    def resolve_model(name, *, revision, progress, paths):
         seen.append((name, revision))
         progress("download", 1, 2)
         return tmp_path
@@ -153,5 +153,7 @@ def test_serve_hands_over_the_options_and_writes_the_banner_when_ready(capsys, m
     ((name, prepare_other),) = seen.others
     assert (name, prepare_other(0).resolved.config.served_model_names) == ("b", ["b"])
     assert out.startswith("cpuserve ")
-    assert "http://127.0.0.1:7777/v1" in out
+    assert out.splitlines()[0].endswith(" is ready: http://127.0.0.1:7777/v1")
+    assert out.splitlines()[-1] == "  API       http://127.0.0.1:7777/v1"
+    assert all(len(line) <= 80 or " " not in line.strip() for line in out.splitlines())
     assert "not measured" in out

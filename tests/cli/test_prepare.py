@@ -54,9 +54,10 @@ def test_architectures_that_are_no_list_of_names_are_refused(named, tmp_path):
 
 
 def banner_of(facts=SMOLLM2, **options):
-    """Return the banner for a machine that is described as data."""
+    """Return the banner, in one line, for a machine that is described as data."""
     host, resolved = load_host("vm_2core_zen5"), resolve("vm_2core_zen5", facts, **options)
-    return banner.render(Prepared(resolved, None, facts, host, CpuPlatform(), ()))
+    text = banner.render(Prepared(resolved, None, facts, host, CpuPlatform(), ()))
+    return " ".join(text.split())
 
 
 def test_the_banner_says_how_precise_activations_are_where_weights_are_quantized():
