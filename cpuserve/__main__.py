@@ -2,15 +2,20 @@
 
 import sys
 
+from cpuserve.cli.interrupt import EXIT_INTERRUPTED, end_at_interrupt, exit_interrupted
 from cpuserve.cli.pid1 import take_signals_as_process_1
 
 
 def main() -> int:
     """Run one command and return the exit code."""
+    end_at_interrupt()
     take_signals_as_process_1()
     from cpuserve.cli.main import main as run
 
-    return run()
+    code = run()
+    if code == EXIT_INTERRUPTED:
+        exit_interrupted()
+    return code
 
 
 if __name__ == "__main__":

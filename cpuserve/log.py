@@ -1,18 +1,141 @@
-"""Logging: the logger "cpuserve" and its children write to stderr once `configure` has run."""
+"""Logging: the logger "cpuserve" and its children write to stderr once `configure` has run.
+
+A record is one line: line breaks and other control characters in a message are escaped, so that no
+text of a client can look like a record. The lines of a traceback, which follow it, are indented.
+The log grows by at most about 20 MB a day for each place that writes to it, so that a flood of
+failures cannot fill a disk.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TextIO
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
-TIME = "%H:%M:%S"
+TIME = "%Y-%m-%d %H:%M:%S"
 LEVELS = ("debug", "info", "warning", "error")
+
+# A place in the code may write BURST records at once, and then one every PERIOD_S seconds, or every
+# TRACE_PERIOD_S if they have tracebacks.
+BURST = 60
+PERIOD_S = 1.0
+TRACE_PERIOD_S = 20.0
+# The rest of a longer message, and the beginning of a longer traceback, is left out.
+MAX_CHARS = 8000
+# How long after the last one the records are counted that were left out at the end of a flood.
+QUIET_S = 5.0
+
+_RECORD = re.compile(r"\d{4}(-\d\d){2} \d\d(:\d\d){2} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
+# Control characters, Unicode's line breaks, and what changes the direction of the text after it.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_UNPRINTABLE_IN_LINES = re.compile(_UNPRINTABLE.pattern.replace(r"\x1f", r"\x09\x0b-\x1f"))
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+class OneLine(logging.Formatter):
+    """Formats a record as one line, and a traceback as indented lines."""
+
+    def __init__(self) -> None:
+        super().__init__(FORMAT, TIME)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of the record."""
+        text = record.message.rstrip()
+        text = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}..."
+        record.message = _UNPRINTABLE.sub(_escaped, text)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: ExcInfo) -> str:
+        """Return the indented lines of a traceback."""
+        lines = _UNPRINTABLE_IN_LINES.sub(_escaped, super().formatException(ei)[-MAX_CHARS:])
+        return textwrap.indent(lines, "  ")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """The records of one place."""
+
+    tokens: float
+    filled: float
+    left_out: int = 0
+    level: int = logging.INFO
+
+
+class Limited(logging.StreamHandler):  # type: ignore[type-arg]
+    """Leaves out records of a place that writes too many, and says how many.
+
+    Records with a `limit` attribute (see limited_as) are of the place with that name. What was
+    asked for is not limited: records at level debug, and uvicorn's access log.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream)
+        self._clock = clock
+        self._buckets: dict[str, _Bucket] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or count it."""
+        if record.levelno <= logging.DEBUG or record.name == "uvicorn.access":
+            super().emit(record)
+            return
+        now = self._clock()
+        self._report(now - QUIET_S)
+        place = getattr(record, "limit", f"{record.filename}:{record.lineno}")
+        bucket = self._buckets.setdefault(place, _Bucket(BURST, now))
+        period = TRACE_PERIOD_S if record.exc_info else PERIOD_S
+        bucket.tokens = min(BURST, bucket.tokens + (now - bucket.filled) / period)
+        bucket.filled, bucket.level = now, record.levelno
+        if bucket.tokens < 1:
+            bucket.left_out += 1
+            return
+        bucket.tokens -= 1
+        if bucket.left_out:
+            self._write_count(place, bucket)
+        super().emit(record)
+
+    def close(self) -> None:
+        """Say what was left out, and close the handler."""
+        with self.lock:  # type: ignore[union-attr]
+            self._report(self._clock())
+        super().close()
+
+    def _report(self, before: float) -> None:
+        """Say what was left out at places that have written nothing since `before`."""
+        for place, bucket in self._buckets.items():
+            if bucket.left_out and bucket.filled <= before:
+                self._write_count(place, bucket)
+
+    def _write_count(self, place: str, bucket: _Bucket) -> None:
+        text = f"{bucket.left_out} further lines like those before were left out ({place})"
+        bucket.left_out = 0
+        super().emit(logging.LogRecord("cpuserve", bucket.level, place, 0, text, (), None))
+
+
+def is_record(line: str) -> bool:
+    """Return whether a line of a process's stderr is the first line of a record."""
+    return _RECORD.match(line) is not None
 
 
 def get_logger(component: str) -> logging.Logger:
     """Return the logger of a component ("engine", "api"); until `configure`, warnings only."""
     return logging.getLogger(f"cpuserve.{component}")
+
+
+def limited_as(kind: str) -> dict[str, str]:
+    """Return the `extra` of records that share one limit on their rate; see Limited."""
+    return {"limit": kind}
 
 
 def configure(level: str = "info") -> None:
@@ -21,8 +144,8 @@ def configure(level: str = "info") -> None:
     root.setLevel(level.upper())
     root.propagate = False
     if not root.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(FORMAT, TIME))
+        handler = Limited(sys.stderr)
+        handler.setFormatter(OneLine())
         root.addHandler(handler)
 
 

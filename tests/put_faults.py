@@ -550,8 +550,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/serving/registry.py",
-        "return await asyncio.shield(slot.loading)",
-        "return await slot.loading",
+        "return await asyncio.shield(loading)",
+        "return await loading",
         "tests/serving/test_registry.py -k one_moment",
     ),
     Fault(

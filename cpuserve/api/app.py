@@ -94,6 +94,7 @@ def create_app(
     app.state.server = state
     routers = _routers(state)
     app.state.paths = _paths(routers)
+    app.state.routes = [*app.routes, *(route for router in routers for route in router.routes)]
     for router in routers:
         app.include_router(router)
     install_error_handlers(app)

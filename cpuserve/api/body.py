@@ -100,6 +100,8 @@ def check_size(num_bytes: int, most: int) -> None:
 # Browsers add Origin to each POST of a page (Fetch standard, "append a request Origin header"; it
 # may be "null"), new ones also the other, and no page can leave them out.
 _BROWSER_HEADERS = ("origin", "sec-fetch-site")
+# What curl declares with -d, also for JSON. Ollama's documentation has such commands.
+_CURLS_DEFAULT = "application/x-www-form-urlencoded"
 
 
 def check_media_type(request: Request) -> None:
@@ -107,15 +109,17 @@ def check_media_type(request: Request) -> None:
 
     Any web page may post some other types to 127.0.0.1 without a CORS preflight request ("simple
     requests"), and a body without a type (a Blob). So a body of another type is never parsed as
-    JSON, and one without a type only if no browser can have sent it: some clients, such as
-    LiteLLM's for Ollama, declare none.
+    JSON, and one without a type, or with curl's default, only if no browser can have sent it: some
+    clients, such as LiteLLM's for Ollama, declare none.
     """
     declared = request.headers.get("content-type")
-    if declared is None:
+    kind = None if declared is None else declared.partition(";")[0].strip().lower()
+    if kind is None or kind == _CURLS_DEFAULT:
         if any(name in request.headers for name in _BROWSER_HEADERS):
-            msg = "Content-Type is missing. A request with Origin needs it: send application/json"
+            what = "missing" if declared is None else repr(declared)
+            msg = f"Content-Type is {what}. A request with Origin needs application/json: send that"
             raise UnsupportedMediaType(msg)
-    elif declared.partition(";")[0].strip().lower() != "application/json":
+    elif kind != "application/json":
         msg = f"Content-Type is {declared!r}: send application/json"
         raise UnsupportedMediaType(msg)
     encoding = request.headers.get("content-encoding", "identity")

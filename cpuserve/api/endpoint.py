@@ -23,6 +23,7 @@ from cpuserve.api.freed import give_back_soon
 from cpuserve.api.json_objects import MAX_OBJECTS
 from cpuserve.api.leases import LEASES
 from cpuserve.api.middleware import caller_of
+from cpuserve.api.request_log import RECORD
 from cpuserve.api.state import get_state
 from cpuserve.api.uploads import Reservation
 from cpuserve.errors import ServiceUnavailable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
+    from cpuserve.api.request_log import RequestRecord
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.registry import Lease, ModelRegistry, Served
 
@@ -44,7 +46,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Received:
     """One request whose body has been read; `id` is its request_id behind the endpoint's prefix.
 
-    body_bytes is 0 until the body has been read.
+    body_bytes is 0 until the body has been read. record: what the log will say of the request.
     """
 
     models: ModelRegistry
@@ -52,6 +54,7 @@ class Received:
     request_id: str
     id: str
     body_bytes: int = 0
+    record: RequestRecord | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     _served: Served | None = None
 
@@ -63,6 +66,8 @@ class Received:
         Raises:
           NotFound, ServiceUnavailable: see ModelRegistry.find.
         """
+        if self.record is not None:
+            self.record.model = model
         if self._served is None:
             self._served = await self.models.find(model)
             self.leases.append(self._served.lease)
@@ -106,7 +111,8 @@ async def read_call(
     check_media_type(request)
     CALLER.set(caller_of(request.scope))
     number = request_id(request)
-    received = Received(state.models, request.scope.get(LEASES, []), number, prefix + number)
+    leases, record = request.scope.get(LEASES, []), request.scope.get(RECORD)
+    received = Received(state.models, leases, number, prefix + number, record=record)
     size = None
     with Reservation(state.bodies) as held:
         try:

@@ -12,7 +12,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from cpuserve.api.envelopes import Envelope, error_json
-from cpuserve.api.routes import unknown_route
+from cpuserve.api.request_log import note_failure
+from cpuserve.api.routes import allowed_methods, unknown_route
 from cpuserve.errors import (
     DeadlineExceeded,
     NotFound,
@@ -102,7 +103,8 @@ _CLOSING = frozenset({408, 413, 431})
 
 
 def log_failure(error: BaseException, scope: Scope) -> None:
-    """Log a response of 500 with the request id that the client gets; ignore other errors."""
+    """Log a response of 500 with the request id that the client gets, and note other errors."""
+    note_failure(error, scope)
     where = scope.get(REQUEST_ID), scope.get("method"), scope.get("path")
     if not isinstance(error, RequestError):
         log.error("request %s failed: %s %r", *where, exc_info=error)
@@ -129,6 +131,7 @@ def error_response(
     if status in _CLOSING:
         all_headers["connection"] = "close"
     known = scope or {}
+    note_failure(error, known)
     envelope: Envelope = known.get(ENVELOPE, error_json)
     body = envelope(error, known.get(REQUEST_ID, ""))
     return Response(body, status, all_headers, "application/json")
@@ -171,7 +174,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         shown = _unknown_route(request)
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
+        # Starlette names the methods of one route, and a path may have a route for each method.
+        allowed = ", ".join(allowed_methods(request.url.path, request.app.state.routes))
+        error.headers = {**(error.headers or {}), "Allow": allowed}
         shown = MethodNotAllowed(
             f"{request.method} is not allowed on {request.url.path}: use {allowed}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -14,6 +14,7 @@ from cpuserve.api.errors import (
     HeadersTooLarge,
     RequestTimeout,
 )
+from cpuserve.api.request_log import RECORD, RequestRecord, log_refused, note_failure
 from cpuserve.api.shapes import shape_of, shape_of_head
 from cpuserve.errors import InvalidRequest
 
@@ -143,8 +144,6 @@ class GuardedProtocol(H11Protocol):
         else:
             msg = f"The client sent no more of the request body for {self.header_timeout_s:g} s"
             self._refuse(RequestTimeout(msg))
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Handle a half-close; return True, to keep the connection, if a response is pending."""
@@ -210,6 +209,7 @@ class GuardedProtocol(H11Protocol):
             self._refuse(InvalidRequest(msg, code="invalid_http"))
 
     def _refuse(self, error: RequestError) -> None:
+        self._log_refusal(error)
         body = self._shape().error(error, "")
         head = h11.Response(
             status_code=error.status,
@@ -239,6 +239,23 @@ class GuardedProtocol(H11Protocol):
             return shape_of_head(self._head)
         scope = self.cycle.scope
         return shape_of(scope["path"], {name for name, _ in scope["headers"]})
+
+    def _log_refusal(self, error: RequestError) -> None:
+        """Log the refusal of a connection, or let the request, which ends, log its own."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            data, _ = self.conn.trailing_data
+            # A connection without a byte is a probe, or of a browser that connects in advance.
+            if data or not isinstance(error, RequestTimeout):
+                log_refused(self.client, error, data)
+            return
+        scope = cast("dict[str, Any]", cycle.scope)
+        scope.setdefault(RECORD, RequestRecord())
+        note_failure(error, scope)
+        if not cycle.response_started:
+            scope[RECORD].status = error.status
+        cycle.disconnected = True
+        cycle.message_event.set()
 
     def pause_writing(self) -> None:
         """Start the write timeout: the write buffer is full because the client does not read."""

@@ -8,6 +8,7 @@ import resource
 import socket
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from cpuserve.log import get_logger
@@ -31,6 +32,12 @@ class Listener(socket.socket):
         super().__init__(family, kind, protocol)
         self._spare = os.open(os.devnull, os.O_RDONLY)
         self._told = -_QUIET_S
+        self._path: Path | None = None
+        self._file: tuple[int, ...] = ()
+
+    def owns(self, path: Path) -> None:
+        """Remove the socket file `path`, to which this listener is bound, when it is closed."""
+        self._path, self._file = path, _identity(path)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Return the next connection; BlockingIOError if there is none or it had to be closed."""
@@ -61,9 +68,24 @@ class Listener(socket.socket):
             self._spare = -1
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and remove the socket file.
+
+        The file goes before the socket: as long as this socket listens, no other server takes the
+        path, and afterwards the file there may be that of a successor.
+        """
         self._give_back()
+        path, self._path = self._path, None
+        if path is not None:
+            with suppress(OSError):
+                if _identity(path) == self._file:
+                    path.unlink()
         super().close()
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """What tells the file at `path` from a later one, which may get the same inode."""
+    facts = path.lstat()
+    return facts.st_dev, facts.st_ino, facts.st_mtime_ns
 
 
 def raise_file_limit() -> None:

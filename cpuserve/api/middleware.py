@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import re
 import uuid
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from cpuserve.api.errors import (
     error_response,
     log_failure,
 )
+from cpuserve.api.request_log import RECORD, RequestRecord
 from cpuserve.serving.endings import ENDINGS
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from cpuserve.metrics import HttpMetrics
-
-log = logging.getLogger(__name__)
 
 # Load balancers and supervisors may request these without a key; they only show the server's state.
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/live"})
@@ -55,14 +53,17 @@ class AnswerCounts:
 
     def add(self, scope: Scope, status: int) -> None:
         """Count the answer to the request of `scope`."""
-        path = scope["path"]
-        if path in _UNCOUNTED_PATHS:
+        if scope["path"] in _UNCOUNTED_PATHS:
             return
         # Clients may send any path and method, and each would be a series of its own.
-        template = getattr(scope.get("route"), "path", None)
-        handler = template or (path if path in self._paths else "none")
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._metrics.count(handler, method, status)
+        self._metrics.count(self.route(scope), method, status)
+
+    def route(self, scope: Scope) -> str:
+        """Return the route of the request of `scope`."""
+        path: str = scope["path"]
+        template = getattr(scope.get("route"), "path", None)
+        return template or (path if path in self._paths else "none")
 
 
 class RequestIds:
@@ -70,7 +71,8 @@ class RequestIds:
 
     The headers of the answer with the id are x-request-id and those of the path's dialect.
     It also removes trailing slashes from the path, before other middleware reads the path, and
-    counts the answer here, because each chunk of a stream passes every wrapper of `send`.
+    counts the answer here, because each chunk of a stream passes every wrapper of `send`. At the
+    end it logs a request that has failed.
     """
 
     def __init__(self, app: ASGIApp, counts: AnswerCounts) -> None:
@@ -85,6 +87,8 @@ class RequestIds:
         given = _header(scope, b"x-request-id").decode("latin-1")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         scope[REQUEST_ID] = request_id
+        record: RequestRecord = scope.setdefault(RECORD, RequestRecord())
+        record.request_id = request_id
         scope["path"] = scope["path"].rstrip("/") or "/"
         names = ("x-request-id", *scope.get(ID_HEADERS, ()))
         echoed = [(name.encode(), request_id.encode()) for name in names]
@@ -92,14 +96,28 @@ class RequestIds:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *echoed]
-                self._counts.add(scope, message["status"])
+                record.status = message["status"]
+                self._counts.add(scope, record.status)
             await send(message)
 
+        try:
+            await self._checked(scope, receive, send_with_id)
+        finally:
+            self._log(scope, record)
+
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         if len(scope["headers"]) > _MAX_HEADER_FIELDS:
             msg = f"The request has more than {_MAX_HEADER_FIELDS} header fields: send fewer"
-            await error_response(HeadersTooLarge(msg), None, scope)(scope, receive, send_with_id)
+            await error_response(HeadersTooLarge(msg), None, scope)(scope, receive, send)
             return
-        await self._app(scope, receive, send_with_id)
+        await self._app(scope, receive, send)
+
+    def _log(self, scope: Scope, record: RequestRecord) -> None:
+        path = scope["path"]
+        if record.status == 503 and path in PUBLIC_PATHS:
+            return  # load balancers ask all the time, and the log says why the server is not ready
+        route = self._counts.route(scope)
+        record.write(scope["method"], path if route == "none" else route)
 
 
 KEY_DIGEST = "cpuserve.key_digest"  # in a scope: of the request's key, which is valid
@@ -155,7 +173,8 @@ class UnexpectedErrors:
         try:
             await self._app(scope, receive, watched_send)
         except ClientGone:
-            log.debug("the client disconnected: %s", scope.get("path"))
+            if RECORD in scope:
+                scope[RECORD].gone = True
         except ENDINGS:
             raise
         except BaseException as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cpuserve.api.build import load_texts, make_context
 from cpuserve.api.engines import start_engines
+from cpuserve.api.preparing import in_background
 from cpuserve.prepare import kv_cache_bytes
 from cpuserve.serving.limits import default_body_bytes
 
@@ -36,7 +38,9 @@ class OnDemand:
 
     async def load(self, promised_bytes: int) -> ModelContext:
         """Prepare the model, start its engines and load its tokenizer; see Loader."""
-        prepared, client = await asyncio.to_thread(self._start, promised_bytes)
+        preparing = in_background(lambda: self._prepared(promised_bytes))
+        prepared = await asyncio.wrap_future(preparing)
+        client = self._start(prepared)
         try:
             config = prepared.resolved.config
             loaded, _ = await asyncio.gather(
@@ -56,15 +60,24 @@ class OnDemand:
         client.on_step = on_step
         return context
 
-    def _start(self, promised_bytes: int) -> tuple[Prepared, ReplicaClient]:
-        # The settings and the engines get the CPUs of this thread, which others will use again.
+    def _prepared(self, promised_bytes: int) -> Prepared:
+        with self._on_all_cpus():  # the settings depend on the CPUs of this thread
+            return self._prepare(promised_bytes)
+
+    def _start(self, prepared: Prepared) -> ReplicaClient:
+        """Start the engines. On the event loop's thread: they end with the thread that does it."""
+        with self._on_all_cpus():
+            restart = self._http.engine_restart
+            return start_engines(prepared.resolved, _quietly, restart=restart)
+
+    @contextmanager
+    def _on_all_cpus(self) -> Iterator[None]:
+        """Let this thread, and the processes that it starts, use the CPUs of the engines."""
         own = os.sched_getaffinity(0) if self._cpus else set()
         if self._cpus:
             os.sched_setaffinity(0, self._cpus)
         try:
-            prepared = self._prepare(promised_bytes)
-            restart = self._http.engine_restart
-            return prepared, start_engines(prepared.resolved, _quietly, restart=restart)
+            yield
         finally:
             if own:
                 os.sched_setaffinity(0, own)

@@ -39,7 +39,8 @@ def respond(generation: Generation, writer: Writer) -> Response:
     if not generation.call.stream:
         return respond_whole(generation, writer.whole)
     silent_s = generation.context.limits.silent_s
-    return EventStream(_frames(generation, writer), silent_s, writer.form, writer.failed)
+    frames, usage = _frames(generation, writer), generation.usage
+    return EventStream(frames, silent_s, writer.form, writer.failed, usage)
 
 
 def respond_whole(generation: Generation, write: Callable[[Folded], bytes]) -> Response:
@@ -49,7 +50,7 @@ def respond_whole(generation: Generation, write: Callable[[Folded], bytes]) -> R
         answer = await generation.folded()
         return await run_sized(answer.num_shown, lambda: write(answer))
 
-    return JsonResult(body)
+    return JsonResult(body, generation.usage)
 
 
 async def _frames(generation: Generation, writer: Writer) -> AsyncGenerator[bytes, None]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from starlette.routing import BaseRoute, Route
 
 BASE = "/v1"
 _BASES = (BASE, "/api")
@@ -56,6 +58,12 @@ _ELSEWHERE = (
     ("/docs", "there are no documentation pages: /openapi.json has the schema"),
     ("/redoc", "there are no documentation pages: /openapi.json has the schema"),
 )
+
+
+def allowed_methods(path: str, routes: Iterable[BaseRoute]) -> list[str]:
+    """Return the methods that some route of `path` has, sorted."""
+    own = (r for r in routes if isinstance(r, Route) and r.path_regex.match(path))
+    return sorted({method for route in own for method in route.methods or ()})
 
 
 def unknown_route(method: str, path: str, known: Sequence[str]) -> str:

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import stat
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cpuserve.api.engines import start_engines
 from cpuserve.api.listener import Listener, raise_file_limit
 from cpuserve.api.options import HttpOptions, is_loopback
+from cpuserve.api.preparing import StoppedWhilePreparing, in_background, is_preparing
 from cpuserve.api.signals import stop_signals
 from cpuserve.api.starting import StartupServer
 from cpuserve.errors import ConfigError
@@ -68,7 +68,7 @@ def serve(
 
     Raises:
       StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.
-      StoppedWhilePreparing: a signal arrived while `prepare` ran.
+      StoppedWhilePreparing: a signal arrived while a model was being prepared.
     """
     http = http or HttpOptions()
     raise_file_limit()
@@ -76,7 +76,8 @@ def serve(
         with _stop_signals_raise(), bound(http) as listener:
             _warn_if_open(http)
             return _run(listener, prepare, http, LoadingReports(progress), on_ready, others)
-    except _Stopped:
+    except _Stopped as stopped:
+        log.info("%s: stopped before the server was ready", stopped)
         return 0
 
 
@@ -91,7 +92,7 @@ def _run(
     starting = StartupServer(listener)
     reports.also = starting.on_progress
     try:
-        prepared = _on_thread(lambda: prepare(reports.tell))
+        prepared = _wait(in_background(lambda: prepare(reports.tell)))
         resolved = prepared.resolved
         _check_names([name for name, _ in others], resolved.config)
         client = start_engines(resolved, reports, restart=http.engine_restart)
@@ -119,7 +120,11 @@ def _run(
     finally:
         starting.stop()
     shown = None if on_ready is None else partial(on_ready, prepared)
-    return asyncio.run(front_end.run(listener, shown))
+    code = asyncio.run(front_end.run(listener, shown))
+    log.info("stopped with exit code %d", code)
+    if is_preparing():  # a model that a request has named
+        raise StoppedWhilePreparing(code)
+    return code
 
 
 def _check_names(others: Sequence[str], first: EngineConfig) -> None:
@@ -131,27 +136,12 @@ def _check_names(others: Sequence[str], first: EngineConfig) -> None:
             raise ConfigError(msg)
 
 
-class StoppedWhilePreparing(Exception):
-    """A signal stopped the server while its threads may still be downloading.
-
-    The interpreter would wait for these threads at its end, so the process must exit at once.
-    """
-
-
-def _on_thread(prepare: Callable[[], T]) -> T:
-    """Run prepare() on another thread, so that signals interrupt this one while libraries block."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(prepare())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="cpuserve-prepare", daemon=True).start()
+def _wait(preparing: Future[T]) -> T:
+    """Return the result; StoppedWhilePreparing if a signal comes first."""
     try:
-        return result.result()
-    except _Stopped:
+        return preparing.result()
+    except _Stopped as stopped:
+        log.info("%s: stopped before the server was ready", stopped)
         raise StoppedWhilePreparing from None
 
 
@@ -189,15 +179,15 @@ class LoadingReports:
 
 
 class _Stopped(BaseException):
-    """A signal arrived before the event loop handled signals."""
+    """A signal arrived before the event loop handled signals; the text is its name."""
 
 
 @contextmanager
 def _stop_signals_raise() -> Iterator[None]:
     """Make stop signals raise _Stopped until the event loop handles them."""
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise _Stopped
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise _Stopped(signal.Signals(number).name)
 
     before = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
@@ -208,7 +198,7 @@ def _stop_signals_raise() -> Iterator[None]:
 
 
 @contextmanager
-def bound(http: HttpOptions) -> Iterator[socket.socket]:
+def bound(http: HttpOptions) -> Iterator[Listener]:
     """Return the listening socket; ConfigError if the address cannot be used."""
     listener = _bind_unix(Path(http.uds)) if http.uds else _bind_tcp(http.host, http.port)
     try:
@@ -218,11 +208,9 @@ def bound(http: HttpOptions) -> Iterator[socket.socket]:
         yield listener
     finally:
         listener.close()
-        if http.uds:
-            Path(http.uds).unlink(missing_ok=True)
 
 
-def _bind_tcp(host: str, port: int) -> socket.socket:
+def _bind_tcp(host: str, port: int) -> Listener:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -245,11 +233,12 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _bind_unix(path: Path) -> socket.socket:
+def _bind_unix(path: Path) -> Listener:
     listener = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale(path)
         listener.bind(str(path))
+        listener.owns(path)
     except OSError as error:
         listener.close()
         msg = f"cannot listen on the socket {path}: {error.strerror or error}"

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -82,7 +83,7 @@ class FrontEnd:
         self.state = ServerState(self.models, cpu)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._last_signal = 0
+        self._first_signal = self._last_signal = 0
         self._app = _app_of(self.state, http)
         self._server = _server_of(self._app, http)
 
@@ -182,15 +183,18 @@ class FrontEnd:
         self.state.draining = True
         delay_s = self._http.drain_delay_s if self.context.ready else 0.0
         running = len(self._server.server_state.tasks)
+        plan = ""
         if delay_s or running:
-            log.info(
-                "shutting down: new requests are accepted for %g s, then running requests (now %d) "
-                "have %g s to finish; a second signal ends them immediately",
-                *(delay_s, running, self._http.drain_s),
+            plan = (
+                f": new requests are accepted for {delay_s:g} s, then running requests (now "
+                f"{running}) have {self._http.drain_s:g} s to finish; a second signal ends them "
+                "immediately"
             )
+        log.info("%s: shutting down%s", signal.Signals(self._first_signal).name, plan)
         stop_now = asyncio.create_task(self._stop_now.wait())
         try:
             await asyncio.wait((stop_now,), timeout=delay_s)
+            self.models.stop_loading()  # a download may take longer than drain_s
             # uvicorn closes the port and idle connections, and its task ends with the last request.
             self._server.should_exit = True
             if self.context.ready and not stop_now.done():
@@ -229,8 +233,11 @@ class FrontEnd:
                 sys.stderr.flush()
             os._exit(128 + number)
         if self._stop.is_set():
+            log.info("%s: running requests are ended", signal.Signals(number).name)
             self._last_signal = number
             self._stop_now.set()
+        else:
+            self._first_signal = number
         self._stop.set()
 
 
@@ -284,8 +291,14 @@ def _adopt_uvicorn_logs(access_log: bool) -> None:
         logger = logging.getLogger(name)
         logger.setLevel(level)
         logger.propagate = False
+        logger.addFilter(_is_not_told)
         if name == "uvicorn.error" or access_log:
             logger.handlers = list(logging.getLogger("cpuserve").handlers)
+
+
+def _is_not_told(record: logging.LogRecord) -> bool:
+    """Leave out uvicorn's line for invalid HTTP: ours (request_log.py) has the address."""
+    return record.msg != "Invalid HTTP request received."
 
 
 async def _shown(on_ready: ShowFn, url: str, client: EngineClient) -> None:

@@ -14,6 +14,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
+from cpuserve.api.request_log import log_unready
 from cpuserve.api.shapes import OPENAI, Shape, shape_of_head
 from cpuserve.errors import RETRY_AFTER_S, ServiceUnavailable
 from cpuserve.serving.loading import Loading, health_body, loading_message
@@ -117,6 +118,8 @@ def _answer_to(head: bytes, loading: Loading) -> bytes:
     """Return the response to a request with this head."""
     method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     path = rest.partition(" ")[0].partition("?")[0].rstrip("/")
+    if path not in (_LIVE, *_HEALTH):
+        log_unready(method, path)
     return _response(path, loading, shape_of_head(head)).encode(with_body=method != "HEAD")
 
 

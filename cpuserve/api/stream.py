@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from cpuserve.api.body import ClientGone
 from cpuserve.api.errors import log_failure
 from cpuserve.api.http import DIRECT_BODY
+from cpuserve.api.request_log import RECORD
 from cpuserve.serving.endings import ENDINGS
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from cpuserve.api.http import DirectBody
+    from cpuserve.serving.events import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +60,25 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
+def _count_by(usage: Callable[[], Usage] | None, scope: Scope) -> None:
+    if RECORD in scope:
+        scope[RECORD].usage = usage
+
+
 class JsonResult(Response):
     """Sends the JSON bytes of a coroutine, which is cancelled when the client disconnects."""
 
-    def __init__(self, work: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(
+        self, work: Callable[[], Awaitable[bytes]], usage: Callable[[], Usage] | None = None
+    ) -> None:
+        """`usage`: counts the tokens so far, for the log."""
         super().__init__()
         self._work = work
+        self._usage = usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or raise what the coroutine raises."""
+        _count_by(self._usage, scope)
         await until_gone(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +93,7 @@ class EventStream(Response):
     `silent_s` without an event the headers and a ping are sent, and then a ping after each
     further `silent_s`, so that proxies do not close the connection during a long prompt. An error
     after the headers is sent as the event that `failed` makes of it. The generator is closed when
-    the client disconnects.
+    the client disconnects. usage: counts the tokens so far, for the log.
     """
 
     def __init__(
@@ -90,8 +102,10 @@ class EventStream(Response):
         silent_s: float,
         form: StreamFormat,
         failed: Callable[[BaseException], bytes],
+        usage: Callable[[], Usage] | None = None,
     ) -> None:
         super().__init__()
+        self._usage = usage
         self._form = form
         self._failed = failed
         self._events = events
@@ -101,6 +115,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream, or raise an error that occurs before the headers are sent."""
+        _count_by(self._usage, scope)
         writer = _Writer(send, scope.get(DIRECT_BODY), self._form.media_type)
         await until_gone(receive, self._run(writer, scope))
 

@@ -103,11 +103,11 @@ class Server:
     def _wait(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            found = re.match(r"\s*API\s+(http://\S+)/v1", line)
+            found = re.match(r"cpuserve \S+ is ready: (http://\S+)/v1", line)
             if found:
                 self.url = found[1]
                 self.ready_s = time.perf_counter() - self.started
-            if line.strip().startswith("roofline"):
+            if line.strip().startswith("API "):  # after the roofline, which loads the machine
                 return
         code = self.process.wait()
         msg = f"the server to measure ended with exit code {code} before it was ready"

@@ -1,7 +1,8 @@
-"""The banner that the server prints at the start: settings with reasons, and the roofline."""
+"""The banner that the server prints at the start: settings with reasons, roofline, and URL."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,25 @@ if TYPE_CHECKING:
 DOT_NAMES = (("bf16", "bf16"), ("int8", "int8"), ("int4", "int4"), ("f32", "fp32"))
 
 
-def render(prepared: Prepared, url: str | None = None) -> str:
-    """Return the banner, one subject per line. url: None if no port is open."""
+WIDTH = 80
+_INDENT = 12  # of the texts after the names of their subjects
+
+
+def line(name: str, text: str) -> str:
+    """Return a line of the banner, or several if it is longer than WIDTH."""
+    first = f"  {name:<{_INDENT - 3}} "
+    return textwrap.fill(
+        text,
+        WIDTH - 1,
+        initial_indent=first,
+        subsequent_indent=" " * _INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def render(prepared: Prepared) -> str:
+    """Return the banner, one subject after the other."""
     config, host = prepared.resolved.config, prepared.host
     why = reasons(prepared.resolved)
     kernels = prepared.platform.kernels(config.isa)
@@ -46,9 +64,7 @@ def render(prepared: Prepared, url: str | None = None) -> str:
         reason = why[by] if by in why else why["generation_config"]
         settings = render_settings(config.default_sampling)
         seen["sampling"] = f"{settings} unless a request sets other values ({reason})"
-    if url is not None:
-        seen["API"] = f"{url}/v1"
-    return "\n".join(f"  {name:<9} {text}" for name, text in seen.items())
+    return "\n".join(line(name, text) for name, text in seen.items())
 
 
 def _isa_level(prepared: Prepared) -> str:
@@ -57,7 +73,7 @@ def _isa_level(prepared: Prepared) -> str:
 
 
 def render_roofline(answer: Mapping[str, object]) -> str:
-    """Return the banner's last line: bandwidth, dot-product rates and the bound on decoding.
+    """Return what was measured: bandwidth, dot-product rates, and the bound on decoding.
 
     Decoding one token reads every packed weight once. So the decode rate is at most the memory
     bandwidth divided by the bytes of the weights.
@@ -74,7 +90,7 @@ def render_roofline(answer: Mapping[str, object]) -> str:
             f"{format_bytes(weights)} of weights per token: at most "
             f"{bandwidth / weights:.0f} tokens/s for one request"
         )
-    return f"  {'roofline':<9} {', '.join(parts) or 'not measured'}"
+    return line("roofline", ", ".join(parts) or "not measured")
 
 
 def reasons(resolved: Resolved) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,9 @@ from cpuserve.cli.conversation import Conversation
 from cpuserve.cli.session import Session
 from cpuserve.cli.terminal import Progress, note, say
 from cpuserve.cli.typed import Lines
+from cpuserve.config.nearest import nearest
 from cpuserve.errors import ConfigError
+from cpuserve.loader.builtin import BUILTIN
 from cpuserve.loader.hub import may_be_model
 from cpuserve.prepare import for_one_engine, one_engine
 
@@ -75,6 +78,8 @@ def _prompt(args: argparse.Namespace) -> str:
 def chat(args: argparse.Namespace) -> int:
     """Chat until the end of input, or answer --message only."""
 
+    _refuse_message(args)
+
     async def talk(session: Session) -> None:
         conversation = Conversation(session, args.system, session.params(args, None))
         if args.message is not None:
@@ -87,6 +92,20 @@ def chat(args: argparse.Namespace) -> int:
                 return
 
     return _with_session(args, talk)
+
+
+def _refuse_message(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a MODEL that can only be a message: chat "hello"."""
+    given = args.given.get("model")
+    if given is None or may_be_model(str(given.value)):
+        return
+    said = str(given.value)
+    near = nearest(said, BUILTIN) or ";"
+    msg = (
+        f"{said!r:.100} is not a model{near} to send it as a message, run `cpuserve chat --message "
+        f"{shlex.quote(said)[:100]}`"
+    )
+    raise ConfigError(msg)
 
 
 def _with_session(args: argparse.Namespace, work: Any) -> int:
@@ -108,11 +127,16 @@ async def _run(prepared: Prepared, progress: Progress, work: Any) -> None:
         progress(message.stage, message.done, message.total)
 
     client = InlineClient(one_engine(prepared), on_progress=show)
+    is_interrupted = False
     try:
         names = prepared.facts.tokenizer_path, prepared.resolved.config.chat_template
         tokenizer, template = load_tokenizer(*names)
         await client.wait_ready()
         progress.close()
         await work(Session(prepared, client, tokenizer, template))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        is_interrupted = True  # the process ends at once, and the engine may take long to load
+        raise
     finally:
-        await client.close()
+        if not is_interrupted:
+            await client.close()

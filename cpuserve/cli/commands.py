@@ -41,7 +41,7 @@ def _prepared(asked: Asked, report: ProgressFn, progress: Progress) -> Prepared:
 def serve(args: argparse.Namespace) -> int:
     """Run `cpuserve serve`; return 0 after a signal, 1 if an engine died and is not restarted."""
     from cpuserve.api.options import HttpOptions
-    from cpuserve.api.serve import StoppedWhilePreparing
+    from cpuserve.api.preparing import StoppedWhilePreparing
     from cpuserve.api.serve import serve as run
     from cpuserve.engine.child import exit_now
 
@@ -78,8 +78,11 @@ def serve(args: argparse.Namespace) -> int:
 
     async def on_ready(prepared: Prepared, url: str, client: EngineClient) -> None:
         progress.close()
-        say(f"cpuserve {version()} is ready\n{banner.render(prepared, url)}")
-        say(banner.render_roofline(await client.ask("roofline")))
+        say(f"cpuserve {version()} is ready: {url}/v1\n{banner.render(prepared)}")
+        try:
+            say(banner.render_roofline(await client.ask("roofline")))
+        finally:
+            say(banner.line("API", f"{url}/v1"))
 
     try:
         return run(
@@ -89,9 +92,9 @@ def serve(args: argparse.Namespace) -> int:
             on_ready=on_ready,
             others=[(item.partition("=")[0], other(item)) for item in server.also_serve or ()],
         )
-    except StoppedWhilePreparing:
+    except StoppedWhilePreparing as stopped:
         progress.close()
-        exit_now(0)
+        exit_now(stopped.code)
     finally:
         progress.close()
 
@@ -99,12 +102,14 @@ def serve(args: argparse.Namespace) -> int:
 def config(args: argparse.Namespace) -> int:
     """Run `cpuserve config`: print every setting, its source and its reason."""
     from cpuserve.cli.answers import answer_decisions
-    from cpuserve.config.decisions import render_json, render_table
+    from cpuserve.config.decisions import render_json, render_table, server_decisions
 
-    prepared, _ = prepared_start(flags.asked(args))
+    asked = flags.asked(args)
+    prepared, _ = prepared_start(asked)
     render = render_json if args.json else render_table
     resolved = prepared.resolved
-    say(render([*resolved.decisions, *answer_decisions(resolved.config)]))
+    of_server = server_decisions(asked.server, asked.sources)
+    say(render([*resolved.decisions, *answer_decisions(resolved.config), *of_server]))
     return 0
 
 
@@ -130,7 +135,7 @@ def pull(args: argparse.Namespace) -> int:
 
     progress = Progress()
     try:
-        path = resolve_model(args.name, revision=args.revision, progress=progress)
+        path = resolve_model(args.name, revision=args.revision, progress=progress, paths=False)
     finally:
         progress.close()
     say(str(path))

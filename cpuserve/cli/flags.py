@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
+import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -18,7 +20,30 @@ from cpuserve.errors import ConfigError
 from cpuserve.loader.builtin import BUILTIN, DEFAULT
 
 HELP_POSITION = 34
+MAX_WIDTH = 120
 COMMAND = "COMMAND"
+# The options that `--help` shows of those in config/fields.py; `--help-all` shows all.
+FIRST = (
+    "host",
+    "port",
+    "api_key",
+    "served_model_name",
+    "also_serve",
+    "quantization",
+    "max_model_len",
+    "max_num_seqs",
+    "kv_cache_space",
+)
+# Commands of other programs, and what to do here.
+ELSEWHERE = {
+    "run": "run `cpuserve chat {model}` to chat, or `cpuserve serve {model}` to serve a model",
+    "list": "run `cpuserve models` for the built-in models",
+    "ls": "run `cpuserve models` for the built-in models",
+    "ps": "a server lists its models at /v1/models, and those in memory at /api/ps",
+    "show": "run `cpuserve config {model}` for the settings of a model",
+    "rm": "remove the file or directory that `cpuserve pull NAME` prints",
+    "stop": "press Ctrl-C in the server's terminal, or send SIGTERM to its process",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,11 +59,41 @@ class Parser(argparse.ArgumentParser):
             super()._check_value(action, value)
             return
         what = f"unknown {str(action.metavar).lower()} {value!r}"
+        if action.metavar == COMMAND and value in ELSEWHERE:
+            msg = f"there is no command {value!r}: {ELSEWHERE[value].format(model='MODEL')}"
+            raise ConfigError(msg)
         if action.metavar == COMMAND and _names_model(str(value)):
             msg = f"{what}; to serve this model, run `{self.prog} serve {value}`"
             raise ConfigError(msg)
         msg = f"{what}{nearest(str(value), commands)}; see `{self.prog} --help`"
         raise ConfigError(msg)
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Return no flags that `option_string` abbreviates.
+
+        allow_abbrev does not concern flags with one dash: argparse would take llama.cpp's `-t 2`
+        for `-tp 2`, and `-hf X` for `-h`.
+        """
+        del option_string
+        return []
+
+    def format_help(self) -> str:
+        """Return the help with the options in FIRST, and how to see all."""
+        return self._help(lambda action: not isinstance(action, Collect) or action.is_first)
+
+    def format_all_help(self) -> str:
+        """Return the help with all options."""
+        return self._help(lambda _: True)
+
+    def _help(self, shows: Callable[[argparse.Action], bool]) -> str:
+        hidden = [(a, a.help) for a in self._actions if not shows(a)]
+        for action, _ in hidden:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for action, text in hidden:
+                action.help = text
 
     def error(self, message: str) -> NoReturn:
         """Raise the message that argparse would print after its usage."""
@@ -47,7 +102,15 @@ class Parser(argparse.ArgumentParser):
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=HELP_POSITION, width=100)
+        columns = shutil.get_terminal_size((MAX_WIDTH - 20, 24)).columns
+        width = max(40, min(columns, MAX_WIDTH) - 2)
+        super().__init__(prog, max_help_position=min(HELP_POSITION, width // 2), width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Break a text of one line; the others have their line breaks already."""
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         """Break lines between words only, so that the names of flags stay in one piece."""
@@ -61,6 +124,7 @@ class Collect(argparse.Action):
         self, option_strings: Sequence[str], dest: str, field: Field, **kwargs: Any
     ) -> None:
         self.field = field
+        self.is_first = not option_strings or field.name in FIRST
         super().__init__(option_strings, dest, **kwargs)
 
     def __call__(
@@ -91,6 +155,23 @@ def _refuse_two_models(before: Given, given: Given) -> None:
         named = " and ".join(f"{name} {value!r:.100}" for name, value in sorted(models.items()))
         msg = f"there are two models: {named}; give one of them"
         raise ConfigError(msg)
+
+
+class HelpAll(argparse.Action):
+    """Prints the help with all options, and ends the command."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Print the help."""
+        del namespace, values, option_string
+        assert isinstance(parser, Parser)
+        parser._print_message(parser.format_all_help(), sys.stdout)
+        parser.exit()
 
 
 class Ignore(argparse.Action):
@@ -125,7 +206,9 @@ def add_options(parser: Parser, *, server: bool, model: bool = True) -> None:
     model: False for a command that finds MODEL among its arguments itself (see `take_model`).
     """
     parser.set_defaults(given={}, notes=[])
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options and exit")
     if model:
+        parser.usage = f"{parser.prog} [MODEL] [OPTIONS]"
         parser.add_argument(
             "model", nargs="?", action=Collect, field=BY_NAME["model"], help=_MODEL_HELP
         )
@@ -257,11 +340,16 @@ def as_arguments(args: argparse.Namespace) -> list[str]:
 
 
 def normalize(argv: Iterable[str]) -> list[str]:
-    """Replace underscores in flags by dashes: --max_model_len=8 -> --max-model-len=8."""
-    return [_dashes(a) if a.startswith("--") else a for a in argv]
+    """Return arguments as the parser knows them: --max_model_len=8 becomes --max-model-len=8.
+
+    vLLM's -O3 becomes -O=3: values are not attached to other flags with one dash.
+    """
+    return [_normal(a) for a in argv]
 
 
-def _dashes(argument: str) -> str:
+def _normal(argument: str) -> str:
+    if not argument.startswith("--"):
+        return f"-O={argument[2:]}" if re.fullmatch(r"-O\d", argument) else argument
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value
 
@@ -272,7 +360,7 @@ def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
         return
     flag = next((u for u in unknown if u.startswith("-")), unknown[0])
     name = flag.split("=")[0]
-    why = why_missing(name) if name.startswith("--") else None
+    why = why_missing(name) if name.startswith("-") else None
     if why is not None:
         msg = f"flag {name} is not supported: {why}"
         raise ConfigError(msg)

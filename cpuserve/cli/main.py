@@ -12,25 +12,39 @@ from importlib import import_module
 
 from cpuserve.cli.bench_flags import add_bench
 from cpuserve.cli.flags import COMMAND, Parser, add_options, normalize, refuse_unknown
+from cpuserve.cli.interrupt import EXIT_INTERRUPTED, interrupted, interrupts
 from cpuserve.cli.terminal import drop_output, open_standard_streams
 from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
 
 DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
 
-  cpuserve serve                     serve the built-in model on http://127.0.0.1:8000
-  cpuserve serve DIR --port 9000     serve a Hugging Face directory or a GGUF file
-  cpuserve chat                      chat with a model on this terminal"""
+  cpuserve serve                  serve the built-in model on port 8000
+  cpuserve serve DIR --port 9000  serve a Hugging Face directory or a GGUF file
+  cpuserve chat                   chat with a model on this terminal"""
 
-EPILOG = """Flags take precedence over CPUSERVE_* variables, and variables over --config FILE.
-`cpuserve config MODEL` shows every setting and its reason. Flags and variables of vLLM are
-translated if cpuserve has a counterpart; those without effect are accepted with a note."""
+EPILOG = """Flags take precedence over CPUSERVE_* variables, and these over --config FILE.
+`cpuserve config MODEL` shows every setting and its reason. Flags and variables
+of vLLM are translated if cpuserve has a counterpart; those without effect are
+accepted with a note."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     open_standard_streams()
+    with interrupts():
+        try:
+            return _main(argv)
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        except BaseException:
+            if not interrupted():
+                raise
+            return EXIT_INTERRUPTED
+
+
+def _main(argv: Sequence[str] | None) -> int:
     try:
-        return _run(normalize(sys.argv[1:] if argv is None else argv))
+        return _run(_as_flags(normalize(sys.argv[1:] if argv is None else argv)))
     except StartupError as e:
         return _fail(e, 2)
     except CpuserveError as e:
@@ -39,8 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not without_threads(e):
             raise
         return _fail(StartupError(f"{e} ({LIMITS})"), 2)
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         # The reader of the pipe (such as `| head`) has ended, so no more output can be written.
         drop_output()
@@ -50,6 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if e.filename is None:
             raise
         return _fail(StartupError(f"{e.filename}: {e.strerror}"), 2)
+
+
+def _as_flags(argv: list[str]) -> list[str]:
+    """Return `help COMMAND` and `version` as the flags that do this."""
+    if argv[:1] == ["help"]:
+        return [*argv[1:], "--help"]
+    return ["--version"] if argv == ["version"] else argv
 
 
 def _fail(error: Exception, code: int) -> int:
@@ -184,6 +203,7 @@ _WORDS_HELP = (
 
 def _generate(parser: Parser) -> None:
     add_options(parser, server=False, model=False)
+    parser.usage = f"{parser.prog} [MODEL] [TEXT] [OPTIONS]"
     parser.add_argument("words", nargs="*", metavar="[MODEL] TEXT", help=_WORDS_HELP)
     parser.add_argument("--prompt", "-p", metavar="TEXT", help="the prompt")
     _sampling(parser)

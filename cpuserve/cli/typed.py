@@ -7,19 +7,27 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpuserve.cli.terminal import note
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
 
 AGAIN_S = 2.0
 
 
 class Lines:
-    """Reads lines from standard input. On a terminal, only a second Ctrl-C ends the input."""
+    """Reads lines from standard input. On a terminal, only a second Ctrl-C ends the input.
+
+    A line can be edited there, and recalled with the arrow keys. A pasted block is one line, which
+    may have line breaks. Lines are remembered in memory only.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._interrupted: float | None = None
+        self._session: PromptSession[str] | None = None
 
     async def read(self) -> str | None:
         """Return the next line, stripped; None at the end of input.
@@ -30,10 +38,15 @@ class Lines:
         if not sys.stdin.isatty():
             line = await asyncio.to_thread(sys.stdin.readline)
             return line.strip() if line else None
-        while not await _typed(sys.stdin.fileno()):
-            self.interrupted()
-        line = sys.stdin.readline()
-        return line.strip() if line else None
+        if self._session is None:
+            self._session = _session()
+        while True:
+            try:
+                return (await self._session.prompt_async("> ")).strip()
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                self.interrupted()
 
     def interrupted(self) -> None:
         """Handle Ctrl-C at the prompt; the unfinished line is discarded.
@@ -45,8 +58,18 @@ class Lines:
         if before is not None and now - before <= AGAIN_S:
             raise KeyboardInterrupt
         self._interrupted = now
-        sys.stderr.write("\n")
         note(f"press Ctrl-C again within {AGAIN_S:.0f} s to end the conversation")
+
+
+def _session() -> PromptSession[str]:
+    """Return an editor of lines on standard error, because answers go to standard output."""
+    from prompt_toolkit import PromptSession  # takes 0.1 s
+    from prompt_toolkit.output import create_output
+
+    output = create_output(stdout=sys.stderr)
+    if hasattr(output, "enable_cpr"):
+        output.enable_cpr = False  # some terminals do not say where the cursor is
+    return PromptSession(output=output)
 
 
 async def interruptible(work: Coroutine[Any, Any, str]) -> str | None:
@@ -74,25 +97,3 @@ def _on_interrupt(call: Callable[[], object]) -> Iterator[None]:
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, before)
-
-
-async def _typed(terminal: int) -> bool:
-    """Show the prompt and wait; return True when a line has been typed, False after Ctrl-C.
-
-    A thread that waits in `readline` would delay Ctrl-C until the line is complete.
-    """
-    loop, happened, interrupted = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-
-    def interrupt() -> None:
-        interrupted.set()
-        happened.set()
-
-    with _on_interrupt(interrupt):
-        sys.stderr.write("> ")
-        sys.stderr.flush()
-        loop.add_reader(terminal, happened.set)
-        try:
-            await happened.wait()
-        finally:
-            loop.remove_reader(terminal)
-    return not interrupted.is_set()

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from cpuserve.config.engine import Decision, EngineOptions
+from cpuserve.config.engine import Decision, EngineOptions, ServerOptions
+from cpuserve.config.fields import FIELDS, SERVER
 
 T = TypeVar("T")
 
@@ -31,6 +32,22 @@ class Ledger:
         source = self._sources.get(name, "default" if asked is None else "argument")
         self.decisions.append(Decision(name, asked, source, got, why))
         return got
+
+
+def server_decisions(server: ServerOptions, sources: Mapping[str, str]) -> list[Decision]:
+    """Return the settings of the front end, which need no resolution; secrets are not shown."""
+    found = []
+    for field in FIELDS:
+        asked = getattr(server, field.name, None)
+        if field.group != SERVER or field.name not in ServerOptions.__struct_fields__:
+            continue
+        if asked is None:
+            found.append(Decision(field.name, None, "default", field.default, "the default"))
+            continue
+        shown = "(set)" if field.secret else asked
+        source = sources.get(field.name, "argument")
+        found.append(Decision(field.name, shown, source, shown, "as asked"))
+    return found
 
 
 def render_table(decisions: Sequence[Decision]) -> str:

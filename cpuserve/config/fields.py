@@ -290,7 +290,7 @@ FIELDS: tuple[Field, ...] = (
         MODEL,
         flags=("--model",),
         env="CPUSERVE_MODEL",
-        aliases=(Alias("--model-path"), Alias("-m")),
+        aliases=(Alias("--model-path"), Alias("-m"), Alias("--hf-repo"), Alias("-hf")),
         check=not_empty,
         metavar="MODEL",
     ),
@@ -846,6 +846,7 @@ FIELDS: tuple[Field, ...] = (
         kind="count",
         flags=("--max-num-batched-tokens",),
         env="CPUSERVE_MAX_NUM_BATCHED_TOKENS",
+        aliases=(Alias("-b"),),
         check=at_least(1, 1 << 20),
         metavar="TOKENS",
     ),
@@ -1126,7 +1127,11 @@ NO_OPS: tuple[NoOp, ...] = (
         "prompts are always chunked",
         "none",
     ),
-    NoOp(("--disable-log-requests", "--no-enable-log-requests"), "requests are not logged", "none"),
+    NoOp(
+        ("--disable-log-requests", "--no-enable-log-requests"),
+        "only failed requests are logged",
+        "none",
+    ),
     NoOp(
         ("--disable-frontend-multiprocessing",), "the front end always has its own process", "none"
     ),
@@ -1161,9 +1166,11 @@ NO_OPS: tuple[NoOp, ...] = (
     ),
     NoOp(("--disable-fastapi-docs",), "there are no documentation pages", "none"),
     NoOp(
-        ("--disable-uvicorn-access-log", "--disable-access-log"), "requests are not logged", "none"
+        ("--disable-uvicorn-access-log", "--disable-access-log"),
+        "only failed requests are logged",
+        "none",
     ),
-    NoOp(("--max-log-len",), "requests are not logged"),
+    NoOp(("--max-log-len",), "no text of requests is logged"),
     NoOp(("--enable-request-id-headers",), "every answer has an X-Request-Id", "none"),
     NoOp(("--enable-prompt-tokens-details",), "usage always contains them", "none"),
     NoOp(("--enable-auto-tool-choice",), "requests with tools need no flag", "none"),

@@ -138,12 +138,29 @@ MISSING: tuple[Missing, ...] = (
         "use --log-level debug to log one line per request, without its text",
     ),
     Missing(
-        ("--threads", "--threads-batch"),
+        ("--threads", "--threads-batch", "-t", "-tb"),
         "use --omp-threads-bind, or OMP_NUM_THREADS with --omp-threads-bind nobind",
     ),
     Missing(
-        ("--n-gpu-layers", "--gpu-layers", "--main-gpu", "--tensor-split"),
-        "this server runs on CPUs",
+        ("--n-gpu-layers", "--gpu-layers", "-ngl", "--main-gpu", "-mg", "--tensor-split", "-ts"),
+        "this server runs on CPUs; leave it out",
+    ),
+    Missing(
+        ("--ubatch-size", "-ub"),
+        "use --max-num-batched-tokens (-b) to bound the tokens of a step",
+    ),
+    Missing(
+        ("--predict", "--n-predict", "-n"),
+        "set max_tokens in the request, or its default with --override-generation-config "
+        "'{\"max_new_tokens\": N}'",
+    ),
+    Missing(
+        ("--hf-file", "-hff"),
+        "name the file after the model: OWNER/MODEL:FILE.gguf",
+    ),
+    Missing(
+        ("--flash-attn", "-fa"),
+        "attention needs no option; leave it out",
     ),
 )
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any, cast
@@ -37,6 +36,7 @@ from cpuserve.engine.ipc import (
     decode_outbound,
     encode_frame,
 )
+from cpuserve.engine.last_words import LastWords
 from cpuserve.engine.liveness import HangLimits, Liveness
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
 from cpuserve.errors import LIMITS, EngineDead, StartupError
@@ -53,9 +53,9 @@ BOOTSTRAP = (
 )
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
-STDERR_LINES = 20
-CRASH = "Fatal Python error: "  # the beginning of a report of faulthandler
-ABORT = CRASH + "Aborted"
+# Signals that a process gets for a fault of its own, after it may have said what it is. What it
+# wrote before another signal, such as SIGKILL, has nothing to do with it.
+_FAULTS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 
 
 def _start(fd: int, module: str) -> subprocess.Popen[bytes]:
@@ -111,6 +111,7 @@ class ProcessClient:
         self._liveness = Liveness(self._hang_limits)
         self._ticking: asyncio.TimerHandle | None = None
         self._ended_because = ""
+        self._ended_at = 0.0
         self._closing = False
         self._ended = asyncio.Event()
 
@@ -341,18 +342,19 @@ class ProcessClient:
 
     def _how_it_ended(self) -> str:
         """Return a text that says how the engine ended."""
-        code = self._process.poll()
         if self._ended_because:
             return f"the engine {self._ended_because}, and was killed"
-        if code is None:
-            how = "closed its connection"
-        elif code < 0:
-            how = f"was killed by {_signal_name(-code)}"
+        code = self._process.poll() or 0
+        how, last = f"ended with exit code {code}", self._stderr.words.at(self._ended_at)
+        if code < 0:
+            name = _signal_name(-code)
+            how = f"was killed by {name}"
             if -code == signal.SIGKILL:
                 how += " (the system does that when memory runs out)"
-        else:
-            how = f"ended with exit code {code}"
-        last = self._fatal.message if self._fatal is not None else self._stderr.last_line
+            if name not in _FAULTS:
+                last = ""
+        if self._fatal is not None:
+            last = self._fatal.message
         return f"the engine {how}" + (f": {last}" if last else "")
 
     # --- common -------------------------------------------------------------------------------
@@ -372,8 +374,10 @@ class ProcessClient:
         deadline = time.monotonic() + EXIT_WAIT_S
         while self._process.poll() is None:
             if time.monotonic() > deadline:
+                self._ended_because = self._ended_because or "closed its connection"
                 self._process.kill()
             await asyncio.sleep(POLL_S)
+        self._ended_at = time.monotonic()
 
     def _release(self) -> None:
         self._socket.close()
@@ -430,12 +434,11 @@ class _Link(asyncio.Protocol):
 
 
 class _StderrRelay:
-    """Copies the child's stderr to this process's stderr and keeps its last lines."""
+    """Copies the child's stderr to this process's stderr, and keeps its last words."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
-        self._lines: deque[str] = deque(maxlen=STDERR_LINES)
-        self._is_dump = False
+        self.words = LastWords()
         # A daemon thread, not the event loop: the child writes before the loop exists.
         self._thread = threading.Thread(
             target=self._run, args=(process.stderr,), name="cpuserve-engine-stderr", daemon=True
@@ -446,24 +449,11 @@ class _StderrRelay:
         with stream:
             for raw in stream:
                 line = raw.decode(errors="replace")
-                self._remember(line.rstrip())
+                self.words.hear(line, time.monotonic())
                 # Our stderr may be closed; the child must still be able to write to its own.
                 with suppress(OSError, ValueError):
                     sys.stderr.write(line)
                     sys.stderr.flush()
-
-    def _remember(self, line: str) -> None:
-        """Keep `line`, unless it belongs to a crash dump, whose last line is a list of modules."""
-        if self._is_dump:
-            return
-        self._is_dump = line.startswith(CRASH)
-        if line != ABORT or not self.last_line:  # a line before it says why the process aborted
-            self._lines.append(line)
-
-    @property
-    def last_line(self) -> str:
-        """The last line that is not blank; "" if there is none."""
-        return next((line for line in reversed(self._lines) if line.strip()), "")
 
     def join(self) -> None:
         """Wait at most a second for the rest; a grandchild may keep the pipe open."""

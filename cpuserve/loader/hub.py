@@ -12,6 +12,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from cpuserve.config.env import cache_dir
+from cpuserve.config.nearest import nearest
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN, BuiltinModel, Progress, fetch_builtin
 from cpuserve.loader.conversion import find_conversion, has_safetensors
@@ -50,13 +51,14 @@ def resolve_model(
     revision: str | None = None,
     progress: Progress | None = None,
     cache: Path | None = None,
+    paths: bool = True,
 ) -> Path:
     """The model directory or .gguf file of `name`; downloads it if it is not on this machine.
 
     name: a path, a built-in name, "owner/model" on the Hugging Face hub ("hf.co/owner/model" too),
     or "owner/model:FILE.gguf" ("owner/model:Q4_0" selects the GGUF file of that type). cache:
-    directory of built-in models. Raises ModelError (one line) if there is no such model or it
-    cannot be downloaded.
+    directory of built-in models. paths: whether an error may advise to give a path. Raises
+    ModelError (one line) if there is no such model or it cannot be downloaded.
     """
     _refuse_traps(name)
     local = _local(name)
@@ -66,7 +68,7 @@ def resolve_model(
         return fetch_builtin(BUILTIN[name], cache or cache_dir(), progress)
     repo, file = _repo_and_file(name)
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
-        raise _unknown(name)
+        raise _unknown(name, paths=paths)
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         msg = f"{revision[:100]!r} is not a valid revision; give a branch, a tag or a commit"
         raise ModelError(msg)
@@ -121,11 +123,14 @@ def _repo_and_file(name: str) -> tuple[str, str]:
     return repo, file
 
 
-def _unknown(name: str) -> ModelError:
+def _unknown(name: str, *, paths: bool) -> ModelError:
     builtin = ", ".join(BUILTIN)
+    near = nearest(name, BUILTIN)
+    path = ", a path" if paths else ""
     return ModelError(
-        f"{name[:200]!r} is not a model: give a path, a Hugging Face id (owner/model) or a "
-        f"built-in name ({builtin})"
+        f"{name[:200]!r} is not a model{near or ':'} give a Hugging Face id (owner/model, for GGUF "
+        f"files owner/model:Q4_K_M){path} or a built-in name ({builtin})"
+        + ("" if near else "; Ollama's names are not known here")
     )
 
 

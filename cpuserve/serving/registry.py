@@ -97,6 +97,7 @@ class ModelRegistry:
         self._clock = clock
         self._slots = {loader.name: _Slot(loader) for loader in loaders}
         self._lock = asyncio.Lock()
+        self._stopping = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -174,24 +175,41 @@ class ModelRegistry:
                 log.info("model %s is unloaded, as a client asked", slot.loader.name)
                 await slot.unload()
 
-    async def close(self) -> None:
-        """Unload all models but the first."""
-        for slot in self._slots.values():
-            if slot.loading is not None:
-                slot.loading.cancel()
-                await asyncio.wait((slot.loading,))
-            await slot.unload()
-
     async def _loaded(self, slot: _Slot) -> ModelContext:
+        """Return a model that is loaded; load it, or wait until another request has loaded it."""
         context = slot.context
         if context is not None and not context.client.ended:
             return context
+        stopping = "The server is shutting down, and loads no more models"
+        if self._stopping:
+            raise ServiceUnavailable(stopping)
         if slot.loading is None:
             slot.check_pause(self._clock())
             slot.loading = asyncio.ensure_future(self._load(slot))
             slot.loading.add_done_callback(slot.on_loaded)
-        # Other requests wait for the same load, also if this one's client disconnects.
-        return await asyncio.shield(slot.loading)
+        loading = slot.loading
+        try:
+            # Other requests wait for the same load, also if this one's client disconnects.
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            if not loading.cancelled():
+                raise
+            raise ServiceUnavailable(stopping) from None
+
+    def stop_loading(self) -> None:
+        """Give up loads: requests for models that are not loaded get 503 from now on."""
+        self._stopping = True
+        for slot in self._slots.values():
+            if slot.loading is not None:
+                slot.loading.cancel()
+
+    async def close(self) -> None:
+        """Unload all models but the first."""
+        self.stop_loading()
+        for slot in self._slots.values():
+            if slot.loading is not None:
+                await asyncio.wait((slot.loading,))
+            await slot.unload()
 
     async def _load(self, slot: _Slot) -> ModelContext:
         name = slot.loader.name

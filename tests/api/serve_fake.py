@@ -1,10 +1,11 @@
 """`python -m tests.api.serve_fake OPTIONS`: serve() over the fake engine process.
 
 OPTIONS is JSON: {"model", "port", "uds", "drain_s", "drain_delay_s", "keys", "replicas", "restart",
-"limits": [of HangLimits], "download", "config": {...}}. It prints "preparing" when the command line
-would look for the model, "engine PID" at the start of each engine, and "ready URL" once it serves.
-It exits as the command line does. download: what happens before the engine starts: "none", "until
-a line comes" on standard input, or "refuse", which fails.
+"limits": [of HangLimits], "download", "also", "config": {...}}. It prints "preparing" when the
+command line would look for the model, "engine PID" at the start of each engine, and "ready URL"
+once it serves. It exits as the command line does. download: what happens before the engine starts:
+"none", "until a line comes" on standard input, or "refuse", which fails. also: the same for a
+further model, "two".
 """
 
 import json
@@ -12,7 +13,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from cpuserve.api.options import HttpOptions
-from cpuserve.api.serve import StoppedWhilePreparing, serve
+from cpuserve.api.preparing import StoppedWhilePreparing
+from cpuserve.api.serve import serve
 from cpuserve.config.engine import Resolved
 from cpuserve.engine.child import exit_now
 from cpuserve.engine.liveness import HangLimits
@@ -45,24 +47,31 @@ def main() -> int:
         engine_restart=options["restart"],
     )
 
-    others = (config,) * (options.get("replicas", 1) - 1)
-    resolved = Resolved(config, others=others)
+    resolved = Resolved(config, others=(config,) * (options.get("replicas", 1) - 1))
 
     def prepare(progress):
         download(options["download"], progress)
         return Prepared(resolved, None, SMOLLM2, None, select("cpu")[0], ())
+
+    def prepare_two(promised_bytes):
+        download(options["also"], lambda *_: None)
+        two = fake_config(
+            model=options["model"], **{**options["config"], "served_model_names": ["two"]}
+        )
+        return Prepared(Resolved(two), None, SMOLLM2, None, select("cpu")[0], ())
 
     async def on_ready(prepared, url, client):
         assert prepared.resolved is resolved
         print(f"ready {url}", flush=True)
 
     try:
-        return serve(prepare, http, on_ready=on_ready)
+        others = [("two", prepare_two)] if options.get("also") else []
+        return serve(prepare, http, on_ready=on_ready, others=others)
     except StartupError as error:
         print(f"cpuserve: error: {error}", file=sys.stderr)
         return 2
-    except StoppedWhilePreparing:
-        exit_now(0)
+    except StoppedWhilePreparing as stopped:
+        exit_now(stopped.code)
 
 
 def download(how, progress):

@@ -158,7 +158,7 @@ def test_of_duplicate_keys_the_last_counts(api):
 
 @pytest.mark.parametrize(
     "content_type",
-    ["text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data", "json"],
+    ["text/plain", "application/x-www-form-urlencoded2", "", "multipart/form-data", "json"],
 )
 def test_another_content_type_is_415(api, content_type):
     response = api.raw("/v1/chat/completions", GOOD, content_type)
@@ -173,18 +173,34 @@ def test_json_content_types_are_accepted(api, content_type):
     assert api.raw("/v1/chat/completions", GOOD, content_type).status_code == 200
 
 
-ENDPOINTS = ["/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize"]
+# All routes that read JSON, those of adapters apart.
+OPERATIONS = Api().app.openapi()["paths"]
+ENDPOINTS = sorted(path for path in OPERATIONS if "requestBody" in OPERATIONS[path].get("post", {}))
+# What curl declares with -d; browsers can declare both without a preflight request.
+NO_TYPE = [{}, {"content-type": "application/x-www-form-urlencoded"}]
+FORM = {"content-type": "application/x-www-form-urlencoded; charset=UTF-8"}
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_a_body_without_a_content_type_is_json_if_no_browser_sent_it(api, path):
-    body = b'{"model":"tiny","messages":[{"role":"user","content":"a"}],"max_tokens":4}'
-    response = api.request("POST", path, content=body)
-    assert "content-type" not in response.request.headers
-    assert response.status_code == 200
+@pytest.mark.parametrize("declared", [*NO_TYPE, FORM], ids=str)
+def test_a_body_without_a_content_type_is_json_if_no_browser_sent_it(api, path, declared):
+    response = api.request("POST", path, content=GOOD, headers=declared)
+    assert ("content-type" in response.request.headers) == bool(declared)
+    assert response.status_code == api.raw(path, GOOD).status_code != 415
+
+
+@pytest.mark.parametrize("declared", [*NO_TYPE, FORM], ids=str)
+def test_curls_of_ollamas_documentation_are_answered(api, declared):
+    for path, body in {
+        "/api/generate": b'{"model": "tiny", "prompt": "Why is the sky blue?"}',
+        "/api/chat": b'{"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}',
+        "/api/show": b'{"model": "tiny"}',
+    }.items():
+        assert api.request("POST", path, content=body, headers=declared).status_code == 200
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize("declared", [*NO_TYPE, FORM], ids=str)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -197,12 +213,12 @@ def test_a_body_without_a_content_type_is_json_if_no_browser_sent_it(api, path):
     ],
     ids=str,
 )
-def test_a_browsers_body_without_a_content_type_is_415(path, headers):
-    api = Api()
-    response = api.request("POST", path, content=GOOD, headers=headers)
+def test_a_browsers_body_without_a_content_type_is_415(api, path, headers, declared):
+    before = len(api.engine.asked)
+    response = api.request("POST", path, content=GOOD, headers={**headers, **declared})
     assert response.status_code == 415
     assert "application/json" in response.text
-    assert api.engine.asked == []
+    assert len(api.engine.asked) == before
 
 
 def test_a_compressed_body_is_refused_not_unpacked(api):

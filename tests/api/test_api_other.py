@@ -38,6 +38,21 @@ def test_one_model_can_be_asked_for(api):
     assert error_of(response)["code"] == "model_not_found"
 
 
+OPERATIONS = Api().app.openapi()["paths"]
+
+
+@pytest.mark.parametrize("path", [path for path in OPERATIONS if "{" not in path])
+def test_a_405_names_all_methods_of_its_path(path):
+    response = Api().request("PATCH", path)
+    assert response.status_code == 405
+    wanted = sorted(method.upper() for method in OPERATIONS[path])
+    found = set(response.headers["allow"].split(", "))
+    assert {*wanted} <= found
+    if path != "/v1/responses/input_tokens":  # also the path of a response with this id
+        assert found == {*wanted}
+    assert f"use {response.headers['allow']}" in response.text
+
+
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")]
 )

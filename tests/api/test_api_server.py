@@ -53,6 +53,7 @@ class Served:
         limits=(),
         port=None,
         download="none",
+        also=None,
         **config,
     ):
         self.port = port or free_port()
@@ -64,6 +65,7 @@ class Served:
         options = {"model": model, "port": self.port, "uds": uds, "drain_s": drain_s}
         options |= {"drain_delay_s": drain_delay_s, "keys": list(keys), "replicas": replicas}
         options |= {"restart": restart, "limits": limits, "download": download}
+        options |= {"also": also}
         options = json.dumps({**options, "config": config})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.api.serve_fake", options],
@@ -240,6 +242,21 @@ def test_a_signal_ends_a_download_at_once(number):
         _, err = server.process.communicate(timeout=PATIENCE_S)
         assert server.process.returncode == 0, err
         assert err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_download_of_a_further_model_at_once(number):
+    with served(also="until a line comes") as server:
+        server.ready()
+        connection = server.connect()
+        body = json.dumps({"model": "two", "prompt": [11]})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        assert server.process.stdout.readline() == "preparing\n"
+        server.stop(number)
+        response = connection.getresponse()
+        assert response.status == 503
+        assert "shutting down" in json.loads(response.read())["error"]["message"]
+        server.ends_with(0)
 
 
 def test_a_model_that_is_refused_is_one_line_and_frees_the_port():
@@ -543,6 +560,25 @@ def test_a_unix_socket_serves_and_is_removed(tmp_path):
         server.stop()
         server.ends_with(0)
     assert not path.exists()
+
+
+def test_a_server_that_drains_leaves_the_unix_socket_of_its_successor(tmp_path):
+    path = str(tmp_path / "api.sock")
+    with served("fake:slow", uds=path) as old:
+        old.ready()
+        response = old.post(stream=True, max_tokens=900)
+        response.readline()
+        old.stop()
+        wait_until(lambda: not Path(path).exists())
+        with served(uds=path) as new:
+            new.ready()
+            old.stop()
+            assert events(response.read().decode())[-1]["error"]["code"] == "service_unavailable"
+            old.ends_with(143)
+            assert new.get("/health")[0] == 200
+            new.stop()
+            new.ends_with(0)
+    assert not Path(path).exists()
 
 
 def test_metrics_count_exactly_and_are_zero_after_aborts():

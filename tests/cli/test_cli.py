@@ -1,11 +1,13 @@
 """The command line: exit codes, errors on one line, and imported modules."""
 
+import argparse
 import json
 import re
 import shlex
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -71,8 +73,61 @@ def test_no_arguments_print_the_help(capsys):
     assert out.startswith("usage: cpuserve")
 
 
+def all_help_of(capsys, *argv):
+    with pytest.raises(SystemExit) as end:
+        cli.main([*argv, "--help-all"])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+TAKES_OPTIONS = ("serve", "generate", "chat", "config", "program")
+
+
+@pytest.mark.parametrize("name", TAKES_OPTIONS)
+def test_the_first_page_of_help_has_ten_options_and_says_how_to_see_all(capsys, name):
+    first, every = help_of(capsys, name), all_help_of(capsys, name)
+    offered = {f"  {field.flag} " for field in FIELDS if field.flags}
+    assert 4 <= sum(flag in first for flag in offered) <= 9, "and --config"
+    assert "--help-all" in first
+    assert len(first.splitlines()) < len(every.splitlines()) / 2
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_the_terminal(capsys, monkeypatch, name, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    pages = [help_of(capsys, *name.split())]
+    if name in TAKES_OPTIONS:
+        pages.append(all_help_of(capsys, name))
+    for page in pages:
+        # Texts with examples have their own line breaks, for 80 columns.
+        text = page.replace(cli.DESCRIPTION, "").replace(cli.EPILOG, "")
+        assert all(len(line) <= columns for line in text.splitlines()), text
+    assert all(len(line) <= 80 for line in f"{cli.DESCRIPTION}\n{cli.EPILOG}".splitlines())
+
+
+@pytest.mark.parametrize("words", [["help"], ["help", "serve"], ["version"]])
+def test_help_and_version_are_commands_too(capsys, words):
+    as_flag = ["--version"] if words == ["version"] else [*words[1:], "--help"]
+    shown = []
+    for argv in (words, as_flag):
+        with suppress(SystemExit):
+            cli.main(argv)
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert "cpuserve" in shown[0]
+
+
+@pytest.mark.parametrize("name", ["run", "list", "ls", "ps", "show", "rm", "stop"])
+def test_a_command_of_another_program_gets_a_hint(capsys, name):
+    code, out, err = run(capsys, name, "llama3")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"cpuserve: error: there is no command {name!r}: ")
+    assert err.count("\n") == 1
+
+
 def test_help_of_serve_explains_every_option_in_its_group(capsys):
-    text = " ".join(help_of(capsys, "serve").split())
+    text = " ".join(all_help_of(capsys, "serve").split())
     for field in FIELDS:
         if field.flags:
             assert f"{field.flag} {field.metavar or ''}".strip() in text
@@ -134,8 +189,8 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(capsys, argv, needle):
 
 @pytest.mark.parametrize("name", [name for missing in MISSING for name in missing.names])
 def test_a_flag_of_another_server_without_counterpart_is_explained(parse, name):
-    typed = f"--{name[2:].replace('-', '_')}"
-    for argv in ([name], [f"{name}=x"], ["m", name, "x"], [typed]):
+    typed = f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
+    for argv in ([name], [f"{name}=x"], ["m", name, "x"], [typed], [name, "2"]):
         with pytest.raises(ConfigError) as refused:
             parse("serve", *argv)
         assert str(refused.value) == f"flag {name} is not supported: {why_missing(name)}"
@@ -374,9 +429,68 @@ def test_the_model_flag_and_the_positional_mean_the_same(parse):
     assert parse("serve", "--model", "y", "--model", "x").options.model == "x", "as for any flag"
 
 
-def test_flags_are_not_abbreviated(parse):
-    with pytest.raises(ConfigError, match="unknown flag --max-model"):
-        parse("serve", "--max-model", "4")
+def parsers(parser=None, name=""):
+    """The parsers of all commands, by name."""
+    found = {}
+    for action in (parser or cli.build_parser())._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, sub in action.choices.items():
+                found |= {f"{name} {word}".strip(): sub} | parsers(sub, word)
+    return found
+
+
+def flags_of(parser):
+    return {flag for action in parser._actions for flag in action.option_strings}
+
+
+PARSER = cli.build_parser()
+SHORT = {
+    flag for parser in parsers().values() for flag in flags_of(parser) if not flag.startswith("--")
+}
+NO_FLAGS = sorted(
+    {flag[:end] for flag in SHORT for end in range(2, len(flag))}
+    | {f"{flag}{more}" for flag in SHORT for more in "2fx"}
+    | {"-d", "-n", "-t", "-to", "-hx", "-cX"}
+)
+
+
+@pytest.mark.parametrize("command", sorted(parsers().keys() - {"bench"}))
+def test_no_flag_is_abbreviated_in_any_command(command):
+    """Also not by argparse's rules for flags with one dash: `-t 2` was taken for `-tp 2`."""
+    known = flags_of(parsers()[command])
+    long = [flag[:-1] for flag in known if flag.startswith("--") and flag[:-1] not in known]
+    for flag in {*NO_FLAGS, *long} - known:
+        for argv in ([flag, "2"], [f"{flag}=2"]):
+            with pytest.raises(ConfigError, match=f"flag {flag}( |;|$)"):
+                _refused(command, argv)
+
+
+def _refused(command, argv):
+    words = ["x", "y"] if command == "quantize" else ["x"] if command == "pull" else []
+    args, unknown = PARSER.parse_known_args([*command.split(), *words, *argv])
+    cli.refuse_unknown(args.parser, [word for word in unknown if word.startswith("-")])
+
+
+def test_flags_of_llama_cpp_mean_what_they_mean_there(parse):
+    given = [
+        "-m",
+        "x",
+        "-c",
+        "4096",
+        "-np",
+        "3",
+        "-b",
+        "512",
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "8081",
+    ]
+    options = parse("serve", *given).options
+    assert (options.model, options.max_model_len) == ("x", 4096)
+    assert (options.max_num_seqs, options.max_num_batched_tokens) == (3, 512)
+    for flag in ("-hf", "--hf-repo"):
+        assert parse("serve", flag, "owner/model:Q4_0").options.model == "owner/model:Q4_0"
 
 
 def test_a_startup_error_anywhere_is_one_line(capsys, monkeypatch):

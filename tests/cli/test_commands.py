@@ -52,7 +52,7 @@ def test_models_supported_prints_the_page_of_models_and_the_kernels_of_this_cpu(
 def test_pull_writes_the_path_and_nothing_else_to_stdout(capsys, monkeypatch, tmp_path):
     seen = []
 
-    def resolve_model(name, *, revision, progress):
+    def resolve_model(name, *, revision, progress, paths):
         seen.append((name, revision))
         progress("download", 1, 2)
         return tmp_path
@@ -74,6 +74,25 @@ def test_pull_of_what_cannot_be_had_is_one_line(capsys, monkeypatch):
     assert err.splitlines() == [
         "cpuserve: error: model owner/model cannot be fetched: the hub cannot be reached"
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "told"),
+    [
+        ("pull", "llama3", "'llama3' is not a model: give a Hugging Face id (owner/model, "),
+        ("pull", "qwen2.5:7b", "Ollama's names are not known here"),
+        ("pull", "smolm2:135m", "did you mean smollm2:135m? give a Hugging Face id"),
+        ("serve", "smolm2:135m", "did you mean smollm2:135m?"),
+        ("serve", "llama3", "for GGUF files owner/model:Q4_K_M), a path or a built-in name"),
+        ("config", "smolm2:135m", "did you mean smollm2:135m?"),
+    ],
+)
+def test_a_name_that_is_no_model_is_told_what_would_be_one(capsys, command, name, told):
+    code, _, err = run(capsys, command, name)
+    assert code == 2
+    assert told in err
+    assert "llama3" in err or "built-in name (smollm2:135m" in err
+    assert ("path" in err) == (command != "pull")
 
 
 def test_config_as_json_and_as_a_table_say_the_same(capsys, model):
@@ -134,5 +153,7 @@ def test_serve_hands_over_the_options_and_writes_the_banner_when_ready(capsys, m
     ((name, prepare_other),) = seen.others
     assert (name, prepare_other(0).resolved.config.served_model_names) == ("b", ["b"])
     assert out.startswith("cpuserve ")
-    assert "http://127.0.0.1:7777/v1" in out
+    assert out.splitlines()[0].endswith(" is ready: http://127.0.0.1:7777/v1")
+    assert out.splitlines()[-1] == "  API       http://127.0.0.1:7777/v1"
+    assert all(len(line) <= 80 or " " not in line.strip() for line in out.splitlines())
     assert "not measured" in out

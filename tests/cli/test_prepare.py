@@ -55,10 +55,11 @@ def test_architectures_that_are_no_list_of_names_are_refused(named, tmp_path):
 
 
 def banner_of(facts=SMOLLM2, host="vm_2core_zen5", **options):
-    """Return the banner for a machine that is described as data."""
+    """Return the banner, in one line, for a machine that is described as data."""
     host = load_host(host) if isinstance(host, str) else host
     resolved = resolve(host, facts, **options)
-    return banner.render(Prepared(resolved, None, facts, host, CpuPlatform(), ()))
+    text = banner.render(Prepared(resolved, None, facts, host, CpuPlatform(), ()))
+    return " ".join(text.split())
 
 
 def test_the_banner_says_how_precise_activations_are_where_weights_are_quantized():
@@ -167,7 +168,7 @@ def test_a_model_behind_a_closed_directory_is_not_called_missing(monkeypatch):
     monkeypatch.setattr(Path, "lstat", refuse)
     with pytest.raises(ModelError, match=rf"/closed/m {CLOSED}"):
         prepared("/closed/m")
-    with pytest.raises(ModelError, match="is not a model: give a path"):
+    with pytest.raises(ModelError, match="is not a model: give a Hugging Face id"):
         prepared("m")  # of a name that is no path, the current directory says nothing
 
 

@@ -141,12 +141,13 @@ def test_slow_reader_does_not_hold_up_the_others():
 @pytest.mark.parametrize(
     ("model", "how"),
     [
-        ("fake:slow", "killed by SIGKILL"),
-        ("fake:exit:4", "exit code 7: going down with code 7"),
-        ("fake:crash:4", "killed by SIGSEGV: Fatal Python error: Segmentation fault"),
-        ("fake:abort:4", "killed by SIGABRT: free(): invalid pointer"),
+        ("fake:slow", "was killed by SIGKILL (the system does that when memory runs out)"),
+        ("fake:exit:4", "ended with exit code 7: going down with code 7"),
+        ("fake:logs:4", "ended with exit code 7"),
+        ("fake:crash:4", "was killed by SIGSEGV: Fatal Python error: Segmentation fault"),
+        ("fake:abort:4", "was killed by SIGABRT: free(): invalid pointer"),
     ],
-    ids=["kill", "exit", "segfault", "abort"],
+    ids=["kill", "exit", "exit after a log", "segfault", "abort"],
 )
 def test_death_of_the_engine_ends_all_streams_and_says_how(model, how, capfd):
     async def body(client):
@@ -155,7 +156,8 @@ def test_death_of_the_engine_ends_all_streams_and_says_how(model, how, capfd):
             await asyncio.sleep(0.1)
             os.kill(client.pid, signal.SIGKILL)
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(r, EngineDead) and how in str(r) for r in results), results
+        assert [str(r) for r in results] == [f"the engine {how}"] * 3, results
+        assert all(isinstance(r, EngineDead) for r in results)
         assert not client.alive
         with pytest.raises(EngineDead, match=re.escape(how)):
             client.generate(PROMPT, SamplingParams())

@@ -1,12 +1,13 @@
 """An engine process whose model is the FakeExecutor; `config.model` says how it misbehaves.
 
 "fake", "fake:raise:N" (step N raises), "fake:nan:N" (the first row of step N is NaN), "fake:exit:N"
-(the process ends in step N), "fake:crash:N" (it segfaults), "fake:abort:N" (it says why and
-aborts), "fake:slow" (20 ms a step), "fake:endless" (a step ends when it is cancelled, and not
-before ten minutes), "fake:startup" (a StartupError), "fake:broken" (a bug while loading),
-"fake:threads" (no thread is granted), "fake:hang" (loads for ever), "fake:dies" (the process ends
-while it loads), "fake:busy" (a step uses the CPU until it is cancelled), "fake:moving" (as endless,
-and the executor tells that it moves), "fake:once:FILE" (makes FILE; loads for ever if it exists).
+(the process ends in step N), "fake:logs:N" (it logs a failure that it survives, and ends without a
+word), "fake:crash:N" (it segfaults), "fake:abort:N" (it says why and aborts), "fake:slow" (20 ms a
+step), "fake:endless" (a step ends when it is cancelled, and not before ten minutes), "fake:startup"
+(a StartupError), "fake:broken" (a bug while loading), "fake:threads" (no thread is granted),
+"fake:hang" (loads for ever), "fake:dies" (the process ends while it loads), "fake:busy" (a step
+uses the CPU until it is cancelled), "fake:moving" (as endless, and the executor tells that it
+moves), "fake:once:FILE" (makes FILE; loads for ever if it exists).
 """
 
 import faulthandler
@@ -49,7 +50,7 @@ def build(config, progress, team):
         progress("load", done, 100)
 
     def fault(step, outputs):
-        if kind not in ("raise", "nan", "exit", "crash", "abort") or step != int(number):
+        if kind not in ("raise", "nan", "exit", "crash", "abort", "logs") or step != int(number):
             return
         if kind == "raise":
             msg = "step goes wrong"
@@ -60,6 +61,12 @@ def build(config, progress, team):
             print("a line", file=sys.stderr, flush=True)
             time.sleep(0.05)
             print("going down with code 7", file=sys.stderr, flush=True)
+            os._exit(7)
+        if kind == "logs":
+            try:
+                raise ValueError(kind)
+            except ValueError:
+                get_logger("engine").exception("a failure\nthat it survives")
             os._exit(7)
         if kind == "crash":
             faulthandler._sigsegv()

@@ -296,6 +296,25 @@ def test_closing_ends_what_is_loaded_and_what_is_loading():
     assert list(registry.loaded()) == [registry.first]
 
 
+def test_a_server_that_stops_gives_loads_up_and_says_so_and_a_loaded_model_still_answers():
+    machine = Machine(2)
+    registry = machine.registry("b", "c")
+
+    async def main():
+        await registry.find("b")
+        machine.gates["c"] = asyncio.Event()
+        loading = asyncio.create_task(registry.find("c"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        registry.stop_loading()
+        for refused in (loading, registry.find("c")):
+            with pytest.raises(ServiceUnavailable, match="shutting down"):
+                await refused
+        assert (await registry.find("b"))[1] == "b"
+
+    asyncio.run(main())
+
+
 def test_a_name_that_is_not_served_is_404():
     registry = Machine(1).registry("b")
     for find in (lambda: found(registry, "x"), lambda: registry.peek("x")):

@@ -1,0 +1,71 @@
+"""Ctrl-C ends a command without a traceback, whatever the command does at that moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+EXIT_INTERRUPTED = 130
+
+_came = False
+
+
+def end_at_interrupt() -> None:
+    """Let Ctrl-C end the process at once, without Python's traceback.
+
+    For the time in which nothing has to be cleaned up, such as while modules are imported. A
+    process that was started with SIGINT ignored goes on ignoring it.
+    """
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _raise):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def interrupts() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt, and remember it: see `interrupted`."""
+    global _came
+    _came = False
+    before = signal.getsignal(signal.SIGINT)
+    is_ours = before in (signal.SIG_DFL, signal.default_int_handler)
+    if not is_ours or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hook = sys.unraisablehook
+    signal.signal(signal.SIGINT, _raise)
+    sys.unraisablehook = _leave_out_interrupts
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGINT, before)
+
+
+def interrupted() -> bool:
+    """Return whether Ctrl-C came: libraries turn KeyboardInterrupt into errors of other kinds."""
+    return _came
+
+
+def exit_interrupted() -> None:
+    """End the process now: its threads may take minutes to load or download, and are not needed."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
+            stream.flush()
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    global _came
+    _came = True
+    signal.default_int_handler(number, frame)
+
+
+def _leave_out_interrupts(what: Any) -> None:
+    """Write what Python writes of an exception in a finalizer, but nothing of an interrupt."""
+    if not isinstance(what.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(what)

@@ -1,0 +1,39 @@
+"""LastWords: what a process wrote to stderr that may say why it has ended."""
+
+from __future__ import annotations
+
+from cpuserve.log import is_record
+
+CRASH = "Fatal Python error: "  # the beginning of a report of faulthandler
+ABORT = CRASH + "Aborted"
+# A process writes why it ends just before its end. An older line has another reason.
+RECENT_S = 2.0
+
+
+class LastWords:
+    """Keeps the line that says best why a process has ended; times are in seconds.
+
+    Records of the log are not kept: a warning, or a failure that the process survived, is no cause.
+    Nor are indented lines, which belong to a traceback. Of a crash report only the first line is
+    kept, and nothing if it is the report of an abort and the line before it tells the reason.
+    """
+
+    def __init__(self) -> None:
+        self._line = ""
+        self._at = 0.0
+        self._is_report = False
+
+    def hear(self, line: str, now: float) -> None:
+        """Note a line that was written now."""
+        if now - self._at > RECENT_S:
+            self._line, self._is_report = "", False
+        if self._is_report or not line.strip() or line[0].isspace() or is_record(line):
+            return
+        self._is_report = line.startswith(CRASH)
+        if line.rstrip() != ABORT or not self._line:
+            self._line = line.rstrip()
+        self._at = now
+
+    def at(self, end: float) -> str:
+        """Return the line for a process that ended then; "" if there is none."""
+        return self._line if end - self._at <= RECENT_S else ""
