@@ -103,6 +103,7 @@ def chatting(model):
     with terminal("chat", model, *SMALL, "--max-tokens", "2") as chat:
         chat.until(READY)
         chat.until(PROMPT)
+        time.sleep(0.5)  # until the terminal is in raw mode
         yield chat
 
 
