@@ -61,9 +61,14 @@ _ELSEWHERE = (
 
 
 def allowed_methods(path: str, routes: Iterable[BaseRoute]) -> list[str]:
-    """Return the methods that some route of `path` has, sorted."""
-    own = (r for r in routes if isinstance(r, Route) and r.path_regex.match(path))
-    return sorted({method for route in own for method in route.methods or ()})
+    """Return the methods that some route of `path` has, sorted.
+
+    A route with just this path hides those with a parameter in its place: `input_tokens` in
+    /v1/responses/input_tokens is no id of a response.
+    """
+    own = [r for r in routes if isinstance(r, Route) and r.path_regex.match(path)]
+    literal = [route for route in own if route.path == path]
+    return sorted({method for route in literal or own for method in route.methods or ()})
 
 
 def unknown_route(method: str, path: str, known: Sequence[str]) -> str:

@@ -21,10 +21,11 @@ SCHEMA = {
 }  # fmt: skip
 # Qwen's way: arguments may be a text, and earlier thoughts are dropped before the last question.
 QWEN = TEMPLATE.replace(
-    "{{ call.function | tojson\n}}",
+    "{{ call.function | tojson }}",
     '{"name": "{{ call.function.name }}", "arguments": {% if call.function.arguments is string %}'
     "{{ call.function.arguments }}{% else %}{{ call.function.arguments | tojson }}{% endif %}}",
 )
+assert QWEN != TEMPLATE
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 PNG = "iVBORw0KGgo="
 

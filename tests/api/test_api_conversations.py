@@ -278,7 +278,7 @@ def test_what_another_server_did_is_told():
     assert answer.status_code == 200, answer.text
     prompt = prompt_of(api)
     search = '[web_search_call: {"action":{"query":"cats today"}}]'
-    assert f"assistant\n{search}\n[image_generation_call: {{}}]\nFound.<tool_call>" in prompt
+    assert f"assistant\n{search}\n[image_generation_call: {{}}]\nFound.\n<tool_call>" in prompt
     assert '{"name": "apply_patch", "arguments": {"input": "*** Be"}}' in prompt
     assert '{"name": "local_shell", "arguments": {"type": "exec", "command": ["ls"]}}' in prompt
     assert "tool\npatched<|im_end|>\n<|im_start|>tool\na.txt<|im_end|>" in prompt

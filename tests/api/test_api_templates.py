@@ -128,7 +128,7 @@ def test_each_dialect_has_roles_where_the_template_takes_them(path, fields, prom
 
 
 def test_tools_that_a_template_makes_too_large_are_400_and_other_requests_go_on():
-    api = api_with(TEMPLATE, "<tool_call>{{ tools | tojson(indent=4) }}{{ messages[0].content }}")
+    api = api_with(TEMPLATE, TEMPLATE.replace("tools | tojson", "tools | tojson(indent=4)"))
     nested: list = [7] * 20_000
     for _ in range(800):
         nested = [nested]
