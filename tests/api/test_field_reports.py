@@ -479,3 +479,23 @@ def test_nothing_is_generated_for_a_client_that_left(server, stream):
     made = server.metric("generation_tokens_total")
     assert chat(server, max_tokens=1).status_code == 200
     assert server.metric("generation_tokens_total") == made + 1
+
+
+def test_a_seed_gives_the_same_answer_again_and_its_choices_differ(server):
+    fields = {"seed": 123, "temperature": 0.8, "max_tokens": 30, "ignore_eos": True}
+    first, second = (chat(server, n=2, **fields).json()["choices"] for _ in range(2))
+    assert [c["message"]["content"] for c in first] == [c["message"]["content"] for c in second]
+    assert first[0]["message"]["content"] != first[1]["message"]["content"]
+
+
+def test_the_logprobs_of_a_prompt_are_the_same_again(server):
+    """Also if the cache holds the prompt."""
+    body = {"prompt": "The quick brown fox " * 20, "max_tokens": 1, "temperature": 0}
+
+    def ask(**more):
+        answer = server.post("/v1/completions", json={"model": "tiny", **body, **more})
+        return answer.json()["choices"][0]["prompt_logprobs"]
+
+    first = ask(prompt_logprobs=2)
+    assert ask() is None
+    assert ask(prompt_logprobs=2) == first
