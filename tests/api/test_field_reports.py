@@ -91,6 +91,29 @@ TAKEN = {
         {"messages": chat_history(None), "tools": [WEATHER]},
         "sunny",
     ),
+    "a result in parts, one of them a picture": (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                *chat_history("c1")[:-1],
+                {
+                    "role": "tool",
+                    "tool_call_id": "c1",
+                    "content": [
+                        {"type": "text", "text": "sunny"},
+                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
+                    ],
+                },
+            ],
+            "tools": [WEATHER],
+        },
+        "sunny",
+    ),
+    "a function without parameters": (
+        "/v1/chat/completions",
+        {"messages": HI, "tools": [{"type": "function", "function": {"name": "now"}}]},
+        '"now"',
+    ),
     "items without id and status, with nulls, and with arguments as an object": (
         "/v1/responses",
         {"input": ITEMS, "tools": TOOLS["/v1/responses"]},
@@ -120,6 +143,23 @@ def test_what_clients_send_is_taken(path, body, shown):
     response = api.post(path, model="tiny", **body)
     assert response.status_code == 200, response.text
     assert shown in prompt_of(api)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "choice", [{"foo": "bar"}, {"type": "banana"}, {"type": "function"}, "AUTO", "any"], ids=str
+)
+def test_a_choice_of_tools_that_means_nothing_is_refused(choice, stream):
+    response = Api().chat(tools=[WEATHER], tool_choice=choice, stream=stream)
+    assert (response.status_code, error_of(response)["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_that_has_its_name_in_the_wrong_place_is_refused(stream):
+    tool = {"type": "function", "name": "exec", "function": {"parameters": CITY}}
+    response = tool_api(says("Hello!")).chat(tools=[tool], stream=stream)
+    assert response.status_code == 400
+    assert "tools[0].function.name" in error_of(response)["message"]
 
 
 ABSENT = {
@@ -273,13 +313,15 @@ def test_a_forced_call_comes_in_a_stream(choice, rest):
 
 
 @pytest.mark.parametrize("path", TOOLS)
-def test_calls_have_ids_of_their_own(path):
+def test_calls_have_ids_of_their_own_and_whole_arguments(path):
     field = "input" if path == "/v1/responses" else "messages"
     more = {"max_tokens": 300} if path == "/v1/messages" else {}
     api = tool_api(says(f"{CALL}\n{CALL}"))
     body = api.post(path, model="tiny", stream=False, tools=TOOLS[path], **{field: HI}, **more)
     ids = re.findall(r'"(?:call_)?id":"(call_[0-9a-f]+)"', body.text)
     assert len(ids) == len(set(ids)) == 2
+    # The arguments are the same in every dialect: text with an object in it, or the object.
+    assert len(re.findall(r'[{]\\?"city\\?": ?\\?"Paris\\?"[}]', body.text)) == 2
 
 
 @pytest.mark.parametrize("per_output", [1, 3, 1000])
