@@ -161,7 +161,8 @@ def _check_entries(file: GgufFile, name: str, value: Any, count: int, kinds: Any
 def _strings(file: GgufFile, name: str) -> list[str]:
     value = file.value(f"tokenizer.ggml.{name}")
     if not isinstance(value, list) or not value or not isinstance(value[0], str):
-        msg = f"GGUF {file.path}: tokenizer.ggml.{name} must be a list of strings"
+        what = "is missing" if value is None else "must be a list of strings"
+        msg = f"GGUF {file.path}: tokenizer.ggml.{name} {what}; convert the model again"
         raise ModelError(msg)
     return value
 

@@ -265,7 +265,7 @@ def test_prompt_logprobs_with_max_tokens_0_need_no_echo(api):
     assert body["choices"][0]["prompt_logprobs"][1].keys() == {"73"}
 
 
-def test_of_two_ids_with_one_text_the_likelier_is_shown():
+def test_of_two_ids_with_one_text_the_chosen_one_keeps_it():
     class Twins(TokenNames):
         """Ids 5 and 6 have the same text, as an added token and an ordinary token may."""
 
@@ -275,7 +275,7 @@ def test_of_two_ids_with_one_text_the_likelier_is_shown():
     names = Twins(tokenizer(), as_ids=False, skip_special_tokens=True)
     entry = TokenLogprob(6, -3.0, 3, [(5, -0.5), (7, -1.5)])
     piece = LegacyBuilder(names, 2).piece([6], [entry])
-    assert piece.top_logprobs == [{"twin": -0.5, "t7": -1.5}]
+    assert piece.top_logprobs == [{"token_id:5": -0.5, "t7": -1.5, "twin": -3.0}]
     assert piece.token_logprobs == [-3.0]
 
 

@@ -237,7 +237,8 @@ def test_lone_surrogate_is_the_clients_error(tmp_path):
         ({"tokenizer.ggml.tokens": (ARRAY, (STRING, ["a"]))}, "token_type must have one entry"),
         ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["ab"]))}, "'ab', which is not a pair"),
         ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["zz yy"]))}, "broken tokenizer"),
-        ({"tokenizer.ggml.merges": None}, "merges must be a list"),
+        ({"tokenizer.ggml.merges": None}, "merges is missing; convert the model again"),
+        ({"tokenizer.ggml.merges": (U32, 1)}, "merges must be a list of strings"),
     ],
 )
 def test_unsupported_or_broken_gguf_tokenizer_is_named(tmp_path, change, reason):

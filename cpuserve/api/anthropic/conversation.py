@@ -42,11 +42,14 @@ def chat_messages(
         role = message.get("role")
         if role not in ("user", "assistant", "system"):
             refuse(f"{where}.role", "must be user, assistant or system")
-        inner = list(blocks(message.get("content"), f"{where}.content"))
+        content = message.get("content")
+        if content is None and role == "assistant":
+            content = []  # what other dialects write for a turn of calls, or one that was cut off
+        inner = list(blocks(content, f"{where}.content"))
         if role == "system":
             # Agents give instructions also in the middle of a conversation, between turns.
-            content = [text_of(block, path) for path, block in inner]
-            found.append({"role": "system", "content": content})
+            texts = [text_of(block, path) for path, block in inner]
+            found.append({"role": "system", "content": texts})
             continue
         found += _of_user(inner) if role == "user" else [_of_assistant(inner)]
         uses.follow(role, inner)

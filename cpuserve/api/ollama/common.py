@@ -7,6 +7,11 @@ from datetime import datetime, timezone
 import msgspec
 from fastapi import Response
 
+from cpuserve.api.unset import first_set
+from cpuserve.serving.call import unsupported
+
+# The fields in which the endpoints take their text.
+_TEXTS = ("messages", "prompt", "input")
 to_json = msgspec.json.Encoder().encode
 
 
@@ -18,6 +23,16 @@ def nanoseconds(seconds: float) -> int:
 def timestamp(seconds: float) -> str:
     """Return a time as Ollama writes it."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%S.%fZ}"
+
+
+def check_text(request: object, path: str, own: str) -> None:
+    """Raise InvalidRequest if a request without text has it in the field of another endpoint.
+
+    Such a request would load the model and get an empty answer. own: the field of this endpoint.
+    """
+    if (name := first_set(request, _TEXTS)) is not None:
+        msg = f"{name} is no field of {path}: use {own}"
+        raise unsupported(msg, name)
 
 
 def json_response(body: object) -> Response:

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.endpoint import read_call
-from cpuserve.api.ollama.common import json_response, nanoseconds, to_json
+from cpuserve.api.ollama.common import check_text, json_response, nanoseconds, to_json
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.openai.embeddings.schema import check_dimensions
 from cpuserve.api.openai.embeddings.writer import shortened
@@ -39,6 +39,8 @@ class OllamaEmbed(msgspec.Struct, kw_only=True):
     truncate: bool | None = None
     dimensions: int | None = None
     options: dict[str, Any] | None = None
+    prompt: Any = None
+    messages: Any = None
 
 
 class OllamaVectors(msgspec.Struct):
@@ -57,6 +59,8 @@ class OllamaEmbedOne(msgspec.Struct, kw_only=True):
     model: str
     prompt: str | None = None
     options: dict[str, Any] | None = None
+    input: Any = None
+    messages: Any = None
 
 
 class OllamaVector(msgspec.Struct):
@@ -73,6 +77,7 @@ async def embed(request: Request) -> Response:
         model = await received.choose(asked.model)
         check_dimensions(asked.dimensions or None, received.context)
         if not asked.input:
+            check_text(asked, "/api/embed", "input")
             return json_response(
                 OllamaVectors(model, [], nanoseconds(time.monotonic() - began), 0, 0)
             )
@@ -96,6 +101,7 @@ async def embed_one(request: Request) -> Response:
     async with read_call(request, "ollama-", OllamaEmbedOne) as (received, asked):
         await received.choose(asked.model)
         if not asked.prompt:
+            check_text(asked, "/api/embeddings", "prompt")
             return json_response(OllamaVector([]))
         generation = await _prepare(received, asked.prompt, cut=False, hint="use /api/embed")
 

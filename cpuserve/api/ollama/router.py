@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.endpoint import read_call
-from cpuserve.api.ollama.common import json_response
+from cpuserve.api.ollama.common import check_text, json_response
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.ollama.schema import (
     OllamaAnswer,
@@ -58,6 +58,8 @@ async def _answer(
     *,
     chat: bool,
 ) -> Response:
+    if not asked.asks:
+        check_text(asked, *(("/api/chat", "messages") if chat else ("/api/generate", "prompt")))
     if not asked.asks and is_zero(asked.keep_alive):
         return await _unload(received, asked.model, chat=chat)
     model = await received.choose(asked.model)

@@ -72,6 +72,8 @@ class OllamaChat(OllamaRequest, kw_only=True):
 
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
+    prompt: Any = None
+    input: Any = None
 
     @property
     def asks(self) -> bool:
@@ -89,6 +91,8 @@ class OllamaGenerate(OllamaRequest, kw_only=True):
     images: Any = None
     template: Any = None
     context: Any = None
+    messages: Any = None
+    input: Any = None
 
     @property
     def asks(self) -> bool:

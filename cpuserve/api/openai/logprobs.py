@@ -124,9 +124,14 @@ class LegacyBuilder:
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
         """Return the most likely tokens and the chosen one, so up to top + 1 entries."""
         out: dict[str, float] = {}
+        chosen = self._names.name(entry.token)
         for token, logprob in [*entry.top[: self._top], (entry.token, entry.logprob)]:
-            # Several ids may have the same text; the most likely one comes first and is kept.
-            out.setdefault(self._names.name(token), finite(logprob))
+            name = self._names.name(token)
+            # Several ids may have the same text, such as parts of characters. The chosen one keeps
+            # it, else the most likely one; the others are named by their ids.
+            if token != entry.token and (name == chosen or name in out):
+                name = f"token_id:{token}"
+            out.setdefault(name, finite(logprob))
         return out
 
 
