@@ -3,6 +3,7 @@ is not here. Sources are named where they say more than the case."""
 
 import json
 import re
+import socket
 
 import httpx
 import jsonschema
@@ -491,7 +492,7 @@ def test_a_pattern_that_cannot_be_kept_is_400(server, pattern, stream):
     schema = one({"type": "string", "pattern": pattern})
     response = chat(server, response_format=form(schema), stream=stream)
     assert response.status_code == 400, response.text
-    assert "regex" in error_of(response)["message"]
+    assert re.search("regex|pattern", error_of(response)["message"])
 
 
 def test_a_rule_of_any_text_ends_no_server(server):
@@ -512,11 +513,13 @@ def test_nothing_is_generated_for_a_client_that_left(server, stream):
         with server.stream("POST", path, json={**body, "stream": True}) as response:
             next(response.iter_lines())
     else:
-        with (
-            httpx.Client(base_url=server.base_url, timeout=0.3) as other,
-            pytest.raises(httpx.ReadTimeout),
-        ):
-            other.post("/v1/chat/completions", json=body)
+        url = httpx.URL(server.base_url)
+        content = json.dumps(body).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url.host}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        with socket.create_connection((url.host, url.port)) as connection:
+            connection.sendall(head.encode() + content)
+            wait_until(lambda: server.metric("num_requests_running") == 1, "it does not start")
     wait_until(lambda: server.metric("num_requests_running") == 0, "the request goes on")
     made = server.metric("generation_tokens_total")
     assert chat(server, max_tokens=1).status_code == 200

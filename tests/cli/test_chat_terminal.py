@@ -181,7 +181,7 @@ COMMANDS = {
     "doctor": ["doctor"],
     "models": ["models", "--supported"],
     "bench roofline": ["bench", "roofline"],
-    "bench step": ["bench", "step", "MODEL", *SMALL],
+    "bench step": ["bench", "step", "MODEL", *SMALL, "--context", "64", "--prefill", "64"],
     "quantize": ["quantize", "MODEL", "OUT"],
 }
 
