@@ -376,12 +376,7 @@ static inline void visit_chunk(const UnitRows& u, int n, int chunk, int count, b
   for (int r0 = 0, R; r0 < n; r0 += R) {
     R = tile_rows<Kv>(n - r0);
     if (!begin_tile(u, r0, R, chunk, b, t)) continue;
-    with_rows(
-        R, [&](auto rows) __attribute__((always_inline)) {
-          constexpr int kRows = decltype(rows)::value;
-          dense ? attend_chunk<Kv, kRows, Ahead::full>(t, c, f)
-                : attend_chunk<Kv, kRows, Ahead::light>(t, c, f);
-        });
+    dense ? attend_chunk<Kv, Ahead::full>(t, c, R, f) : attend_chunk<Kv, Ahead::light>(t, c, R, f);
     end_tile(u, r0, R, b, t);
   }
 }
