@@ -464,15 +464,18 @@ static inline void attend_unit(const AttentionArgs& a) {
   }
 }
 
-static inline void attention(const AttentionArgs& a) noexcept {
-  const auto run = [&](auto kv) { attend_unit<decltype(kv)>(a); };
+// The kernel for a cache of what Kv multiplies.
+template <class Kv>
+static void attention(const AttentionArgs& a) noexcept {
 #ifdef CPUSERVE_UNIT_TILES
-  if (!kv_scaled(a.kv.type) || a.kv.hd_pad <= kWidestScaledHead) {
-    with_kv<OnTiles>(a.kv.type, run);
+  if (!Kv::kScaled || a.kv.hd_pad <= kWidestScaledHead) {
+    attend_unit<OnTiles<Kv>>(a);
     return tile_release();
   }
+  if constexpr (Kv::kScaled) attend_unit<Kv>(a);
+#else
+  attend_unit<Kv>(a);
 #endif
-  with_kv(a.kv.type, run);
 }
 
 // Computes the factors of `n` partial results of one row, starting from m and l, which are updated.

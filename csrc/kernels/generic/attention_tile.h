@@ -111,25 +111,24 @@ struct KvE5m2 : ScaledProducts {
   }
 };
 
-// Calls run(products) for what a cache of `type` multiplies with. On<Kv>: how bf16 pairs are
-// multiplied, on vectors or on matrix tiles (OnTiles).
-template <class Kv>
-using OnVectors = Kv;
-template <template <class> class On = OnVectors, class Run>
+// Calls run(products) for what a cache of `type` multiplies with.
+template <class Run>
 static inline void with_kv(KvType type, const Run& run) noexcept {
   switch (type) {
     case KvType::bf16:
-      return run(On<KvBf16>{});
+      return run(KvBf16{});
     case KvType::f16:
       return run(KvF16{});
     case KvType::f32:
       return run(KvF32{});
     case KvType::int8:
-      return run(On<KvInt8>{});
+      return run(KvInt8{});
     case KvType::e4m3:
-      return run(On<KvE4m3>{});
+      return run(KvE4m3{});
     case KvType::e5m2:
-      return run(On<KvE5m2>{});
+      return run(KvE5m2{});
+    case KvType::count:
+      return;
   }
 }
 
@@ -476,7 +475,7 @@ struct Strips {
   using Value = void (*)(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* p, int begin,
                          int end, int column, bool fresh, float* o, size_t ldo, Fetch& next);
   struct OfRows {
-    Score score, half_score;     // of strip_vecs and half_strip_vecs vectors of keys
+    Score score, half_score;      // of strip_vecs and half_strip_vecs vectors of keys
     Value value, value2, value1;  // of strip_vecs, 2 and 1 vectors of columns
   };
   OfRows of[kTallRows];
