@@ -186,7 +186,7 @@ void decode(const Shape& s, Buffers& b) {
         a.rows = s.group;
         a.pos0 = s.context - 1;
         a.chunk1 = s.context / kChunk;
-        kernels().attention(a);
+        kernels().attention[static_cast<int>(a.kv.type)](a);
       }
     }
   }
@@ -230,7 +230,7 @@ void prefill(const Shape& s, Buffers& b) {
       a.row0 = static_cast<int64_t>(token0) * s.group;
       a.rows = static_cast<int64_t>(token1 - token0) * s.group;
       a.chunk1 = (token1 + kChunk - 1) / kChunk;
-      kernels().attention(a);
+      kernels().attention[static_cast<int>(a.kv.type)](a);
     }
   }
 }

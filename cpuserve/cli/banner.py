@@ -38,7 +38,8 @@ def render(prepared: Prepared) -> str:
     config, host = prepared.resolved.config, prepared.host
     why = reasons(prepared.resolved)
     kernels = prepared.platform.kernels(config.isa)
-    attention = kernels.get("attention", "torch" if config.executor == "torch" else config.isa)
+    attention = kernels.get(
+        f"attention.{config.kv_dtype}", "torch" if config.executor == "torch" else config.isa)
     stored = prepared.facts.quantization or prepared.facts.dtype
     seen = {
         "model": f"{config.model} ({config.architecture}, {stored})",

@@ -127,7 +127,7 @@ class CpuPlatform:
     def capabilities(self, host: Host) -> Capabilities:
         """Return the ISA level, dtypes, formats and attention kernel on `host`."""
         level, means = isa_level_of(host)
-        attention = "torch" if level == "none" else self.kernels(level).get("attention", level)
+        attention = "torch" if level == "none" else self.kernels(level).get("attention.bf16", level)
         return Capabilities(
             level, means, tuple(KV_OF), ("none", *MADE_WHILE_LOADING, *CHECKPOINTS), attention
         )

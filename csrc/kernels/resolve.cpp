@@ -42,6 +42,11 @@ constexpr const char* kLinearNames[] = {
 constexpr int kLinearKinds = static_cast<int>(WeightKind::count);
 static_assert(sizeof kLinearNames / sizeof *kLinearNames == kLinearKinds, "one name per kind");
 
+constexpr const char* kAttentionNames[] = {"attention.bf16", "attention.f16",  "attention.f32",
+                                           "attention.int8", "attention.e4m3", "attention.e5m2"};
+constexpr int kKvTypes = static_cast<int>(KvType::count);
+static_assert(sizeof kAttentionNames / sizeof *kAttentionNames == kKvTypes, "one name per type");
+
 constexpr const char* kDotNames[] = {"probe_dot.f32", "probe_dot.bf16", "probe_dot.int8",
                                      "probe_dot.int4"};
 constexpr int kDotKinds = static_cast<int>(DotKind::count);
@@ -52,7 +57,7 @@ static_assert(sizeof kDotNames / sizeof *kDotNames == kDotKinds, "one name per k
 template <class Visit>
 void for_each_entry(KernelTable& to, const KernelTable& from, Visit visit) {
   for (int i = 0; i < kLinearKinds; i++) {
-    visit(kLinearNames[i], to.linear[i], from.linear[i], from.linear[i].run != nullptr);
+    visit(kLinearNames[i], to.linear[i], from.linear[i], from.linear[i].product != nullptr);
   }
 #define ENTRY(name) visit(#name, to.name, from.name, from.name != nullptr)
   ENTRY(rms_norm);
@@ -62,7 +67,9 @@ void for_each_entry(KernelTable& to, const KernelTable& from, Visit visit) {
   ENTRY(activation);
   ENTRY(rope_store);
   ENTRY(latent_store);
-  ENTRY(attention);
+  for (int i = 0; i < kKvTypes; i++) {
+    visit(kAttentionNames[i], to.attention[i], from.attention[i], from.attention[i] != nullptr);
+  }
   ENTRY(attention_merge);
   ENTRY(recurrent);
   ENTRY(short_conv);
@@ -82,6 +89,17 @@ struct Level {
   std::vector<KernelEntry> entries;
 };
 
+template <class Function>
+void replace(Function*& to, Function* from) {
+  to = from;
+}
+// Few rows keep the product of the level below.
+void replace(LinearKernel& to, const LinearKernel& from) {
+  const auto below = to.product;
+  to = from;
+  if (from.few_rows > 0) to.few_product = below;
+}
+
 // Replaces the entries of `level` that a unit provides.
 void lay_over(Level& level, const Unit& unit) {
   size_t next = 0;
@@ -90,7 +108,7 @@ void lay_over(Level& level, const Unit& unit) {
                  [&](const char* name, auto& to, const auto& from, bool present) {
                    if (empty) level.entries.push_back({name, nullptr});
                    if (present) {
-                     to = from;
+                     replace(to, from);
                      level.entries[next].level = unit.level;
                    }
                    next++;

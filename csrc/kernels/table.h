@@ -400,7 +400,7 @@ struct LinearKernel {
   ActFormat act;
   size_t (*panel_bytes)(int64_t k) noexcept;
   void (*pack)(const PackArgs&) noexcept;
-  void (*run)(const LinearArgs&) noexcept;
+  void (*product)(const LinearArgs&) noexcept;
   // out[0..k) = row n of W in fp32 (embedding lookup from a tied matrix).
   void (*row)(const PackedWeight&, int64_t n, float* out) noexcept;
   // Its geometry, which the division into tasks follows (runtime/linear_plan.h). The register tile
@@ -413,6 +413,14 @@ struct LinearKernel {
   int32_t column_bytes = 4;        // bytes of a column that lie side by side in a panel
   int span_panels = kStripPanels;  // of a task, at most, if its rows do not stay in L2
   bool sizes_cut_passes = false;   // WorkSizes::float_pass_rows may be less than pass_rows
+  // Up to few_rows int8 rows take the product of the level below, which has the same bits: a level
+  // with matrix tiles does not compile the loops for vectors a second time.
+  int few_rows = 0;
+  void (*few_product)(const LinearArgs&) noexcept = nullptr;
+
+  void run(const LinearArgs& a) const noexcept {
+    (few_product && a.m * a.terms <= few_rows ? few_product : product)(a);
+  }
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -453,7 +461,7 @@ struct ActivationArgs {
 //   f16, f32      K [hd_pad][kBlock]        V [kBlock][hd_pad]
 //   int8, e4m3, e5m2   as f16 but of bytes; after them fp32 [kBlock]: the scale with which the
 //                      codes of a token are multiplied (e4m3 codes widen to 1/256 of their value)
-enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, e5m2 = 5 };
+enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, e5m2 = 5, count };
 inline bool kv_scaled(KvType t) { return t >= KvType::int8; }
 // Whether rope_store mixes the dimensions of q and k: k is multiplied by the Hadamard matrix H of n
 // rows, where n is the largest power of two that divides head_dim, block by block, and q by H / n.
@@ -763,7 +771,7 @@ struct KernelTable {
   void (*activation)(const ActivationArgs&) noexcept;
   void (*rope_store)(const RopeStoreArgs&) noexcept;
   void (*latent_store)(const LatentStoreArgs&) noexcept;
-  void (*attention)(const AttentionArgs&) noexcept;
+  void (*attention[static_cast<int>(KvType::count)])(const AttentionArgs&) noexcept;
   void (*attention_merge)(const AttentionMergeArgs&) noexcept;
   void (*recurrent)(const RecurrentArgs&) noexcept;
   void (*short_conv)(const ShortConvArgs&) noexcept;

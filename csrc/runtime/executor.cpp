@@ -128,8 +128,9 @@ Buffer Executor::make_activations(const Program& program, std::vector<Rows>& val
 // checked each op by itself.
 void Executor::check_kernels() const {
   const KernelTable& t = *table_;
+  const auto attention = t.attention[static_cast<int>(kv_.type())];
   check_argument(t.rms_norm && t.layer_norm && t.convert && t.add && t.activation && t.rope_store &&
-                     t.latent_store && t.attention && t.attention_merge && t.recurrent &&
+                     t.latent_store && attention && t.attention_merge && t.recurrent &&
                      t.short_conv && t.gated_norm && t.scale_logits && t.sample && t.probe_read &&
                      std::all_of(std::begin(t.probe_dot), std::end(t.probe_dot),
                                  [](auto probe) { return probe != nullptr; }),

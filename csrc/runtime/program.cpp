@@ -219,7 +219,7 @@ Id Program::add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k,
   const LinearKernel& kernel = table_->linear[static_cast<int>(kind)];
   check_argument(kind != WeightKind::w8_channel || k <= kMostChannelK, "matrix ", name,
                  ": rows of ", k, " are too long for one scale; the limit is ", kMostChannelK);
-  check_argument(kernel.run != nullptr, "level ", table_->isa, " has no kernel for ",
+  check_argument(kernel.product != nullptr, "level ", table_->isa, " has no kernel for ",
                  kind_name(kind));
   matrices_.push_back({std::move(name), kind, n, k, std::move(parts), glu, kernel.panel_bytes(k),
                        glu ? int64_t{2} : int64_t{1}});

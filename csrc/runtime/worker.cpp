@@ -289,7 +289,7 @@ void Executor::Worker::attend(const AttentionOp& op, const AttentionUnit& u) noe
   args.scratch = scratch;
   args.scratch_bytes = e.work_sizes_.attention_bytes;
   args.values = scratch + kAttentionScratch;
-  e.table_->attention(args);
+  e.table_->attention[static_cast<int>(args.kv.type)](args);
 }
 
 void Executor::Worker::merge(const AttentionOp& op, const MergeUnit& u) noexcept {

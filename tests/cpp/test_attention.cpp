@@ -341,7 +341,7 @@ class Runner {
   // Rows [row0, row0 + rows) counted from `token`; only the blocks this unit may touch are listed.
   void run(const Cache& kv, int kv_head, int token, int64_t row0, int64_t rows, const Matrix& out) {
     AttentionArgs a = unit(kv, kv_head, token, row0, rows, out);
-    kernels_.attention(a);
+    kernels_.attention[static_cast<int>(a.kv.type)](a);
   }
 
   // The same rows by partial results: chunks are split at `cuts`, then merged.
@@ -357,7 +357,7 @@ class Runner {
       a.chunk1 = first + std::min(c + chunks_a_piece, chunks);
       a.partial = partial.data() + static_cast<size_t>(c) * slot;
       a.partial_stride = chunks;
-      kernels_.attention(a);
+      kernels_.attention[static_cast<int>(a.kv.type)](a);
     }
     kernels_.attention_merge({partial.data(), rows, chunks, kv_head, a.group, p_.c.head_dim,
                               p_.c.hd_pad(), row0, token, a.sinks, a.out, scratch()});

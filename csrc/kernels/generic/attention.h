@@ -376,12 +376,7 @@ static inline void visit_chunk(const UnitRows& u, int n, int chunk, int count, b
   for (int r0 = 0, R; r0 < n; r0 += R) {
     R = tile_rows<Kv>(n - r0);
     if (!begin_tile(u, r0, R, chunk, b, t)) continue;
-    with_rows(
-        R, [&](auto rows) __attribute__((always_inline)) {
-          constexpr int kRows = decltype(rows)::value;
-          dense ? attend_chunk<Kv, kRows, Ahead::full>(t, c, f)
-                : attend_chunk<Kv, kRows, Ahead::light>(t, c, f);
-        });
+    dense ? attend_chunk<Kv, Ahead::full>(t, c, R, f) : attend_chunk<Kv, Ahead::light>(t, c, R, f);
     end_tile(u, r0, R, b, t);
   }
 }
@@ -469,15 +464,18 @@ static inline void attend_unit(const AttentionArgs& a) {
   }
 }
 
-static inline void attention(const AttentionArgs& a) noexcept {
-  const auto run = [&](auto kv) { attend_unit<decltype(kv)>(a); };
+// The kernel for a cache of what Kv multiplies.
+template <class Kv>
+static void attention(const AttentionArgs& a) noexcept {
 #ifdef CPUSERVE_UNIT_TILES
-  if (!kv_scaled(a.kv.type) || a.kv.hd_pad <= kWidestScaledHead) {
-    with_kv<OnTiles>(a.kv.type, run);
+  if (!Kv::kScaled || a.kv.hd_pad <= kWidestScaledHead) {
+    attend_unit<OnTiles<Kv>>(a);
     return tile_release();
   }
+  if constexpr (Kv::kScaled) attend_unit<Kv>(a);
+#else
+  attend_unit<Kv>(a);
 #endif
-  with_kv(a.kv.type, run);
 }
 
 // Computes the factors of `n` partial results of one row, starting from m and l, which are updated.

@@ -111,25 +111,24 @@ struct KvE5m2 : ScaledProducts {
   }
 };
 
-// Calls run(products) for what a cache of `type` multiplies with. On<Kv>: how bf16 pairs are
-// multiplied, on vectors or on matrix tiles (OnTiles).
-template <class Kv>
-using OnVectors = Kv;
-template <template <class> class On = OnVectors, class Run>
+// Calls run(products) for what a cache of `type` multiplies with.
+template <class Run>
 static inline void with_kv(KvType type, const Run& run) noexcept {
   switch (type) {
     case KvType::bf16:
-      return run(On<KvBf16>{});
+      return run(KvBf16{});
     case KvType::f16:
       return run(KvF16{});
     case KvType::f32:
       return run(KvF32{});
     case KvType::int8:
-      return run(On<KvInt8>{});
+      return run(KvInt8{});
     case KvType::e4m3:
-      return run(On<KvE4m3>{});
+      return run(KvE4m3{});
     case KvType::e5m2:
-      return run(On<KvE5m2>{});
+      return run(KvE5m2{});
+    case KvType::count:
+      return;
   }
 }
 
@@ -156,24 +155,9 @@ constexpr int kSlack = 64;
 constexpr int kValueSpan = 64;
 constexpr float kLog2E = 1.44269504f;
 
-template <int R>
-static constexpr int strip_vecs() {
-  return R <= kTileRows ? kWide : kWide / 2;
-}
-
-// Calls f with the number of rows 1 <= n <= kTallRows as a type.
-template <int R>
-struct RowCount {
-  static constexpr int value = R;
-};
-template <int R = 1, class Call>
-CPUSERVE_INLINE void with_rows(int n, const Call& call) {
-  if constexpr (R == kTallRows) {
-    call(RowCount<R>{});
-  } else {
-    n == R ? call(RowCount<R>{}) : with_rows<R + 1>(n, call);
-  }
-}
+// Vectors of keys or columns that R rows take side by side.
+constexpr int strip_vecs(int R) { return R <= kTileRows ? kWide : kWide / 2; }
+constexpr int half_strip_vecs(int R) { return strip_vecs(R) > 1 ? strip_vecs(R) / 2 : 1; }
 
 // The blocks of one chunk of one KV head: block b's keys at k[b], values at v[b].
 template <class Kv>
@@ -257,9 +241,10 @@ struct Tile {
 template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
                                                   const typename Kv::Elem* a,
-                                                  const typename Kv::Elem* b, int steps, float* s,
+                                                  const typename Kv::Elem* b, int hd, float* s,
                                                   Fetch& next) {
   constexpr int kVec = kLanes * Kv::kSide, kInBlock = kBlock / kLanes;
+  const int steps = hd / Kv::kStep;
   Fetch f = next;
   F c[R][V];
 #pragma GCC unroll 8
@@ -295,36 +280,6 @@ static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
 template <class Kv, int R, int V, Ahead kAhead>
 static void score_pairs(const typename Kv::Left* q, const typename Kv::Elem* a,
                         const typename Kv::Elem* b, int hd, float* s, Fetch& next);
-
-template <class Kv, int R, int V, Ahead kAhead>
-CPUSERVE_INLINE void score_keys_of(const typename Kv::Left* q, const typename Kv::Elem* a,
-                                   const typename Kv::Elem* b, int hd, float* s, Fetch& next) {
-  if constexpr (Kv::kRowPairs && R > 1) {
-    score_pairs<Kv, R, V, kAhead>(q, a, b, hd, s, next);
-  } else {
-    score_strip<Kv, R, V, kAhead>(q, a, b, hd / Kv::kStep, s, next);
-  }
-}
-
-// Products of keys [begin, end), in whole strips from the block of `begin` on. If half a strip is
-// enough for the last keys, half a strip.
-template <class Kv, int R, Ahead kAhead>
-static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int begin, int end,
-                              Fetch& next) {
-  constexpr int V = strip_vecs<R>(), kStrip = V * kLanes, kHalf = V > 1 ? V / 2 : 1;
-  for (int k = begin / kBlock * kBlock; k < end;) {
-    const int b0 = k / kBlock, inside = k % kBlock * Kv::kSide;
-    const typename Kv::Elem* a = c.k[b0] + inside;
-    if (end - k > kHalf * kLanes) {
-      const typename Kv::Elem* b = kStrip > kBlock ? c.k[b0 + 1] : a;
-      score_keys_of<Kv, R, V, kAhead>(t.q, a, b, c.hd, t.s + k, next);
-      k += kStrip;
-    } else {
-      score_keys_of<Kv, R, kHalf, kAhead>(t.q, a, a, c.hd, t.s + k, next);
-      k += kHalf * kLanes;
-    }
-  }
-}
 
 // Multiplies the visible scores of a row by the scales of the keys.
 template <class Kv>
@@ -493,58 +448,129 @@ static void value_pairs(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* 
 // Rows in pairs take the whole groups of 4 keys; what is left before and after them is one step of
 // two keys each. BFMMLA sums as two BFDOTs do, so a row's bits are the same either way.
 template <class Kv, int R, int V, Ahead kAhead>
-CPUSERVE_INLINE void value_strip_of(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int begin,
-                                    int end, int column, bool fresh, float* o, size_t ldo,
-                                    Fetch& f) {
+static __attribute__((noinline)) void value_pairs_and_rest(const ChunkBlocks<Kv>& c,
+                                                           const typename Kv::Left* p, int begin,
+                                                           int end, int column, bool fresh,
+                                                           float* o, size_t ldo, Fetch& f) {
+  const int first = (begin + 3) / 4 * 4, last = end / 4 * 4;
+  if (first >= last) {
+    return value_strip<Kv, R, V, kAhead>(c, p, begin, end, column, fresh, o, ldo, f);
+  }
+  if (begin < first) {
+    value_strip<Kv, R, V, Ahead::light>(c, p, begin, first, column, fresh, o, ldo, f);
+  }
+  value_pairs<Kv, R, V, kAhead>(c, p, first, last, column, fresh && begin == first, o, ldo, f);
+  if (last < end) {
+    value_strip<Kv, R, V, Ahead::light>(c, p, last, end, column, false, o, ldo, f);
+  }
+}
+
+// The functions that multiply strips, for each number of rows. Only they are compiled for a number
+// of rows: what surrounds them takes it as an argument, which costs an indirect call for each strip
+// and saves half of the code of attention.
+template <class Kv>
+struct Strips {
+  using Score = void (*)(const typename Kv::Left* q, const typename Kv::Elem* a,
+                         const typename Kv::Elem* b, int hd, float* s, Fetch& next);
+  using Value = void (*)(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* p, int begin,
+                         int end, int column, bool fresh, float* o, size_t ldo, Fetch& next);
+  struct OfRows {
+    Score score, half_score;      // of strip_vecs and half_strip_vecs vectors of keys
+    Value value, value2, value1;  // of strip_vecs, 2 and 1 vectors of columns
+  };
+  OfRows of[kTallRows];
+};
+
+template <class Kv, int R, int V, Ahead kAhead>
+static constexpr typename Strips<Kv>::Score score_function() {
   if constexpr (Kv::kRowPairs && R > 1) {
-    const int first = (begin + 3) / 4 * 4, last = end / 4 * 4;
-    if (first < last) {
-      if (begin < first) {
-        value_strip<Kv, R, V, Ahead::light>(c, p, begin, first, column, fresh, o, ldo, f);
-      }
-      value_pairs<Kv, R, V, kAhead>(c, p, first, last, column, fresh && begin == first, o, ldo, f);
-      if (last < end) {
-        value_strip<Kv, R, V, Ahead::light>(c, p, last, end, column, false, o, ldo, f);
-      }
-      return;
+    return score_pairs<Kv, R, V, kAhead>;
+  } else {
+    return score_strip<Kv, R, V, kAhead>;
+  }
+}
+template <class Kv, int R, int V, Ahead kAhead>
+static constexpr typename Strips<Kv>::Value value_function() {
+  if constexpr (V > strip_vecs(R)) {
+    return nullptr;
+  } else if constexpr (Kv::kRowPairs && R > 1) {
+    return value_pairs_and_rest<Kv, R, V, kAhead>;
+  } else {
+    return value_strip<Kv, R, V, kAhead>;
+  }
+}
+template <class Kv, Ahead kAhead, int R = 1>
+static constexpr void fill_strips(Strips<Kv>& strips) {
+  constexpr int V = strip_vecs(R);
+  strips.of[R - 1] = {score_function<Kv, R, V, kAhead>(),
+                      score_function<Kv, R, half_strip_vecs(R), kAhead>(),
+                      value_function<Kv, R, V, kAhead>(), value_function<Kv, R, 2, kAhead>(),
+                      value_function<Kv, R, 1, kAhead>()};
+  if constexpr (R < kTallRows) fill_strips<Kv, kAhead, R + 1>(strips);
+}
+template <class Kv, Ahead kAhead>
+static constexpr Strips<Kv> make_strips() {
+  Strips<Kv> strips{};
+  fill_strips<Kv, kAhead>(strips);
+  return strips;
+}
+template <class Kv, Ahead kAhead>
+static inline const typename Strips<Kv>::OfRows& strips_of(int R) {
+  static constexpr Strips<Kv> strips = make_strips<Kv, kAhead>();
+  return strips.of[R - 1];
+}
+
+// Products of R rows with keys [begin, end), in whole strips from the block of `begin` on. If half
+// a strip is enough for the last keys, half a strip.
+template <class Kv, Ahead kAhead>
+static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, int begin,
+                              int end, Fetch& next) {
+  const auto& strips = strips_of<Kv, kAhead>(R);
+  const int strip = strip_vecs(R) * kLanes, half = half_strip_vecs(R) * kLanes;
+  for (int k = begin / kBlock * kBlock; k < end;) {
+    const int b0 = k / kBlock, inside = k % kBlock * Kv::kSide;
+    const typename Kv::Elem* a = c.k[b0] + inside;
+    if (end - k > half) {
+      const typename Kv::Elem* b = strip > kBlock ? c.k[b0 + 1] : a;
+      strips.score(t.q, a, b, c.hd, t.s + k, next);
+      k += strip;
+    } else {
+      strips.half_score(t.q, a, a, c.hd, t.s + k, next);
+      k += half;
     }
   }
-  value_strip<Kv, R, V, kAhead>(c, p, begin, end, column, fresh, o, ldo, f);
 }
 
 static inline int at_least(int x, int low) { return x < low ? low : x; }
 static inline int at_most(int x, int high) { return x < high ? x : high; }
 
 // All columns of R rows, widest strips first; hd is a multiple of 16.
-template <class Kv, int R, Ahead kAhead>
-static inline void value_columns(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int begin,
-                                 int end, bool fresh, float* o, size_t ldo, Fetch& f) {
-  constexpr int V = strip_vecs<R>();
+template <class Kv, Ahead kAhead>
+static inline void value_columns(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int R,
+                                 int begin, int end, bool fresh, float* o, size_t ldo, Fetch& f) {
+  const auto& strips = strips_of<Kv, kAhead>(R);
+  const int V = strip_vecs(R);
   int n = 0;
   for (; n + V * kLanes <= c.hd; n += V * kLanes) {
-    value_strip_of<Kv, R, V, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
+    strips.value(c, p, begin, end, n, fresh, o + n, ldo, f);
   }
-  if constexpr (V > 2) {
-    for (; n + 2 * kLanes <= c.hd; n += 2 * kLanes) {
-      value_strip_of<Kv, R, 2, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
-    }
+  for (; V > 2 && n + 2 * kLanes <= c.hd; n += 2 * kLanes) {
+    strips.value2(c, p, begin, end, n, fresh, o + n, ldo, f);
   }
-  if constexpr (V > 1) {
-    for (; n < c.hd; n += kLanes) {
-      value_strip_of<Kv, R, 1, kAhead>(c, p, begin, end, n, fresh, o + n, ldo, f);
-    }
+  for (; V > 1 && n < c.hd; n += kLanes) {
+    strips.value1(c, p, begin, end, n, fresh, o + n, ldo, f);
   }
 }
 
 // In decode, strips of columns alternate every kValueSpan keys: a strip that ran through the whole
 // chunk would touch the pages of all its values long before their lines were prefetched.
-template <class Kv, int R, Ahead kAhead>
-static inline void value_keys(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int begin,
-                              int end, bool fresh, float* o, size_t ldo, Fetch& f) {
-  const bool turns = kAhead == Ahead::full && c.hd > strip_vecs<R>() * kLanes;
+template <class Kv, Ahead kAhead>
+static inline void value_keys(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int R,
+                              int begin, int end, bool fresh, float* o, size_t ldo, Fetch& f) {
+  const bool turns = kAhead == Ahead::full && c.hd > strip_vecs(R) * kLanes;
   for (int k = begin; k < end;) {
     const int stop = turns ? at_most((k / kValueSpan + 1) * kValueSpan, end) : end;
-    value_columns<Kv, R, kAhead>(c, p, k, stop, fresh && k == begin, o, ldo, f);
+    value_columns<Kv, kAhead>(c, p, R, k, stop, fresh && k == begin, o, ldo, f);
     k = stop;
   }
 }
@@ -553,12 +579,8 @@ static inline void value_keys(const ChunkBlocks<Kv>& c, const typename Kv::Left*
 template <class Kv, Ahead kAhead>
 static void value_rows(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, int n, int begin,
                        int end, bool fresh, Fetch& f) {
-  with_rows(
-      n, [&](auto rows) __attribute__((always_inline)) {
-        value_keys<Kv, decltype(rows)::value, kAhead>(c, t.p + place_in_p<Kv>(r, 0), begin, end,
-                                                      fresh, t.o + static_cast<size_t>(r) * t.ldo,
-                                                      t.ldo, f);
-      });
+  value_keys<Kv, kAhead>(c, t.p + place_in_p<Kv>(r, 0), n, begin, end, fresh,
+                         t.o + static_cast<size_t>(r) * t.ldo, t.ldo, f);
 }
 
 // The keys that all rows with visible keys in the chunk see, in whole steps.
@@ -607,12 +629,12 @@ static inline void clear_rows(const Tile<Kv>& t, int R, int hd, bool all) {
   }
 }
 
-template <class Kv, int R, Ahead kAhead>
-static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch& f) {
+template <class Kv, Ahead kAhead>
+static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, Fetch& f) {
   const Common seen = common_keys(t, R);
   if (!seen.any) return clear_rows(t, R, c.hd, true);
   if (seen.same) {
-    value_keys<Kv, R, kAhead>(c, t.p, t.lo[0], t.hi[0], true, t.o, t.ldo, f);
+    value_keys<Kv, kAhead>(c, t.p, R, t.lo[0], t.hi[0], true, t.o, t.ldo, f);
     return;
   }
   if (seen.begin >= seen.end) {
@@ -624,7 +646,7 @@ static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch
     clear_rows(t, R, c.hd, true);
     value_edges<Kv, Ahead::light>(t, c, R, 0, seen.begin, false, f);
   }
-  value_keys<Kv, R, kAhead>(c, t.p, seen.begin, seen.end, !head, t.o, t.ldo, f);
+  value_keys<Kv, kAhead>(c, t.p, R, seen.begin, seen.end, !head, t.o, t.ldo, f);
   value_edges<Kv, Ahead::light>(t, c, R, seen.end, kChunk, false, f);
   clear_rows(t, R, c.hd, false);
 }
@@ -694,13 +716,13 @@ CPUSERVE_INLINE void soften_scores(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R)
 }
 
 // m, l and o of R rows for one chunk; m = -inf, l = 0, o = 0 where a row sees none of its keys.
-template <class Kv, int R, Ahead kAhead>
-static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c, Fetch& f) {
+template <class Kv, Ahead kAhead>
+static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, Fetch& f) {
   const KeyRange keys = visible_keys(t, R);
   if constexpr (Kv::kScaled && kAhead == Ahead::full) fetch_value_scales(c);
-  if (keys.begin < keys.end) score_keys<Kv, R, kAhead>(t, c, keys.begin, keys.end, f);
+  if (keys.begin < keys.end) score_keys<Kv, kAhead>(t, c, R, keys.begin, keys.end, f);
   soften_scores(t, c, R);
-  value_tile<Kv, R, kAhead>(t, c, f);
+  value_tile<Kv, kAhead>(t, c, R, f);
 }
 
 }  // namespace CPUSERVE_NS

@@ -50,6 +50,17 @@
 namespace CPUSERVE_NS {
 namespace {
 
+// Attention over a cache whose elements are multiplied in pairs of bf16.
+#if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16) || defined(CPUSERVE_UNIT_BFMMLA) || \
+    defined(CPUSERVE_UNIT_TILES)
+constexpr void set_pair_attention(KernelTable& t) {
+  t.attention[static_cast<int>(KvType::bf16)] = attention<KvBf16>;
+  t.attention[static_cast<int>(KvType::int8)] = attention<KvInt8>;
+  t.attention[static_cast<int>(KvType::e4m3)] = attention<KvE4m3>;
+  t.attention[static_cast<int>(KvType::e5m2)] = attention<KvE5m2>;
+}
+#endif
+
 constexpr KernelTable make_table(const char* isa) {
   KernelTable t{};
   t.isa = isa;
@@ -89,7 +100,7 @@ constexpr KernelTable make_table(const char* isa) {
   t.linear[static_cast<int>(WeightKind::nf4_g64)] = coded_kernel<TableCodes64<Nf4Table>>();
   t.linear[static_cast<int>(WeightKind::fp4_g64)] = coded_kernel<TableCodes64<Fp4Table>>();
   t.linear[static_cast<int>(WeightKind::nvfp4)] = coded_kernel<Nvfp4Codes>();
-  t.attention = attention;
+  set_pair_attention(t);
   t.attention_merge = attention_merge;
 #endif
 #ifdef CPUSERVE_UNIT_I8MM
@@ -107,7 +118,7 @@ constexpr KernelTable make_table(const char* isa) {
 #endif
 #ifdef CPUSERVE_UNIT_BFMMLA
   t.linear[static_cast<int>(WeightKind::dense_bf16)] = mmla_dense_kernel<MmlaBf16>();
-  t.attention = attention;
+  set_pair_attention(t);
   t.attention_merge = attention_merge;
 #endif
 #ifdef CPUSERVE_UNIT_TILES
@@ -178,9 +189,11 @@ constexpr KernelTable make_table(const char* isa) {
       on_tiles<GroupTiles<RawPlanes<ZeroBits<3, 128>>>>(plane_kernel<ZeroBits<3, 128>>());
   t.linear[static_cast<int>(WeightKind::w3z_g256)] =
       on_tiles<GroupTiles<RawPlanes<ZeroBits<3, 256>>>>(plane_kernel<ZeroBits<3, 256>>());
-  t.attention = attention;
+  set_pair_attention(t);
 #endif
 #ifdef CPUSERVE_UNIT_ALL
+  t.attention[static_cast<int>(KvType::f16)] = attention<KvF16>;
+  t.attention[static_cast<int>(KvType::f32)] = attention<KvF32>;
   t.linear[static_cast<int>(WeightKind::dense_f16)] = dense_kernel<F16Element>();
   t.linear[static_cast<int>(WeightKind::dense_f32)] = dense_kernel<F32Element>();
   t.rms_norm = rms_norm;

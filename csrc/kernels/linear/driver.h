@@ -277,11 +277,11 @@ CPUSERVE_INLINE void fetch_output(const Epilogue& ep, int64_t row0, int64_t rows
   }
 }
 
-// Calls the tile whose compile-time row count is `rows`.
-template <class Kind, bool kNear, int NP, int NPF, int MR>
+// Calls the tile whose compile-time row count is `rows`, from kLeast to MR.
+template <class Kind, bool kNear, int NP, int NPF, int MR, int kLeast = 1>
 CPUSERVE_INLINE void call_tile(int rows, const LinearTile& t) {
   if (rows == MR) return Kind::template tile<MR, NP, kNear, NPF>(t);
-  if constexpr (MR > 1) call_tile<Kind, kNear, NP, NPF, MR - 1>(rows, t);
+  if constexpr (MR > kLeast) call_tile<Kind, kNear, NP, NPF, MR - 1, kLeast>(rows, t);
 }
 // Calls the one-pass tile of `rows` rows with as many panels as fit its registers.
 template <class Kind, int MR>
@@ -413,15 +413,45 @@ CPUSERVE_INLINE int panels_at_once(int left) {
   return left >= kPanels ? kPanels : kPanels > 2 && left > 1 ? 2 : 1;
 }
 
+// Number of tiles that share `rows` rows of activations, each of `terms` int8 rows, as equally as
+// possible. kRows: int8 rows of a tile, at most.
+template <class Kind, int kRows, int kPanels>
+constexpr int64_t tiles_of(int64_t rows, int terms) {
+  const int64_t most = kRows / terms, needed = (rows + most - 1) / most;
+  // Two tiles at least, if they have two panels: a call fetches one panel of the next block.
+  return !Kind::kLineUnits && kPanels == 2 && needed == 1 && rows > 1 ? 2 : needed;
+}
+
+// Rows of a block, at least: as many as no kind takes in one pass. A block is at most twice as high
+// as another one of the same linear, so that tiles of few rows need not be compiled.
+constexpr int kLeastBlockRows = 16;
+
+// Int8 rows that a tile over a block may have, at least.
+template <class Kind, int kRows, int kPanels>
+constexpr int least_tile_rows() {
+  static_assert(Kind::kSizesCutPasses || Kind::kStreamRows < kLeastBlockRows,
+                "a block has more rows than a pass");
+  if (Kind::kSizesCutPasses || kRows < 4) return 1;
+  int64_t least = kRows;
+  for (int terms = 1; terms <= 2; terms++) {
+    // Beyond twice the rows of a tile, a tile is more than two thirds full.
+    for (int64_t rows = Kind::kStreamRows / terms + 1; rows * terms <= 4 * kRows + 16; rows++) {
+      const int64_t part = rows / tiles_of<Kind, kRows, kPanels>(rows, terms) * terms;
+      least = part < least ? part : least;
+    }
+  }
+  return static_cast<int>(least);
+}
+
 // Runs a tile of NP panels, call `i` of the `calls` of a block.
-template <class Kind, int NP, int kRows>
+template <class Kind, int NP, int kRows, int kLeast>
 CPUSERVE_INLINE void run_wide(const Block& b, LinearTile& t, int rows, int64_t i, int64_t calls) {
   if constexpr (Kind::kLineUnits) {
     share_lines<Kind>(b, t, i, calls);
-    call_tile<Kind, false, NP, 0, kRows>(rows, t);
+    call_tile<Kind, false, NP, 0, kRows, kLeast>(rows, t);
   } else {
     share_units<Kind>(b, t, i, calls);
-    call_tile<Kind, false, NP, 1, kRows>(rows, t);
+    call_tile<Kind, false, NP, 1, kRows, kLeast>(rows, t);
   }
 }
 
@@ -452,10 +482,8 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
   const PackedWeight& w = *a.w;
   float* c = static_cast<float*>(a.scratch);
   constexpr int kWidth = sums_stride<false>();
-  const int64_t most = kRows / a.terms, needed = (b.rows + most - 1) / most;
-  // Two tiles at least, if they have two panels: a call fetches one panel of the next block.
-  const bool alone = !Kind::kLineUnits && kPanels == 2 && needed == 1 && b.rows > 1;
-  const int64_t tiles = alone ? 2 : needed;
+  constexpr int kLeast = least_tile_rows<Kind, kRows, kPanels>();
+  const int64_t tiles = tiles_of<Kind, kRows, kPanels>(b.rows, a.terms);
   const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // equal tiles: no short last one
   LinearTile t;
   t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
@@ -480,11 +508,11 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
       t.w = w.data + static_cast<size_t>(b.panel0 + p) * w.panel_bytes;
       t.c = sums + p * kPanel;
       if (np == 1) {
-        run_wide<Kind, 1, kRows>(b, t, rows, call++, calls);
+        run_wide<Kind, 1, kRows, kLeast>(b, t, rows, call++, calls);
       } else if (np == kPanels) {
-        run_wide<Kind, kPanels, kRows>(b, t, rows, call++, calls);
+        run_wide<Kind, kPanels, kRows, kLeast>(b, t, rows, call++, calls);
       } else if constexpr (kPanels > 2) {
-        run_wide<Kind, 2, kRows>(b, t, rows, call++, calls);
+        run_wide<Kind, 2, kRows, kLeast>(b, t, rows, call++, calls);
       }
     }
     row += rows / a.terms;
@@ -537,11 +565,13 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const int64_t units = Kind::units(w.k), bytes = unit_bytes<Kind>(w);
   const bool few = a.m * a.terms <= Kind::kStreamRows;
   const int64_t step = block_units<Kind>(units, a.sizes, Kind::kNearBlocks || few);
-  const int64_t height = a.sizes.rows / a.terms, total = panels_of(w);
-  for (int64_t row0 = 0; row0 < a.m; row0 += height) {
-    Block b;
-    b.row0 = row0;
-    b.rows = a.m - row0 < height ? a.m - row0 : height;
+  const int64_t rows = a.sizes.rows < 2 * kLeastBlockRows ? 2 * kLeastBlockRows : a.sizes.rows;
+  const int64_t height = rows / a.terms, total = panels_of(w);
+  const int64_t blocks = (a.m + height - 1) / height;
+  Block b;
+  b.row0 = 0;
+  for (int64_t i = 0; i < blocks; i++, b.row0 += b.rows) {
+    b.rows = (a.m - b.row0) / (blocks - i);  // equal ones, of at least half the height
     b.keep = step < units;
     for (b.panel0 = a.panel0; b.panel0 < a.panel1; b.panel0 += kStripPanels) {
       const int64_t left = a.panel1 - b.panel0;

@@ -967,9 +967,6 @@ CPUSERVE_INLINE void blocked_tiles(const LinearArgs& a) {
 template <class Kind>
 void run_tiles(const LinearArgs& a) noexcept {
   if (a.m <= 0 || a.panel0 >= a.panel1) return;
-  if constexpr (Kind::kAct != ActFormat::bf16) {
-    if (a.m * a.terms <= Kind::kVectorRows) return run_linear<typename Kind::Vectors>(a);
-  }
   if (a.m * a.terms <= kJobRows) {
     stream_tiles<typename Kind::FewRows>(a);
   } else {
@@ -978,10 +975,21 @@ void run_tiles(const LinearArgs& a) noexcept {
   tile_release();
 }
 
+// Int8 rows that the vectors of the level below multiply.
+template <class Kind>
+constexpr int few_rows() {
+  if constexpr (Kind::kAct == ActFormat::bf16) {
+    return 0;
+  } else {
+    return Kind::kVectorRows;
+  }
+}
+
 // A kind's kernel with its product loop on tiles; packing and reading rows stay what they are.
 template <class Kind>
 constexpr LinearKernel on_tiles(LinearKernel kernel) {
-  kernel.run = run_tiles<Kind>;
+  kernel.product = run_tiles<Kind>;
+  kernel.few_rows = few_rows<Kind>();
   kernel.tile_rows = kJobRows;
   kernel.tile_columns = kJobColumns * kPanel;
   kernel.tile_panels = kJobColumns;
