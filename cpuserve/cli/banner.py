@@ -39,7 +39,8 @@ def render(prepared: Prepared) -> str:
     why = reasons(prepared.resolved)
     kernels = prepared.platform.kernels(config.isa)
     attention = kernels.get(
-        f"attention.{config.kv_dtype}", "torch" if config.executor == "torch" else config.isa)
+        f"attention.{config.kv_dtype}", "torch" if config.executor == "torch" else config.isa
+    )
     stored = prepared.facts.quantization or prepared.facts.dtype
     seen = {
         "model": f"{config.model} ({config.architecture}, {stored})",

@@ -179,3 +179,10 @@ def test_a_choice_may_have_any_characters():
         _, fits = masks_along(compiler, matcher.deep_copy(), text)
         assert fits, text
     assert masks_along(compiler, matcher.deep_copy(), "ab")[1] is False
+
+
+def test_classes_of_characters_in_a_regular_expression_are_of_ascii():
+    compiler = make_compiler()
+    matcher = compiler.compile(compiler.prepare("regex", r"\w\d"))
+    for text, fits in {"a1": True, "_0": True, "é1": False, "a٣": False, "\u03011": False}.items():
+        assert masks_along(compiler, matcher.deep_copy(), text)[1] is fits, text

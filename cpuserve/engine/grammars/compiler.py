@@ -359,8 +359,8 @@ def with_other_tokens(grammar: str, special: Mapping[str, int]) -> str:
 
 
 def _from_regex(text: str) -> str:
-    """Return the grammar of a regular expression, in which \\d are the ten digits of ASCII."""
-    body = llguidance.regex_to_lark(text, "d")
+    """Return the grammar of a regular expression; \\d and \\w are of ASCII, as in JSON Schema."""
+    body = llguidance.regex_to_lark(text, "dw")
     return llguidance.LLMatcher.grammar_from_lark(f"start: /{body}/")
 
 
