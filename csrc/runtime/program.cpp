@@ -565,10 +565,10 @@ void Program::head_linear(HeadLinearOp op, const std::vector<Id>& matrices) {
   check_argument(one.n % 32 == 0 || out.format == ActFormat::f32, "head_linear: matrix ", one.name,
                  " has ", one.n, " rows, so value ", out.name, " must be f32");
   // A product reads k rounded up to 32, with weights of 0.
-  check_argument(op.step >= round_up(one.k, 32) && op.step % 2 == 0 &&
-                     x.width == op.heads * op.step,
-                 "head_linear: value ", x.name, " of width ", x.width, " is not ", op.heads,
-                 " heads of ", op.step);
+  check_argument(
+      op.step >= round_up(one.k, 32) && op.step % 2 == 0 && x.width == op.heads * op.step,
+      "head_linear: value ", x.name, " of width ", x.width, " is not ", op.heads, " heads of ",
+      op.step);
   check_argument(op.x != op.out && out.width == op.heads * one.n, "head_linear: value ", out.name,
                  " has width ", out.width, ", not ", op.heads * one.n);
   ops_.emplace_back(op);
