@@ -251,8 +251,8 @@ class GuardedProtocol(H11Protocol):
             return
         scope = cast("dict[str, Any]", cycle.scope)
         scope.setdefault(RECORD, RequestRecord())
-        note_failure(error, scope)
         if not cycle.response_started:
+            note_failure(error, scope)
             scope[RECORD].status = error.status
         cycle.disconnected = True
         cycle.message_event.set()
