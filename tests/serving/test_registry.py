@@ -310,7 +310,7 @@ def test_a_server_that_stops_gives_loads_up_and_says_so_and_a_loaded_model_still
         for refused in (loading, registry.find("c")):
             with pytest.raises(ServiceUnavailable, match="shutting down"):
                 await refused
-        assert (await registry.find("b"))[1] == "b"
+        assert (await registry.find("b")).name == "b"
 
     asyncio.run(main())
 
