@@ -66,14 +66,18 @@ class Received:
         Raises:
           NotFound, ServiceUnavailable: see ModelRegistry.find.
         """
-        if self.record is not None:
-            self.record.model = model
+        self.names(model)
         if self._served is None:
             self._served = await self.models.find(model)
             self.leases.append(self._served.lease)
             if (reason := self._served.context.unavailable()) is not None:
                 raise ServiceUnavailable(reason)
         return self._served.name
+
+    def names(self, model: str | None) -> None:
+        """Tell the log what the request names as its model."""
+        if self.record is not None:
+            self.record.model = model
 
     @property
     def served(self) -> Served:

@@ -74,7 +74,8 @@ class GuardedProtocol(H11Protocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._gone_timer: asyncio.TimerHandle | None = None
-        # What has been received of a request until its head is complete.
+        # What has been received of a request until its head is complete; its beginning may have
+        # come with the request before it.
         self._head = b""
         self._refused = False
         self._half_closed = False
@@ -98,7 +99,6 @@ class GuardedProtocol(H11Protocol):
         if self._between_requests():
             if self._header_timer is None:
                 self._start_header_timer()
-                self._head = b""
             self._head = (self._head + data)[:MAX_HEADER_BYTES]
         super().data_received(data)
         if not self._between_requests():
@@ -251,8 +251,8 @@ class GuardedProtocol(H11Protocol):
             return
         scope = cast("dict[str, Any]", cycle.scope)
         scope.setdefault(RECORD, RequestRecord())
-        note_failure(error, scope)
         if not cycle.response_started:
+            note_failure(error, scope)
             scope[RECORD].status = error.status
         cycle.disconnected = True
         cycle.message_event.set()

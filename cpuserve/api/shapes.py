@@ -46,7 +46,12 @@ _SHAPES = (ANTHROPIC, OLLAMA)
 
 
 def shape_of(path: str, header_names: Collection[bytes]) -> Shape:
-    """Return the shape of the errors of `path` in a request with these headers (lower case)."""
+    """Return the shape of the errors of `path` in a request with these headers (lower case).
+
+    path: also a full URL, as clients of a proxy send it.
+    """
+    if not path.startswith("/") and "://" in path:
+        path = "/" + path.partition("://")[2].partition("/")[2]
     for shape in _SHAPES:
         if _begins(path, shape.beginnings):
             return shape
@@ -60,8 +65,6 @@ def shape_of_head(head: bytes) -> Shape:
     line, *fields = head.splitlines() or [b""]
     target = line.decode("latin-1").split(" ")[1:2]
     path = unquote("".join(target).partition("?")[0])
-    if "://" in path:  # a proxy's request line
-        path = "/" + path.partition("://")[2].partition("/")[2]
     return shape_of(path, {field.partition(b":")[0].strip().lower() for field in fields})
 
 

@@ -117,7 +117,7 @@ class _Response:
 def _answer_to(head: bytes, loading: Loading) -> bytes:
     """Return the response to a request with this head."""
     method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
-    path = rest.partition(" ")[0].partition("?")[0].rstrip("/")
+    path = rest.partition(" ")[0].partition("?")[0].rstrip("/") or "/"
     if path not in (_LIVE, *_HEALTH):
         log_unready(method, path)
     return _response(path, loading, shape_of_head(head)).encode(with_body=method != "HEAD")

@@ -13,6 +13,7 @@ from cpuserve.api.starting import StartupServer
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead
 from cpuserve.log import BURST, OneLine, is_record
+from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import Api
 from tests.api.live import live, post
 from tests.helpers.children import child_options
@@ -143,6 +144,12 @@ def test_a_full_queue_is_one_line(caplog, path):
     assert found["model"] == "'tiny'"
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_model_that_is_to_be_unloaded_and_does_not_exist_is_in_the_line(caplog, path):
+    assert Api().post(path, model="nope", keep_alive=0).status_code == 404
+    assert line_of(caplog)["model"] == "'nope'"
+
+
 def dies_at_once(engine, number, prompt, params):
     yield EngineDead("the engine was killed by SIGKILL")
 
@@ -260,12 +267,25 @@ async def test_a_body_that_stalls_or_is_no_body_is_one_line(caplog, rest):
 
 
 @runs
+async def test_a_bad_end_of_a_body_does_not_change_why_the_request_was_refused(caplog):
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    async with live(limits=ClientLimits(max_body_bytes=10)) as server:
+        reader, writer = await server.open()
+        writer.write(head + b"transfer-encoding: chunked\r\n\r\n14\r\n" + b" " * 20 + b"\r\n")
+        assert b" 413 " in await reader.readline()
+        writer.write(b"zz\r\n")
+        await until(lambda: caplog.records)
+        await asyncio.sleep(0.05)
+    assert line_of(caplog)["outcome"] == "413 request_too_large"
+
+
+@runs
 async def test_a_request_before_the_server_is_ready_is_one_line(caplog):
     listener = __import__("socket").create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     server = StartupServer(listener)
     try:
-        for path in ("/health", "/live", "/v1/models"):
+        for path in ("/health", "/live", "/v1/models", "/"):
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(b"GET %b HTTP/1.1\r\n\r\n" % path.encode())
             await reader.read()
@@ -273,8 +293,8 @@ async def test_a_request_before_the_server_is_ready_is_one_line(caplog):
     finally:
         server.stop()
         listener.close()
-    (line,) = lines_of(caplog)
-    assert line == "request GET /v1/models: 503 service_unavailable, the server is not ready"
+    for path, line in zip(("/v1/models", "/"), lines_of(caplog), strict=True):
+        assert line == f"request GET {path}: 503 service_unavailable, the server is not ready"
 
 
 FORGED = "2026-01-01 00:00:00 ERROR forged"

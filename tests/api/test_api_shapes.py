@@ -123,6 +123,20 @@ def test_an_error_before_the_app_has_the_shape_of_its_path(fault, routes):
         check(body, dialect_of(path), where)
 
 
+@pytest.mark.parametrize(("method", "path"), UNKNOWN)
+def test_an_error_has_the_shape_of_a_path_that_came_with_the_request_before(method, path):
+    async def main():
+        async with live() as server:
+            reader, writer = await server.open()
+            bad = head(method, path, "no header") + b"\r\n"
+            writer.write(head("GET", "/live") + b"\r\n" + bad[:-20])
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+            writer.write(bad[-20:])
+            return await asyncio.wait_for(reader.read(), PATIENCE_S)
+
+    check(asyncio.run(main()).partition(b"\r\n\r\n")[2], dialect_of(path), path)
+
+
 def test_a_path_that_two_dialects_share_has_the_shape_of_the_header():
     async def main():
         async with live() as server:
@@ -194,6 +208,19 @@ def test_an_error_of_the_app_has_the_shape_of_its_path(fault):
         answer = api.request(method, path, headers=headers, content=_BODIES.get(fault, b"{}"))
         assert answer.status_code == status, (path, answer.text)
         check(answer.content, dialect_of(path), (path, answer.text))
+
+
+def test_an_error_of_the_app_has_the_shape_of_the_path_in_a_full_url():
+    async def main():
+        async with live() as server:
+            fields = (JSON, "content-length: 1", "connection: close")
+            for _, path in WITH_BODIES:
+                url = f"http://host{path}"
+                answer = await server.send(head("POST", url, *fields) + b"\r\n{")
+                assert b" 400 " in answer.partition(b"\r\n")[0]
+                check(answer.partition(b"\r\n\r\n")[2], dialect_of(path), path)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("method", "path"), UNKNOWN)

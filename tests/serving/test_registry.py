@@ -1,6 +1,7 @@
 """Models on demand: loaded once, unloaded to make room, refused with a reason."""
 
 import asyncio
+import errno
 
 import pytest
 
@@ -44,6 +45,8 @@ class Loader:
         if self.name == "broken":
             msg = "model broken is not there"
             raise ModelError(msg)
+        if self.name == "full disk":
+            raise OSError(errno.ENOSPC, "No space left on device", "/secret/path")
         if not machine.room:
             msg = "not enough memory: 1 GiB more is needed"
             raise TooLittleMemory(msg)
@@ -231,7 +234,7 @@ def test_a_model_that_cannot_be_loaded_does_not_unload_another(caplog):
     assert failed[0].startswith("model broken cannot be loaded: model broken is not")
 
 
-@pytest.mark.parametrize("name", ["broken", "large"])
+@pytest.mark.parametrize("name", ["broken", "large", "full disk"])
 def test_a_model_that_failed_is_tried_again_after_growing_pauses(name):
     """Meanwhile each request is told at once why, and when it is tried again."""
     machine = Machine(0)
@@ -250,6 +253,7 @@ def test_a_model_that_failed_is_tried_again_after_growing_pauses(name):
             assert len(machine.log) == tries
             assert (first.retry_after_s, again.retry_after_s) == (pause, pause / 2)
             assert first.message.split(". It can be")[0] == again.message.split(". It can be")[0]
+            assert "secret" not in first.message
             assert again.message.endswith(f". It can be tried again in {pause / 2:.0f} s")
             pause = min(2 * pause, LONGEST_PAUSE_S)
         if name == "large":
@@ -310,7 +314,7 @@ def test_a_server_that_stops_gives_loads_up_and_says_so_and_a_loaded_model_still
         for refused in (loading, registry.find("c")):
             with pytest.raises(ServiceUnavailable, match="shutting down"):
                 await refused
-        assert (await registry.find("b"))[1] == "b"
+        assert (await registry.find("b")).name == "b"
 
     asyncio.run(main())
 

@@ -73,6 +73,7 @@ async def _answer(
 
 async def _unload(received: Received, name: str, *, chat: bool) -> Response:
     """Unload a model that is not used, without loading it first; the first model stays."""
+    received.names(name)
     model = received.models.resolve(name)
     await received.models.unload(model)
     return json_response(Writer(model, chat=chat).part("", done=True, done_reason="unload"))
