@@ -75,7 +75,11 @@ def elsewhere(kind: str, members: Mapping[str, Any]) -> str:
     """
     if kind in _NOUNS:
         return unreadable(kind, kind).line
-    return f"[{kind[:80]}: {msgspec.json.encode(_readable(dict(members))).decode()}]"
+    try:
+        told = msgspec.json.encode(_readable(dict(members))).decode()
+    except RecursionError:
+        return f"[{kind[:80]}]"
+    return f"[{kind[:80]}: {told}]"
 
 
 def _readable(value: Any) -> Any:

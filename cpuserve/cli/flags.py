@@ -144,12 +144,18 @@ class Collect(argparse.Action):
         before: Given | None = namespace.given.get(self.field.name)
         given = flag_given(self.field, flag, values, before)
         if self.field.name == "model" and before is not None:
-            _refuse_two_models(before, given)
+            namespace.two_models = (before, given)
         namespace.given[self.field.name] = given
 
 
-def _refuse_two_models(before: Given, given: Given) -> None:
-    """Raise a ConfigError for a MODEL that is not the one of --model: either may be meant."""
+def refuse_two_models(args: argparse.Namespace) -> None:
+    """Raise a ConfigError for a MODEL that is not the one of --model: either may be meant.
+
+    Unknown flags are refused before, because the value of one looks like a MODEL: -ngl 99.
+    """
+    if (two := getattr(args, "two_models", None)) is None:
+        return
+    before, given = two
     if before.name != given.name and before.value != given.value:
         models = {before.name: before.value, given.name: given.value}
         named = " and ".join(f"{name} {value!r:.100}" for name, value in sorted(models.items()))
@@ -205,7 +211,7 @@ def add_options(parser: Parser, *, server: bool, model: bool = True) -> None:
 
     model: False for a command that finds MODEL among its arguments itself (see `take_model`).
     """
-    parser.set_defaults(given={}, notes=[])
+    parser.set_defaults(given={}, notes=[], two_models=None)
     parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options and exit")
     if model:
         parser.usage = f"{parser.prog} [MODEL] [OPTIONS]"

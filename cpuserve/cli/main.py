@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from cpuserve.cli.bench_flags import add_bench
-from cpuserve.cli.flags import COMMAND, Parser, add_options, normalize, refuse_unknown
+from cpuserve.cli.flags import (
+    COMMAND,
+    Parser,
+    add_options,
+    normalize,
+    refuse_two_models,
+    refuse_unknown,
+)
 from cpuserve.cli.interrupt import EXIT_INTERRUPTED, interrupted, interrupts
 from cpuserve.cli.terminal import drop_output, open_standard_streams
 from cpuserve.errors import LIMITS, CpuserveError, StartupError, without_threads
@@ -96,6 +103,7 @@ def _run(argv: list[str]) -> int:
         args.words += [word for word in unknown if not word.startswith("-")]
         unknown = [word for word in unknown if word.startswith("-")]
     refuse_unknown(args.parser, unknown)
+    refuse_two_models(args)
     run: Callable[[argparse.Namespace], int] = _load(args.run)
     return run(args)
 

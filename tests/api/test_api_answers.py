@@ -171,6 +171,15 @@ def test_a_form_of_gpt_oss_is_on_its_final_channel():
     assert prompt_of(api).endswith("<|start|>assistant<|channel|>final<|message|>")
 
 
+def test_a_form_of_gpt_oss_goes_on_with_the_text_that_is_continued():
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": '{"a":'}]
+    fields = {"messages": messages, "continue_final_message": True, **FORMS["schema"]}
+    api = tool_api(says(" 1}"), source=GPT_OSS)
+    (choice,) = api.chat(**fields).json()["choices"]
+    assert choice["message"]["content"] == " 1}"
+    assert prompt_of(api).endswith('<|message|>{"a":')
+
+
 def test_what_gpt_oss_cannot_be_forced_to_is_refused_by_name():
     api = tool_api(says("hi"), source=GPT_OSS)
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}

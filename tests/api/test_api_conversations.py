@@ -490,3 +490,19 @@ def test_any_json_from_a_tool_or_the_model_is_taken(returned, said, arguments):
             text = template(source).render(messages)
             assert text.count("<tool_call>") >= 1
             assert all(isinstance(message["content"], str | list | None) for message in messages)
+
+
+@pytest.mark.parametrize("depth", [320, 440])
+def test_what_another_server_nested_deeply_is_no_error_of_ours(depth):
+    api = tool_api(says("ok"))
+    nested = json.loads('{"a": [' * depth + "1" + "]}" * depth)
+    block = {"type": "server_tool_use", "id": "x", "name": "search", "input": nested}
+    item = {"type": "mcp_call", "id": "x", "name": "search", "arguments": nested}
+
+    turn = {"role": "assistant", "content": [block]}
+    message = api.post("/v1/messages", model="tiny", max_tokens=9, messages=[HI, turn, HI])
+    response = api.post("/v1/responses", model="tiny", input=[HI, item, HI])
+
+    assert (message.status_code, response.status_code) == (200, 200)
+    assert "[server_tool_use]" in prompt_of(api, 0)
+    assert "[mcp_call]" in prompt_of(api, 1)

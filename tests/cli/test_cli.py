@@ -166,6 +166,9 @@ def test_version(capsys):
         (["serve", "a", "--model", "b"], "two models: --model 'b' and MODEL 'a'; give one of them"),
         (["serve", "--model=b", "--port", "80", "a"], "two models: --model 'b' and MODEL 'a'"),
         (["config", "a", "--model", "b"], "two models"),
+        (["chat", "a", "--model", "b"], "two models"),
+        (["config", "-m", "b.gguf", "-ngl", "99", "-c", "64"], "flag -ngl is not supported"),
+        (["chat", "-ngl", "99", "-m", "b.gguf"], "flag -ngl is not supported"),
         (["--versoin"], "did you mean --version?"),
         (["bench"], "KIND"),
         (

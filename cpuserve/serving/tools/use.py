@@ -147,8 +147,9 @@ def _without_tools(call: GenerateCall, found: AnswerFormat) -> ToolUse | None:
 
 
 def _form_opening(call: GenerateCall, calls: ToolFormat) -> str:
-    """Return the beginning of an answer that has a form, "" if it has none."""
-    if not isinstance(calls, WholeFormat) or structured_outputs(call) is None:
+    """Return the beginning of an answer that has a form, "" if it has none or has begun."""
+    is_formed = structured_outputs(call) is not None and not call.continue_final_message
+    if not isinstance(calls, WholeFormat) or not is_formed:
         return ""
     return calls.form_opening
 
