@@ -79,13 +79,13 @@ def test_the_banner_says_what_requests_are_sampled_with():
 
 def test_the_banner_says_why_a_quota_binds_no_thread():
     text = banner_of(host="pod_quota_6_5_of_64")
-    assert "threads   6 not pinned (the CPU quota of 6.5 lets 6 run without a stop; " in text
+    assert "threads 6 not pinned (the CPU quota of 6.5 lets 6 run without a stop; " in text
     assert "the kernel places threads, since the CPU quota of 6.5 is below the 64 CPUs" in text
     assert "kernel places" not in banner_of()
     host = load_host("xeon_2s_amx")
     group = msgspec.structs.replace(host.cgroup, cpu_quota=8.0)
     host = msgspec.structs.replace(host, cgroup=group)
-    assert "threads   8 within CPU 0-31,64-95 (" in banner_of(host=host, numa="auto")
+    assert "threads 8 within CPU 0-31,64-95 (" in banner_of(host=host, numa="auto")
 
 
 def test_the_banner_says_where_each_of_several_engines_runs():
