@@ -38,8 +38,9 @@ def render(prepared: Prepared) -> str:
     config, host = prepared.resolved.config, prepared.host
     why = reasons(prepared.resolved)
     kernels = prepared.platform.kernels(config.isa)
+    stored_as = config.kv_dtype.removeprefix("fp8_")  # kernels are named "attention.e4m3"
     attention = kernels.get(
-        f"attention.{config.kv_dtype}", "torch" if config.executor == "torch" else config.isa
+        f"attention.{stored_as}", "torch" if config.executor == "torch" else config.isa
     )
     stored = prepared.facts.quantization or prepared.facts.dtype
     seen = {

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.quant.packed import IntWeights, column_floats, expect, unpack, words
+from cpuserve.quant.packed import (
+    IntWeights,
+    column_floats,
+    expect,
+    groups_of_columns,
+    unpack,
+    words,
+)
 from cpuserve.quant.registry import weight_format
 
 if TYPE_CHECKING:
@@ -41,7 +48,8 @@ class AwqWeights(IntWeights):
     def layout(self, stem: str) -> tuple[int, int, int]:
         """(outputs, inputs, groups of inputs) of a matrix."""
         k, packed = self.part(stem, "qweight").shape
-        return packed * 8, k, self.part(stem, "scales").shape[0]
+        scales, zeros = self.part(stem, "scales"), self.part(stem, "qzeros")
+        return packed * 8, k, groups_of_columns(scales, zeros, packed * 8, packed)
 
     def packed(self, stem: str, rows: slice) -> npt.NDArray[np.uint8]:
         """The codes [rows, k / 2]."""

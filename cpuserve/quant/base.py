@@ -175,7 +175,7 @@ class BuiltTensor(QuantTensor):
         del row_bytes  # it follows from the shape
         try:
             return self._build(rows)
-        except ValueError as error:
+        except (ValueError, IndexError) as error:
             msg = f"the tensors that store {self.name} do not fit together: {error}"
             raise ModelError(msg) from error
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpuserve.quant.packed import IntWeights, column_floats, expect, group_order, unpack, words
+from cpuserve.quant.packed import (
+    IntWeights,
+    column_floats,
+    expect,
+    group_order,
+    groups_of_columns,
+    unpack,
+    words,
+)
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.rows import spread_bits
 
@@ -53,7 +61,9 @@ class GptqWeights(IntWeights):
     def layout(self, stem: str) -> tuple[int, int, int]:
         """(outputs, inputs, groups of inputs) of a matrix."""
         packed, n = self.part(stem, "qweight").shape
-        return n, packed * 32 // self._bits, self.part(stem, "scales").shape[0]
+        scales, zeros = self.part(stem, "scales"), self.part(stem, "qzeros")
+        groups = groups_of_columns(scales, zeros, n, -(-n * self._bits // 32))
+        return n, packed * 32 // self._bits, groups
 
     def packed(self, stem: str, rows: slice) -> Bytes:
         """The codes [rows, k * bits / 8]; stored is a column for each output."""

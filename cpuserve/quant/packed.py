@@ -80,6 +80,9 @@ def rebuilt(
         first = min(wanted) // ROWS_TOGETHER * ROWS_TOGETHER
         end = min(max(wanted) // ROWS_TOGETHER * ROWS_TOGETHER + ROWS_TOGETHER, n)
         built = build(slice(first, end))
+        if built.shape != (end - first, size // n):
+            msg = f"{end - first} rows of {size // n} bytes are {list(built.shape)}"
+            raise ValueError(msg)
         if len(wanted) == end - first and wanted.step == 1:
             return built
         return built[np.arange(wanted.start, wanted.stop, wanted.step) - first]
@@ -211,6 +214,24 @@ def group_order(tensor: StoredTensor, k: int, groups: int) -> Order | None:
         msg = f"{tensor.name} must have {k} numbers below {groups}, the number of its groups"
         raise ModelError(msg)
     return None if np.array_equal(order, np.arange(k) // (k // groups)) else order
+
+
+def groups_of_columns(scales: StoredTensor, zeros: StoredTensor, n: int, packed: int) -> int:
+    """The number of groups of a matrix that has a column for each of `n` outputs.
+
+    packed: words in which the zero points of a group are stored.
+
+    Raises:
+        ModelError: there are more or fewer scales or zero points than of `n` outputs.
+    """
+    groups = scales.shape[0] if scales.shape else 0
+    if scales.shape != (groups, n) or zeros.shape != (groups, packed):
+        msg = (
+            f"{scales.name} and {zeros.name} are {list(scales.shape)} and {list(zeros.shape)}, but "
+            f"{n} outputs need [groups, {n}] and [groups, {packed}]; convert the checkpoint again"
+        )
+        raise ModelError(msg)
+    return groups
 
 
 def columns_by_group(order: Order, groups: int) -> Order | None:

@@ -14,6 +14,7 @@ from cpuserve.cli import banner
 from cpuserve.cli import main as cli
 from cpuserve.cli.session import Session
 from cpuserve.config.engine import EngineOptions
+from cpuserve.config.fields import FIELDS
 from cpuserve.config.load import from_arguments
 from cpuserve.errors import ConfigError, ModelError, StartupError, TooLittleMemory
 from cpuserve.loader.safetensors import SafetensorsStore
@@ -21,6 +22,8 @@ from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.prepare import Prepared, for_another, kv_cache_bytes, model_facts, prepare
 from tests.helpers.hosts import LLAMA_1B, SMOLLM2, load_host, resolve
 from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_model
+
+KV_DTYPES = next(f.choices for f in FIELDS if f.name == "kv_cache_dtype")[1:]  # without "auto"
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
@@ -69,6 +72,16 @@ def test_the_banner_says_how_precise_activations_are_where_weights_are_quantized
     assert "activations" not in banner_of(LLAMA_1B, activation_bits="16")
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_the_banner_names_the_attention_kernel_of_the_type_of_the_cache(kv_dtype, monkeypatch):
+    names = CpuPlatform().kernels(CpuPlatform().host().isa_levels[-1])
+    short = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(kv_dtype, kv_dtype)
+    name = f"attention.{short.removeprefix('fp8_')}"
+    assert name in names
+    monkeypatch.setattr(CpuPlatform, "kernels", lambda *_: {name: "the level of it"})
+    assert "attention the level of it" in banner_of(kv_cache_dtype=kv_dtype)
+
+
 def test_the_banner_says_what_requests_are_sampled_with():
     facts = dataclasses.replace(SMOLLM2, generation={"temperature": 0.0}, generation_why="why so")
     assert "temperature 0 unless a request sets other values (why so)" in banner_of(facts)
@@ -79,13 +92,13 @@ def test_the_banner_says_what_requests_are_sampled_with():
 
 def test_the_banner_says_why_a_quota_binds_no_thread():
     text = banner_of(host="pod_quota_6_5_of_64")
-    assert "threads   6 not pinned (the CPU quota of 6.5 lets 6 run without a stop; " in text
+    assert "threads 6 not pinned (the CPU quota of 6.5 lets 6 run without a stop; " in text
     assert "the kernel places threads, since the CPU quota of 6.5 is below the 64 CPUs" in text
     assert "kernel places" not in banner_of()
     host = load_host("xeon_2s_amx")
     group = msgspec.structs.replace(host.cgroup, cpu_quota=8.0)
     host = msgspec.structs.replace(host, cgroup=group)
-    assert "threads   8 within CPU 0-31,64-95 (" in banner_of(host=host, numa="auto")
+    assert "threads 8 within CPU 0-31,64-95 (" in banner_of(host=host, numa="auto")
 
 
 def test_the_banner_says_where_each_of_several_engines_runs():

@@ -3,6 +3,7 @@
 The digests are of the rows as they were when each matrix was converted at once.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import itertools
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpuserve.errors import ModelError
 from cpuserve.program.parts import rows as rows_name
 from cpuserve.quant import open_weights
 from cpuserve.quant.base import BuiltTensor, rows_of
@@ -153,6 +155,40 @@ def test_any_rows_by_any_number_of_threads_are_those_of_the_whole(name):
         want = whole[first::step][:500]
         assert np.array_equal(part.data, want)
         assert np.array_equal(part.cut(slice(3, 400, 3), row_bytes), want[3:400:3])
+
+
+def broken(name):
+    """(a stored tensor, its shape) for each one of a format that is made longer or shorter."""
+    _, _, parts, _ = BENCH.FORMATS[name](N, K)
+    for part, (_, shape) in parts.items():
+        for axis, size in enumerate(shape):
+            for other in {1, size // 2, size - 1, 2 * size} - {0, size}:
+                yield part, (*shape[:axis], other, *shape[axis + 1 :])
+
+
+def read_broken(name, part, shape):
+    method, settings, parts, given = BENCH.FORMATS[name](N, K)
+    parts[part] = (parts[part][0], shape)
+    given.pop(part, None)
+    store = BENCH.Store(parts, given)
+    tensor = open_weights(method, store, {"quantization_config": settings}).get("m.weight")
+    return tensor, tensor.data
+
+
+@pytest.mark.parametrize("name", BENCH.FORMATS)
+def test_tensors_that_do_not_fit_together_are_refused_or_whole(name):
+    for part, shape in broken(name):
+        with contextlib.suppress(ModelError):  # users see a traceback of any other error
+            tensor, data = read_broken(name, part, shape)
+            assert data.nbytes == tensor.nbytes, (part, shape)
+
+
+@pytest.mark.parametrize("name", [n for n in BENCH.FORMATS if n.startswith(("awq", "gptq"))])
+def test_scales_and_zero_points_of_other_outputs_are_refused(name):
+    for part, shape in broken(name):
+        if part in ("m.scales", "m.qzeros"):
+            with pytest.raises(ModelError, match=r"m\.scales and m\.qzeros are"):
+                read_broken(name, part, shape)
 
 
 def peak(read):
