@@ -2,17 +2,19 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from cpuserve.engine.grammars import client
 from cpuserve.engine.grammars.process import Process
 from cpuserve.engine.ipc import Abort
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
 from tests.engine.test_grammars import PROMPT, Engine
 from tests.helpers.fake_executor import reference
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_S, wait_until
 
 LONG = StructuredOutputs(regex="(ab){100}")
 SIGNALS = [signal.SIGSTOP, signal.SIGKILL]
@@ -87,6 +89,22 @@ def test_a_process_that_stands_still_while_it_compiles_is_replaced(engine):
     assert engine.text(other) == "yes"
     assert engine.process.pid != pid
     assert engine.last(first).finish == "stop"
+
+
+def test_grammars_are_compiled_again_also_where_they_took_too_much_memory(engine, monkeypatch):
+    """That may be why the system ended the process."""
+    numbers = [running(engine), engine.add(structured_outputs=StructuredOutputs(regex="(cd){99}"))]
+    engine.run(lambda: len(engine.outputs.get(numbers[1], ())) == 3)
+    for name in ("MAX_KEPT_BYTES", "MAX_USED_BYTES"):
+        monkeypatch.setattr(client, name, 0)
+    engine.core._grammars._live.memory = 1 << 20
+    engine.core._grammars._forget_old()
+    assert not engine.core._grammars._room.is_set()
+    send(engine, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
+    engine.run(lambda: time.monotonic() > deadline)
+    assert [engine.text(n) for n in numbers] == ["ab" * 100, "cd" * 99]
+    engine.check_idle()
 
 
 def test_an_answer_survives_one_end_of_the_process_but_no_second_one(engine):
