@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve.engine.grammars import client
+from cpuserve.engine.core import LATE_S
+from cpuserve.engine.grammars import client, process
 from cpuserve.engine.grammars.process import Process
 from cpuserve.engine.ipc import Abort
 from cpuserve.sampling.params import SamplingParams
@@ -78,6 +79,31 @@ def test_prompts_with_and_without_a_form_begin_while_the_process_stands_still(en
     engine.run()
     assert [engine.text(n) for n in (bound, late)] == ["ab" * 100] * 2
     engine.check_idle()
+
+
+def test_steps_that_can_run_nothing_wait_for_the_process(monkeypatch):
+    """Also where a request without a form waits for the place of one with a form."""
+    engine = Engine(max_num_seqs=1)
+    running(engine)
+    free = engine.add(max_tokens=5, ignore_eos=True)
+    send(engine, signal.SIGSTOP)
+    waits, settle = [], client.Grammars.settle
+
+    def noted(grammars, wait_s):
+        waits.append(wait_s)
+        return settle(grammars, wait_s)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "ANSWER_S", PATIENCE_S)
+        patched.setattr(client.Grammars, "settle", noted)
+        engine.run(lambda: engine.core.scheduler.masks_late)
+        for _ in range(5):
+            waits.clear()
+            engine.step()
+            assert max(waits) == LATE_S
+    engine.run()
+    assert len(engine.tokens(free)) == 5
+    engine.core.close()
 
 
 def test_a_process_that_stands_still_while_it_compiles_is_replaced(engine):
