@@ -303,9 +303,10 @@ class EngineCore:
         if self._grammars is not None:
             self._take_compiled(self._grammars)
             if self.scheduler.masks_late:
-                others = any(not r.masked for r in self.scheduler.requests.values())
-                self.scheduler.masks_late = not self._grammars.settle(0.0 if others else LATE_S)
+                self.scheduler.masks_late = not self._grammars.settle(0.0)
         batch = self.scheduler.schedule()
+        if self._grammars is not None and self.scheduler.masks_late and not batch.chunks:
+            self._grammars.settle(LATE_S)
         deltas, finished = self._run(batch)
         if self._grammars is not None and self._grammars.in_use:
             self._after_step(self._grammars, deltas)

@@ -438,6 +438,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert request.is_running
             assert request.num_computed == start, "tokens computed before the step were lost"
 
+    @rule(prompts=st.lists(PROMPTS, max_size=2), times=st.integers(1, 3))
+    def put_off(self, prompts, times):
+        """Undo a step before it begins, because its masks are late: it may have any rows."""
+        for prompt in prompts:
+            self.add(prompt, 3, 0, False, None, None, None, 0, None)
+        for _ in range(times):
+            batch = self.scheduler.schedule()
+            if not batch.chunks:
+                self.finish_step(batch, 0.02)
+                return
+            rows = self.scheduler.batch_requests[: self.scheduler.work.rows]
+            before = [(r, r.num_computed, list(r.token_ids)) for r in rows]
+            for delta in self.scheduler.rewind(0.0):
+                self.take(delta)
+            for request, computed, ids in before:
+                assert request.is_running
+                assert (request.num_computed, request.token_ids) == (computed, ids)
+            self.scheduler.check_invariants()
+
     def run_step(self, seconds=0.02):
         decoding = {
             r: r.num_preemptions

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from cpuserve.engine.core import LATE_S
+from cpuserve.engine.grammars import client, process
 from cpuserve.engine.grammars.process import Process
 from cpuserve.engine.ipc import Abort
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
 from tests.engine.test_grammars import PROMPT, Engine
 from tests.helpers.fake_executor import reference
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_S, wait_until
 
 LONG = StructuredOutputs(regex="(ab){100}")
 SIGNALS = [signal.SIGSTOP, signal.SIGKILL]
@@ -78,6 +80,31 @@ def test_prompts_with_and_without_a_form_begin_while_the_process_stands_still(en
     engine.check_idle()
 
 
+def test_steps_that_can_run_nothing_wait_for_the_process(monkeypatch):
+    """Also where a request without a form waits for the place of one with a form."""
+    engine = Engine(max_num_seqs=1)
+    running(engine)
+    free = engine.add(max_tokens=5, ignore_eos=True)
+    send(engine, signal.SIGSTOP)
+    waits, settle = [], client.Grammars.settle
+
+    def noted(grammars, wait_s):
+        waits.append(wait_s)
+        return settle(grammars, wait_s)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "ANSWER_S", PATIENCE_S)
+        patched.setattr(client.Grammars, "settle", noted)
+        engine.run(lambda: engine.core.scheduler.masks_late)
+        for _ in range(5):
+            waits.clear()
+            engine.step()
+            assert max(waits) == LATE_S
+    engine.run()
+    assert len(engine.tokens(free)) == 5
+    engine.core.close()
+
+
 def test_a_process_that_stands_still_while_it_compiles_is_replaced(engine):
     first = engine.add(structured_outputs=LONG)
     engine.run()
@@ -87,6 +114,26 @@ def test_a_process_that_stands_still_while_it_compiles_is_replaced(engine):
     assert engine.text(other) == "yes"
     assert engine.process.pid != pid
     assert engine.last(first).finish == "stop"
+
+
+def test_grammars_are_compiled_again_also_where_they_took_too_much_memory(engine, monkeypatch):
+    """That may be why the system ended the process."""
+    numbers = [running(engine), engine.add(structured_outputs=StructuredOutputs(regex="(cd){99}"))]
+    engine.run(lambda: len(engine.outputs.get(numbers[1], ())) == 3)
+    for name in ("MAX_KEPT_BYTES", "MAX_USED_BYTES"):
+        monkeypatch.setattr(client, name, 0)
+    engine.core._grammars._live.memory = 1 << 20
+    engine.core._grammars._forget_old()
+    assert not engine.core._grammars._room.is_set()
+    send(engine, signal.SIGKILL)
+
+    def over():
+        engine.step()
+        return all(engine.last(n).finish for n in numbers)
+
+    wait_until(over, "they stand still", poll_s=0.0)
+    assert [engine.text(n) for n in numbers] == ["ab" * 100, "cd" * 99]
+    engine.check_idle()
 
 
 def test_an_answer_survives_one_end_of_the_process_but_no_second_one(engine):

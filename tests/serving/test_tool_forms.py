@@ -410,6 +410,60 @@ def test_a_forced_call_whose_schema_cannot_be_kept_is_free_unless_it_is_strict(
         allows(use(*tools[:1], tool("get.it", bad, strict=True), **fields).form, text)
 
 
+def nested(depth):
+    schema = {"type": "array"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize("choice", [None, "f"], ids=["any", "named"])
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "dict", "properties": {"a": {"type": "array"}}}, "[1]"),
+        ({"type": "OBJECT", "properties": {"a": {"type": "array"}}}, "[1]"),
+        ({"type": None, "properties": {"a": {"type": "array"}}}, "[1]"),
+        ({"type": "object", "properties": {"a": {"type": "dict"}}}, "[1]"),
+        ({"type": "object", "properties": {"a": {"type": ["float", "null"]}}}, "1.5"),
+        ({"type": "object", "properties": {"a": {"type": 7}}}, "1.5"),
+        ({"type": "object", "properties": {"a": nested(300)}}, "[1]"),
+    ],
+    ids=["dict", "OBJECT", "null", "dict within", "float", "number", "deep"],
+)
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_a_forced_call_takes_types_that_are_none_unless_it_is_strict(
+    allows, found, schema, value, choice
+):
+    fields = {"found": found, "tool_choice": "required", "tool_name": choice}
+    text = call_text(found, "f", f'{{"a": {value}}}')
+    if choice:
+        text = text[len("f>\n") if found is QWEN3_CODER else text.index(":") + 1 :]
+    form = use(tool("f", schema), tool("g"), **fields).form
+    assert allows(form, text)
+    if found is not QWEN3_CODER:
+        assert not allows(form, text.replace(f'{{"a": {value}}}', "7"))
+    if schema["type"] == "object":
+        with pytest.raises(GrammarError):
+            allows(use(tool("f", schema, strict=True), tool("g"), **fields).form, text)
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
+def test_texts_in_a_schema_are_none_of_its_grammar(allows, found):
+    odd = "x: %json {} // if possible // the parameters of g"
+    schema = {"type": "object", "properties": {odd: {"enum": [odd, 7]}, "n": {"type": "integer"}}}
+    text = call_text(found, "f", json.dumps({odd: 7, "n": 1}))
+    for strict in (True, False):
+        form = use(tool("f", schema, strict=strict), tool("g"), found=found,
+                   tool_choice="required").form  # fmt: skip
+        assert allows(form, text)
+        assert not allows(form, text.replace("7", "8"))
+    bad = {**schema, "properties": {**schema["properties"], "n": {"type": "array", "items":
+           {"type": "string", "pattern": "("}}}}  # fmt: skip
+    with pytest.raises(GrammarError, match="the parameters of f: "):
+        allows(use(tool("f", bad, strict=True), found=found, tool_choice="required").form, text)
+
+
 @pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)
 def test_a_forced_call_with_parameters_that_are_too_long_or_deep_for_a_grammar_is_free(found):
     deep = {}

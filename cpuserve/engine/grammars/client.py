@@ -270,7 +270,9 @@ class Grammars:
         self._drop_from(live, [g.number for g in old if g.process is live])
         if live is not None:
             live.memory -= live.memory * len(old) // max(len(ready), 1)
-        if live is None or live.memory <= MAX_USED_BYTES or len(old) == len(ready):
+        # Answers wait for the grammars that are compiled again, and do not end before.
+        is_free = live is None or live.memory <= MAX_USED_BYTES or len(old) == len(ready)
+        if is_free or self._again:
             self._room.set()
         else:
             self._room.clear()
@@ -362,6 +364,7 @@ class Grammars:
         process.end()
         self._live, self._asked = None, False
         self._gone.clear()
+        self._room.set()
         for grammar in [g for g in self._known.values() if g.process is process]:
             grammar.process = None
             if grammar.users:

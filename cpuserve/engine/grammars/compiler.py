@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cpuserve.engine.grammars.digits import Digits, Tails
 from cpuserve.engine.grammars.gbnf import is_gbnf, lark_of
 from cpuserve.engine.grammars.schema_facts import SchemaError
-from cpuserve.engine.grammars.schemas import convert
+from cpuserve.engine.grammars.schemas import TYPES, convert
 from cpuserve.runtime.executor import mask_words
 from cpuserve.sampling.structured import (
     CALLS,
@@ -67,7 +67,8 @@ _IN_SCHEMA = re.compile(
 )
 # What the library says where no token can follow.
 _NOTHING_FOLLOWS = "NoExtensionBias"
-_JSON_RULE = ": %json "
+# The rule of a schema in a Lark grammar of calls, each of which has a line of its own.
+_JSON_RULE = re.compile(r"(\w+: %json )(.*)")
 # A text in a Lark grammar; not the suffix that a rule names, which can be nothing else.
 _LITERAL = re.compile(r'(?<!=)"(?:[^"\\]|\\.)*"')
 
@@ -284,39 +285,59 @@ def _loosened(prepared: str, message: str) -> str | None:
 
     Where the error names no schema, as of a grammar that is too complex, all may be left out.
     """
-    lines = prepared.split("\n")
-    loose = [i for i, line in enumerate(lines) if IF_POSSIBLE in line and _JSON_RULE in line]
-    found = _IN_SCHEMA.match(message)
-    chosen = [i for i in loose if found is None or i == int(found[1]) - 1]
+    lines, found = prepared.split("\n"), _IN_SCHEMA.match(message)
+    chosen = range(len(lines)) if found is None else range(int(found[1]) - 1, int(found[1]))
     for i in chosen:
-        rule, schema = lines[i].rpartition(IF_POSSIBLE)[0].split(_JSON_RULE, 1)
-        lines[i] = f"{rule}{_JSON_RULE}{json.dumps(_any_of_type(json.loads(schema)))}"
-    return "\n".join(lines) if chosen else None
+        rule, schema, comment = _parts(lines[i])
+        if comment.startswith(IF_POSSIBLE):
+            lines[i] = f"{rule}{json.dumps(_any_of_type(schema))}"
+    looser = "\n".join(lines)
+    return looser if looser != prepared else None
+
+
+def _parts(line: str) -> tuple[str, dict[str, Any], str]:
+    """Return the beginning of the rule of a schema, the schema, and the comment after it.
+
+    The beginning is "" if the line has no such rule.
+    """
+    found = _JSON_RULE.match(line)
+    if found is None:
+        return "", {}, ""
+    schema, end = json.JSONDecoder().raw_decode(found[2])
+    return found[1], schema, found[2][end:]
 
 
 def _any_of_type(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema that keeps the type of `schema` alone, and the options of the library."""
-    return {key: value for key, value in schema.items() if key in ("type", "x-guidance")}
+    """Return a schema that keeps the type of `schema` alone, and the options of the library.
+
+    A type that JSON Schema does not have, such as "dict", is left out.
+    """
+    kept = {key: value for key, value in schema.items() if key in ("type", "x-guidance")}
+    types = kept.get("type")
+    if not all(name in TYPES for name in (types if isinstance(types, list) else [types])):
+        kept.pop("type", None)
+    return kept
 
 
 def with_schemas(grammar: str) -> str:
     """Return a Lark grammar of calls whose JSON schemas are in the words of the library."""
 
     def converted(line: str) -> str:
-        rule, marker, rest = line.partition(_JSON_RULE)
-        if not marker:
+        rule, schema, comment = _parts(line)
+        if not rule:
             return line
-        schema, end = json.JSONDecoder().raw_decode(rest)
         options = {key: schema.pop(key) for key in ("x-guidance",) if key in schema}
-        _, of, name = rest[end:].partition(PARAMETERS_OF)
+        _, of, name = comment.partition(PARAMETERS_OF)
         try:
             kept = convert(json.dumps(schema)) | options
-        except SchemaError as error:
-            if IF_POSSIBLE in rest[end:]:
-                return f"{rule}{marker}{json.dumps(_any_of_type(schema) | options)}"
+        except (SchemaError, RecursionError) as error:
+            if comment.startswith(IF_POSSIBLE):
+                return f"{rule}{json.dumps(_any_of_type(schema) | options)}"
+            if isinstance(error, RecursionError):
+                raise
             msg = f"{OF_FUNCTION}{name}: {error}" if of else str(error)
             raise SchemaError(msg) from error
-        return f"{rule}{marker}{json.dumps(kept)}{rest[end:]}"
+        return f"{rule}{json.dumps(kept)}{comment}"
 
     return "\n".join(map(converted, grammar.split("\n")))
 

@@ -207,12 +207,13 @@ def _forced_form(
     call's beginning: then there is no form if all arguments are free.
     """
     several = call.parallel_tool_calls is not False and all(s is None for s in strict.values())
-    wanted = {f["name"]: f["parameters"] for f in _offered(call) if f.get("parameters")}
-    loose = {
-        name: schema
-        for name, schema in wanted.items()
-        if strict[name] is None and _has_grammar(calls, name, schema)
+    # Arguments are an object, also where a client's word for that is "dict" or "OBJECT".
+    wanted = {
+        f["name"]: {**f["parameters"], "type": "object"}
+        for f in _offered(call)
+        if f.get("parameters") and strict[f["name"]] is None
     }
+    loose = {name: schema for name, schema in wanted.items() if _has_grammar(calls, name, schema)}
     for kept in ({**strict, **loose}, strict):
         if call.tool_name is not None and all(schema is None for schema in kept.values()):
             return None
