@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
+import os
 import select
 import socket
 import subprocess
@@ -91,7 +92,9 @@ class Fork:
     @property
     def alive(self) -> bool:
         """Whether it waits for a job: it says nothing then, unless it has ended."""
-        return not select.select([self.sock], [], [], 0)[0]
+        poll = select.poll()  # select() takes no descriptors above 1023, which servers have
+        poll.register(self.sock, select.POLLIN)
+        return not poll.poll(0)
 
     def ask(self, job: Job) -> tuple[bytes, bytes]:
         """Return the kind and the text of the reply. Raises Lost."""
@@ -158,6 +161,11 @@ class Server:
         self._process.wait()
         self._control.close()
 
+    def leave(self) -> None:
+        """Close our end, in a fork of the process that started it."""
+        self._process.returncode = 0  # the parent waits for it
+        self._control.close()
+
 
 def _spawn(control: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path), f"--control={control}"]
@@ -215,6 +223,15 @@ class Renderer:
         with self._lock:
             self._closings += 1
             self._end()
+
+    def begin_anew(self) -> None:
+        """Leave all processes to the parent, in a fork of it, which would get its replies."""
+        self._lock = Lock()  # another thread of the parent may have held it
+        for fork in self._idle:
+            fork.sock.close()
+        server, self._server, self._idle = self._server, None, []
+        if server is not None:
+            server.leave()
 
     def _do(self, source: str, data: bytes | None) -> bytes:
         name, code = _named(source)
@@ -339,3 +356,4 @@ WHAT_TO_DO = (
     "(--chat-template FILE)"
 )
 RENDERER = Renderer()
+os.register_at_fork(after_in_child=RENDERER.begin_anew)
