@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import json
 import os
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.children import python_command
 from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
 from cpuserve.log import get_logger
 from cpuserve.tokenizer.rendering.wire import (
@@ -39,8 +38,6 @@ from cpuserve.tokenizer.rendering.wire import (
 
 MODULE = "cpuserve.tokenizer.rendering.process"
 BOOTSTRAP = f"""
-import json, sys
-sys.path[:] = json.loads(sys.argv.pop(1))
 from {MODULE} import main
 sys.exit(main())
 """
@@ -168,9 +165,8 @@ class Server:
 
 
 def _spawn(control: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path), f"--control={control}"]
     return subprocess.Popen(
-        command,
+        python_command(BOOTSTRAP, f"--control={control}"),
         pass_fds=(control,),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
