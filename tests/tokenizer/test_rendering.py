@@ -429,6 +429,24 @@ def test_small_requests_pass_large_hostile_ones_and_the_loop_goes_on(renderer):
     asyncio.run(all_of_them())
 
 
+@linux
+def test_renders_that_wait_for_a_thread_do_not_start_after_the_renderer_is_closed():
+    async def all_of_them():
+        def endless():
+            return RENDERER.render(ENDLESS, {})
+
+        tasks = [asyncio.create_task(run_rendering(100, endless)) for _ in range(9)]
+        while RENDERER.pid is None or len(forks_of(RENDERER.pid)) < 4:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(RENDERER.close)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    RENDERER.close()
+    found = asyncio.run(all_of_them())
+    assert [type(error) for error in found] == [ServiceUnavailable] * 9
+    assert RENDERER.pid is None
+
+
 def test_the_wire_takes_json_of_any_size():
     values = {"messages": [{"role": "user", "content": "ä" * 3_000_000}]}
     assert json.loads(RENDERER.render("{{ messages | tojson }}", values)) == values["messages"]

@@ -177,7 +177,7 @@ def _spawn(control: int) -> subprocess.Popen[bytes]:
 class Renderer:
     """Renders on behalf of any thread, which waits meanwhile.
 
-    cpu_s, wall_s: the limits of one render.
+    cpu_s, wall_s: the limits of one render. closings: how often it was closed.
     """
 
     def __init__(self, cpu_s: float = MAX_CPU_S, wall_s: float = MAX_WALL_S) -> None:
@@ -186,7 +186,7 @@ class Renderer:
         self._lock = Lock()
         self._server: Server | None = None
         self._idle: list[Fork] = []
-        self._closings = 0
+        self.closings = 0
 
     @property
     def pid(self) -> int | None:
@@ -217,7 +217,7 @@ class Renderer:
     def close(self) -> None:
         """End the processes and their jobs; a later job starts others."""
         with self._lock:
-            self._closings += 1
+            self.closings += 1
             self._end()
 
     def begin_anew(self) -> None:
@@ -234,7 +234,7 @@ class Renderer:
         size = len(data or b"") + len(code)
         memory = MEMORY_BYTES + MEMORY_PER_BYTE * size
         most = WRITTEN_BYTES + WRITTEN_PER_BYTE * size
-        closings = self._closings
+        closings = self.closings
         for _ in range(TRIES):
             fork = self._take(closings)
             new = None if name in fork.known else code
@@ -262,7 +262,7 @@ class Renderer:
     def _take(self, closings: int) -> Fork:
         """Return a process that is free. Raises ServiceUnavailable."""
         with self._lock:
-            if closings != self._closings:
+            if closings != self.closings:
                 msg = "the server is stopping"
                 raise ServiceUnavailable(msg)
             while self._idle:
