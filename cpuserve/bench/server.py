@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
+from cpuserve.children import python_command
 from cpuserve.errors import StartupError
 
 START_TIMEOUT_S = 600.0
@@ -21,11 +20,9 @@ STOP_TIMEOUT_S = 15.0
 
 def serve_command(arguments: Sequence[str]) -> list[str]:
     """The command of `cpuserve serve` with this process's module path, for any directory."""
-    code = (
-        "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-        "from cpuserve.cli.main import main; sys.exit(main())"
+    return python_command(
+        "from cpuserve.cli.main import main; sys.exit(main())", "serve", *arguments
     )
-    return [sys.executable, "-c", code, json.dumps(sys.path), "serve", *arguments]
 
 
 def private_flags(port: int, key: str) -> list[str]:

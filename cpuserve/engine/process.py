@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any, cast
 
+from cpuserve.children import python_command
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
 from cpuserve.engine.client import ReplicaStatus
@@ -46,11 +46,7 @@ from cpuserve.sampling.params import SamplingParams
 log = get_logger("engine")
 
 CHILD_MODULE = "cpuserve.engine.child"
-# The child uses the module path of this process, so its working directory does not matter.
-BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from {module} import exit_now, main; exit_now(main())"
-)
+BOOTSTRAP = "from {module} import exit_now, main; exit_now(main())"
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
 # Signals that a process gets for a fault of its own, after it may have said what it is. What it
@@ -61,8 +57,7 @@ _FAULTS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRA
 def _start(fd: int, module: str) -> subprocess.Popen[bytes]:
     """Start the engine's process, with `fd` as its end of the socket pair."""
     code = BOOTSTRAP.format(module=module)
-    command = [sys.executable, "-c", code, json.dumps(sys.path)]
-    command += ["--fd", str(fd), "--log-level", level()]
+    command = python_command(code, "--fd", str(fd), "--log-level", level())
     return subprocess.Popen(
         command, pass_fds=[fd], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from cpuserve.errors import ServiceUnavailable
+from cpuserve.tokenizer.rendering.client import RENDERER
 from cpuserve.tokenizer.tokenizer import LONG_CHARS
 
 T = TypeVar("T")
@@ -28,6 +30,18 @@ async def run_sized(size: int, work: Callable[[], T]) -> T:
 
 
 async def run_rendering(num_bytes: int, work: Callable[[], T]) -> T:
-    """Return the result of `work`, which renders a request of this size; never on the loop."""
+    """Return the result of `work`, which renders a request of this size; never on the loop.
+
+    Raises ServiceUnavailable if the renderer was closed while this waited for a thread: it would
+    start again, and delay the exit of the server.
+    """
+    closings = RENDERER.closings
+
+    def unless_closed() -> T:
+        if RENDERER.closings != closings:
+            msg = "the server is stopping"
+            raise ServiceUnavailable(msg)
+        return work()
+
     threads = _SMALL_RENDERS if num_bytes <= _SMALL_BYTES else _LARGE_RENDERS
-    return await asyncio.get_running_loop().run_in_executor(threads, work)
+    return await asyncio.get_running_loop().run_in_executor(threads, unless_closed)

@@ -290,6 +290,46 @@ def test_a_job_whose_process_is_killed_again_and_again_is_503(renderer, monkeypa
     assert renderer.render("x", {}) == "x"
 
 
+def test_a_process_with_more_than_1024_files_renders(renderer):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("this process may not have so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        for n in range(2):  # the second time, an idle process is used again
+            assert renderer.render("{{ x }}", {"x": n}) == str(n)
+    finally:
+        for number in held:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_fork_of_this_process_does_not_share_its_connections():
+    """multiprocessing forks, for example; the lock may be held by a thread that it does not get."""
+    code = """
+import os, sys
+from cpuserve.tokenizer.rendering.client import RENDERER
+RENDERER.check("{{ x }}")
+pid = RENDERER.pid
+RENDERER._lock.acquire()
+child = os.fork()
+if child:
+    RENDERER._lock.release()
+who = os.getpid()
+for n in range(300):
+    assert RENDERER.render("{{ x }}", {"x": [who, n]}) == str([who, n])
+assert (RENDERER.pid == pid) == bool(child)
+if child:
+    assert os.waitpid(child, 0)[1] == 0  # it has run atexit
+    assert RENDERER.render("{{ x }}", {"x": "still here"}) == "still here"
+    assert RENDERER.pid == pid
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, **child_options(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @linux
 def test_a_silent_process_is_ended_and_started_again(monkeypatch):
     monkeypatch.setattr(client, "SILENT_S", 0.2)
@@ -387,6 +427,24 @@ def test_small_requests_pass_large_hostile_ones_and_the_loop_goes_on(renderer):
         await asyncio.to_thread(renderer.close)
 
     asyncio.run(all_of_them())
+
+
+@linux
+def test_renders_that_wait_for_a_thread_do_not_start_after_the_renderer_is_closed():
+    async def all_of_them():
+        def endless():
+            return RENDERER.render(ENDLESS, {})
+
+        tasks = [asyncio.create_task(run_rendering(100, endless)) for _ in range(9)]
+        while RENDERER.pid is None or len(forks_of(RENDERER.pid)) < 4:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(RENDERER.close)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    RENDERER.close()
+    found = asyncio.run(all_of_them())
+    assert [type(error) for error in found] == [ServiceUnavailable] * 9
+    assert RENDERER.pid is None
 
 
 def test_the_wire_takes_json_of_any_size():

@@ -7,7 +7,6 @@ import mmap
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 
+from cpuserve.children import python_command
 from cpuserve.engine.grammars.messages import (
     Alive,
     Compile,
@@ -34,8 +34,8 @@ MODULE = "cpuserve.engine.grammars.worker"
 # The first form waits for this start, so it has normal priority: at the lowest one, beside streams,
 # it took twice as long or more.
 BOOTSTRAP = """
-import importlib, json, sys
-sys.path[:], cpus = json.loads(sys.argv.pop(1))
+import importlib, json
+cpus = json.loads(sys.argv.pop(1))
 from cpuserve.engine.grammars.background import move_to
 move_to(cpus)
 importlib.import_module("{module}")
@@ -187,6 +187,6 @@ def _spawn(
     code = BOOTSTRAP.format(module=MODULE)
     passed = (*sockets, memory)
     names = ("compiling", "filling", "memory")
-    command = [sys.executable, "-c", code, json.dumps([sys.path, cpus])]
+    command = python_command(code, json.dumps(cpus))
     command += [f"--{name}={number}" for name, number in zip(names, passed, strict=True)]
     return subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)

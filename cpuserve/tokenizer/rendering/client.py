@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import json
+import os
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.children import python_command
 from cpuserve.errors import LIMITS, InvalidRequest, ServiceUnavailable
 from cpuserve.log import get_logger
 from cpuserve.tokenizer.rendering.wire import (
@@ -38,8 +38,6 @@ from cpuserve.tokenizer.rendering.wire import (
 
 MODULE = "cpuserve.tokenizer.rendering.process"
 BOOTSTRAP = f"""
-import json, sys
-sys.path[:] = json.loads(sys.argv.pop(1))
 from {MODULE} import main
 sys.exit(main())
 """
@@ -91,7 +89,9 @@ class Fork:
     @property
     def alive(self) -> bool:
         """Whether it waits for a job: it says nothing then, unless it has ended."""
-        return not select.select([self.sock], [], [], 0)[0]
+        poll = select.poll()  # select() takes no descriptors above 1023, which servers have
+        poll.register(self.sock, select.POLLIN)
+        return not poll.poll(0)
 
     def ask(self, job: Job) -> tuple[bytes, bytes]:
         """Return the kind and the text of the reply. Raises Lost."""
@@ -158,11 +158,15 @@ class Server:
         self._process.wait()
         self._control.close()
 
+    def leave(self) -> None:
+        """Close our end, in a fork of the process that started it."""
+        self._process.returncode = 0  # the parent waits for it
+        self._control.close()
+
 
 def _spawn(control: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path), f"--control={control}"]
     return subprocess.Popen(
-        command,
+        python_command(BOOTSTRAP, f"--control={control}"),
         pass_fds=(control,),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -173,7 +177,7 @@ def _spawn(control: int) -> subprocess.Popen[bytes]:
 class Renderer:
     """Renders on behalf of any thread, which waits meanwhile.
 
-    cpu_s, wall_s: the limits of one render.
+    cpu_s, wall_s: the limits of one render. closings: how often it was closed.
     """
 
     def __init__(self, cpu_s: float = MAX_CPU_S, wall_s: float = MAX_WALL_S) -> None:
@@ -182,7 +186,7 @@ class Renderer:
         self._lock = Lock()
         self._server: Server | None = None
         self._idle: list[Fork] = []
-        self._closings = 0
+        self.closings = 0
 
     @property
     def pid(self) -> int | None:
@@ -213,15 +217,24 @@ class Renderer:
     def close(self) -> None:
         """End the processes and their jobs; a later job starts others."""
         with self._lock:
-            self._closings += 1
+            self.closings += 1
             self._end()
+
+    def begin_anew(self) -> None:
+        """Leave all processes to the parent, in a fork of it, which would get its replies."""
+        self._lock = Lock()  # another thread of the parent may have held it
+        for fork in self._idle:
+            fork.sock.close()
+        server, self._server, self._idle = self._server, None, []
+        if server is not None:
+            server.leave()
 
     def _do(self, source: str, data: bytes | None) -> bytes:
         name, code = _named(source)
         size = len(data or b"") + len(code)
         memory = MEMORY_BYTES + MEMORY_PER_BYTE * size
         most = WRITTEN_BYTES + WRITTEN_PER_BYTE * size
-        closings = self._closings
+        closings = self.closings
         for _ in range(TRIES):
             fork = self._take(closings)
             new = None if name in fork.known else code
@@ -249,7 +262,7 @@ class Renderer:
     def _take(self, closings: int) -> Fork:
         """Return a process that is free. Raises ServiceUnavailable."""
         with self._lock:
-            if closings != self._closings:
+            if closings != self.closings:
                 msg = "the server is stopping"
                 raise ServiceUnavailable(msg)
             while self._idle:
@@ -339,3 +352,4 @@ WHAT_TO_DO = (
     "(--chat-template FILE)"
 )
 RENDERER = Renderer()
+os.register_at_fork(after_in_child=RENDERER.begin_anew)
