@@ -262,7 +262,8 @@ def test_load_measures_start_and_memory(capsys):
     found = bench(capsys, "load", "--rounds", "1")
     for name in ("health", "ready", "first_token", "pss", "engine_before_load", "engine_peak"):
         assert found[name]["median"] > 0
-    assert found["processes"]["median"] == 2
+    # The front end, the engine, and the process that renders templates, perhaps with a warm copy.
+    assert found["processes"]["median"] in (3, 4)
     before, peak = found["engine_before_load"]["median"], found["engine_peak"]["median"]
     assert before < peak < 1000
     weights = found["engine_peak"]["parameters"]["weights_mib"]

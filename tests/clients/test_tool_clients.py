@@ -162,7 +162,7 @@ def test_anthropics_client_raises_its_own_errors():
             async with client:
                 for fields, error in (
                     ({"model": "other", "max_tokens": 9}, anthropic.NotFoundError),
-                    ({"model": "tiny", "max_tokens": 9999}, anthropic.BadRequestError),
+                    ({"model": "tiny", "max_tokens": 0}, anthropic.BadRequestError),
                 ):
                     with pytest.raises(error) as raised:
                         await client.messages.create(messages=ASK, **fields)

@@ -40,6 +40,7 @@ def test_one_allowed_cpu_gets_one_compute_thread_and_everything_else():
     assert answer["usage"]["completion_tokens"] == 4
     assert (report["placement"]["threads"], report["placement"]["bind"]) == (1, str(cpu))
     assert report["live"]["threads_on"] == [cpu]
-    assert len(threads) == 2
+    # The front end, the engine, and the process that renders templates, perhaps with a warm copy.
+    assert len(threads) in (3, 4)
     for status in (status for statuses in threads.values() for status in statuses):
         assert re.search(rf"^Cpus_allowed_list:\t{cpu}$", status, re.MULTILINE)

@@ -62,7 +62,7 @@ def test_another_directory_or_file_can_be_asked_for(tmp_path):
     [
         ({"temperature": -1}, "temperature must be between 0"),
         ({"temperature": "hot"}, "temperature must be a number"),
-        ({"top_p": 0}, r"top_p must be in \(0, 1\]"),
+        ({"top_p": -0.5}, r"top_p must be in \[0, 1\]"),
         ({"top_k": 1.5}, "top_k must be a whole number"),
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
         ({"min_p": True}, "min_p must be a number"),
