@@ -207,7 +207,8 @@ def test_both_replicas_answer_and_each_has_a_core_of_its_own(on_ray):
 
 
 def test_errors_keep_their_status_and_flags_their_meaning(on_ray):
-    status, _, text = on_ray.chat(max_tokens=1000)
+    long = [{"role": "user", "content": "hello " * 200}]
+    status, _, text = on_ray.ask("POST", "/v1/chat/completions", messages=long)
     assert status == 400
     assert "100" in json.loads(text)["error"]["message"]
     assert on_ray.ask("GET", "/v1/models")[0] == 200
