@@ -789,8 +789,8 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "kv_cache_space",
         "Size of the KV cache: GiB (4, 0.5), 512MiB, a share of memory (30%), or 0 = automatic.",
-        "the smallest of 4 GiB, a quarter of free memory, and the size that max-num-seqs requests "
-        "of full length can use",
+        "a quarter of free memory, or the size that max-num-seqs requests of full length can use "
+        "if that is less",
         MEMORY,
         flags=("--kv-cache-memory", "--kv-cache-space"),
         env="CPUSERVE_KVCACHE_SPACE",

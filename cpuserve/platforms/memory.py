@@ -48,7 +48,6 @@ QUANTIZED_BYTES = {
     "int4_mixed_fine": 1.0,
 }
 PROCESS_BYTES = 256 << 20  # both processes without weights, KV cache and activations
-AUTO_MAX = 4 * GIB
 AUTO_SHARE = 4  # automatic size: at most a quarter of the free memory
 AUTO_SHARE_FOR_ONE = 2  # or half of it, if a quarter does not hold one request of full length
 LEAST_TOKENS = 256  # a smaller KV cache is not useful
@@ -382,10 +381,8 @@ def _share(budget: _Budget) -> tuple[int, str]:
     free, where = budget.free, "the free memory"
     if budget.near is not None and budget.near < free:
         free, where = max(0, budget.near), "the free memory of the NUMA nodes in use"
-    if free // AUTO_SHARE >= AUTO_MAX:
-        return AUTO_MAX // budget.block, "4 GiB"
     quarter = free // AUTO_SHARE // budget.block
-    half = min(AUTO_MAX, free // AUTO_SHARE_FOR_ONE) // budget.block
+    half = free // AUTO_SHARE_FOR_ONE // budget.block
     one = budget.blocks(budget.wanted)
     if one <= quarter:
         return quarter, f"a quarter of {where}"

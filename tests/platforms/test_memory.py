@@ -33,10 +33,17 @@ def kv_bytes(resolved):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0.25", GIB // 4), ("30%", 24 * GIB * 3 // 10), ("0", 4 * GIB), ("2", 2 * GIB)],
+    [("0.25", GIB // 4), ("30%", 24 * GIB * 3 // 10), ("2", 2 * GIB)],
 )
 def test_the_variable_sizes_the_cache_to_the_block(text, size):
     assert size - 32 * TOKEN < kv_bytes(from_environment(text, machine())) <= size
+
+
+@pytest.mark.parametrize("text", ["0", "0%"])
+def test_zero_gives_a_quarter_of_what_is_free(text):
+    resolved = from_environment(text, machine())
+    assert kv_bytes(resolved) == kv_bytes(resolve(machine()))
+    assert kv_bytes(resolved) == pytest.approx(20.13 * GIB / 4, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +90,15 @@ def test_room_for_adapters_has_no_effect_unless_they_may_change():
 def test_the_size_is_explained_with_this_models_numbers():
     resolved = resolve("vm_2core_zen5")
     text = why(resolved, "kv_blocks")
-    assert "186400 tokens at 22.50 KiB a token (2 x 30 layers x 3 heads x 64 x 2 bytes)" in text
-    assert "full-length requests that fit: 22" in text
+    assert "234560 tokens at 22.50 KiB a token (2 x 30 layers x 3 heads x 64 x 2 bytes)" in text
+    assert "full-length requests that fit: 28" in text
     assert "set CPUSERVE_KVCACHE_SPACE for more, 20.13 at most" in why(resolved, "kv_cache_space")
 
 
 def test_layers_that_differ_are_added_up_and_heads_are_padded():
     layers = (KvLayerFacts(8, 128),) * 4 + (KvLayerFacts(2, 72),) * 2
-    resolved = resolve("vm_2core_zen5", dataclasses.replace(LLAMA_1B, kv_layers=layers))
+    facts = dataclasses.replace(LLAMA_1B, kv_layers=layers)
+    resolved = resolve("vm_2core_zen5", facts, kv_cache_space="4")
     formula = "2 x (4 layers x 8 heads x 128 + 2 layers x 2 heads x 80) x 2 bytes"
     assert formula in why(resolved, "kv_blocks")
     token = 2 * (4 * 8 * 128 + 2 * 2 * 80) * 2
@@ -182,12 +190,28 @@ def test_half_of_what_is_free_goes_to_one_request_of_full_length():
     assert "at most half" in why(resolved, "kv_cache_space")
 
 
-def test_half_of_what_is_free_for_one_request_is_bounded_like_a_quarter():
-    """A request that 5.6 GiB would hold, a quarter of 3.5 GiB and a half of 7: 4 GiB, no more."""
-    facts = dataclasses.replace(SMOLLM2, max_position=262144)
-    resolved = resolve(machine(memory_available=16 * GIB), facts)
-    assert 4 * GIB - 32 * TOKEN < kv_bytes(resolved) <= 4 * GIB
-    assert "less than one request" in why(resolved, "kv_cache_space")
+@pytest.mark.parametrize(
+    ("total", "size", "reason"),
+    [
+        (16, 3.68, "a quarter of the free memory"),
+        (256, 11.25, "as much as 64 requests of full length can use"),
+        (1024, 11.25, "as much as 64 requests of full length can use"),
+    ],
+)
+def test_the_cache_grows_with_the_machine_to_what_requests_can_use(total, size, reason):
+    """64 requests of 8,192 tokens at 22.5 KiB each use 11.25 GiB."""
+    resolved = resolve(machine(memory_total=total * GIB, memory_available=total * GIB))
+    assert kv_bytes(resolved) == pytest.approx(size * GIB, rel=0.01)
+    assert reason in why(resolved, "kv_cache_space")
+
+
+@pytest.mark.parametrize(("total", "gib"), [(256, 60.11), (1024, 242.51)])
+def test_a_long_context_takes_a_quarter_of_any_machine(total, gib):
+    """64 requests of 131,072 tokens of a 1B model could use 256 GiB."""
+    facts = dataclasses.replace(LLAMA_1B, max_position=131072)
+    resolved = resolve(machine(memory_total=total * GIB, memory_available=total * GIB), facts)
+    assert got(resolved, "kv_cache_space") == f"{gib:.2f} GiB"
+    assert "a quarter of the free memory" in why(resolved, "kv_cache_space")
 
 
 def test_a_longer_context_than_the_model_has_needs_a_word():
@@ -299,9 +323,9 @@ def test_swap_space_is_what_was_asked_for_in_blocks():
 def test_swap_space_that_does_not_fit_beside_the_cache_is_refused_with_the_most_that_does():
     with pytest.raises(ConfigError) as error:
         resolve("vm_2core_zen5", swap_space="100")
-    for needle in ("100.00 GiB does not fit", "KV cache of 4.00 GiB", "give at most 16.13"):
+    for needle in ("100.00 GiB does not fit", "KV cache of 5.03 GiB", "give at most 15.09"):
         assert needle in str(error.value)
-    assert resolve("vm_2core_zen5", swap_space="16.13").config.swap_bytes < 16.13 * GIB + 1
+    assert resolve("vm_2core_zen5", swap_space="15.09").config.swap_bytes <= 15.09 * GIB
 
 
 def test_further_tiers_are_kept_by_name_and_need_prefix_caching():

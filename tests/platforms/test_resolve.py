@@ -404,8 +404,8 @@ def test_an_explicit_kv_size_becomes_blocks_of_this_model(space, size):
     assert config.max_model_len == min(8192, config.kv_blocks * 32)
 
 
-def test_the_automatic_kv_size_is_a_quarter_of_free_memory_and_at_most_4_gib():
-    assert resolve("xeon_2s_amx").config.kv_blocks == 4 * GIB // block_bytes()
+def test_the_automatic_kv_size_is_a_quarter_of_free_memory_or_what_requests_can_use():
+    assert resolve("xeon_2s_amx").config.kv_blocks == 64 * 8192 // 32
     small = resolve("laptop_2core_smt").config
     assert small.kv_blocks * block_bytes() < 8 * GIB * 0.9 / 4
 
