@@ -407,9 +407,21 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/kv/manager.py",
-        "            if FORGOTTEN in entry.blocks:\n",
-        "            if False:\n",
+        "                    if entries[index - begin].blocks[group] == FORGOTTEN:\n",
+        "                    if False:\n",
         f"{KV} -k mixed_prefix",
+    ),
+    Fault(
+        "cpuserve/core/kv/prefix.py",
+        "if found.revivals != self.revivals:",
+        "if False:",
+        "tests/core/test_kv.py -k comes_back",
+    ),
+    Fault(
+        "cpuserve/core/kv/manager.py",
+        "if found.served < 0 or found.alterations != self.index.alterations:",
+        "if found.served < 0:",
+        "tests/core/test_scheduler_state_machine.py",
     ),
     Fault(
         "cpuserve/core/kv/manager.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cpuserve.core.exclusion import (
     excludes_all,
@@ -13,6 +14,12 @@ from cpuserve.core.exclusion import (
 )
 from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest, PromptTooLong
 from cpuserve.sampling.params import SamplingParams
+
+if TYPE_CHECKING:  # the front end has lists of ids, the engine arrays
+    import numpy as np
+    import numpy.typing as npt
+
+    Ids: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +46,13 @@ def output_limit(num_prompt: int, params: SamplingParams, limits: Limits) -> int
     return most if params.max_tokens is None else min(params.max_tokens, most)
 
 
-def check_request(prompt: Sequence[int], params: SamplingParams, limits: Limits) -> None:
+def check_request(prompt: Ids, params: SamplingParams, limits: Limits) -> None:
     """Raise InvalidRequest if this request could not run even if it were the only one."""
     check_prompt(prompt, params, limits)
     check_params(params, limits)
 
 
-def check_prompt(prompt: Sequence[int], params: SamplingParams, limits: Limits) -> None:
+def check_prompt(prompt: Ids, params: SamplingParams, limits: Limits) -> None:
     """Do the part of check_request that differs between the prompts of one request."""
     _check_length(len(prompt), params, limits)
     _check_ids("prompt", prompt, limits.vocab)
@@ -103,9 +110,17 @@ def _check_length(num_prompt: int, params: SamplingParams, limits: Limits) -> No
         raise InvalidRequest(msg, param="max_tokens", code=CONTEXT_LENGTH)
 
 
-def _check_ids(name: str, ids: Iterable[int], vocab: int) -> None:
-    low, high = min(ids, default=0), max(ids, default=0)
+def _check_ids(name: str, ids: Ids | Iterable[int], vocab: int) -> None:
+    low, high = _range(ids)
     if low < 0 or high >= vocab:
         bad = low if low < 0 else high
         msg = f"{name} contains token id {bad}; this model's ids are 0 to {vocab - 1}"
         raise InvalidRequest(msg, param=name)
+
+
+def _range(ids: Any) -> tuple[int, int]:
+    """Return the least and the greatest of `ids`; (0, 0) if there are none."""
+    # Of a list of 128k ids min() and max() take 4 ms, of an array 0.03.
+    if hasattr(ids, "dtype") and len(ids):
+        return int(ids.min()), int(ids.max())
+    return min(ids, default=0), max(ids, default=0)

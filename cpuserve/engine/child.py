@@ -54,6 +54,10 @@ RECEIVE_BYTES = 1 << 16
 # running streams.
 MAX_DRAINED = 1024
 PROGRESS_PERIOD_S = 0.05
+# Collections of younger objects, each after 7,000 new ones, before all objects are visited: while
+# the engine is idle, and while it is busy, where little garbage needs the collector.
+IDLE_COLLECTIONS = 4
+BUSY_COLLECTIONS = 10_000
 
 Build = Callable[[EngineConfig, Callable[[str, int, int], None], Any], Any]
 
@@ -201,10 +205,7 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
             channel.answer_pings(core.progress)
             channel.send(Ready(core.info()))
             ready = True
-            # What was loaded stays until the end: collections between steps need not visit it.
-            gc.collect()
-            gc.freeze()
-            run_loop(core, channel)
+            run_loop(core, channel, collect_at_rest())
             core.close()
 
         run_engine(config, run)
@@ -222,6 +223,26 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
         channel.send(Fatal(text, startup=not ready))
         return 1
     return 0
+
+
+def collect_at_rest() -> Callable[[], None]:
+    """Let the garbage collector look at all objects only while the engine has nothing to do.
+
+    Returns what the loop calls then. Between steps a collection of 96,000 cached blocks would stop
+    all streams for 0.1 s.
+    """
+    # What was loaded stays until the end: no collection need visit it.
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, BUSY_COLLECTIONS)
+
+    def rest() -> None:
+        if gc.get_count()[2] >= IDLE_COLLECTIONS:
+            gc.collect()
+            gc.freeze()  # the next time only what is new will be visited
+
+    return rest
 
 
 class _Throttle:

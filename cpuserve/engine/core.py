@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from cpuserve.config.cache_groups import cache_use
 from cpuserve.core.admission import Limits, check_request, output_limit
@@ -154,10 +155,11 @@ class EngineCore:
         return self.scheduler.has_work or bool(self._refused) or self._stale or compiled
 
     def _add(self, message: AddRequest) -> None:
-        prompt = array("i", message.prompt).tolist()
+        ids = np.frombuffer(message.prompt, np.int32)
+        prompt: list[int] = ids.tolist()
         params = message.params
         try:
-            check_request(prompt, params, self.limits)
+            check_request(ids, params, self.limits)
         except RequestError as error:
             self._refused.append(Output(message.id, [], "error", error=error.message))
             return
@@ -195,7 +197,7 @@ class EngineCore:
             elapsed = time.perf_counter() - started
             if len(message.prompt) > 4 * self.limits.max_model_len:
                 return False  # it will be refused
-            prompt = array("i", message.prompt).tolist()
+            prompt = np.frombuffer(message.prompt, np.int32).tolist()
             params, priority = message.params, message.priority
             request = Request(RequestId(message.id), prompt, params, 1, 0, priority=priority)
             request.ready = params.structured_outputs is None  # its grammar may have to compile

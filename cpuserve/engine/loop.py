@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from cpuserve.engine.core import EngineCore
@@ -25,8 +26,11 @@ class Channel(Protocol):
         """Make `receive` return, maybe without a message of the peer; from any thread."""
 
 
-def run_loop(core: EngineCore, channel: Channel) -> None:
-    """Serve until Shutdown. While idle it waits in receive() and uses no CPU."""
+def run_loop(core: EngineCore, channel: Channel, rest: Callable[[], None] | None = None) -> None:
+    """Serve until Shutdown. While idle it waits in receive() and uses no CPU.
+
+    rest: called each time before it waits.
+    """
     channel.watch(core.interrupt)
     core.wake = channel.wake
     while True:
@@ -34,6 +38,8 @@ def run_loop(core: EngineCore, channel: Channel) -> None:
         # Preparing memory while idle saves the next request that time. It is done in small parts,
         # so that a new request waits for one part only.
         idle = not (core.changing or core.has_work or core.prepare() or core.tidy())
+        if idle and rest is not None:
+            rest()
         for message in channel.receive(block=idle):
             if isinstance(message, Shutdown):
                 return

@@ -469,3 +469,50 @@ def test_content_that_was_computed_from_wrong_keys_is_forgotten_too():
     assert hit(kv, [1, 2, 3, 4, 5, 6, 7]) == table[:1]
     kv.check_invariants([[table], [other]])
     assert len(kv.index) == 1
+
+
+def published(index, chain, tokens, first_block):
+    """Insert the blocks of `tokens`, first_block and following; return their entries."""
+    count = len(tokens) // 4
+    index.name(chain, tokens, count)
+    made = []
+    for n in range(count):
+        made.append(index.insert(chain, [first_block + n]))
+        chain.advance(made[-1])
+    return made
+
+
+def test_a_search_goes_on_where_the_last_one_ended(monkeypatch):
+    index, waiting = PrefixIndex(4), PrefixChain()
+    tokens = list(range(400))
+    made = published(index, PrefixChain(), tokens[:200], 0)
+    assert index.search(waiting, tokens, 100).entries == made
+    looked = []
+    find = index.find
+    monkeypatch.setattr(index, "find", lambda *args: looked.append(args[1]) or find(*args))
+    assert index.search(waiting, tokens, 100).entries == made
+    assert looked == [50], "only what may have come since is looked for"
+    assert len(waiting.keys) < 100, "blocks that no search reaches get no keys"
+    for entry in reversed(made[30:]):
+        index.forget(entry)
+    assert index.search(waiting, tokens, 100).entries == made[:30]
+    assert looked == [50, 30]
+    assert index.search(waiting, tokens, 20).entries == made[:20]
+
+
+def test_an_entry_that_comes_back_with_another_parent_ends_what_was_remembered():
+    index, waiting = PrefixIndex(4), PrefixChain()
+    tokens = list(range(12))
+    first, second, third = published(index, PrefixChain(), tokens, 0)
+    assert index.search(waiting, tokens, 3).entries == [first, second, third]
+    for entry in (third, second, first):
+        index.forget(entry)
+    chain = PrefixChain()
+    index.name(chain, tokens, 3)
+    for number, old in enumerate((None, None, third)):  # third was kept in a tier, the others not
+        chain.advance(index.insert(chain, [10 + number], old))
+    assert chain.last is third
+    found = index.search(waiting, tokens, 3).entries
+    assert found == [third.parent.parent, third.parent, third]
+    assert first not in found
+    assert second not in found

@@ -99,6 +99,28 @@ class WrittenDisk(DiskCache):
         return taken
 
 
+def search_afresh(kv, chain, most):
+    """Return (the entries of the first `most` blocks of `chain`, how many every group serves)."""
+    entries, parent, served = [], None, 0
+    while len(entries) < min(most, len(chain.keys)):
+        parent = kv.index.find(chain, len(entries), parent)
+        if parent is None:
+            break
+        entries.append(parent)
+    held_from = [0] * len(kv.windows)  # every group has all blocks from here on
+    for end, entry in enumerate(entries, 1):
+        for group, block in enumerate(entry.blocks):
+            if block == FORGOTTEN:
+                held_from[group] = end
+        firsts = [
+            max(0, end * kv.block_size - window + 1) // kv.block_size if window else 0
+            for window in kv.windows
+        ]
+        if all(held <= first for held, first in zip(held_from, firsts, strict=True)):
+            served = end
+    return entries, served
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Adds, aborts and steps in any order; every finished output equals the reference's."""
 
@@ -127,6 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, **options):
         self.options = options
         self.windows = options["windows"]
+        self.watching = {}
         self.window = widest(self.windows)
         self.directory = tempfile.TemporaryDirectory(prefix="cpuserve-")
         # Files have no parents to compare, only their names: those may not collide.
@@ -395,6 +418,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.abort(other)
             self.aborted.add(other)
         self.kv.offload.close()
+        self.watching.clear()
         for which, at, how in damages:
             self.spoil_file(which, at, how)
         self.start_engine()
@@ -627,6 +651,25 @@ class SchedulerMachine(RuleBasedStateMachine):
                     held = [t for block in table[gone:] for t in self.model.kv[block]]
                     named = tokens[gone * self.kv.block_size : match.num_tokens]
                     assert held == [stored(t, group) for t in named], "a block is not what it is"
+
+    @invariant()
+    def what_is_remembered_of_a_prefix_is_what_a_search_finds(self):
+        """Chains that wait from the beginning, and those of the requests that wait now."""
+        if not hasattr(self, "scheduler") or not self.kv.prefix_caching:
+            return
+        waiting = [(r.chain, r.token_ids) for r in self.scheduler.waiting if r.reads_prefixes]
+        for salt in ("", *SALTS):
+            for prompt in (TEXT, *(r.token_ids for r in self.added.values())):
+                ids = (*prompt, 0)
+                chain = self.watching.setdefault((salt, ids), PrefixChain(salt))
+                waiting.append((chain, ids))
+        for chain, ids in waiting:
+            match = self.kv.match_prefix(chain, ids)
+            entries, served = search_afresh(self.kv, chain, (len(ids) - 1) // self.kv.block_size)
+            assert chain.found.entries == entries
+            assert match.entries == entries[:served]
+            assert match.branch == len(entries)
+            assert self.kv.num_cached_tokens(chain, ids) == served * self.kv.block_size
 
     def teardown(self):
         if not hasattr(self, "scheduler"):

@@ -1,5 +1,8 @@
 """The engine's loop while it is idle."""
 
+import subprocess
+import sys
+
 from cpuserve.engine.ipc import Shutdown
 from cpuserve.engine.loop import run_loop
 from tests.helpers.fake_executor import fake_config, fake_core
@@ -38,3 +41,40 @@ def test_an_executor_with_nothing_to_prepare_waits_at_once():
     channel = Silence()
     run_loop(fake_core(fake_config()), channel)
     assert channel.received == [True]
+
+
+def test_an_idle_loop_rests_each_time_before_it_waits():
+    core = fake_core(fake_config())
+    left = iter((True, False))
+    core.executor.prepare = lambda: next(left)
+    channel, rests = Silence(), []
+    run_loop(core, channel, lambda: rests.append(len(channel.received)))
+    assert rests == [1]
+
+
+COUNTS = """
+import gc
+from cpuserve.engine.child import IDLE_COLLECTIONS, collect_at_rest
+
+class Node:
+    pass
+
+full = []
+gc.callbacks.append(lambda phase, info: full.append(phase) if info["generation"] == 2 else None)
+rest = collect_at_rest()
+del full[:]
+kept = []
+for _ in range(400_000):  # the collector would visit all of them several times
+    kept.append([Node()])
+busy = len(full)
+rest()
+after = len(full) // 2
+frozen = gc.get_freeze_count()
+rest()
+print(busy, after, frozen > 400_000, len(full) // 2)
+"""
+
+
+def test_all_objects_are_collected_at_rest_and_not_between_steps():
+    out = subprocess.run([sys.executable, "-c", COUNTS], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["0", "1", "True", "1"]

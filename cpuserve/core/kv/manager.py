@@ -30,6 +30,7 @@ from cpuserve.core.kv.prefix import (
     CachedBlock,
     ChainMark,
     Digest,
+    FoundPrefix,
     PrefixChain,
     PrefixIndex,
     PrefixMatch,
@@ -143,7 +144,8 @@ class KvManager:
 
         The last token is left out: it has to run in any case, since its logits are needed.
         """
-        entries, branch = self._cached(chain, token_ids)
+        found = self._cached(chain, token_ids)
+        entries = found.entries[: found.served]
         end = len(entries)
         tables, blocks = self.new_tables(), []
         for group, table in enumerate(tables):
@@ -151,47 +153,47 @@ class KvManager:
             shared = [entry.blocks[group] for entry in entries[first:]]
             table += [self.gone] * first + shared
             blocks += shared
-        return PrefixMatch(entries, end * self.block_size, tables, blocks, branch)
+        return PrefixMatch(entries, end * self.block_size, tables, blocks, len(found.entries))
 
     def num_cached_tokens(self, chain: PrefixChain, token_ids: Sequence[int]) -> int:
         """Return the length of the prefix that `match_prefix` would find."""
-        return len(self._cached(chain, token_ids)[0]) * self.block_size
+        return self._cached(chain, token_ids).served * self.block_size
 
-    def _cached(
-        self, chain: PrefixChain, token_ids: Sequence[int]
-    ) -> tuple[list[CachedBlock], int]:
-        """Return (the entries of the longest prefix that every group has, how many are cached)."""
+    def _cached(self, chain: PrefixChain, token_ids: Sequence[int]) -> FoundPrefix:
+        """Return the cached entries, and how many of them every group can serve."""
         if not self.prefix_caching:
-            return [], 0
+            return FoundPrefix(served=0)
         most = (len(token_ids) - 1) // self.block_size
-        self.index.name(chain, token_ids, most)
-        entries = self.index.walk(chain, most)
-        branch = len(entries)
-        del entries[self._served(entries, 0) :]
-        return entries, branch
+        found = self.index.search(chain, token_ids, most)
+        if found.served < 0 or found.alterations != self.index.alterations:
+            found.alterations = self.index.alterations
+            found.served = self._served(found.entries, 0)
+        return found
 
     def _served(self, entries: Sequence[CachedBlock], begin: int) -> int:
         """Return the longest prefix, in blocks, that every group can serve.
 
         The sequence holds what it needs of the first `begin` blocks; `entries` are those after it.
+        Groups without a window have a block in every entry.
         """
         end = begin + len(entries)
         if not self.slides:
             return end
-        best = begin
-        held_from = [0] * len(self.windows)  # every group has all blocks from here on
-        for end, entry in enumerate(entries, begin + 1):
-            if FORGOTTEN in entry.blocks:
-                for group, block in enumerate(entry.blocks):
-                    if block == FORGOTTEN:
-                        held_from[group] = end
-            elif best == end - 1:
-                best = end
-                continue
-            seen = end * self.block_size
-            if all(first <= self._first(g, seen) for g, first in enumerate(held_from)):
-                best = end
-        return best
+        windows = [group for group, window in enumerate(self.windows) if window]
+        while end > begin:
+            # A prefix that ends behind a missing block sees it until the window has passed it, so
+            # the next one to try ends before the block.
+            missing = end
+            for group in windows:
+                first = max(begin, self._first(group, end * self.block_size))
+                for index in range(first, missing):
+                    if entries[index - begin].blocks[group] == FORGOTTEN:
+                        missing = index
+                        break
+            if missing == end:
+                return end
+            end = missing
+        return begin
 
     def adopt(self, tables: Tables, chain: PrefixChain, match: PrefixMatch) -> None:
         """Start the empty `tables` with the shared blocks of `match`."""
@@ -201,6 +203,7 @@ class KvManager:
             table.extend(begin)
         for entry in match.entries:
             chain.advance(entry)
+        chain.found = FoundPrefix()
 
     def catch_up(
         self, tables: Tables, chain: PrefixChain, token_ids: Sequence[int], computed: int
@@ -214,14 +217,7 @@ class KvManager:
         if not self.prefix_caching or computed != begin * size or chain.plan is not None:
             return 0
         most = (len(token_ids) - 1) // size
-        self.index.name(chain, token_ids, most)
-        entries: list[CachedBlock] = []
-        last = chain.last
-        while begin + len(entries) < most:
-            last = self.index.find(chain, begin + len(entries), last)
-            if last is None:
-                break
-            entries.append(last)
+        entries = self.index.walk(chain, token_ids, begin, most, chain.last)
         if not entries:
             return 0
         end = self._served(entries, begin)
@@ -662,6 +658,9 @@ class KvManager:
         uses = [block for block in held if block < self.gone]
         self.pool.check_invariants(uses)
         self.index.check_invariants()
+        for entry in self.index:
+            lost = [g for g, block in enumerate(entry.blocks) if block == FORGOTTEN]
+            assert all(self.windows[g] for g in lost), "a group that keeps everything lost a block"
         free = self.pool.num_free - self.pool.num_cached
         assert free + self.pool.num_cached + len(set(uses)) == self.num_blocks, "a block is lost"
         named = sum(1 for block in range(self.num_blocks) if BlockId(block) in self.index)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -23,6 +24,7 @@ BlockHash = NewType("BlockHash", bytes)
 Digest = Callable[[bytes], bytes]
 
 FORGOTTEN = BlockId(-1)
+NAMED_AT_ONCE = 64  # blocks; fewer take longer for each
 
 
 def sha256(data: bytes) -> bytes:
@@ -52,6 +54,21 @@ class CachedBlock(msgspec.Struct, eq=False):
 
 
 ChainMark = tuple[int, CachedBlock | None, int]
+
+
+@dataclass(slots=True, eq=False)
+class FoundPrefix:
+    """What the last search for the prefix of a waiting sequence found.
+
+    entries: those of its first blocks, each the parent of the next. revivals: the count of the
+    index at that time. served: how many of these blocks every cache group can serve, -1 = not known
+    (any more); alterations: the count of the index when this was found out.
+    """
+
+    entries: list[CachedBlock] = field(default_factory=list)
+    revivals: int = 0
+    served: int = -1
+    alterations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +114,8 @@ class PrefixChain:
     Sequences with a different `salt` share no blocks. The first `num_entries` blocks of the
     sequence's block table have entries in the index; `last` is the last of these entries, and `own`
     lists the ones that this sequence has created. snapshots: the blocks at whose end the states of
-    recurrent layers are kept for others. plan: the blocks that are being restored; until all of
+    recurrent layers are kept for others. found: the prefix that the last search found, until the
+    sequence adopts it. plan: the blocks that are being restored; until all of
     them are there, a cache group may lack what the next token sees. failed: what a tier promised
     was gone or damaged, so no more is restored for this sequence.
     """
@@ -109,6 +127,7 @@ class PrefixChain:
     last: CachedBlock | None = None
     own: list[CachedBlock] = field(default_factory=list)
     snapshots: frozenset[int] = frozenset()
+    found: FoundPrefix = field(default_factory=FoundPrefix)
     plan: RestorePlan | None = None
     failed: bool = False
 
@@ -145,6 +164,8 @@ class PrefixIndex:
     inserting the same tokens.
 
     seed: the bytes that hashes start from; random per process unless keys must outlive it.
+    revivals: how many evicted entries came back, with another parent perhaps. alterations: how
+    often an entry lost or got the block of one cache group.
     """
 
     def __init__(self, block_size: int, digest: Digest = sha256, seed: bytes | None = None) -> None:
@@ -154,12 +175,17 @@ class PrefixIndex:
         self._seed = seed or secrets.token_bytes(32)
         self._by_key: dict[BlockHash, CachedBlock] = {}
         self._by_block: dict[BlockId, CachedBlock] = {}
+        self.revivals = 0
+        self.alterations = 0
 
     def __contains__(self, block: BlockId) -> bool:
         return block in self._by_block
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    def __iter__(self) -> Iterator[CachedBlock]:
+        return iter(self._by_key.values())
 
     def name(self, chain: PrefixChain, token_ids: Sequence[int], count: int) -> None:
         """Append the missing keys of the first `count` blocks of `token_ids` to `chain`."""
@@ -188,11 +214,43 @@ class PrefixIndex:
         same = entry.content == chain.contents[index] and entry.salt == chain.salt
         return entry if same else None
 
-    def walk(self, chain: PrefixChain, most: int) -> list[CachedBlock]:
-        """Return the entries of the first blocks of `chain`, at most `most`, which have keys."""
+    def search(self, chain: PrefixChain, token_ids: Sequence[int], most: int) -> FoundPrefix:
+        """Return the entries of the first blocks of a sequence, at most `most`.
+
+        The search goes on where the last one ended: a waiting sequence is searched for at every
+        step. What was found is still there if its last entry is, because an entry is evicted after
+        those that follow it. Only an evicted entry that comes back may have another parent.
+        """
+        found = chain.found
+        entries = found.entries
+        if found.revivals != self.revivals:
+            entries.clear()
+            found.revivals, found.served = self.revivals, -1
+        if len(entries) > most or (entries and entries[-1].forgotten):
+            del entries[bisect_left(entries, True, hi=min(most, len(entries)), key=_forgotten) :]
+            found.served = -1
+        more = self.walk(chain, token_ids, len(entries), most, entries[-1] if entries else None)
+        if more:
+            entries += more
+            found.served = -1
+        return found
+
+    def walk(
+        self,
+        chain: PrefixChain,
+        token_ids: Sequence[int],
+        begin: int,
+        most: int,
+        parent: CachedBlock | None,
+    ) -> list[CachedBlock]:
+        """Return the entries of the blocks from `begin` to `most` - 1 that follow `parent`.
+
+        Blocks get keys as far as the walk needs them: 128k tokens take 5 ms.
+        """
         entries: list[CachedBlock] = []
-        parent: CachedBlock | None = None
-        for index in range(most):
+        for index in range(begin, most):
+            if index >= len(chain.keys):
+                self.name(chain, token_ids, min(index + NAMED_AT_ONCE, most))
             parent = self.find(chain, index, parent)
             if parent is None:
                 break
@@ -224,6 +282,7 @@ class PrefixIndex:
             return self.find(chain, index, parent)
         if any(map(self._by_block.__contains__, blocks)):
             return None
+        self.revivals += old is not None
         entry = old or CachedBlock([], key, chain.contents[index], parent, chain.salt)
         entry.blocks, entry.parent, entry.forgotten = blocks, parent, False
         if parent is not None:
@@ -240,12 +299,14 @@ class PrefixIndex:
             return False
         entry.blocks[group] = block
         self._by_block[block] = entry
+        self.alterations += 1
         return True
 
     def empty(self, entry: CachedBlock, group: int) -> None:
         """Take the block of `group` from `entry`, which stays in the index."""
         del self._by_block[entry.blocks[group]]
         entry.blocks[group] = FORGOTTEN
+        self.alterations += 1
 
     def entry(self, block: BlockId) -> CachedBlock | None:
         """Return the entry of `block`, or None."""
