@@ -236,6 +236,7 @@ StepInput Executor::parse(Span<const int32_t> words, Span<const int32_t> masks) 
 }
 
 void Executor::begin_step(const StepInput& in) {
+  tap_next_ = -1;
   input_ = in;
   for (int32_t g = 0; g < program_->cache_groups(); g++) {
     int32_t* slots = slots_.data() + g * program_->max_tokens();
@@ -319,6 +320,7 @@ void Executor::read_blocks(Span<const int32_t> blocks, int32_t group, uint8_t* t
 
 void Executor::write_blocks(Span<const int32_t> blocks, int32_t group, const uint8_t* from) {
   check_group(group);
+  tap_next_ = -1;
   for (const int32_t block : blocks) check_block(block);
   for (const int32_t block : blocks) kv_.want(block);
   kv_.use(*team_);

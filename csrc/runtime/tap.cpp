@@ -1,4 +1,6 @@
 // Taps one op: reads its inputs before it runs and its output after, as fp32.
+#include <algorithm>
+
 #include "base/check.h"
 #include "runtime/executor.h"
 #include "runtime/worker.h"
@@ -68,14 +70,24 @@ TapMatrix Executor::read_rows(const Rows& rows, int64_t count) const {
 Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   const auto ops = static_cast<int64_t>(program_->ops().size());
   check_argument(op >= 0 && op < ops, "there is no op ", op, "; the number of ops is ", ops);
-  begin_step(parse(words));
+  // Ops that are tapped in their order run once each, instead of all before each.
+  const bool goes_on = tap_next_ >= 0 && op >= tap_next_ && tap_words_.size() == words.size() &&
+                       std::equal(words.begin(), words.end(), tap_words_.begin());
+  const int64_t begin = goes_on ? tap_next_ : 0;
+  if (goes_on) {
+    input_ = parse(words);  // the same, but maybe elsewhere in memory
+  } else {
+    begin_step(parse(words));
+    tap_words_.assign(words.begin(), words.end());
+  }
+  tap_next_ = -1;
   input_.row_draft = nullptr;  // every row is sampled alone, and the state of its slot stays
   const Ends ends = std::visit(EndsOf{}, program_->ops()[static_cast<size_t>(op)]);
   const auto read = [&](Id id) {
     const auto at = static_cast<size_t>(id);
     return read_rows(values_[at], input_.tokens * program_->values()[at].copies);
   };
-  if (!run_ops(0, op)) fail_system("the step was cancelled");
+  if (!run_ops(begin, op)) fail_system("the step was cancelled");
   Tap out;
   for (Id id : ends.inputs) out.inputs.push_back(read(id));
   if (ends.output == kNone) {
@@ -87,6 +99,7 @@ Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   logits_copy_ = nullptr;
   if (!finished) fail_system("the step was cancelled");
   if (ends.output != kNone) out.output = read(ends.output);
+  tap_next_ = op + 1;
   return out;
 }
 
