@@ -8,8 +8,9 @@ namespace CPUSERVE_NS {
 constexpr int kLanes = 4, kVecs = 4, kTileRows = 4, kTileVecs = 1;
 constexpr int kGroupVecs = 4, kDot8Zero = 128;
 constexpr bool kNativeDot2 = false, kWideS = true;
+// A vector of the compiler's: its sums and products are one instruction each, and inline.
 struct F {
-  float v[kLanes];
+  float v __attribute__((vector_size(kLanes * sizeof(float))));
 };
 struct I {
   int32_t v[kLanes];
@@ -46,7 +47,7 @@ CPUSERVE_INLINE F set1(float x) {
 CPUSERVE_INLINE F zero() { return set1(0.0f); }
 CPUSERVE_INLINE F load(const float* p) {
   F r;
-  memcpy(r.v, p, sizeof r.v);
+  memcpy(&r.v, p, sizeof r.v);
   return r;
 }
 CPUSERVE_CALL F load_n(const float* p, int n) {
@@ -54,42 +55,18 @@ CPUSERVE_CALL F load_n(const float* p, int n) {
   CPUSERVE_LANES r.v[i] = i < n ? p[i] : 0.0f;
   return r;
 }
-CPUSERVE_INLINE void store(float* p, F x) { memcpy(p, x.v, sizeof x.v); }
+CPUSERVE_INLINE void store(float* p, F x) { memcpy(p, &x.v, sizeof x.v); }
 CPUSERVE_CALL void store_n(float* p, F x, int n) {
   for (int i = 0; i < kLanes && i < n; i++) p[i] = x.v[i];
 }
-CPUSERVE_CALL F add(F a, F b) {
-  CPUSERVE_LANES a.v[i] += b.v[i];
-  return a;
-}
-CPUSERVE_CALL F sub(F a, F b) {
-  CPUSERVE_LANES a.v[i] -= b.v[i];
-  return a;
-}
-CPUSERVE_CALL F mul(F a, F b) {
-  CPUSERVE_LANES a.v[i] *= b.v[i];
-  return a;
-}
-CPUSERVE_CALL F div(F a, F b) {
-  CPUSERVE_LANES a.v[i] /= b.v[i];
-  return a;
-}
-CPUSERVE_CALL F max(F a, F b) {
-  CPUSERVE_LANES a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
-  return a;
-}
-CPUSERVE_CALL F min(F a, F b) {
-  CPUSERVE_LANES a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
-  return a;
-}
-CPUSERVE_CALL F fma(F a, F b, F c) {
-  CPUSERVE_LANES c.v[i] = a.v[i] * b.v[i] + c.v[i];
-  return c;
-}
-CPUSERVE_CALL F fnma(F a, F b, F c) {
-  CPUSERVE_LANES c.v[i] = c.v[i] - a.v[i] * b.v[i];
-  return c;
-}
+CPUSERVE_INLINE F add(F a, F b) { return {a.v + b.v}; }
+CPUSERVE_INLINE F sub(F a, F b) { return {a.v - b.v}; }
+CPUSERVE_INLINE F mul(F a, F b) { return {a.v * b.v}; }
+CPUSERVE_INLINE F div(F a, F b) { return {a.v / b.v}; }
+CPUSERVE_INLINE F max(F a, F b) { return {a.v > b.v ? a.v : b.v}; }
+CPUSERVE_INLINE F min(F a, F b) { return {a.v < b.v ? a.v : b.v}; }
+CPUSERVE_INLINE F fma(F a, F b, F c) { return {a.v * b.v + c.v}; }
+CPUSERVE_INLINE F fnma(F a, F b, F c) { return {c.v - a.v * b.v}; }
 CPUSERVE_CALL F round(F x) {
   CPUSERVE_LANES x.v[i] = __builtin_rintf(x.v[i]);
   return x;
@@ -190,23 +167,24 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   CPUSERVE_LANES memcpy(r.v[i], p, 4);
   return r;
 }
-CPUSERVE_CALL F dot2(F acc, P a, P b) {
-  CPUSERVE_LANES {
-    acc.v[i] = from_bf16(a.v[i][0]) * from_bf16(b.v[i][0]) + acc.v[i];
-    acc.v[i] = from_bf16(a.v[i][1]) * from_bf16(b.v[i][1]) + acc.v[i];
-  }
-  return acc;
-}
-CPUSERVE_CALL F even(P a) {
+// The first elements of pairs as fp32, and the second ones, which are the upper halves of words.
+CPUSERVE_INLINE F even(P a) {
+  uint32_t words __attribute__((vector_size(sizeof a)));
+  memcpy(&words, &a, sizeof a);
+  words <<= 16;
   F r;
-  CPUSERVE_LANES r.v[i] = from_bf16(a.v[i][0]);
+  memcpy(&r, &words, sizeof r);
   return r;
 }
-CPUSERVE_CALL F odd(P a) {
+CPUSERVE_INLINE F odd(P a) {
+  uint32_t words __attribute__((vector_size(sizeof a)));
+  memcpy(&words, &a, sizeof a);
+  words &= 0xffff0000u;
   F r;
-  CPUSERVE_LANES r.v[i] = from_bf16(a.v[i][1]);
+  memcpy(&r, &words, sizeof r);
   return r;
 }
+CPUSERVE_INLINE F dot2(F acc, P a, P b) { return fma(odd(a), odd(b), fma(even(a), even(b), acc)); }
 CPUSERVE_CALL F load_bf16(const uint16_t* p) {
   F r;
   CPUSERVE_LANES r.v[i] = from_bf16(p[i]);
