@@ -1,0 +1,65 @@
+"""How much of the tests a run takes: `pytest` alone leaves out what is marked `deep`.
+
+A test marked `matrix` has one case for each combination of many parameters. Of these, enough are
+not deep that every value of every parameter occurs in one of them. `.ci/run` runs both parts.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+MOST_WORKERS = 8  # each imports torch, which takes up to a GB
+
+
+def names_tests(config) -> bool:
+    """Whether the command line names files or tests, not only directories."""
+    return any("::" in name or Path(name).is_file() for name in config.args)
+
+
+def workers(config) -> int:
+    """How many processes run the tests: one for each CPU, or none beside pytest's own.
+
+    None for named files and tests, whose output and debugger then are those of this terminal.
+    """
+    if names_tests(config) or config.option.collectonly:
+        return 0
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cpus, MOST_WORKERS) if cpus > 1 else 0
+
+
+def mark_matrices(items) -> None:
+    """Mark the cases of matrices `deep` but for the first ones that have a value not seen before."""
+    cases = {}
+    for item in items:
+        if item.get_closest_marker("matrix") and hasattr(item, "callspec"):
+            cases.setdefault((item.path, item.originalname), []).append(item)
+    for group in cases.values():
+        kept = set(covering([item.callspec.indices for item in group]))
+        for number, item in enumerate(group):
+            if number not in kept:
+                item.add_marker(pytest.mark.deep)
+
+
+def covering(cases):
+    """Yield the numbers of cases, dicts of parameters, that have every value of every one.
+
+    Each is the one with the most values that none before it has.
+    """
+    missing = [set(case.items()) for case in cases]
+    while any(missing):
+        best = max(range(len(missing)), key=lambda number: len(missing[number]))
+        yield best
+        found = set(cases[best].items())
+        for values in missing:
+            values -= found
+
+
+def leave_out_deep(config, items) -> None:
+    """Deselect deep tests where nobody has named tests, words or marks."""
+    if names_tests(config) or config.option.markexpr or config.option.keyword:
+        return
+    deep = [item for item in items if item.get_closest_marker("deep")]
+    if deep:
+        config.hook.pytest_deselected(items=deep)
+        items[:] = [item for item in items if not item.get_closest_marker("deep")]
