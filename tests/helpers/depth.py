@@ -29,28 +29,33 @@ def workers(config) -> int:
 
 
 def mark_matrices(items) -> None:
-    """Mark the cases of matrices `deep` but for the first ones that have a value not seen before."""
+    """Mark the cases of matrices `deep`, but for enough to have every value once."""
     cases = {}
     for item in items:
         if item.get_closest_marker("matrix") and hasattr(item, "callspec"):
             cases.setdefault((item.path, item.originalname), []).append(item)
     for group in cases.values():
-        kept = set(covering([item.callspec.indices for item in group]))
+        kept = set(covering([values_of(item) for item in group]))
         for number, item in enumerate(group):
             if number not in kept:
                 item.add_marker(pytest.mark.deep)
 
 
+def values_of(item) -> set[tuple[str, str]]:
+    """Return the parameters of a case and what they are."""
+    return {(name, repr(value)) for name, value in item.callspec.params.items()}
+
+
 def covering(cases):
-    """Yield the numbers of cases, dicts of parameters, that have every value of every one.
+    """Yield the numbers of cases, sets of values, that together have all values.
 
     Each is the one with the most values that none before it has.
     """
-    missing = [set(case.items()) for case in cases]
+    missing = [set(case) for case in cases]
     while any(missing):
         best = max(range(len(missing)), key=lambda number: len(missing[number]))
         yield best
-        found = set(cases[best].items())
+        found = set(cases[best])
         for values in missing:
             values -= found
 
