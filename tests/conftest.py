@@ -86,6 +86,7 @@ def pytest_xdist_auto_num_workers(config):
 def pytest_collection_modifyitems(config, items) -> None:
     """Leave out what is deep, unless it is asked for (tests/helpers/depth.py)."""
     depth.mark_matrices(items)
+    depth.mark_quick(items)
     depth.leave_out_deep(config, items)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+# Folders whose tests take milliseconds each: 2665 tests in a minute of one CPU.
+QUICK = ("config", "platforms", "quant", "serving", "tokenizer")
 MOST_WORKERS = 8  # each imports torch, which takes up to a GB
 
 
@@ -39,6 +41,13 @@ def mark_matrices(items) -> None:
         for number, item in enumerate(group):
             if number not in kept:
                 item.add_marker(pytest.mark.deep)
+
+
+def mark_quick(items) -> None:
+    """Mark the tests of quick folders `quick`, those apart that need a network."""
+    for item in items:
+        if item.path.parent.name in QUICK and not item.get_closest_marker("network"):
+            item.add_marker(pytest.mark.quick)
 
 
 def values_of(item) -> set[tuple[str, str]]:
