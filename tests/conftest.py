@@ -56,7 +56,8 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 sys.path[:] = without_bare_checkout(sys.path, ROOT)
 add_tests_alone()
 
-from tests.helpers.skips import forbid  # noqa: E402 (it can be imported from here on)
+from tests.helpers import depth  # noqa: E402 (it can be imported from here on)
+from tests.helpers.skips import forbid  # noqa: E402
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -73,6 +74,20 @@ def pytest_make_collect_report():
     report = yield
     forbid(report)
     return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """Return what `-n auto` means."""
+    return depth.workers(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items) -> None:
+    """Leave out what is deep, unless it is asked for (tests/helpers/depth.py)."""
+    depth.mark_matrices(items)
+    depth.mark_quick(items)
+    depth.leave_out_deep(config, items)
 
 
 def pytest_configure() -> None:

@@ -129,7 +129,7 @@ def jobs_of(part: str) -> list[Job]:
     cpu = cpu_of(list(LEVELS)[-1])
     if part == "serve":
         return [Job(part, cpu, ("-m", "cpuserve", "serve"), ask=True)]
-    options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not network")
+    options = ("-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not network")
     oracles = [str(path.relative_to(ROOT)) for path in modules_of(TESTS) if needs_oracle(path)]
     left_out = [*LEFT_OUT, *oracles]
     without = [f"--{'deselect' if '::' in path else 'ignore'}={path}" for path in left_out]

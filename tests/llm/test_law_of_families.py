@@ -90,6 +90,7 @@ def block_bytes(kind):
         return (8 << 20) // llm.config.kv_blocks
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threads", [2, 3, 5])
 def test_among_31_others_cut_into_chunks_and_from_cached_prefixes(alone, kind, threads):

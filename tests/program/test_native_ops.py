@@ -30,6 +30,8 @@ from tests.helpers.quantized import ORDERED, quantized_copy
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import KINDS, tiny_model
 
+pytestmark = pytest.mark.matrix
+
 KV = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(270)]
 

@@ -17,6 +17,8 @@ from cpuserve.runtime.pack import pack
 from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.tiny import tiny_model
 
+pytestmark = pytest.mark.matrix
+
 KINDS = [
     ("dense_bf16", 8),
     ("dense_f16", 8),

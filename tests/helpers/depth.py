@@ -1,0 +1,79 @@
+"""How much of the tests a run takes: `pytest` alone leaves out what is marked `deep`.
+
+A test marked `matrix` has one case for each combination of many parameters. Of these, enough are
+not deep that every value of every parameter occurs in one of them. `.ci/run` runs both parts.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Folders whose tests take milliseconds each: 2665 tests in a minute of one CPU.
+QUICK = ("config", "platforms", "quant", "serving", "tokenizer")
+MOST_WORKERS = 8  # each imports torch, which takes up to a GB
+
+
+def names_tests(config) -> bool:
+    """Whether the command line names files or tests, not only directories."""
+    return any("::" in name or Path(name).is_file() for name in config.args)
+
+
+def workers(config) -> int:
+    """How many processes run the tests: one for each CPU, or none beside pytest's own.
+
+    None for named files and tests, whose output and debugger then are those of this terminal.
+    """
+    if names_tests(config) or config.option.collectonly:
+        return 0
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cpus, MOST_WORKERS) if cpus > 1 else 0
+
+
+def mark_matrices(items) -> None:
+    """Mark the cases of matrices `deep`, but for enough to have every value once."""
+    cases = {}
+    for item in items:
+        if item.get_closest_marker("matrix") and hasattr(item, "callspec"):
+            cases.setdefault((item.path, item.originalname), []).append(item)
+    for group in cases.values():
+        kept = set(covering([values_of(item) for item in group]))
+        for number, item in enumerate(group):
+            if number not in kept:
+                item.add_marker(pytest.mark.deep)
+
+
+def mark_quick(items) -> None:
+    """Mark the tests of quick folders `quick`, those apart that need a network."""
+    for item in items:
+        if item.path.parent.name in QUICK and not item.get_closest_marker("network"):
+            item.add_marker(pytest.mark.quick)
+
+
+def values_of(item) -> set[tuple[str, str]]:
+    """Return the parameters of a case and what they are."""
+    return {(name, repr(value)) for name, value in item.callspec.params.items()}
+
+
+def covering(cases):
+    """Yield the numbers of cases, sets of values, that together have all values.
+
+    Each is the one with the most values that none before it has.
+    """
+    missing = [set(case) for case in cases]
+    while any(missing):
+        best = max(range(len(missing)), key=lambda number: len(missing[number]))
+        yield best
+        found = set(cases[best])
+        for values in missing:
+            values -= found
+
+
+def leave_out_deep(config, items) -> None:
+    """Deselect deep tests where nobody has named tests, words or marks."""
+    if names_tests(config) or config.option.markexpr or config.option.keyword:
+        return
+    deep = [item for item in items if item.get_closest_marker("deep")]
+    if deep:
+        config.hook.pytest_deselected(items=deep)
+        items[:] = [item for item in items if not item.get_closest_marker("deep")]
