@@ -8,6 +8,8 @@ import struct
 import time
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
@@ -75,6 +77,7 @@ def answers(server, prompts):
     return [choice["token_ids"] for choice in choices["choices"]]
 
 
+@pytest.mark.deep  # 7 s
 def test_a_pool_of_sixteen_blocks_serves_64_long_requests_as_an_ample_one_does():
     prompts = [words(i, 150) for i in range(64)]
     with running_server(tiny_model("llama")) as server:

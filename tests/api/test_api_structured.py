@@ -326,6 +326,7 @@ def chosen(response):
     return response.json()["choices"]
 
 
+@pytest.mark.deep  # 16 s
 def test_the_arguments_of_a_call_that_the_model_chooses_fit_a_strict_schema(tmp_path):
     model = tmp_path / "model"
     shutil.copytree(tiny_model("llama", max_position_embeddings=4096), model)

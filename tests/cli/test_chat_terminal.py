@@ -190,6 +190,7 @@ COMMANDS = {
 STARTED_S = 0.3
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("after_s", [STARTED_S, 0.5, 0.8, 1.4])
 def test_ctrl_c_at_any_moment_shows_no_traceback(model, tmp_path, command, after_s):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     Bundle,
@@ -690,14 +691,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
+class DeepSchedulerMachine(SchedulerMachine):
+    """The same, with more examples."""
+
+
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=EXAMPLES,
+    max_examples=EXAMPLES // 5,
     stateful_step_count=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
+DeepSchedulerMachine.TestCase.settings = settings(
+    SchedulerMachine.TestCase.settings, max_examples=EXAMPLES
+)
 TestSchedulerMachine = SchedulerMachine.TestCase
+TestDeepSchedulerMachine = pytest.mark.deep(DeepSchedulerMachine.TestCase)
 
 
 def test_next_token_depends_on_every_token_of_the_history():

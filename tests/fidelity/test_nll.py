@@ -10,6 +10,8 @@ from tests.fidelity.bf16_checkpoint import write_bf16
 from tests.fidelity.passages import NUM_GREEDY, PROMPTS, TEXT, fingerprint, passages, reference
 from tests.helpers.served import DEFAULT_MODEL, default_model, running_server
 
+pytestmark = pytest.mark.deep  # a minute of the default model
+
 # Nats a token. Over the text rounding averages out; over a passage of 60 tokens it does less.
 MEAN_TOLERANCE = 0.005
 PASSAGE_TOLERANCE = 0.02

@@ -204,6 +204,7 @@ def test_local_layers_hold_the_window_of_a_long_sequence_alone(held):
     assert all(held[group] <= 4 for group in (1, 2, 3)), held
 
 
+@pytest.mark.deep  # 34 s
 def test_the_torch_executor_has_the_same_groups():
     sizes = {"executor": "torch", "enable_prefix_caching": False}
     with precise_torch(), make(path_of("gemma3"), **sizes) as llm:

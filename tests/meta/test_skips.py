@@ -41,6 +41,7 @@ def test_in_ci_a_skip_that_is_not_listed_fails_and_says_why(tmp_path, how):
     assert "tests/helpers/skips.py does not list this reason" in output
 
 
+@pytest.mark.deep  # 9 s
 @pytest.mark.parametrize("how", SKIPS)
 def test_a_listed_reason_may_skip_in_ci_and_any_reason_elsewhere(tmp_path, how):
     code, output = run(tmp_path, SKIPS[how].format(LISTED))

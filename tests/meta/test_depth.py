@@ -1,0 +1,58 @@
+"""What `pytest` alone leaves out is what `pytest -m deep` runs, and nothing is in neither."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.children import child_options
+from tests.helpers.depth import covering
+
+SUITE = """
+import pytest
+
+def test_plain(): pass
+
+@pytest.mark.deep
+def test_long(): pass
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("a", range(5))
+@pytest.mark.parametrize("b", "xyz")
+@pytest.mark.parametrize("c", [len, max])
+def test_matrix(a, b, c): pass
+"""
+
+
+def collected(folder, *options):
+    """The names of the tests that a run of the suite in `folder` takes."""
+    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(folder), "-q"]
+    command += ["-p", "no:cacheprovider", "-p", "tests.conftest", "--collect-only", *options]
+    done = subprocess.run(
+        [*command, str(folder)], **child_options(), capture_output=True, text=True
+    )
+    return re.findall(r"test_it\.py::(\S+)", done.stdout)
+
+
+def test_the_two_parts_of_the_suite_are_all_of_it(tmp_path):
+    (tmp_path / "test_it.py").write_text(SUITE)
+    alone, deep = collected(tmp_path), collected(tmp_path, "-m", "deep")
+    everything = collected(tmp_path, "-m", "deep or not deep")
+    assert len(everything) == 2 + 5 * 3 * 2
+    assert sorted(alone + deep) == sorted(everything)
+    assert "test_plain" in alone
+    assert "test_long" in deep
+    assert len(alone) == 1 + 5, "five cases have all values of three parameters"
+    named = collected(tmp_path, str(tmp_path / "test_it.py"))
+    assert sorted(set(named)) == sorted(everything), "who names a file means all of it"
+
+
+@pytest.mark.parametrize("sizes", [(3,), (3, 4), (7, 2, 5), (1, 1), (4, 4, 4)])
+def test_a_few_cases_have_every_value(sizes):
+    cases = [set(enumerate(case)) for case in itertools.product(*map(range, sizes))]
+    kept = list(covering(cases))
+    assert set.union(*(cases[n] for n in kept)) == set.union(*cases)
+    assert len(kept) == len(set(kept)) == max(sizes)
