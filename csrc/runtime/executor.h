@@ -184,8 +184,8 @@ class Executor {
   int64_t phase_ = 0;
 
   StepInput input_{};
-  std::vector<int32_t> slots_;  // KV slot of each token: [groups][max_tokens]
-  Routing routing_;             // of the last RouteOp
+  std::vector<int32_t> slots_;      // KV slot of each token: [groups][max_tokens]
+  Routing routing_;                 // of the last RouteOp
   std::vector<int32_t> tap_words_;  // of the last tap
   int64_t tap_next_ = -1;           // the op after it; -1: something else has run since
   float* logits_copy_ = nullptr;
