@@ -696,7 +696,7 @@ class DeepSchedulerMachine(SchedulerMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=EXAMPLES // 5,
+    max_examples=max(1, EXAMPLES // 5),
     stateful_step_count=20,
     deadline=None,
     derandomize=True,

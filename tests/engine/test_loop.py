@@ -5,6 +5,7 @@ import sys
 
 from cpuserve.engine.ipc import Shutdown
 from cpuserve.engine.loop import run_loop
+from tests.helpers.children import child_options
 from tests.helpers.fake_executor import fake_config, fake_core
 
 
@@ -54,7 +55,7 @@ def test_an_idle_loop_rests_each_time_before_it_waits():
 
 COUNTS = """
 import gc
-from cpuserve.engine.child import IDLE_COLLECTIONS, collect_at_rest
+from cpuserve.engine.child import collect_at_rest
 
 class Node:
     pass
@@ -76,5 +77,6 @@ print(busy, after, frozen > 400_000, len(full) // 2)
 
 
 def test_all_objects_are_collected_at_rest_and_not_between_steps():
-    out = subprocess.run([sys.executable, "-c", COUNTS], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", COUNTS]
+    out = subprocess.run(command, **child_options(), capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["0", "1", "True", "1"]

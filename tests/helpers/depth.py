@@ -73,7 +73,8 @@ def leave_out_deep(config, items) -> None:
     """Deselect deep tests where nobody has named tests, words or marks."""
     if names_tests(config) or config.option.markexpr or config.option.keyword:
         return
-    deep = [item for item in items if item.get_closest_marker("deep")]
-    if deep:
-        config.hook.pytest_deselected(items=deep)
-        items[:] = [item for item in items if not item.get_closest_marker("deep")]
+    kept, deep = [], []
+    for item in items:
+        (deep if item.get_closest_marker("deep") else kept).append(item)
+    config.hook.pytest_deselected(items=deep)
+    items[:] = kept

@@ -1,15 +1,12 @@
 """What `pytest` alone leaves out is what `pytest -m deep` runs, and nothing is in neither."""
 
 import itertools
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.helpers.children import child_options
 from tests.helpers.depth import covering
+from tests.helpers.small_suite import run_suite
 
 SUITE = """
 import pytest
@@ -28,13 +25,9 @@ def test_matrix(a, b, c): pass
 
 
 def collected(folder, *options):
-    """The names of the tests that a run of the suite in `folder` takes."""
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(folder), "-q"]
-    command += ["-p", "no:cacheprovider", "-p", "tests.conftest", "--collect-only", *options]
-    done = subprocess.run(
-        [*command, str(folder)], **child_options(), capture_output=True, text=True
-    )
-    return re.findall(r"test_it\.py::(\S+)", done.stdout)
+    """Return the names of the tests that pytest selects in `folder`."""
+    _, output = run_suite(folder, "-q", "--collect-only", *options)
+    return re.findall(r"test_it\.py::(\S+)", output)
 
 
 def test_the_two_parts_of_the_suite_are_all_of_it(tmp_path):

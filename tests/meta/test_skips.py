@@ -1,15 +1,12 @@
 """A test that did not run turns CI red, unless tests/helpers/skips.py lists the reason."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.children import child_options
 from tests.helpers.skips import ALLOWED
+from tests.helpers.small_suite import run_suite
 
 TESTS = Path(__file__).parents[1]
 SKIPS = {
@@ -25,12 +22,7 @@ def run(folder, source, *options, ci="1"):
     """The exit code and output of pytest on a test file with this suite's conftest."""
     (folder / "test_it.py").write_text(f"import pytest\n{source}\n")
     (folder / "test_other.py").write_text("def test_that_runs(): pass\n")
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(folder)]
-    command += ["-p", "no:cacheprovider", *options, "-p", "tests.conftest", str(folder)]
-    done = subprocess.run(
-        command, **child_options(CI_HAS_EVERYTHING=ci), capture_output=True, text=True
-    )
-    return done.returncode, done.stdout + done.stderr
+    return run_suite(folder, *options, CI_HAS_EVERYTHING=ci)
 
 
 @pytest.mark.parametrize("how", SKIPS)
