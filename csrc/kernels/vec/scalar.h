@@ -8,7 +8,8 @@ namespace CPUSERVE_NS {
 constexpr int kLanes = 4, kVecs = 4, kTileRows = 4, kTileVecs = 1;
 constexpr int kGroupVecs = 4, kDot8Zero = 128;
 constexpr bool kNativeDot2 = false, kWideS = true;
-// A vector of the compiler's: its sums and products are one instruction each, and inline.
+// A vector type of the compiler (GCC's vector extensions): each sum or product of four floats is
+// one instruction, so it is cheap to inline.
 struct F {
   float v __attribute__((vector_size(kLanes * sizeof(float))));
 };
@@ -167,23 +168,21 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   CPUSERVE_LANES memcpy(r.v[i], p, 4);
   return r;
 }
-// The first elements of pairs as fp32, and the second ones, which are the upper halves of words.
-CPUSERVE_INLINE F even(P a) {
-  uint32_t words __attribute__((vector_size(sizeof a)));
-  memcpy(&words, &a, sizeof a);
-  words <<= 16;
-  F r;
-  memcpy(&r, &words, sizeof r);
+// A pair of bf16 is a word of 32 bits: the first element is its lower half, the second its upper
+// half. An element in the upper half, with zeros in the lower one, is the fp32 of the same value.
+typedef uint32_t PairBits __attribute__((vector_size(sizeof(P))));
+CPUSERVE_INLINE PairBits pair_bits(P a) {
+  PairBits r;
+  memcpy(&r, &a, sizeof r);
   return r;
 }
-CPUSERVE_INLINE F odd(P a) {
-  uint32_t words __attribute__((vector_size(sizeof a)));
-  memcpy(&words, &a, sizeof a);
-  words &= 0xffff0000u;
+CPUSERVE_INLINE F floats_of(PairBits a) {
   F r;
-  memcpy(&r, &words, sizeof r);
+  memcpy(&r, &a, sizeof r);
   return r;
 }
+CPUSERVE_INLINE F even(P a) { return floats_of(pair_bits(a) << 16); }
+CPUSERVE_INLINE F odd(P a) { return floats_of(pair_bits(a) & 0xffff0000u); }
 CPUSERVE_INLINE F dot2(F acc, P a, P b) { return fma(odd(a), odd(b), fma(even(a), even(b), acc)); }
 CPUSERVE_CALL F load_bf16(const uint16_t* p) {
   F r;
