@@ -1,16 +1,14 @@
 #!/usr/bin/env python3
-"""Milliseconds of the engine's thread for requests that wait: medians, and 95th percentiles.
-
-No model runs.
+"""Scheduling time beside waiting requests: medians and 95th percentiles in ms. No model runs.
 
 usage: bench_schedule.py [--waiting 32] [--tokens 131072] [--rounds 30]
 
-A scheduler with the KV blocks of the engine decodes one stream and computes one long prompt, whose
-chunk uses up the budget of each step. `schedule_alone` is the time of `schedule()` then;
-`schedule_waiting` the time beside --waiting further prompts of --tokens tokens, which all have
-slots and blocks and of which 15/16 are in the prefix cache; `schedule_windows` the same for a model
-with a full and five sliding cache groups. `arrival` is the time that the engine's thread takes for
-one such prompt from the message to the first search in the prefix cache.
+Each step decodes one stream and computes a chunk of one long prompt, which uses up the token
+budget. `schedule_alone` is the time of `schedule()` in such a step. `schedule_waiting` is the time
+beside --waiting further prompts. Each has --tokens tokens, 15/16 of them in the prefix cache, and
+enough slots and blocks are free for all. `schedule_windows` is the same for a model with one full
+and five sliding-window cache groups. `arrival` is what a new prompt costs the engine thread: from
+its message to the first search in the prefix cache.
 """
 
 import argparse
@@ -52,7 +50,7 @@ def results(batch):
 
 
 def step_seconds(scheduler, rounds):
-    """Return the seconds of `schedule()` in each of `rounds` steps."""
+    """Run `rounds` steps; return the seconds of each `schedule()`."""
     seconds = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -69,7 +67,7 @@ def make(windows, tokens, waiting):
 
 
 def measure(windows, tokens, waiting, rounds):
-    """Return (seconds of steps alone, beside the waiting prompts)."""
+    """Return the seconds of each `schedule()`: (without, with) waiting prompts."""
     steps = 2 * (rounds + 3)
     text, cached = list(range(tokens)), tokens * 15 // 16
     rest = (steps + 8) * BUDGET  # of each waiting prompt, more than of the one that runs

@@ -54,8 +54,9 @@ RECEIVE_BYTES = 1 << 16
 # running streams.
 MAX_DRAINED = 1024
 PROGRESS_PERIOD_S = 0.05
-# Collections of younger objects, each after 7,000 new ones, before all objects are visited: while
-# the engine is idle, and while it is busy, where little garbage needs the collector.
+# A full garbage collection follows this many collections of the middle generation, each of which
+# follows 7,000 new objects. While the engine is busy it can wait, because reference counts free
+# nearly everything.
 IDLE_COLLECTIONS = 4
 BUSY_COLLECTIONS = 10_000
 
@@ -226,12 +227,11 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
 
 
 def collect_at_rest() -> Callable[[], None]:
-    """Let the garbage collector look at all objects only while the engine has nothing to do.
+    """Run full garbage collections only while the engine is idle; return what the idle loop calls.
 
-    Returns what the loop calls then. Between steps a collection of 96,000 cached blocks would stop
-    all streams for 0.1 s.
+    Between steps, a collection over 96,000 cached blocks would stop all streams for 0.1 s.
     """
-    # What was loaded stays until the end: no collection need visit it.
+    # The model and the modules stay until the end, so no later collection visits them.
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()
@@ -240,7 +240,7 @@ def collect_at_rest() -> Callable[[], None]:
     def rest() -> None:
         if gc.get_count()[2] >= IDLE_COLLECTIONS:
             gc.collect()
-            gc.freeze()  # the next time only what is new will be visited
+            gc.freeze()  # the next collection visits new objects only
 
     return rest
 

@@ -88,8 +88,8 @@ class Executor {
   // sized.
   int64_t step_logits(Span<const int32_t> words, float* logits);
   int64_t count_rows(Span<const int32_t> words) const { return parse(words).rows; }
-  // Runs the ops before `op`, from the last op tapped of the same step on, then `op`. It samples
-  // nothing, but the ops store keys and values.
+  // Runs the ops before `op`, then `op`. If the previous call tapped an earlier op of the same
+  // step, it continues from there. Nothing is sampled, but the ops store keys and values.
   Tap tap(Span<const int32_t> words, int64_t op);
   // Reads or writes the bytes of KV blocks of a group between steps; see KvCache. Throws
   // std::invalid_argument for a block or a group that does not exist.
@@ -186,8 +186,8 @@ class Executor {
   StepInput input_{};
   std::vector<int32_t> slots_;      // KV slot of each token: [groups][max_tokens]
   Routing routing_;                 // of the last RouteOp
-  std::vector<int32_t> tap_words_;  // of the last tap
-  int64_t tap_next_ = -1;           // the op after it; -1: something else has run since
+  std::vector<int32_t> tap_words_;  // the step of the last tap
+  int64_t tap_next_ = -1;           // the op after the tapped one; -1: the next tap starts again
   float* logits_copy_ = nullptr;
   StepResults results_;
 

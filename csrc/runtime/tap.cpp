@@ -70,7 +70,7 @@ TapMatrix Executor::read_rows(const Rows& rows, int64_t count) const {
 Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   const auto ops = static_cast<int64_t>(program_->ops().size());
   check_argument(op >= 0 && op < ops, "there is no op ", op, "; the number of ops is ", ops);
-  // Ops that are tapped in their order run once each, instead of all before each.
+  // A caller that taps every op in order runs each op once.
   const bool same = std::equal(words.begin(), words.end(), tap_words_.begin(), tap_words_.end());
   const bool goes_on = same && tap_next_ >= 0 && op >= tap_next_;
   const int64_t begin = goes_on ? tap_next_ : 0;

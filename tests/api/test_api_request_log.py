@@ -196,7 +196,7 @@ def two_and_silent(engine, number, prompt, params):
 @pytest.mark.parametrize("script", [silent, two_and_silent])
 @runs
 async def test_a_client_that_vanishes_is_one_line(caplog, path, stream, script):
-    # The server notices at the second ping that nobody reads a stream that has begun.
+    # A stream that has begun notices at its second keep-alive ping that the client is gone.
     limits = ClientLimits(silent_s=0.05) if script is two_and_silent else None
     async with live(script, limits=limits) as server:
         _, writer = await server.post(path, {**GENERATING[path], "stream": stream, "model": "tiny"})

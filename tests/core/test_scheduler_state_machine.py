@@ -655,7 +655,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_remembered_of_a_prefix_is_what_a_search_finds(self):
-        """Chains that wait from the beginning, and those of the requests that wait now."""
+        """Checked for waiting requests, and for chains that stay and are never adopted."""
         if not hasattr(self, "scheduler") or not self.kv.prefix_caching:
             return
         waiting = [(r.chain, r.token_ids) for r in self.scheduler.waiting if r.reads_prefixes]

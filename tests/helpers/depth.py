@@ -1,7 +1,7 @@
 """How much of the tests a run takes: `pytest` alone leaves out what is marked `deep`.
 
-A test marked `matrix` has one case for each combination of many parameters. Of these, enough are
-not deep that every value of every parameter occurs in one of them. `.ci/run` runs both parts.
+A test marked `matrix` has one case for each combination of many parameters. Its cases are deep,
+except a few that together contain every value of every parameter. `.ci/run` runs both parts.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Folders whose tests take milliseconds each: 2665 tests in a minute of one CPU.
+# In these folders a test takes milliseconds; 2,665 tests take a minute on one CPU.
 QUICK = ("config", "platforms", "quant", "serving", "tokenizer")
 MOST_WORKERS = 8  # each imports torch, which takes up to a GB
 
@@ -20,9 +20,9 @@ def names_tests(config) -> bool:
 
 
 def workers(config) -> int:
-    """How many processes run the tests: one for each CPU, or none beside pytest's own.
+    """Return the number of pytest-xdist workers: one for each CPU, 0 to run without xdist.
 
-    None for named files and tests, whose output and debugger then are those of this terminal.
+    Named files and tests run without it, so that `-s` and `--pdb` work.
     """
     if names_tests(config) or config.option.collectonly:
         return 0
@@ -31,7 +31,7 @@ def workers(config) -> int:
 
 
 def mark_matrices(items) -> None:
-    """Mark the cases of matrices `deep`, but for enough to have every value once."""
+    """Mark the cases of matrix tests `deep`, except a few that contain every value."""
     cases = {}
     for item in items:
         if item.get_closest_marker("matrix") and hasattr(item, "callspec"):
@@ -44,21 +44,21 @@ def mark_matrices(items) -> None:
 
 
 def mark_quick(items) -> None:
-    """Mark the tests of quick folders `quick`, those apart that need a network."""
+    """Mark the tests in the folders of QUICK `quick`, except those that need a network."""
     for item in items:
         if item.path.parent.name in QUICK and not item.get_closest_marker("network"):
             item.add_marker(pytest.mark.quick)
 
 
 def values_of(item) -> set[tuple[str, str]]:
-    """Return the parameters of a case and what they are."""
+    """Return the (name, value) pairs of the parameters of a test case."""
     return {(name, repr(value)) for name, value in item.callspec.params.items()}
 
 
 def covering(cases):
-    """Yield the numbers of cases, sets of values, that together have all values.
+    """Yield the indices of cases that together contain every value. A case is a set of values.
 
-    Each is the one with the most values that none before it has.
+    Each time it takes the case with the most values that no case before it contains.
     """
     missing = [set(case) for case in cases]
     while any(missing):

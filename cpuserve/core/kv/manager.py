@@ -160,7 +160,7 @@ class KvManager:
         return self._cached(chain, token_ids).served * self.block_size
 
     def _cached(self, chain: PrefixChain, token_ids: Sequence[int]) -> FoundPrefix:
-        """Return the cached entries, and how many of them every group can serve."""
+        """Return the longest cached prefix, and how much of it every cache group can serve."""
         if not self.prefix_caching:
             return FoundPrefix(served=0)
         most = (len(token_ids) - 1) // self.block_size
@@ -181,8 +181,8 @@ class KvManager:
             return end
         windows = [group for group, window in enumerate(self.windows) if window]
         while end > begin:
-            # A prefix that ends behind a missing block sees it until the window has passed it, so
-            # the next one to try ends before the block.
+            # If a block inside the window is missing, every shorter prefix that still contains the
+            # block also has it in its window. The next candidate ends just before that block.
             missing = end
             for group in windows:
                 first = max(begin, self._first(group, end * self.block_size))
@@ -457,7 +457,7 @@ class KvManager:
         all groups there is no plan: `catch_up` takes such blocks.
         """
         begin = chain.num_entries
-        held_from = [0] * len(self.windows)  # as in `_served`
+        held_from = [0] * len(self.windows)  # every group has all blocks from here on
         places: set[int] = set()
         plan = None
         for index in range(begin, most):

@@ -24,7 +24,7 @@ BlockHash = NewType("BlockHash", bytes)
 Digest = Callable[[bytes], bytes]
 
 FORGOTTEN = BlockId(-1)
-NAMED_AT_ONCE = 64  # blocks; fewer take longer for each
+NAMED_AT_ONCE = 64  # blocks whose keys are computed together, since each call has a fixed cost
 
 
 def sha256(data: bytes) -> bytes:
@@ -60,9 +60,9 @@ ChainMark = tuple[int, CachedBlock | None, int]
 class FoundPrefix:
     """What the last search for the prefix of a waiting sequence found.
 
-    entries: those of its first blocks, each the parent of the next. revivals: the count of the
-    index at that time. served: how many of these blocks every cache group can serve, -1 = not known
-    (any more); alterations: the count of the index when this was found out.
+    entries: the entries of its first blocks; each is the parent of the next. revivals:
+    `PrefixIndex.revivals` at that time. served: how many of these blocks every cache group can
+    serve, -1 = unknown. alterations: `PrefixIndex.alterations` when `served` was computed.
     """
 
     entries: list[CachedBlock] = field(default_factory=list)
@@ -114,10 +114,10 @@ class PrefixChain:
     Sequences with a different `salt` share no blocks. The first `num_entries` blocks of the
     sequence's block table have entries in the index; `last` is the last of these entries, and `own`
     lists the ones that this sequence has created. snapshots: the blocks at whose end the states of
-    recurrent layers are kept for others. found: the prefix that the last search found, until the
-    sequence adopts it. plan: the blocks that are being restored; until all of
-    them are there, a cache group may lack what the next token sees. failed: what a tier promised
-    was gone or damaged, so no more is restored for this sequence.
+    recurrent layers are kept for others. found: the result of the last search, until the sequence
+    adopts that prefix. plan: the blocks that are being restored; until all of them are there, a
+    cache group may lack what the next token sees. failed: what a tier promised was gone or damaged,
+    so no more is restored for this sequence.
     """
 
     salt: str = ""
@@ -164,8 +164,8 @@ class PrefixIndex:
     inserting the same tokens.
 
     seed: the bytes that hashes start from; random per process unless keys must outlive it.
-    revivals: how many evicted entries came back, with another parent perhaps. alterations: how
-    often an entry lost or got the block of one cache group.
+    revivals: how many evicted entries were inserted again, perhaps under another parent.
+    alterations: how often an entry of the index lost or received the block of one cache group.
     """
 
     def __init__(self, block_size: int, digest: Digest = sha256, seed: bytes | None = None) -> None:
@@ -217,9 +217,10 @@ class PrefixIndex:
     def search(self, chain: PrefixChain, token_ids: Sequence[int], most: int) -> FoundPrefix:
         """Return the entries of the first blocks of a sequence, at most `most`.
 
-        The search goes on where the last one ended: a waiting sequence is searched for at every
-        step. What was found is still there if its last entry is, because an entry is evicted after
-        those that follow it. Only an evicted entry that comes back may have another parent.
+        It continues where the last search ended, because every step searches for each waiting
+        sequence. An entry is evicted only after its children, so the result is still valid if its
+        last entry is in the index. An entry that is inserted again may have another parent: then
+        the search starts again.
         """
         found = chain.found
         entries = found.entries
@@ -245,7 +246,7 @@ class PrefixIndex:
     ) -> list[CachedBlock]:
         """Return the entries of the blocks from `begin` to `most` - 1 that follow `parent`.
 
-        Blocks get keys as far as the walk needs them: 128k tokens take 5 ms.
+        Keys are computed only for the blocks that are looked up: for 128k tokens they take 5 ms.
         """
         entries: list[CachedBlock] = []
         for index in range(begin, most):
