@@ -15,7 +15,7 @@ V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head); Granite 4 (S
 GatedNorm); LFM2 (ShortConv between two Gates); gpt-oss (Attention `sinks`, ExpertLinear `biases`);
 OLMo 2 and 3, OLMoE (PartNorm); Gemma 4 (Scale, Route `factors`, layers that share a cache); Gemma
 3n (Columns, MixParts, MatchRms, KeepTop); encoders (Attention without `causal`, Hidden).
-docs/contracts.md says what further families need.
+docs/design/programs.md says which family uses which operations.
 
 Operations are structs of msgspec, whose classes are made in 1 ms; as dataclasses they took 19 ms of
 the start of both processes.
