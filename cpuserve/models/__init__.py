@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "cpuserve.models"
-# Models of images and text, of which the text is served, and the architecture of its part.
+# Models of images and text, and the architecture of their text part, which is served.
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
@@ -117,7 +117,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     architecture = architecture_of(config)
     if config["architectures"][0] in TEXT_PARTS:
         # The ids of tokens, and the dtype, may be in the outer config alone. Whether the head is
-        # tied is what the outer config says, if it does: the head is that of the whole model.
+        # tied: the outer config decides if it has the key; the head belongs to the whole model.
         own = {k: v for k, v in read_object(config, "text_config").items() if v is not None}
         tied = config.get("tie_word_embeddings")
         config = {**config, **own, **({} if tied is None else {"tie_word_embeddings": tied})}

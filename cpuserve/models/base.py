@@ -60,7 +60,7 @@ BUILTIN = {
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
 }
 
-# Rerankers: models that give pairs of texts a score, and the architecture below their heads, which
+# Rerankers: models that score pairs of texts, and the architecture below their heads, which
 # loader/ranking.py reads.
 RERANKERS = {
     "BertForSequenceClassification": "BertModel",
@@ -69,10 +69,10 @@ RERANKERS = {
     "RobertaForSequenceClassification": "RobertaModel",
     "XLMRobertaForSequenceClassification": "XLMRobertaModel",
 }
-# Those whose heads GGUF files may have, and the linears and norms of such a head.
+# Rerankers with heads in GGUF files, and the linears and norms of such a head.
 GGUF_RERANKERS = ("BertModel", "ModernBertModel", "Qwen3ForCausalLM")
 GGUF_HEAD = ("cls", "cls.norm", "cls.output")
-# Families of which there are rerankers that generate "yes" or "no" (Qwen3-Reranker).
+# Families with rerankers that generate "yes" or "no" (Qwen3-Reranker).
 JUDGES = ("Qwen3ForCausalLM",)
 
 

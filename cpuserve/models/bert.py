@@ -1,4 +1,4 @@
-"""BERT and (XLM-)RoBERTa: encoders with learned positions and norms behind each part."""
+"""BERT and (XLM-)RoBERTa: encoders with learned positions and norms after each part."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TYPES = "embeddings.token_type_embeddings"
 
 
 def reads_types(config: Mapping[str, Any]) -> bool:
-    """Whether the model reads pairs of texts whose tokens have types; see quant/token_types.py."""
+    """Whether the tokens of the model have types, for pairs of texts; see quant/token_types.py."""
     pairs = "BertForSequenceClassification" in read_architectures(config)
     return pairs and read_int(config, "type_vocab_size", 2, high=1 << 16) > 1
 
@@ -75,7 +75,7 @@ class Roberta:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a RoBERTa config, whose max_position_embeddings counts rows."""
+        """The hyperparameters in a RoBERTa config; its max_position_embeddings counts rows."""
         offset = read_int(config, "pad_token_id", 1, low=0) + 1
         rows = read_int(config, "max_position_embeddings", 512)
         if rows <= offset:

@@ -66,7 +66,7 @@ def read_float(
 
 
 def read_bool(config: Mapping[str, Any], key: str, default: bool) -> bool:
-    """config[key] as true or false; a missing or null key gives `default`."""
+    """config[key] as true or false; `default` if the key is missing or null."""
     value = config.get(key)
     if value is None:
         return default
@@ -143,7 +143,7 @@ def read_flags(
 
 
 def read_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """config[key], an object; a missing or null key gives an empty one."""
+    """config[key], an object; empty if the key is missing or null."""
     value = config.get(key)
     if value is not None and not isinstance(value, Mapping):
         refuse(key, value, "an object or null")

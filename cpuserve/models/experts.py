@@ -13,7 +13,7 @@ from cpuserve.program.ops import Groups, Score, Then, ValueId
 
 
 def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[str, object]:
-    """What `add_mixture` needs of `ModelSpec.extra`; count, width: the config's keys for them.
+    """The keys of `ModelSpec.extra` for `add_mixture`; count, width: the config's keys for them.
 
     transformers 5 saves the number of experts of every family under Mixtral's key.
     """
@@ -80,7 +80,7 @@ def add_mixture(
 ) -> None:
     """Add the mixture `at` of h to x; parts: an expert's gate, up and down by their names.
 
-    score, scale, bias and groups are those of the router (`Builder.mixture`), `router` its name.
+    score, scale, bias and groups belong to the router (`Builder.mixture`), `router` is its name.
     then: the activation, if it is not the gated one of the config. biased: all have biases.
     """
     experts = range(cast("int", s.extra["experts"]))
@@ -106,7 +106,7 @@ def add_shared_mixture(
 ) -> None:
     """Add the chosen experts of h to x, and the shared ones, which are one wide expert.
 
-    The router is DeepSeek's, with the numbers of ModelSpec.extra.
+    The router of DeepSeek, with the numbers of ModelSpec.extra.
     """
     add_mixture(
         b,

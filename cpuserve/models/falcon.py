@@ -1,4 +1,4 @@
-"""Falcon: q, k and v of a KV head's group side by side, and attention beside the MLP."""
+"""Falcon: q, k and v of a KV group are neighbours, and attention runs parallel to the MLP."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NORMS = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
-# The Dense modules behind EmbeddingGemma's pooling, where a file has them (GGUF).
+# The Dense modules after the pooling of EmbeddingGemma, where a file has them (GGUF).
 DENSE = ("dense_2", "dense_3")
 
 
@@ -75,7 +75,7 @@ class Gemma3:
 
 @register_model("Gemma3TextModel")
 class Gemma3Embedding:
-    """EmbeddingGemma: Gemma 3 whose tokens see those after them. Source: modeling_gemma3."""
+    """EmbeddingGemma: Gemma 3 without a causal mask. Source: modeling_gemma3."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -83,7 +83,7 @@ class Gemma3Embedding:
         both_sides = read_bool(config, "use_bidirectional_attention", False)
         config = {**config, "use_bidirectional_attention": False}
         if both_sides and config.get("sliding_window", 1) is not None:
-            # The window of the config is that of both sides together.
+            # The window of the config covers both sides together.
             config["sliding_window"] = read_int(config, "sliding_window", 4096) // 2 + 1
         spec = replace(Gemma3.spec(config), architecture="Gemma3TextModel")
         return replace(spec, encoder=both_sides, pooled=both_sides)
@@ -104,7 +104,7 @@ def _spec(
     logit_cap: float,
     extra: Mapping[str, object],
 ) -> ModelSpec:
-    """What both have in common; pattern: every how many layers one is global, if not listed."""
+    """The common part of both; pattern: every how many layers one is global, if not listed."""
     if config.get("use_bidirectional_attention"):
         refuse("use_bidirectional_attention", True, "false: only causal attention is supported")
     window = (

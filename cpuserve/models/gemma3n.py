@@ -1,4 +1,4 @@
-"""Gemma 3n (text): four streams of rows, of which a layer computes one (AltUp)."""
+"""Gemma 3n (text): four streams of rows; a layer computes one of them (AltUp)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT2 = 2.0**0.5
 class Gemma3n:
     """Gemma 3n, text: streams mixed around each layer (AltUp), sparse MLPs, inputs of each layer.
 
-    Source: transformers modeling_gemma3n. Keys of ModelSpec.extra besides those of Gemma 4:
+    Source: transformers modeling_gemma3n. Keys of ModelSpec.extra, after those for Gemma 4:
     streams and active: their number, and which one layers compute; laurel_rank; deviations: the
     cutoff of each layer's gates in standard deviations above their mean (None = there is none);
     corrected: whether the stream that makes gates of inputs has a scale; stacked: whether the
@@ -171,7 +171,7 @@ def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) ->
 
 
 def _gates(b: Builder, s: ModelSpec, at: str, x: ValueId, eps: float | None = None) -> ValueId:
-    """What the coefficients of streams are made of: [T, streams]."""
+    """The input of the coefficients of streams: [T, streams]."""
     routed = b.rms_norm(x, f"{at}.altup.router_norm", eps=eps, scale=1 / s.width)
     streams = cast("int", s.extra["streams"])
     return b.linear(routed, f"{at}.altup.modality_router", features=streams)

@@ -26,12 +26,12 @@ ROPES = {
 
 @register_model("Gemma4ForCausalLM")
 class Gemma4:
-    """Gemma 4, text: global layers with wider heads, and perhaps experts beside the dense MLP.
+    """Gemma 4, text: global layers with wider heads, and possibly experts next to the dense MLP.
 
     The small models have inputs of each layer, and later layers that read caches of earlier ones.
     Source: transformers modeling_gemma4. ModelSpec has the heads of global layers; keys of extra:
     "local_heads" (KV heads and head_dim of layers with a window), "caches" (of each layer, the
-    layer whose keys and values it reads), "mlp_widths", "one_kv" (global layers have no v_proj),
+    layer with the keys and values it reads), "mlp_widths", "one_kv" (global layers have no v_proj),
     "input_width" and "input_vocab" (of the inputs of each layer).
     """
 
@@ -131,7 +131,7 @@ def _first_shared(config: Mapping[str, Any]) -> int:
 
 
 def read_caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[int, ...]:
-    """The layer whose cache each layer reads: of shared ones the last of its kind before them."""
+    """For each layer, the layer with its cache: if shared, the last of its kind before."""
     first = _first_shared(config)
     last = {window: layer for layer, window in enumerate(windows[:first])}
     if missing := {*windows} - {*last}:
@@ -142,7 +142,7 @@ def read_caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[in
 
 
 def _mlp_widths(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The width of each layer's MLP; those of layers that share caches may be twice as wide."""
+    """The width of each layer's MLP; layers that share caches may have twice the width."""
     layers, first = read_int(config, "num_hidden_layers", high=4096), _first_shared(config)
     width = read_int(config, "intermediate_size", high=1 << 23)
     twice = width * (2 if read_bool(config, "use_double_wide_mlp", False) else 1)
@@ -165,7 +165,7 @@ def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
 
 
 def gated_input(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> ValueId:
-    """What the layer makes of its inputs, with gates of x: [T, width]."""
+    """The inputs of the layer after gates of x: [T, width]."""
     at, width = f"model.layers.{layer}", cast("int", s.extra["input_width"])
     then = cast("Then", s.activation)
     g = b.linear(x, f"{at}.per_layer_input_gate", features=width, then=then)
@@ -186,7 +186,7 @@ def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueI
     own = cache == layer
     names, sizes = [q], [s.q_heads * d]
     if own:
-        # Values are the keys before their norm: the matrix stands there twice.
+        # Values are the keys before their norm: the matrix is used twice.
         names += [k, k if s.extra["one_kv"] and not window else v]
         sizes += [kv_heads * d] * 2
     else:
@@ -220,7 +220,7 @@ def _feed_forward(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
 
 
 def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
-    """The norm of the layer's mixture of experts of x, whose router has a norm of its own."""
+    """The norm of the mixture of experts of x; its router has a norm of its own."""
     parts = ("gate_proj", "up_proj", "down_proj")
     experts = range(cast("int", s.extra["experts"]))
     mixed = b.mixture(

@@ -89,7 +89,7 @@ class Glm4Moe:
 
 
 def _half_rotated(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config, in which half of a head is rotated unless it says otherwise."""
+    """The config, with half of a head rotated by default."""
     share = config.get("partial_rotary_factor")
     return {**config, "partial_rotary_factor": 0.5 if share is None else share}
 

@@ -46,7 +46,7 @@ class GraniteMoe:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Granite MoE config; the intermediate size is that of experts."""
+        """The hyperparameters in a Granite MoE config; the intermediate size belongs to experts."""
         extra = read_experts(config, count="num_local_experts", width="intermediate_size")
         shared = config.get("shared_intermediate_size")
         extra["shared_width"] = read_int(config, "shared_intermediate_size", low=0) if shared else 0
@@ -60,7 +60,7 @@ class GraniteMoe:
 
 @register_model("GraniteMoeHybridForCausalLM")
 class GraniteMoeHybrid:
-    """Granite 4: Mamba2 beside attention, or attention alone.
+    """Granite 4: Mamba2 and attention, or attention alone.
 
     Source: transformers modeling_granitemoehybrid.
     """
@@ -105,10 +105,10 @@ def _spec(
     mlp_bias: bool = False,
     extra: dict[str, object] | None = None,
 ) -> ModelSpec:
-    """What all have in common.
+    """The common part of all.
 
     Each layer adds m times its result to x, where m is the residual multiplier. The program adds
-    the result itself to x / m: the next norm gives the same if its epsilon is divided by m^2.
+    the result itself to x / m: the next norm returns the same if its epsilon is divided by m^2.
     """
     bias = read_bool(config, "attention_bias", False)
     if extra is not None:  # a key of GGUF files' configs only

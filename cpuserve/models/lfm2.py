@@ -1,4 +1,4 @@
-"""LFM2: short convolutions with gates beside attention, and in LFM2-MoE experts."""
+"""LFM2: layers of short convolutions with gates, or attention; LFM2-MoE has experts."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
 
 
 def _convolution(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add out_proj(C * conv(B * x)) of h to x; rows of in_proj are B, C and what is convolved."""
+    """Add out_proj(C * conv(B * x)) of h to x; rows of in_proj: B, C, x (convolved)."""
     bias, width = cast("bool", s.extra["conv_bias"]), s.width
     name = f"{at}.in_proj"
     gates = b.linear(h, rows(name, 0, 2 * width), features=2 * width, bias=bias)

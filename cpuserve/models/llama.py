@@ -147,7 +147,7 @@ def rms_norm(b: Builder, x: ValueId, name: str) -> ValueId:
 
 
 def offset_norm(b: Builder, x: ValueId, name: str) -> ValueId:
-    """An RMS norm whose weights are stored as offsets from 1."""
+    """An RMS norm with weights stored as offsets from 1."""
     return b.rms_norm(x, name, plus_one=True)
 
 
@@ -191,7 +191,7 @@ def fused_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> N
 def unpaired(name: str, heads: int, head_dim: int, rotary: int) -> dict[str, int]:
     """The rows of matrix `name` in the order that `ops.Rope` needs; their numbers by part.
 
-    The checkpoint is of a model whose RoPE rotates dims 2 i and 2 i + 1 of a head as a pair.
+    The checkpoint has a RoPE that rotates dims 2 i and 2 i + 1 of a head as a pair.
     """
     found = {}
     for first in range(0, heads * head_dim, head_dim):
@@ -222,7 +222,7 @@ def attend(
     fused: the checkpoint stores q, k and v as one tensor, qkv_proj. paired: its RoPE rotates
     neighbouring dims. qk_norm: RMS norm of each q and k head (Qwen3); plus_one: its weights are
     offsets from 1. wide_norm: RMS norm of all q heads as one row, and of all k heads (OLMo).
-    softcap is that of `Builder.attention`. sinks: each head has one. cache: the layer's number
+    softcap: see `Builder.attention`. sinks: each head has one. cache: the layer's number
     among those with attention, if not all have it.
     """
     d, rope = s.head_dim, layer_rope(s, layer)
@@ -271,7 +271,7 @@ def self_attention(
     sinks: bool = False,
     cache: int | None = None,
 ) -> None:
-    """Add the layer's attention of h to x; the options are those of `attend`."""
+    """Add the layer's attention of h to x; see `attend` for the options."""
     norms = {"qk_norm": qk_norm, "wide_norm": wide_norm}
     a = attend(b, s, layer, h, fused=fused, paired=paired, **norms, sinks=sinks, cache=cache)
     b.linear(a, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
@@ -291,7 +291,7 @@ def build_decoder(
     norm: Norm = rms_norm,
     parallel: bool = False,
 ) -> None:
-    """Append the ops of a pre-norm decoder, whose layers are `attention`, then `mlp`.
+    """Append the ops of a pre-norm decoder; its layers are `attention`, then `mlp`.
 
     parallel: the MLP reads what attention reads, not its result.
     """
@@ -314,9 +314,9 @@ def build_sandwich(
     fused_mlp: bool = False,
     softcap: float = 0.0,
 ) -> None:
-    """The same with a norm after attention and MLP, too, before their result is added.
+    """The same with a norm after attention and MLP as well, before the result is added.
 
-    norms: the names of those before and after attention, and before and after the MLP; None: there
+    norms: weights before and after attention, before and after the MLP; None: there
     is none before it. softcap: of the logits.
     """
     x = b.embed("model.embed_tokens", scale=s.embed_scale)

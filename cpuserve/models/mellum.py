@@ -1,4 +1,4 @@
-"""Mellum 2: Qwen3-MoE whose layers with a window have a RoPE of their own."""
+"""Mellum 2: Qwen3-MoE with a second RoPE for layers with a window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral whose feed-forward layers are mixtures of experts."""
+"""Mixtral: Mistral with mixtures of experts as feed-forward layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpuserve.program.ops import ValueId
 
 @register_model("MixtralForCausalLM")
 class Mixtral:
-    """Mistral with experts, whose weights add up to 1. Source: transformers modeling_mixtral."""
+    """Mistral with experts; their weights add up to 1. Source: transformers modeling_mixtral."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

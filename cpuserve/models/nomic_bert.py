@@ -22,7 +22,7 @@ KEYS = {
     "rotary_emb_base": "rope_theta",
     "max_trained_positions": "max_position_embeddings",
 }
-# What the published code can do and the published text models do not.
+# Features of the published code that no published text model uses.
 FIXED = {
     "prenorm": False,
     "parallel_block": False,

@@ -27,7 +27,7 @@ THETA3 = 500000.0  # OLMo 3's RoPE base where a config has none
 
 @register_model("Olmo2ForCausalLM")
 class Olmo2:
-    """OLMo 2: norms behind attention and MLP, none before them. Source: modeling_olmo2."""
+    """OLMo 2: norms after attention and MLP, none before. Source: modeling_olmo2."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -42,7 +42,7 @@ class Olmo2:
 
 @register_model("Olmo3ForCausalLM")
 class Olmo3:
-    """OLMo 2 with a window in three of four layers, whose RoPE is not scaled.
+    """OLMo 2 with a window and an unscaled RoPE in three of four layers.
 
     Source: transformers modeling_olmo3.
     """

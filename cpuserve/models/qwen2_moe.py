@@ -16,7 +16,7 @@ from cpuserve.program.builder import Builder
 
 @register_model("Qwen2MoeForCausalLM")
 class Qwen2Moe:
-    """Qwen2 with experts, and one that all tokens share, behind a gate.
+    """Qwen2 with experts, and one that all tokens share, with a gate.
 
     Source: transformers modeling_qwen2_moe.
     """

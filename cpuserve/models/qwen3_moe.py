@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3 whose feed-forward layers are mixtures of experts."""
+"""Qwen3-MoE: Qwen3 with mixtures of experts as feed-forward layers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Qwen3Moe:
 
 
 def read_shared_experts(config: Mapping[str, Any], *, renormalize: bool) -> dict[str, object]:
-    """What `qwen_shared_mlp` needs of `ModelSpec.extra`."""
+    """The keys of `ModelSpec.extra` for `qwen_shared_mlp`."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     return {
         **read_experts(config, count="num_experts", width="moe_intermediate_size"),
@@ -81,7 +81,7 @@ def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
 
 
 def qwen_shared_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """The same with one expert more, which all tokens share and whose gate is a sigmoid."""
+    """The same with one more expert for all tokens, with a sigmoid as its gate."""
     qwen_mlp(b, s, layer, h, x)
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         return

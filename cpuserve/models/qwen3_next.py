@@ -188,7 +188,7 @@ def _gates(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> ValueId:
 
 
 def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int, ...]) -> ValueId:
-    """A linear of h whose rows in the checkpoint are `widths` of each of `count` heads.
+    """A linear of h; its rows in the checkpoint are `widths` of each of `count` heads.
 
     Its columns are the first ones of all heads, then the second ones, and so on.
     """

@@ -1,7 +1,7 @@
 """Reads the rotary embedding parameters of a config.json: inverse frequencies after scaling.
 
 Formulas: Su et al. 2021 (RoPE); Peng et al. 2023 (YaRN, "NTK-by-parts"); the Llama 3.1 model card
-(llama3). Keys and defaults are those of transformers modeling_rope_utils, in both spellings:
+(llama3). Keys and defaults follow transformers modeling_rope_utils, in both spellings:
 "rope_theta" with "rope_scaling" (transformers 4) and "rope_parameters" (transformers 5).
 """
 
@@ -37,7 +37,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) 
     share = read_float(params, "partial_rotary_factor", 1.0, high=1.0)
     kind = params.get("rope_type", params.get("type", "default"))
     turned = int(head_dim * share + 1e-6)  # 1e-6: a share such as 1/3 is rounded
-    # A proportional RoPE pairs dims i and i + head_dim / 2, of which only the first ones turn.
+    # A proportional RoPE pairs dims i and i + head_dim / 2; only the first ones turn.
     rotary = head_dim if kind == "proportional" else turned
     if rotary < 2 or rotary % 2:
         want = f"a share of head_dim {head_dim} that gives an even number of dimensions"
@@ -55,7 +55,7 @@ def split_ropes(
     """(the config with the RoPE of full attention alone, the RoPE of layers with a window).
 
     Both are in rope_parameters, by the kind of layer. theta, local_theta: bases that it omits;
-    rope_theta and rope_scaling of the config are those of full attention.
+    rope_theta and rope_scaling of the config belong to full attention.
     """
     by_kind = read_object(config, "rope_parameters")
     full = {
@@ -118,7 +118,7 @@ def _linear(params: Params, base: list[float], max_position: int) -> tuple[Rope,
 
 
 def _proportional(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """The RoPE of Gemma 4's global layers, whose frequencies may be divided by `factor`."""
+    """The RoPE of global layers of Gemma 4; `factor` may divide its frequencies."""
     factor = read_float(params, "factor", 1.0)
     return _rope([f / factor for f in base]), max_position
 

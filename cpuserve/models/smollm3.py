@@ -1,4 +1,4 @@
-"""SmolLM3: Llama in which some layers have no rotary positions."""
+"""SmolLM3: Llama, where some layers have no rotary positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpuserve.program.builder import Builder
 
 @register_model("SmolLM3ForCausalLM")
 class SmolLm3:
-    """Llama, every fourth of whose layers has no RoPE. Source: transformers modeling_smollm3."""
+    """Llama without RoPE in every fourth layer. Source: transformers modeling_smollm3."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

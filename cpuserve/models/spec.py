@@ -14,11 +14,11 @@ class ModelSpec:
 
     `vocab` is the number of token ids, `width` the hidden size, `window` the sliding window in keys
     (0 = none). `tied`: embedding and output head share one matrix. `extra` holds values of a single
-    family (OPT's word_embed_proj_dim, do_layer_norm_before). `dtype` is that of the checkpoint:
+    family (OPT's word_embed_proj_dim, do_layer_norm_before). `dtype`: of the checkpoint,
     "bfloat16", "float16" or "float32". Embeddings are multiplied by `embed_scale`, logits by
     `logit_scale`, and attention scores by `attention_scale` (None = head_dim ** -0.5). `pooled`: an
-    embedding model, whose program gives vectors instead of logits. `encoder`: tokens attend to
-    those after them, too, so a step has whole prompts, and there are only vectors. `adapters`: the
+    embedding model, which produces vectors instead of logits. `encoder`: tokens attend to
+    later tokens as well, so a step has whole prompts, and there are only vectors. `adapters`: the
     low-rank adapters that requests can name.
     """
 

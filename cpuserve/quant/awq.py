@@ -40,7 +40,7 @@ def awq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 class AwqWeights(IntWeights):
-    """Weights whose matrices are stored as qweight, qzeros and scales, a column for each output."""
+    """Weights with matrices stored as qweight, qzeros and scales, a column for each output."""
 
     leaders = (("qweight", "I32"),)
     parts = ("qweight", "qzeros", "scales")

@@ -100,7 +100,7 @@ class QuantTensor:
     reverses the RoPE interleaving of q and k in GGUF files without changing their blocks.
     column_order: weight i of a stored row multiplies input column_order[i] (None = identity), where
     the groups that share a scale are not of consecutive inputs.
-    release: tells the file mapping that these bytes have been read (MADV_DONTNEED).
+    release: informs the file mapping that these bytes were read (MADV_DONTNEED).
     """
 
     name: str
@@ -117,7 +117,7 @@ class QuantTensor:
         return int(self.data.nbytes)
 
     def cut(self, rows: slice, row_bytes: int) -> npt.NDArray[np.uint8]:
-        """Rows [n, row_bytes] of `data`; those of a stack of matrices are one after another."""
+        """Rows [n, row_bytes] of `data`; the matrices of a stack follow each other."""
         data = self.data.reshape(-1, row_bytes)
         return data[rows if self.row_order is None else self.row_order[rows]]
 
@@ -131,7 +131,7 @@ Each = Callable[[Callable[[slice], None], Iterable[slice]], Iterable[None]]
 
 
 class BuiltTensor(QuantTensor):
-    """A tensor whose rows are built each time they are read, and not kept."""
+    """A tensor that builds its rows at each read and does not keep them."""
 
     __slots__ = ("_build", "_size")
     _build: Callable[[slice], npt.NDArray[np.uint8]]
@@ -167,7 +167,7 @@ class BuiltTensor(QuantTensor):
         return self._size
 
     def cut(self, rows: slice, row_bytes: int) -> npt.NDArray[np.uint8]:
-        """Rows [n, row_bytes] of `data`, of which no others are built if the format allows it.
+        """Rows [n, row_bytes] of `data`; other rows are not built if the format allows it.
 
         Raises:
             ModelError: the stored tensors have shapes that do not fit together.

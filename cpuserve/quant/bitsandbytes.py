@@ -37,12 +37,12 @@ STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbyt
 
 @weight_format("bitsandbytes")
 def bitsandbytes_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noqa: ARG001
-    """Weights of a bitsandbytes checkpoint, whose tensors tell how each matrix is stored."""
+    """Weights of a bitsandbytes checkpoint; the tensors of a matrix show its format."""
     return BitsAndBytesWeights(store)
 
 
 class BitsAndBytesWeights(PackedWeights):
-    """Weights whose matrices are stored as weight, with SCB, or with absmax and a state."""
+    """Weights with matrices stored as weight, with SCB, or with absmax and a state."""
 
     leaders = (("weight", "I8"), ("weight", "U8"))
     parts = (
@@ -86,7 +86,7 @@ class BitsAndBytesWeights(PackedWeights):
         return self.converted(name, stem, (n, k), values, WHY)
 
     def _source(self, stem: str) -> SourceType | None:
-        """The source type whose codes have the values that the checkpoint says."""
+        """The source type for the values of codes in the checkpoint."""
         table = floats(self.part(stem, "weight.quant_map")).reshape(-1)
         for source, values in TABLES.items():
             if table.shape == values.shape and np.allclose(table, values, rtol=0, atol=1e-6):

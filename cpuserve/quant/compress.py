@@ -108,7 +108,7 @@ def form_of(name: str, k: int, scheme: str) -> Form:
 
 
 def parts(form: Form, n: int, k: int) -> list[Part]:
-    """The tensors of a matrix [n, k], in the order in which a file has them."""
+    """The tensors of a matrix [n, k], in the order of a file."""
     groups = k // form.group if form.group else 1
     scale = Part("weight_scale", "F16" if form.group else "F32", (n, groups), 1)
     if form.per_token:
@@ -180,7 +180,7 @@ def _targets(forms: Mapping[str, Form], present: list[Form]) -> dict[Form, list[
     """The modules of each form: "Linear" for all, or patterns of names.
 
     The fused matrix of q, k and v matches "Linear" before vLLM looks at the parts of its name, so
-    this word may not stand beside patterns.
+    this word may not be mixed with patterns.
     """
     if len(present) == 1:
         return {present[0]: ["Linear"]}
@@ -196,7 +196,7 @@ def _targets(forms: Mapping[str, Form], present: list[Form]) -> dict[Form, list[
 
 
 def _pattern(module: str, *, every: bool = True) -> str:
-    """What matches this module: of all layers and experts, or only of its own.
+    """The patterns for this module: all layers and experts, or only its own.
 
     Models of images and text have other prefixes in vLLM than in the file.
     """

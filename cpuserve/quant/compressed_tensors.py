@@ -85,7 +85,7 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 class CompressedWeights(IntWeights):
-    """Weights whose matrices are stored in the forms above, each recognized by its tensors."""
+    """Weights with matrices in the forms above, each recognized by its tensors."""
 
     leaders = (
         ("weight", "I8"),
@@ -290,7 +290,7 @@ class CompressedWeights(IntWeights):
         return rebuilt(name, (n, 2 * half), "nvfp4", build, self.release(stem))
 
     def _mxfp4(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix in GGUF's blocks of MXFP4."""
+        """The matrix in MXFP4 blocks of GGUF."""
         n, half = matrix_shape(self.part(stem, "weight_packed"))
 
         def build(rows: slice) -> Bytes:

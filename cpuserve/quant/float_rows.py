@@ -101,7 +101,7 @@ def dequantize(tensor: QuantTensor) -> Float32:
 
 
 def widened(tensor: QuantTensor) -> tuple[Float32, Float32, int]:
-    """As `read_values`, but values of NF4 and FP4 in units in which bf16 holds them best."""
+    """As `read_values`, but values of NF4 and FP4 in the units that bf16 holds best."""
     values, scale, group = read_values(tensor)
     unit = np.float32(UNITS.get(tensor.source, 1))
     return values / unit, scale * unit, group

@@ -44,7 +44,7 @@ def fp8_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 class Fp8Weights(PackedWeights):
-    """Weights whose matrices are stored as weight, and weight_scale_inv or weight_scale."""
+    """Weights with matrices stored as weight, and weight_scale_inv or weight_scale."""
 
     leaders = (("weight", FP8),)
     parts = ("weight", "weight_scale_inv", "weight_scale", "input_scale")

@@ -1,9 +1,9 @@
 """GGUF block formats: blocks of 32 or 256 weights with their scales, and for some a minimum.
 
-Block layouts follow those of ggml-common.h. A weight is scale * (code - zero) + minimum. Blocks of
+Block layouts follow ggml-common.h. A weight is scale * (code - zero) + minimum. Blocks of
 256 (the k-quants and IQ4_XS) have small integer scales and minima of 16 or 32 weights, and an fp16
 factor of all scales and one of all minima, which are subtracted. The codes of IQ4_NL, IQ4_XS and
-MXFP4 stand for the values of a table. NVFP4 and the types that are converted have files of their
+MXFP4 are indices into a table. NVFP4 and the types that are converted have files of their
 own (gguf_nvfp4.py, gguf_converted.py).
 """
 
@@ -59,7 +59,7 @@ DECODED_ROWS = 64
 
 
 class Block(NamedTuple):
-    """Blocks taken apart: codes [n, weights], where `zero` stands for 0, scale and minimum.
+    """Blocks taken apart: codes [n, weights], the code `zero` of 0, scale and minimum.
 
     scale, minimum (or None): [n, weights / group] fp32.
     """

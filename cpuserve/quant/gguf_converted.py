@@ -1,6 +1,6 @@
 """Types of GGUF files that are rewritten while loading as rows that have kernels, value by value.
 
-TQ1_0 and TQ2_0   256 weights of -d, 0 and d: Q2_K, all of whose scales and minima are d
+TQ1_0 and TQ2_0   256 weights of -d, 0 and d: Q2_K with d as all scales and minima
 Q1_0              { fp16 d; u8 signs[16] }, 128 weights: d where the bit is 1, -d where it is 0. No
                   block of Q2_K has two factors, so these become codes of 2 bits with a zero point
 

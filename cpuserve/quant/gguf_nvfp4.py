@@ -1,12 +1,12 @@
 """NVFP4 in GGUF files: blocks of 64 weights, rewritten while loading as rows of source nvfp4.
 
-A block is { u8 scale[4]; u8 q[32] }. A scale is that of 16 weights, in E4M3 without a sign. Of the
+A block is { u8 scale[4]; u8 q[32] }. A scale covers 16 weights, in E4M3 without a sign. Of the
 8 bytes of their codes in E2M1, byte i has weight i in its low and weight i + 8 in its high half.
 
 A matrix may have an fp32 factor in a tensor of its own, and a stack of experts one for each of
 them. llama.cpp multiplies the product by it; here it is the scale of the rows. The input scales
 beside it are those of activations in 4 bits, which are bf16 here, as they are int8 in llama.cpp.
-Source: block_nvfp4 in ggml-common.h; _generate_nvfp4_tensors of llama.cpp's converter.
+Source: block_nvfp4 in ggml-common.h; _generate_nvfp4_tensors of the converter of llama.cpp.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _pairs(packed: Bytes) -> Bytes:
 
 
 def _scales(codes: Bytes, name: str) -> Bytes:
-    """The codes in E4M3 of the values that ggml gives them: it ignores the sign, and 127 is 0.
+    """The codes in E4M3 with the values of ggml: it ignores the sign, and 127 is 0.
 
     Of 255 it makes 480 on CPUs and 0 on GPUs; no converter writes it.
     """

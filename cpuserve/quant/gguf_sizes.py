@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Types whose codes stand for vectors of 4 or 8 values from a table: bytes of 256 weights. They are
+# Types with codes for vectors of 4 or 8 values from a table: bytes of 256 weights. They are
 # decoded to fp32 while loading, and packed as int8 in groups of 32.
 DECODED = {
     "IQ1_S": 50,

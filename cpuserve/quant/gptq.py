@@ -47,7 +47,7 @@ def gptq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 class GptqWeights(IntWeights):
-    """Weights whose matrices are stored as qweight, qzeros, scales and g_idx."""
+    """Weights with matrices stored as qweight, qzeros, scales and g_idx."""
 
     leaders = (("qweight", "I32"),)
     parts = ("qweight", "qzeros", "scales", "g_idx")
@@ -81,7 +81,7 @@ class GptqWeights(IntWeights):
         return stored.astype(np.float32) + np.float32(self._zero_offset)
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix, whose inputs are sorted by group if groups are not consecutive."""
+        """The matrix; its inputs are sorted by group if groups are not consecutive."""
         order = None
         if self.has(stem, "g_idx"):
             _, k, groups = self.layout(stem)

@@ -40,7 +40,7 @@ def mxfp4_weights(store: TensorStore, config: dict[str, Any]) -> Weights:  # noq
 
 
 class Mxfp4Weights:
-    """Weights of a checkpoint, some of whose tensors are blocks and scales."""
+    """Weights of a checkpoint with some tensors stored as blocks and scales."""
 
     def __init__(self, store: TensorStore) -> None:
         """Find the blocks in `store`."""
@@ -57,13 +57,13 @@ class Mxfp4Weights:
         return self._dense.names() | self._packed
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor; blocks are brought into GGUF's order when they are read."""
+        """The tensor; blocks get the order of GGUF when they are read."""
         if name not in self._packed:
             return self._dense.get(name)
         return block_stack(name, self._store.get(name + BLOCKS), self._store.get(name + SCALES))
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The kind of packed tensors; that of dense ones follows `dtype`."""
+        """The kind of packed tensors; dense ones follow `dtype`."""
         return QUANTIZED_KINDS[SOURCE] if name in self._packed else self._dense.kind(name, dtype)
 
 

@@ -24,10 +24,10 @@ Small models lose more by 4 bits, so for them int4 already keeps SENSITIVE in in
 also keeps every second layer in int8. benchmarks/weight_loss.py, SmolLM2-135M: 4 bits in groups of
 32 for all matrices of the layers cost 9.6 % more nats per token, and 4.2 % with SENSITIVE in int8.
 
-w8a8: the scheme that compressed-tensors gives this name: one scale per output and one per
+w8a8: the scheme of this name in compressed-tensors: one scale per output and one per
 activation row in every layer, for models that tolerate it.
 
-What `cpuserve quantize` writes has integer zero points in place of minimums (`quantize_zeros`).
+Copies of `cpuserve quantize` have integer zero points in place of minimums (`quantize_zeros`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ ROUTERS = (
 
 
 class OnlineWeights:
-    """The weights of a checkpoint whose dense matrices are packed into quantized kinds."""
+    """The weights of a checkpoint, with dense matrices packed into quantized kinds."""
 
     def __init__(self, weights: Weights, scheme: str) -> None:
         """scheme: a value of EngineConfig.quantize except "none"."""
@@ -163,7 +163,7 @@ def quantize_int8(rows: Float32) -> Codes:
 
 
 def quantize_groups(rows: Float32) -> Codes:
-    """fp32 `rows` [n, k] as GGUF's Q8_0: an fp16 scale per 32; codes have zero point 128."""
+    """fp32 `rows` [n, k] as Q8_0 of GGUF: an fp16 scale per 32; codes have zero point 128."""
     n, k = rows.shape
     x = np.pad(rows, ((0, 0), (0, -k % BLOCK))).reshape(n, -1, BLOCK)
     amax = np.abs(x).max(axis=2)
@@ -173,7 +173,7 @@ def quantize_groups(rows: Float32) -> Codes:
 
 
 def quantize_nibbles(rows: Float32) -> Codes:
-    """fp32 `rows` [n, k] as GGUF's Q4_1: 15 steps from min to max of each 32, both in fp16."""
+    """fp32 `rows` [n, k] as Q4_1 of GGUF: 15 steps from min to max of each 32, both in fp16."""
     n, k = rows.shape
     x = np.pad(rows, ((0, 0), (0, -k % BLOCK))).reshape(n, -1, BLOCK)
     low = x.min(axis=2)
@@ -250,7 +250,7 @@ def quantize_zeros(rows: Float32, group: int, *, symmetric: bool = False) -> Zer
         np.multiply(steps, scale, out=off)
         np.subtract(x, off, out=off)
         error = np.einsum("ij,ij->j", off, off)
-        better = (error < best_error) | (i == 0)  # the first also if its scale is infinite
+        better = (error < best_error) | (i == 0)  # the first even if its scale is infinite
         best_error[better] = error[better]
         best_scale[better], best_zero[better] = scale[better], zero[better]
     _steps(x, _inverse(best_scale), best_zero, steps)

@@ -219,7 +219,7 @@ def group_order(tensor: StoredTensor, k: int, groups: int) -> Order | None:
 def groups_of_columns(scales: StoredTensor, zeros: StoredTensor, n: int, packed: int) -> int:
     """The number of groups of a matrix that has a column for each of `n` outputs.
 
-    packed: words in which the zero points of a group are stored.
+    packed: the words with the zero points of a group.
 
     Raises:
         ModelError: there are more or fewer scales or zero points than of `n` outputs.
@@ -294,7 +294,7 @@ def unpack(packed: npt.NDArray[np.uint32], bits: int = 4) -> Bytes:
 
 
 class IntWeights(PackedWeights):
-    """Weights whose matrices have integer codes, and a scale and a zero point for each group."""
+    """Weights with integer codes, and a scale and a zero point for each group."""
 
     @abstractmethod
     def layout(self, stem: str) -> tuple[int, int, int]:
@@ -348,7 +348,7 @@ class IntWeights(PackedWeights):
     ) -> BuiltTensor:
         """The matrix from its codes [n, k], kept if its groups are equal multiples of 32 inputs.
 
-        codes: returns those of some rows, see `rebuilt`. order: the group of each input [k], None
+        codes: returns codes of some rows, see `rebuilt`. order: the group of each input [k], None
         if groups are consecutive.
 
         Raises:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> BuiltTensor:
     """Rows of a tensor. They are cut out when they are read, as the tensor may be built then.
 
-    rows: of `whole`, whose matrices, if it is a stack, lie one after another. vector: `whole` is a
+    rows: a part of `whole`; matrices of a stack follow each other. vector: `whole` is a
     vector, or a stack of vectors, and each number is a row.
     """
     span = range(rows.start, rows.stop, rows.step or 1)
@@ -76,11 +76,11 @@ class PartWeights:
     """
 
     def __init__(self, weights: Weights) -> None:
-        """weights: of whole tensors."""
+        """weights: the whole tensors."""
         self._weights = weights
         self._stored = weights.names()
         self._names = set(self._stored)
-        self._experts: dict[str, str] = {}  # the part that each of these names stands for
+        self._experts: dict[str, str] = {}  # the part for each of these names
         self._of: dict[str, list[str]] = {}  # these names by the stored tensor
         for name in self._stored:
             match = _STACK.fullmatch(name)
@@ -95,7 +95,7 @@ class PartWeights:
         self._names |= self._experts.keys()
 
     def _whole(self, name: str) -> QuantTensor:
-        """A tensor of which there may be parts."""
+        """A tensor that may have parts."""
         tensor = self._weights.get(name)
         by_inputs = f"{name}_bias" in self._stored and tensor.source in _DENSE
         return transposed(tensor) if by_inputs and len(tensor.shape) == 3 else tensor
@@ -109,7 +109,7 @@ class PartWeights:
         return self._of.get(name, [name])
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor, or the rows that `name` stands for.
+        """The tensor, or its rows for `name`.
 
         Raises:
             ModelError: the tensor does not have these rows.
@@ -145,7 +145,7 @@ def _experts(
 ) -> dict[str, str]:
     """The names of all experts' matrices in the stack `name` below `at`, and their rows there.
 
-    alternate: if a matrix is gate and up, their rows alternate.
+    alternate: gate and up are one matrix with alternating rows.
     """
     matrices = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     suffix = "bias" if len(shape) == _dims("bias") else "weight"

@@ -55,7 +55,7 @@ FEW_BITS: dict[int, tuple[SourceType, ...]] = {
     2: ("u2z_g256", "u2z_g128", "u2z_g64", "u2z_g32"),
     3: ("u3z_g256", "u3z_g128", "u3z_g64", "u3z_g32"),
 }
-# Those whose zero points are half a byte when they are packed.
+# Kinds that pack zero points into half a byte.
 HALF_ZEROS = (*FEW_BITS[2], *FEW_BITS[3])
 # Those with integer zero points.
 ZEROS = ("u8z_g32", "u8z_g128", "u4z_g32", "u4z_g64", *HALF_ZEROS)
@@ -86,7 +86,7 @@ def packed_row_bytes(source: SourceType, k: int) -> float:
 
 
 def code_bits(source: SourceType) -> int:
-    """Bits of a code, to which the header of a block adds less than a bit for each weight."""
+    """Bits of a code; the header of a block adds less than a bit for each weight."""
     weights, size = BLOCKS[source]
     return size * 8 // weights
 
@@ -192,7 +192,7 @@ def int_rows(codes: Bytes, scale: Float32, zero: Float32, source: SourceType) ->
 
 
 def _halves_apart(nibbles: Bytes) -> Bytes:
-    """Nibbles of GGUF's blocks of 32 [..., 16]: element i and i + 16 share a byte, not its next."""
+    """Nibbles of GGUF blocks of 32 [..., 16]: element i and i + 16 share a byte, not its next."""
     first, second = nibbles[..., : SMALL // 4], nibbles[..., SMALL // 4 :]
     packed = np.empty(nibbles.shape, np.uint8)
     packed[..., ::2] = first & 15 | second << np.uint8(4)
@@ -201,7 +201,7 @@ def _halves_apart(nibbles: Bytes) -> Bytes:
 
 
 def mxfp4_rows(pairs: Bytes, exponents: Bytes) -> Bytes:
-    """Rows of GGUF's MXFP4 from codes in E2M1 [n, k / 2], the first of a byte in its low half.
+    """Rows of MXFP4 in GGUF from codes in E2M1 [n, k / 2], the first of a byte in its low half.
 
     exponents [n, k / 32]: of the scales 2^(e - 127).
     """

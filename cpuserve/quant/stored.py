@@ -99,7 +99,7 @@ class WithoutTensors:
 
 
 class StoredWeights:
-    """`Weights` for formats whose stored rows the packers read directly (dense and GGUF)."""
+    """`Weights` for formats with stored rows that the packers read directly (dense and GGUF)."""
 
     def __init__(self, store: TensorStore, sources: Mapping[str, SourceType]) -> None:
         """Raise ModelError for types that are not in `sources` (file dtype to source type)."""

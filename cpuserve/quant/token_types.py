@@ -1,7 +1,7 @@
-"""Weights of a BERT that reads pairs of texts, whose tokens have the type 0 or 1.
+"""Weights of a BERT that reads pairs of texts, with tokens of type 0 or 1.
 
-A step knows the id of a token and its position, but no type. So the table of word embeddings stands
-twice: row i is that of token i, and row vocab + i that of token i with type 1. A program adds the
+A step knows the id of a token and its position, but no type. The table of word embeddings is stored
+twice: row i is for token i, and row vocab + i for token i with type 1. A program adds the
 embedding of type 0 to every token, so the second table has what type 1 adds beyond it.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TypedWeights:
-    """`Weights` in which the matrix `words` [vocab, width] has 2 vocab rows; see above."""
+    """`Weights` with 2 vocab rows in the matrix `words` [vocab, width]; see above."""
 
     def __init__(self, weights: Weights, words: str, types: str) -> None:
         """types: the name of the embeddings of token types [at least 2, width]."""
@@ -58,7 +58,7 @@ class TypedWeights:
         return BuiltTensor(name, (2 * vocab, width), "f32", size, build, whole.release)
 
     def _beyond(self) -> Float32:
-        """What type 1 adds beyond type 0."""
+        """The difference of type 1 and type 0."""
         types = dequantize(self._weights.get(self._types))
         difference: Float32 = types[1] - types[0]
         return difference
