@@ -47,10 +47,10 @@ class ModelError(StartupError):
 
 
 class RequestError(CpuserveError):
-    """A request that cannot be served, with the fields of OpenAI's errors.
+    """A request that cannot be served, with the fields of errors in the API of OpenAI.
 
-    code: the name of the cause. It is OpenAI's own name if there is one, because client libraries
-    compare it ("context_length_exceeded").
+    code: the name of the cause. It is the name in the API of OpenAI if there is one, because client
+    libraries compare it ("context_length_exceeded").
     """
 
     status = 500

@@ -76,8 +76,8 @@ class _Bucket:
 class Limited(logging.StreamHandler):  # type: ignore[type-arg]
     """Leaves out records of a place that writes too many, and says how many.
 
-    Records with a `limit` attribute (see limited_as) are of the place with that name. What was
-    asked for is not limited: records at level debug, and uvicorn's access log.
+    Records with a `limit` attribute (see limited_as) are of the place with that name. Lines that
+    were asked for are not limited: records at level debug, and uvicorn's access log.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -106,13 +106,13 @@ class Limited(logging.StreamHandler):  # type: ignore[type-arg]
         super().emit(record)
 
     def close(self) -> None:
-        """Say what was left out, and close the handler."""
+        """Report the lines that were left out, and close the handler."""
         with self.lock:  # type: ignore[union-attr]
             self._report(self._clock())
         super().close()
 
     def _report(self, before: float) -> None:
-        """Say what was left out at places that have written nothing since `before`."""
+        """Report the lines left out at places that have written nothing since `before`."""
         for place, bucket in self._buckets.items():
             if bucket.left_out and bucket.filled <= before:
                 self._write_count(place, bucket)

@@ -1,4 +1,4 @@
-"""Prometheus metrics under vLLM's names, so that its dashboards and autoscalers work unchanged.
+"""Prometheus metrics with the names of vLLM, so that its dashboards and autoscalers work unchanged.
 
 Observations are plain additions made on the event loop's thread: no locks and no objects per
 token. prometheus-client only formats them, when /metrics is read.
@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# The bounds are vLLM's (v1/metrics/loggers.py, v0.30), because alerting rules name them.
+# The bounds follow vLLM (v1/metrics/loggers.py, v0.30), because alerting rules use them.
 _TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -55,23 +55,23 @@ FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
 class Collected(Protocol):
-    """What has metrics of its own."""
+    """An object with metrics of its own."""
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metric families with their samples."""
 
 
 class HttpMetrics:
-    """Counts the answers of the HTTP server, refusals included, under the name that vLLM uses.
+    """Counts the responses of the HTTP server, refusals included, under the name in vLLM.
 
-    As there, `status` is the class of the answer, such as "4xx"; `code` tells 429 from 400.
+    As there, `status` is the class of the response, such as "4xx"; `code` separates 429 from 400.
     """
 
     def __init__(self) -> None:
         self._answers: dict[tuple[str, str, int], int] = {}
 
     def count(self, handler: str, method: str, code: int) -> None:
-        """Record an answer; the number of different handlers and methods must have a bound."""
+        """Record a response; the number of different handlers and methods must have a bound."""
         key = (handler, method, code)
         self._answers[key] = self._answers.get(key, 0) + 1
 
@@ -88,7 +88,7 @@ class HttpMetrics:
 
 
 class TierFigures(Protocol):
-    """What an offload tier holds, and how many blocks were restored from it."""
+    """The contents of an offload tier, and how many blocks were restored from it."""
 
     @property
     def blocks(self) -> int:
@@ -168,7 +168,7 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count `value` in the first bucket whose bound is not below it."""
+        """Count `value` in the first bucket with a bound not below it."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
@@ -209,12 +209,12 @@ class Sequence:
 class ServerMetrics:
     """All metrics of one endpoint with one engine or several.
 
-    `stats` returns the engine's latest StepStats. `cache` gives the labels of cache_config_info.
+    `stats` returns the engine's latest StepStats. `cache`: the labels of cache_config_info.
     `cpu` adds the CPU metrics, and `tiers` those of the KV cache's offload tiers with these names;
-    their names begin with "cpuserve:". `drafts` adds those of speculative decoding. `replicas`
-    returns the figures of each engine, and adds whether it serves and how often it was restarted.
-    With `several` engines, `stats` returns their sums. Metrics of an engine then have its number as
-    the label `engine`, and metrics measured at the endpoint have "all".
+    their names begin with "cpuserve:". `drafts` adds the metrics of speculative decoding.
+    `replicas` returns the figures of each engine, and adds whether it serves and how often it was
+    restarted. With `several` engines, `stats` returns their sums. Metrics of an engine then have
+    its number as the label `engine`, and metrics measured at the endpoint have "all".
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class ServerMetrics:
             self.per_token.observe((last - sequence.first) / (sequence.tokens - 1))
 
     def text(self, others: Iterable[Collected] = ()) -> bytes:
-        """Return all metrics, with those of `others`, in Prometheus' text format (CONTENT_TYPE)."""
+        """Return all metrics and `others` in the text format of Prometheus (CONTENT_TYPE)."""
         registry = CollectorRegistry()
         registry.register(_Exposition([self, *others]))
         return generate_latest(registry)
@@ -322,10 +322,10 @@ class ServerMetrics:
     def gauges(self) -> tuple[int, int, float]:
         """Return the running sequences, the waiting sequences and the KV cache usage (0 to 1).
 
-        The engine's figures are those of its last step, and no step follows the abort of the last
+        The figures of the engine are from its last step, and no step follows the abort of the last
         sequence. The sequences that the front end counts limit them, so an idle server shows zeros.
-        What the engine has not reported as running waits: a step with long prompts takes seconds,
-        in which autoscalers must see those who have come since it began.
+        Requests that the engine has not reported as running wait: a step with long prompts takes
+        seconds, and autoscalers must see the requests that came since it began.
         """
         stats = self._stats()
         running = min(stats.running, self.active)
@@ -480,7 +480,7 @@ class ServerMetrics:
         for name, text, histogram in (
             ("time_to_first_token_seconds", "From arrival to first token.", self.ttft),
             ("inter_token_latency_seconds", "Time between two outputs.", self.itl),
-            # vLLM's name until 0.11, which older dashboards still use.
+            # The name in vLLM until 0.11, which older dashboards still use.
             ("time_per_output_token_seconds", "Time between two outputs.", self.itl),
             ("request_time_per_output_token_seconds", "Mean of a request.", self.per_token),
             ("e2e_request_latency_seconds", "From arrival to last token.", self.e2e),
@@ -514,7 +514,7 @@ class _Exposition(Collector):
         self._sources = sources
 
     def collect(self) -> Iterable[Metric]:
-        """Return each family once, with the samples of all models; labels tell them apart."""
+        """Return each family once, with the samples of all models; labels distinguish them."""
         families: dict[str, Metric] = {}
         for source in self._sources:
             for family in source.collect():
@@ -524,5 +524,5 @@ class _Exposition(Collector):
         return families.values()
 
     def describe(self) -> Iterable[Metric]:
-        # All names are distinct, so there is nothing to check at registration.
+        # All metrics are distinct, so there is nothing to check at registration.
         return ()

@@ -1,4 +1,4 @@
-"""The results of `LLM`, with the fields of vLLM's offline API."""
+"""The results of `LLM`, with the fields of the offline API of vLLM."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class EmbeddingOutput:
-    """The embedding of a prompt: numbers whose squares have the sum 1."""
+    """The embedding of a prompt, a vector of length 1."""
 
     embedding: list[float]
 
@@ -80,7 +80,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """The score of a pair of texts, as the reranker's last activation gives it."""
+    """The score of a pair of texts, after the last activation of the reranker."""
 
     score: float
 

@@ -2,7 +2,7 @@
 
 They are found without loading any. A name that two packages claim, or that is built in, is refused
 for the packages, and the server starts without them. A plug-in that does not load, or lacks a
-member, gives a reason to print.
+member, results in a reason to print.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EntryPoint(Protocol):
         """The package of the entry point."""
 
     def load(self) -> Any:
-        """Import and return the object; raises what the package raises."""
+        """Import and return the object; raises the errors of the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def claims(points: Iterable[EntryPoint], builtin: Collection[str]) -> Claims:
 
 
 def load(point: EntryPoint, check: Callable[[Any], str]) -> tuple[Any, str]:
-    """Return (the object, "") or (None, reason). check(object) returns what is wrong, or ""."""
+    """Return (the object, "") or (None, reason). check(object) returns the fault, or ""."""
     try:
         loaded = point.load()
         wrong = check(loaded)
@@ -87,7 +87,7 @@ def lacking(value: object, names: Iterable[str]) -> str:
 
 
 def package(point: EntryPoint) -> str:
-    """Return "name version" of the package to which an entry point belongs."""
+    """Return "name version" of the package of an entry point."""
     if point.dist is None:
         return f"an unknown package ({point.value})"
     return f"{point.dist.name} {point.dist.version}"

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from cpuserve.program.program import Program
 
 FULL_PRECISION = {"F32", "F16", "BF16"}
-# Adapters that can be loaded while the server runs, besides those of the start, and their rank.
+# Adapters that can be loaded while the server runs, in addition to those of the start, and their
+# rank.
 SPARE_LORAS = 4
 LORA_RANK = 16
 Progress = Callable[..., None]
@@ -276,7 +277,7 @@ def _with_adapters(
 ) -> ModelSpec:
     """Return the model with these adapters and slots; ModelError if one is not of this model.
 
-    program: of the model without adapters.
+    program: the model without adapters.
     """
     from cpuserve.loader.adapters import AdapterReader, summary
 

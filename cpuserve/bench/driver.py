@@ -160,7 +160,7 @@ async def run_open(
     gaps: Sequence[float],
     concurrency: int | None = None,
 ) -> tuple[list[T], float]:
-    """Start job i gaps[i] seconds after job i - 1, finished or not; gives (results, seconds).
+    """Start job i gaps[i] seconds after job i - 1, finished or not; returns (results, seconds).
 
     With `concurrency`, at most that many jobs run at a time and further ones wait.
     """
@@ -195,7 +195,7 @@ async def first_model(url: str, api_key: str | None = None) -> Target:
     """The server with the first model of its list; cpuserve lists its base model first.
 
     Raises:
-        LoadError: the server does not answer, or its answer lists no model.
+        LoadError: the server does not respond, or lists no model.
     """
     target = Target(url, "", api_key)
     code, body = await fetch(target, "/v1/models")
@@ -250,7 +250,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens: that of token_ids, or 1 if there is only text."""
+        """Number of tokens: the length of token_ids, or 1 if there is only text."""
         if self.token_ids is not None:
             return len(self.token_ids)
         said = self.delta and (self.delta.content or self.delta.reasoning_content)

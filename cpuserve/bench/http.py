@@ -42,7 +42,7 @@ async def exchange(
     returned Answer has no body. An exception in on_body ends the exchange and is raised here.
 
     Raises:
-        LoadError: the server does not answer, or closes the connection too early.
+        LoadError: the server does not respond, or closes the connection too early.
     """
     parts = urllib.parse.urlsplit(url)
     secure = parts.scheme == "https"

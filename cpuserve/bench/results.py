@@ -1,4 +1,4 @@
-"""The results of a load run: records, vLLM's result file, and a report for the terminal."""
+"""The results of a load run: records, the result file of vLLM, and a report for the terminal."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def latency_record(
 
 
 def summary(report: Report) -> dict[str, Any]:
-    """The members of vLLM's result file; latencies are in milliseconds, rates per second."""
+    """The members of the result file of vLLM; latencies are in milliseconds, rates per second."""
     run, rates = report.run, report.rates()
     found: dict[str, Any] = {
         "duration": run.wall_s,
@@ -171,7 +171,7 @@ def details(run: Run) -> dict[str, Any]:
 
 
 def file_name(label: str, report: Report, model: str, now: datetime) -> str:
-    """The name that vLLM would give to the result file."""
+    """The name of the result file in vLLM."""
     limit = report.pace.concurrency
     many = f"-concurrency{limit}" if limit else ""
     base = model.rstrip("/").split("/")[-1]

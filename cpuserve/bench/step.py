@@ -100,7 +100,7 @@ class TimedExecutor:
         self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        """All other members are those of the wrapped executor."""
+        """All other members belong to the wrapped executor."""
         return getattr(self._executor, name)
 
     def step(self, arrays: Any) -> Any:
@@ -147,7 +147,7 @@ class StepBench:
     def decode(self, batch: int, context: int) -> None:
         """Measure decode steps of `batch` sequences that have `context` keys each.
 
-        The roof is the rate at which memory gives the weights, and of each sequence the keys and
+        The roof is the rate of memory for the weights, and of each sequence the keys and
         values and the states of recurrent layers.
         """
         sequence = self.lowered.cache_bytes(context, self.cache.token) + self.cache.states
@@ -180,7 +180,7 @@ class StepBench:
         """Measure the time from an abort, at a random moment of a prompt's step, to idle."""
         samples = []
         for _ in range(self.rounds):
-            self.add(tokens, 1)  # a prompt that is not aborted gives the duration of a whole step
+            self.add(tokens, 1)  # a prompt that is not aborted shows the duration of a whole step
             whole = self.step()[0]
             self.drain()
             message, seen = Abort([self.add(tokens, 1)]), [0.0]
@@ -436,5 +436,5 @@ class StepBench:
     def cost(
         self, name: str, unit: str, samples: Sequence[float], shape: Mapping[str, float | str]
     ) -> None:
-        """Emit a metric of which less is better."""
+        """Emit a metric where less is better."""
         self.emit(record(name, unit, samples, self.where, better="less", parameters=shape))

@@ -23,8 +23,8 @@ WARM_UP_TOKENS = 4
 class Pace:
     """Arrivals: `rate` requests per second (inf: all at once), at most `concurrency` at a time.
 
-    burstiness: shape of the gamma distribution of the gaps between requests. 1 gives Poisson
-    arrivals; smaller values give bursts.
+    burstiness: shape of the gamma distribution of the gaps between requests. 1 means Poisson
+    arrivals; smaller values mean bursts.
     """
 
     rate: float = math.inf
@@ -98,7 +98,7 @@ async def drive(
 async def _talk(
     target: Target, talk: Talk, run: Run, each: Callable[[], None], more: dict[str, Any]
 ) -> None:
-    """Run one conversation: every turn sends all previous prompts and answers again."""
+    """Run one conversation: every turn sends all previous prompts and responses again."""
     said: list[int] = []
     for turn in talk:
         prompt = turn.prompt if isinstance(turn.prompt, str) else [*said, *turn.prompt]

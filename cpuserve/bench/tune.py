@@ -18,7 +18,8 @@ from cpuserve.platforms.tuned import Sizes
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
 
-# Of one probe: long beside the start of a step, short beside a change of the machine's speed.
+# Of one probe: long compared with the start of a step, short compared with a change of the
+# machine's speed.
 PROBE_S, MOST_PROBE_S = 0.03, 0.2
 ROUNDS = 7
 # A change has to be this much faster by the median of ROUNDS, and again in as many rounds after
@@ -50,10 +51,10 @@ class Trial:
 
 
 def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]) -> Sizes:
-    """Return the sizes that differ from those of the caches, and leave `native` with them.
+    """Return the sizes that differ from the derived ones, and leave `native` with them.
 
-    native: an executor with the weights of that many layers, whose sizes follow from the caches;
-    most_rows: of a step.
+    native: an executor with the weights of that many layers and sizes that follow from the caches;
+    most_rows: the most rows of a step.
     """
     first = dict(native.work_sizes)
     prompt = Probe(native, layers, min(PROMPT_ROWS, most_rows))

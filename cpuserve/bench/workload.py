@@ -1,4 +1,4 @@
-"""Workloads: prompts, answer lengths and conversations to send; a seed determines all of them."""
+"""Workloads: prompts, response lengths and conversations to send; a seed determines all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpuserve.errors import ConfigError
 FIRST_PLAIN_ID = 300  # smaller ids are often special tokens or single bytes
 LAST_PLAIN_ID = 40000  # larger ids are rare, long tokens, which every server detokenizes slowly
 # Log-normal parameters for ShareGPT without its file: fitted to the published quantiles of the
-# lengths after vLLM's filter (prompts: median about 100, mean 220; answers: median about 150,
+# lengths after vLLM's filter (prompts: median about 100, mean 220; responses: median about 150,
 # mean 200).
 SHAREGPT_PROMPT = (4.6, 1.2)
 SHAREGPT_ANSWER = (5.0, 0.8)
@@ -41,7 +41,7 @@ class Workload:
 
     range_ratio: lengths are uniform in [length (1 - r), length (1 + r)]. prefix_len: length of the
     shared prefix of each prompt, which is one of `num_prefixes`. turns: turns of a multi-turn
-    conversation. answer_len: replaces the answer lengths of ShareGPT. path: ShareGPT's JSON file.
+    conversation. answer_len: replaces the response lengths of ShareGPT. path: its JSON file.
     """
 
     dataset: str = "random"
@@ -65,7 +65,7 @@ def plain_ids(rng: random.Random, count: int, vocab: int) -> list[int]:
 
 
 async def talks(workload: Workload, count: Count | None = None) -> list[Talk]:
-    """The conversations of `workload`; count(text) gives the number of tokens of texts in a file.
+    """The conversations of `workload`; count(text) is the number of tokens of texts in a file.
 
     Raises:
         ConfigError: the file is missing or is not in ShareGPT's format.
@@ -124,7 +124,7 @@ def _about(length: int, w: Workload, rng: random.Random) -> int:
 
 
 async def _sharegpt(w: Workload, rng: random.Random, count: Count) -> list[Talk]:
-    """First prompts and their answer lengths, filtered as in vLLM's benchmark."""
+    """First prompts and their response lengths, filtered as in vLLM's benchmark."""
     pairs = _pairs(Path(w.path or ""))
     rng.shuffle(pairs)
     found: list[Talk] = []

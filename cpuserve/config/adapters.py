@@ -1,21 +1,21 @@
-"""Adapters in options: NAME=PATH, or the JSON object that vLLM's --lora-modules takes, too."""
+"""Adapters in options: NAME=PATH, or the JSON object of --lora-modules in vLLM."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 
-# vLLM shows base_model_name as the adapter's parent. It changes no answer, and is ignored.
+# vLLM shows base_model_name as the adapter's parent. It changes no response, and is ignored.
 _KEYS = ("name", "path", "base_model_name")
 _EXPECTED = """must be NAME=PATH or a JSON object such as '{"name": "a", "path": "DIR"}'"""
 
 
 def read_modules(value: object) -> list[str]:
-    """Return adapters as NAME=PATH, each of which may be given as an object.
+    """Return adapters as NAME=PATH; each may be given as an object.
 
     value: a list, one object, or a text: a JSON list or object, or items separated by commas.
 
-    Raises a ValueError for an object that names no adapter, or has an unknown key.
+    Raises a ValueError for an object without a name, or has an unknown key.
     """
     return [_pair(item) for item in _items(value)]
 

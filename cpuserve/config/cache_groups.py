@@ -1,4 +1,4 @@
-"""What a sequence needs of the caches, for the memory plan and the block manager."""
+"""The cache needs of a sequence, for the memory plan and the block manager."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATES_OF_ONE = 4
 class CacheUse:
     """The KV blocks of a sequence, which has a block table for each cache group.
 
-    windows: for each group, the most keys that a token sees, itself included (0 = all of them).
+    windows: the most, for each group, of keys that a token sees, itself included (0 = all of them).
     ahead: the most tokens of one sequence in a step (0 = no limit). block_size: tokens of a block.
     """
 
@@ -60,5 +60,5 @@ def tokens_ahead(max_num_batched_tokens: int) -> int:
 
 
 def cache_use(windows: Sequence[int], max_num_batched_tokens: int, block_size: int) -> CacheUse:
-    """Return the CacheUse of an engine; windows: those of its groups."""
+    """Return the CacheUse of an engine; windows: one for each group."""
     return CacheUse(tuple(windows), tokens_ahead(max_num_batched_tokens), block_size)

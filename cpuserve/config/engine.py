@@ -95,7 +95,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class KvGroup(msgspec.Struct, frozen=True):
-    """Layers whose keys and values lie in the same KV blocks.
+    """Layers that share KV blocks.
 
     window: only the last `window` tokens are read again, and blocks before them are freed (0 = all
     are kept).
@@ -112,7 +112,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     rank the CPUs between which its threads move instead; empty = any.
     frontend_cpus: the CPUs of the front end; None = not pinned.
     rank_threads: the number of threads of each of the tensor_parallel_size ranks, in thread order.
-    core_complexes: for each thread a number that the threads on cores behind one L3 cache share;
+    core_complexes: for each thread a number that the threads on cores of one L3 cache share;
     empty = unknown, since threads are not pinned.
     thread_speeds: for each thread the work that its core does in a given time, in any unit; empty =
     all are alike, or unknown.
@@ -124,7 +124,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     quantize: how dense matrices are quantized while they are loaded: "none", "int8", "w8a8" (one
     activation scale per row), "int4", "int4_mixed", or with groups of 32 values "int8_fine",
     "int4_fine" or "int4_mixed_fine".
-    kv_groups: the cache groups, of which every sequence has a block table each; [] = one group that
+    kv_groups: the cache groups; a sequence has a block table for each; [] = one group that
     keeps everything.
     state_slots: how many states of recurrent layers there is memory for; 0 = the model has none.
     kv_blocks, block_size, kv_dtype: the KV cache has kv_blocks blocks of block_size tokens, stored
@@ -133,11 +133,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     prefix_cache_dir.
     kv_tiers: further offload tiers, the place of each by its name.
     pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
-    "mean"; "rank" for a reranker, whose head says so; "none" for a model that generates text.
-    whole_prompts: the model is an encoder, whose prompts are computed in one step each.
+    "mean"; "rank" for a reranker with a head that says so; "none" for a model that generates text.
+    whole_prompts: the model is an encoder, so each prompt is computed in one step.
     adapters: LoRA adapters, the path of each by its name. adapter_slots, adapter_rank: there is
     memory for so many adapters of this rank, which can change while the engine runs; 0 = they are
-    those that `adapters` names.
+    those in `adapters`.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     work_sizes: how much the kernels work on at a time, where that was tuned on this machine; the
     other sizes follow from the caches.

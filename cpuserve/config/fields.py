@@ -45,7 +45,7 @@ class Field:
     default: a description of the value that applies if the option is not set. synonyms: other
     spellings of a choice. words: texts that are accepted in place of a value of `kind`.
     read(value): converts a value in place of `kind`, and raises a ValueError as `parse` does.
-    check(value): raises a ValueError that says what is expected. secret: error messages do not
+    check(value): raises a ValueError with the expected values. secret: error messages do not
     show the value. server: the option belongs to ServerOptions.
     """
 
@@ -84,7 +84,7 @@ class Field:
     def convert(self, name: str, text: str) -> str:
         """Translate `text`, given under alias `name`, to the text that the main name accepts.
 
-        Raises a ValueError that says what is expected, without naming the alias.
+        Raises a ValueError with the expected values, without the alias.
         """
         for alias in self.aliases:
             if alias.name == name and alias.convert is not None:
@@ -94,7 +94,7 @@ class Field:
     def parse(self, value: object) -> Any:
         """Convert a text (flag, environment) or a plain value (file, `LLM(...)`) to this type.
 
-        Raises a ValueError that says what is expected, without naming the field.
+        Raises a ValueError with the expected values, without the field.
         """
         if self.words and str(value).strip().lower() in self.words:
             return str(value).strip().lower()

@@ -1,4 +1,4 @@
-"""Default sampling settings, with the names and types of generation_config.json."""
+"""Default sampling settings, with the keys and types of generation_config.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = {
 
 
 def read_settings(values: Mapping[str, object]) -> dict[str, Number | None]:
-    """Return sampling parameters by name; nulls are kept and unknown names are skipped.
+    """Return sampling parameters by name; nulls are kept and unknown keys are skipped.
 
     SamplingParams checks the ranges. Raises a ValueError for a setting of the wrong type.
     """

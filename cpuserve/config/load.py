@@ -59,7 +59,8 @@ def load_options(
     """Merge the flags with the environment and the config file.
 
     Raises:
-        ConfigError: a value does not have its field's type; names the flag, variable or file key.
+        ConfigError: a value does not have the type of its field; has the flag, variable or file
+        key.
     """
     env = read_env(environ)
     path = config_file or (environment() if environ is None else environ).get("CPUSERVE_CONFIG")

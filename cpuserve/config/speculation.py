@@ -1,4 +1,4 @@
-"""Settings of speculative decoding, with the names of vLLM's --speculative-config."""
+"""Settings of speculative decoding, with the keys of --speculative-config in vLLM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-# A step of 64 more rows takes longer than the tokens that it may give.
+# A step of 64 more rows takes longer than the tokens are worth.
 MOST_TOKENS = 64
 MOST_LOOKUP = 32
 

@@ -1,6 +1,6 @@
 """Parses and formats sizes, counts and CPU lists.
 
-Every ValueError says what is wrong and gives examples.
+Every ValueError states the error and has examples.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def parse_space(text: str) -> Space:
 
 
 def parse_count(text: str) -> int:
-    """Parse "8192", "8k" (8,000) or "8K" (8,192); also with m and M, g and G."""
+    """Parse "8192", "8k" (8,000) or "8K" (8,192); m and M, g and G work alike."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)", text.strip())
     scale = {"": 1, "k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": GIB}
     if match is None or ("." in match[1] and not match[2]):

@@ -127,7 +127,7 @@ class Engine:
         # The settings are resolved for these CPUs, and the engine inherits the CPU mask.
         os.sched_setaffinity(0, self._claim.cpus)
         prepared = prepare(asked)
-        # Ray replaces a replica whose only engine has died, and sends requests to others meanwhile.
+        # Ray replaces a replica without a living engine, and sends requests to others meanwhile.
         restart = bool(prepared.resolved.others)
         self._client = start_engines(prepared.resolved, _ignore, restart=restart)
         http = HttpOptions(allowed_hosts=("*",))  # requests come through Ray's proxy

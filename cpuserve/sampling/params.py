@@ -1,4 +1,4 @@
-"""SamplingParams: vLLM's names and defaults, checked on creation and sent to the engine by IPC."""
+"""SamplingParams: fields and defaults of vLLM, checked on creation, sent to the engine."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ MAX_SALT = 128
 # A salt becomes part of keys and file names; these characters could make it match another's.
 NOT_IN_SALT = frozenset("@/\\\0")
 SALT_RULE = "characters without @, /, \\ and NUL"
-NO_SEED = -1  # as in vLLM, llama.cpp and Ollama, whose clients send it
+NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The sampling parameters of a request.
 
     csrc/kernels/table.h, "Sampling of one row", defines the arithmetic. A top_p of 0 keeps the most
-    likely token, as in OpenAI's API, llama.cpp and Ollama. The front end handles the
+    likely token, as in the API of OpenAI, llama.cpp and Ollama. The front end handles the
     `stop` strings, the engine all other parameters. `max_tokens` None means up to the context
     length. `logprobs`, `prompt_logprobs`: None = none, 0 = only the token, k = also k alternatives.
     `cache_salt`: only requests with the same salt share cached prefixes. `adapter`: the name of the
-    LoRA adapter that changes the model for this request. `structured_outputs`: what the text must
-    look like; the answer ends where nothing can follow.
+    LoRA adapter that changes the model for this request. `structured_outputs`: the grammar that the
+    text must match; the response ends where nothing can follow.
     """
 
     n: int = 1
@@ -52,7 +52,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest, which names the parameter, for a value out of range."""
+        """Raise InvalidRequest with the parameter for a value out of range."""
         stop: object = self.stop
         if isinstance(stop, str):  # a single string is allowed, as in vLLM
             self.stop = [stop]

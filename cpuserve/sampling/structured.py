@@ -1,4 +1,4 @@
-"""StructuredOutputs: what the text of an answer must look like, in vLLM's words."""
+"""StructuredOutputs: the structure of a response, with the fields of vLLM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object")
 WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 
 # A line of a Lark grammar that ends with this comment and the name of a function has its schema;
-# an error in the schema then names the function.
+# an error in the schema then has the function.
 OF_FUNCTION = "the parameters of "
 PARAMETERS_OF = f" // {OF_FUNCTION}"
 
@@ -27,11 +27,11 @@ PARAMETERS_OF = f" // {OF_FUNCTION}"
 IF_POSSIBLE = " // if possible"
 
 # A rule of a Lark grammar that ends with this comment and a text is also matched by any special
-# token but that of the text. Only the process for grammars knows them.
+# token but the one of the text. Only the process for grammars knows them.
 OTHER_TOKENS = " // and special tokens other than "
 
 # Kinds of grammars, for StructuredOutputs.key: a schema, with closed or with open objects; tool
-# calls, alone or in free text; and an answer that either has the form that the request asks for or
+# calls, alone or in free text; and a response that either has the requested structure or
 # consists of tool calls.
 JSON, OPEN_JSON = "json", "open_json"
 CALLS = "calls"
@@ -45,8 +45,8 @@ class StructuredOutputs(
 ):
     """One of: a JSON schema, a regular expression, some texts, a grammar, or any JSON object.
 
-    grammar: in Lark or in GBNF. disable_additional_properties: an object whose schema does not say
-    what other members may be has none. calls: a grammar in Lark of tool calls, alone (or in free
+    grammar: in Lark or in GBNF. disable_additional_properties: an object without a schema for
+    other members has no other members. calls: a grammar in Lark of tool calls, alone (or in free
     text) or of what may be in place of that. field: the request's field that asks for it, for
     messages. caller: who asks; the engine compiles a limited number of new forms of each.
 
@@ -83,7 +83,7 @@ class StructuredOutputs(
         if self.choice is not None and not all(self.choice):
             self._refuse(f"{self.field} has an empty choice")
         if (size := self.num_chars) > MAX_CHARS:
-            # The functions of an answer with a form are a part of its grammar.
+            # The functions of a structured response are part of its grammar.
             what = f"{self.field} and tools have" if given and self.calls else f"{self.field} has"
             self._refuse(f"{what} {size} characters: at most {MAX_CHARS} are allowed")
 
@@ -124,7 +124,7 @@ class StructuredOutputs(
 
 
 def if_possible(grammar: str, functions: Collection[str]) -> str:
-    """Return a Lark grammar of calls in which the schemas of these functions need not be kept."""
+    """Return a Lark grammar of calls where the schemas of these functions need not be kept."""
 
     def marked(line: str) -> str:
         rule, found, name = line.rpartition(PARAMETERS_OF)

@@ -12,11 +12,11 @@ _MAX_CHAR_TOKENS = 4
 
 
 class Spelling(Protocol):
-    """What a detokenizer needs of a tokenizer."""
+    """The part of a tokenizer that a detokenizer needs."""
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids whose text skip_special_tokens removes."""
+        """Ids that skip_special_tokens removes."""
 
     @property
     def strips_leading_space(self) -> bool:

@@ -165,9 +165,9 @@ def _scheme(core: Core) -> tuple[Scheme, bool]:
 
 
 def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """The chat templates by their names ("default", "tool_use"), from where transformers has them.
+    """The chat templates by name ("default", "tool_use"), from the places of transformers.
 
-    chat_template.jinja is the default one, and files in a folder have their names. Templates in the
+    chat_template.jinja is the default one, and files in a folder are named. Templates in the
     settings count if there is no such default.
     """
     files = {"default": path / "chat_template.jinja"}

@@ -1,4 +1,4 @@
-"""Finds the tokens that end an answer, including those that config.json does not name."""
+"""Finds the stop tokens, including those that config.json does not list."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENDS = frozenset({
     "[e~[",
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 })  # fmt: skip
-# A model with both of these uses OpenAI's harmony format, in which an answer consists of several
+# A model with both of these uses the harmony format of OpenAI, where a response consists of several
 # messages and <|end|> ends only one of them.
 _HARMONY = frozenset({"<|return|>", "<|call|>"})
 
@@ -42,11 +42,11 @@ _HARMONY = frozenset({"<|return|>", "<|call|>"})
 def end_ids(
     named: Iterable[int], tokenizer: Path, vocab: int, opened: GgufFile | None = None
 ) -> frozenset[int]:
-    """The ids below `vocab` (the ids that the model can generate) that end an answer.
+    """The ids below `vocab` (the ids that the model can generate) that end a response.
 
     These are `named`, the ids in the model's config, and the tokens in `tokenizer` (a directory or
-    a GGUF file) that are its eos_token or whose text is in ENDS. Only the necessary parts of the
-    tokenizer are read. opened: the model's GGUF file, which usually is its tokenizer, too; opening
+    a GGUF file) that are its eos_token or have a text in ENDS. Only the necessary parts of the
+    tokenizer are read. opened: the GGUF file of the model, usually with its tokenizer; opening
     one takes 10 ms.
 
     Raises:

@@ -1,7 +1,8 @@
 """Loads the tokenizer and the chat template in the metadata of a GGUF file.
 
 `tokenizer.ggml.model` says what kind it is: byte-level BPE ("gpt2", "gemma4"), SentencePiece's BPE
-("llama"), Unigram ("t5") or WordPiece ("bert"). What a file leaves out has llama.cpp's defaults.
+("llama"), Unigram ("t5") or WordPiece ("bert"). Keys that a file lacks have the defaults of
+llama.cpp.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A `tokenizer.ggml.model`: the ids and rules that count where the file names none."""
+    """A `tokenizer.ggml.model`: the ids and rules where the file has none."""
 
     scheme: Scheme
     ids: dict[str, int]
@@ -145,7 +146,7 @@ def _vocabulary(file: GgufFile, kind: _Kind) -> Vocabulary:
 
 
 def _is_phi3(name: str) -> bool:
-    """Whether the tokens of this model swallow the spaces behind them, which no key says."""
+    """Whether the tokens of this model swallow the spaces after them, which no key says."""
     return any(word in name.lower() for word in ("phi-3", "phi3"))
 
 
@@ -227,9 +228,9 @@ def _charsmap(file: GgufFile) -> bytes:
 def _added(
     file: GgufFile, kind: _Kind, vocab: Vocabulary, pre: PreTokenizer
 ) -> tuple[int | None, int | None]:
-    """The ids that go before and behind a text."""
+    """The ids that go before and after a text."""
     ids = vocab.ids
-    forced = pre is PRE_TOKENIZERS["gemma4"]  # whose files have a wrong flag
+    forced = pre is PRE_TOKENIZERS["gemma4"]  # with a wrong flag in their files
     bos = forced or _flag(file, "add_bos_token", absent=kind.add_bos or pre.add_bos)
     eos = _flag(file, "add_eos_token", absent=kind.add_eos)
     sep = _flag(file, "add_sep_token", absent=kind.add_sep)
@@ -239,7 +240,7 @@ def _added(
 
 
 def _between(file: GgufFile, model: str, vocab: Vocabulary) -> int | None:
-    """The id before the second text of a pair, if there is one besides that behind the first."""
+    """The id before the second text of a pair, if it differs from the id after the first."""
     if model != "t5" or not _flag(file, "add_sep_token", absent=True):  # XLM-RoBERTa has two
         return None
     return vocab.ids.get("seperator", vocab.ids.get("eos"))
@@ -248,7 +249,7 @@ def _between(file: GgufFile, model: str, vocab: Vocabulary) -> int | None:
 def _surround(core: Core, tokens: list[str], ids: tuple[int | None, ...]) -> Core:
     """Let `core` put these ids around a text that is encoded with special tokens.
 
-    ids: before the first text, behind each one, and before the second text of a pair.
+    ids: before the first text, after each one, and before the second text of a pair.
     """
     from tokenizers import processors
 

@@ -11,11 +11,11 @@ from cpuserve.tokenizer.splits import PreTokenizer, splitter
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
-# llama.cpp's llama_token_type.
+# The llama_token_type of llama.cpp.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"  # what SentencePiece writes for a space
 # All cuts of all pieces are tried, so this bounds the time. The longest piece of Llama 2 has 16
-# characters, that of Gemma 31.
+# characters, the one of Gemma 31.
 MAX_PIECE = 512
 _PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")
 
@@ -25,7 +25,7 @@ class Vocabulary:
     """The tokens of a GGUF file, with one type and score each; `ids` maps "bos" etc. to ids.
 
     space_prefix: SentencePiece puts a space before a text. squeeze: it makes one space of several.
-    strips_after_special: special tokens swallow the spaces behind them.
+    strips_after_special: special tokens swallow the spaces after them.
     """
 
     tokens: list[str]
@@ -67,7 +67,7 @@ def byte_level(vocab: Vocabulary, pre: PreTokenizer, merges: list[tuple[str, str
 
 
 def sentencepiece(vocab: Vocabulary) -> Core:
-    """SentencePiece's BPE, which merges the two neighbours whose union has the highest score."""
+    """BPE of SentencePiece, which merges the neighbours with the best score of their union."""
     from tokenizers import Tokenizer, models
 
     numbered = vocab.numbered()
@@ -87,7 +87,7 @@ def sentencepiece(vocab: Vocabulary) -> Core:
 
 
 def unigram(vocab: Vocabulary, charsmap: bytes) -> Core:
-    """SentencePiece's Unigram: the pieces whose scores have the highest sum."""
+    """SentencePiece's Unigram: the pieces with the highest sum of scores."""
     from tokenizers import Tokenizer, models
 
     pieces = list(zip(vocab.tokens, vocab.scores or (), strict=True))
@@ -127,7 +127,7 @@ def word_piece(vocab: Vocabulary, *, lowercase: bool, strip_accents: bool) -> Co
 
 
 def _merges(vocab: Vocabulary) -> list[tuple[str, str]]:
-    """All pairs of pieces whose union is a piece, the highest score first.
+    """All pairs of pieces that make a piece, the highest score first.
 
     SentencePiece has no list of merges: any such pair may be merged. Control, byte and user-defined
     tokens are neither made nor used by merges.

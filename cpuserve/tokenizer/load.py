@@ -1,4 +1,4 @@
-"""Loads the tokenizer and the chat template that an EngineConfig names."""
+"""Loads the tokenizer and the chat template of an EngineConfig."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
 def load_tokenizer(path: str, chat_template: str | None) -> tuple[Tokenizer, ChatTemplate]:
-    """(tokenizer at `path`, chat template); `chat_template` None selects that of the model.
+    """(tokenizer at `path`, chat template); `chat_template` None selects the one of the model.
 
     Raises:
-        ModelError: there is no tokenizer, or `chat_template` names a file that does not exist.
+        ModelError: there is no tokenizer, or `chat_template` is a file that does not exist.
     """
     tokenizer = Tokenizer.load(Path(path))
     if chat_template is not None:

@@ -16,7 +16,7 @@ MAX_MESSAGES = 100_000
 def template_messages(
     messages: Any, *, keeps_developer: bool, text_arguments: bool = False
 ) -> list[dict[str, Any]]:
-    """Copies of the messages; InvalidRequest names the wrong message and field.
+    """Copies of the messages; InvalidRequest has the wrong message and field.
 
     The content of each is a text, or a list of the texts of its parts. keeps_developer: whether
     the template supports the role "developer"; if not, it becomes "system". text_arguments: whether
@@ -69,7 +69,7 @@ def message_content(
 ) -> str | list[str]:
     """The content of a message: a text, or the texts of its parts.
 
-    Raises InvalidRequest, which names the field at `where`, for any other content.
+    Raises InvalidRequest with the field `where` for any other content.
     """
     content = message.get("content")
     if content is None and (may_be_absent or message.get("role") == "assistant"):
@@ -127,7 +127,7 @@ def _arguments(given: Any) -> Mapping[str, Any] | str:
     try:
         found = json.loads(text)
         if isinstance(found, dict):
-            # Half of a surrogate pair is no text, and what is nested too deeply cannot be written.
+            # Half of a surrogate pair is no text, and values nested too deeply cannot be written.
             json.dumps(found, ensure_ascii=False).encode()
             return found
     except (ValueError, RecursionError):

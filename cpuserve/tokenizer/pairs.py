@@ -10,7 +10,7 @@ from pathlib import Path
 from cpuserve.errors import InvalidRequest, ModelError
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
-# The prompt of Qwen3-Reranker's model card, and the instruction that it names as the default.
+# The prompt of the model card of Qwen3-Reranker, and its default instruction.
 BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -35,8 +35,8 @@ def answer_id(path: Path, text: str) -> int:
 class PairEncoder:
     """Encodes pairs of texts to token ids.
 
-    asks: the model answers a question about the pair (Qwen3-Reranker). type_ids: what is added to
-    the id of a token of type 1 (BERT), 0 for a model without types.
+    asks: the model replies to a question about the pair (Qwen3-Reranker). type_ids: what is added
+    to the id of a token of type 1 (BERT), 0 for a model without types.
     """
 
     tokenizer: Tokenizer
@@ -45,7 +45,7 @@ class PairEncoder:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, info: Mapping[str, object]) -> PairEncoder:
-        """The encoder of a reranker, of which `info` has the facts that its engine reports."""
+        """The encoder of a reranker; `info` has the facts that its engine reports."""
         types = info.get("type_ids")
         return cls(tokenizer, info.get("asks") is True, types if isinstance(types, int) else 0)
 

@@ -1,6 +1,6 @@
 """How byte-level tokenizers split text into pieces before they merge bytes.
 
-The names are those of `tokenizer.ggml.pre` in GGUF files, the expressions those of the original
+The keys are values of `tokenizer.ggml.pre` in GGUF files, the expressions come from the original
 tokenizer.json of each family. Where llama.cpp uses an expression that only comes close (its
 library has no \\p{Lu}, for example), the original counts.
 """
@@ -18,7 +18,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _DIGIT = r"\p{N}"
 _LLAMA3 = rf"{_NOT_CASED}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_GAPS}"
 _QWEN2 = rf"{_NOT_CASED}|{_WORD}|\p{{N}}|{_SIGNS}|{_GAPS}"
-# Words of OpenAI's o200k: upper case, then lower case. Marks belong to either.
+# Words of o200k (OpenAI): upper case, then lower case. Marks belong to either.
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
@@ -64,8 +64,8 @@ _LONG_GAPS = "|".join([rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 
 class PreTokenizer:
     """The rules of a `tokenizer.ggml.pre` value.
 
-    splits: regular expressions, each of which cuts the pieces that the one before left into its
-    matches and what lies between. late: such expressions for pieces whose bytes have become GPT-2's
+    splits: regular expressions; each cuts the pieces that the one before left into its
+    matches and the rest. late: such expressions for pieces with bytes already written as GPT-2's
     alphabet. raw: bytes do not become that alphabet; spaces become U+2581.
     """
 
@@ -101,8 +101,8 @@ _EXAONE_MOE = (
     rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-# Left out of llama.cpp's names: those whose rules are no regular expressions (afmoe, superbpe, and
-# whitespace), and those whose expression takes time quadratic in a number of many digits (tiny_aya,
+# Missing from the names of llama.cpp: rules that are no regular expressions (afmoe, superbpe, and
+# whitespace), and expressions that take time quadratic in a number of many digits (tiny_aya,
 # cohere2moe).
 _TABLE: dict[str, PreTokenizer] = {
     "default gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe "

@@ -1,4 +1,4 @@
-"""The tokenizer of a model: encodes text, and gives the bytes and texts of tokens."""
+"""The tokenizer of a model: encodes text, and returns the bytes and texts of tokens."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Tokenizer:
         """Token ids of `text`; the text of a special token becomes that token.
 
         add_special_tokens: put BOS in front if the model was trained so. unlocked: release the GIL
-        for short texts too; use it in threads other than that of the event loop. most: keep so many
+        for short texts too; use it in threads other than the event loop. most: keep so many
         tokens of the beginning, special ones included.
 
         Raises:

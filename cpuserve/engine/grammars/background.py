@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 STACK_BYTES = 16 << 20
-# On a core that the engine keeps busy, Linux gives a thread of this priority a seventieth of the
+# On a core that the engine keeps busy, a thread of this priority gets a seventieth of the
 # time (weights of 15 and 1,024), and more where the engine's threads wait for the next step and
 # yield. Median gaps between tokens of 4 streams of SmolLM2 on 2 cores while a process compiles: 1.2
 # times as long as normal.

@@ -3,11 +3,11 @@
 Nothing of this exists before the first request with a grammar: no process, no library, no masks.
 
 `add` decides whether a request is ready. A thread starts the process and waits for compilations,
-and `collect` hands over what has come. There is one mask for each slot. `begin_fill` asks for the
-masks of the requests that run, right after a step, and `masks_for` returns them before the next.
-If they do not come soon, requests with grammars wait, and the others go on. A process that ends, or
-does not answer for ANSWER_S, is replaced: the grammars in use are compiled again, and their answers
-go on where they were.
+and `collect` hands over the results so far. There is one mask for each slot. `begin_fill` asks for
+the masks of the requests that run, right after a step, and `masks_for` returns them before the
+next. If they do not come soon, requests with grammars wait, and the others go on. A process that
+ends, or does not reply for ANSWER_S, is replaced: the grammars in use are compiled again, and their
+texts go on where they were.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from cpuserve.ids import RequestId
 from cpuserve.log import get_logger
 from cpuserve.runtime.executor import Int32, mask_words
 
-MAX_GRAMMARS = 64  # compiled grammars that are kept, beside those in use
-# What all grammars may take, in bytes, before those that nobody uses are dropped, and before no
+MAX_GRAMMARS = 64  # compiled grammars that are kept, without those in use
+# Bytes that all grammars may take, before those that nobody uses are dropped, and before no
 # further one is compiled until a request has ended. A schema of 160 kB takes 5 MB when it is
 # compiled, and any grammar up to some 40 MB after many different texts.
 MAX_KEPT_BYTES = 128 << 20
 MAX_USED_BYTES = 512 << 20
-# So long all requests wait for masks. It is ten times what the slowest mask takes.
+# So long all requests wait for masks. It is ten times the time of the slowest mask.
 GRACE_S = 0.1
 # A grammar may be what ends the process: a request survives one end.
 MAX_LOSSES = 1
@@ -48,7 +48,7 @@ log = get_logger("engine")
 
 @dataclass(slots=True, eq=False)
 class _Grammar:
-    """A grammar, and its unfinished requests, some of which wait for it.
+    """A grammar and its unfinished requests; some of them wait for it.
 
     process: where it is ready, if it is. dropped: nobody waits for it any more.
     """
@@ -83,7 +83,7 @@ class _Answer:
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of the grammar of a request. error: "" = ready. fault: it is the client's."""
+    """The compilation of a request's grammar. error: "" = ready. fault: of the client."""
 
     request: RequestId
     error: str = ""
@@ -118,10 +118,10 @@ class Grammars:
         self._thread: threading.Thread | None = None
         self._process: Process | None = None  # assigned by the thread alone
         self._closing = False
-        self._live: Process | None = None  # the one whose grammars are in use
+        self._live: Process | None = None  # the process with the grammars in use
         self._again: set[int] = set()  # grammars in use that are compiled again
         self._gone: list[int] = []
-        self._asked = False  # an answer to Fill is expected
+        self._asked = False  # a reply to Fill is expected
         self._errors: dict[RequestId, str] = {}
         self._ended: set[RequestId] = set()
 
@@ -162,7 +162,7 @@ class Grammars:
         return grammar
 
     def _run_jobs(self) -> None:
-        """Compile what is wanted, one after another; the body of the thread."""
+        """Compile the wanted grammars, one after another; the body of the thread."""
         while (grammar := self._jobs.take()) is not None:
             self._room.wait()
             if grammar.dropped:
@@ -196,7 +196,7 @@ class Grammars:
         return bool(self._done)
 
     def collect(self) -> list[Verdict]:
-        """Return what became of the requests whose grammars have been compiled since the last."""
+        """Return the results of the requests with grammars that were compiled since the last."""
         found: list[Verdict] = []
         if not self._done:
             return found
@@ -261,7 +261,7 @@ class Grammars:
         idle = [g for g in ready if not g.users]
         number = len(ready) - MAX_GRAMMARS
         if live is not None and live.memory > MAX_KEPT_BYTES:
-            # What each of them takes is not known: the next report says how much is left.
+            # The bytes of each are not known: the next report says how much is left.
             share = 1 - MAX_KEPT_BYTES / live.memory
             number = max(number, int(share * len(ready)) + 1)
         old = idle[: max(number, 0)]
@@ -327,7 +327,7 @@ class Grammars:
             self._lose(self._live, str(lost))
 
     def settle(self, wait_s: float) -> bool:
-        """Take the answer to the last Fill if it comes within `wait_s`.
+        """Take the reply to the last Fill if it comes within `wait_s`.
 
         Returns whether none is expected any more, and the grammars in use are ready.
         """
@@ -381,7 +381,7 @@ class Grammars:
                 self._errors[number] = why
 
     def masks_for(self, requests: Sequence[Request]) -> Int32 | None:
-        """Return the masks [slots, words] for a step in which these requests sample.
+        """Return the masks [slots, words] for a step where these requests sample.
 
         A mask that could not be filled allows nothing; `error_of` says why. None: they are late,
         until `settle` says otherwise.

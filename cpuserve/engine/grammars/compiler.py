@@ -1,6 +1,6 @@
 """The grammar library (llguidance), imported only in the process for grammars.
 
-A matcher holds the state of one answer: it is a copy of the compiled grammar, which takes 20 us.
+A matcher holds the state of one text: it is a copy of the compiled grammar, which takes 20 us.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
 
-# What a mask may cost: 14,000 units of fuel take a millisecond, as do 20,000 items. The states of
+# Limits of a mask: 14,000 units of fuel take a millisecond, as do 20,000 items. The states of
 # the lexer, at 1 to 2 KB, bound the memory of a grammar.
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -48,7 +48,7 @@ LIMITS = {
     "verbose_errors": False,
 }
 MOST_CHARS = 600  # of a message
-# What the library says where one of these limits ended it. Which limit comes first, its or that of
+# Words of the library when one of these limits ended it. Which limit comes first, its or that of
 # CPU time, depends on the machine: the client reads the same first words.
 LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determine if regex is")
 
@@ -65,14 +65,14 @@ SLICES = [
 _IN_SCHEMA = re.compile(
     r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?=\s+\d+ \| |\Z)", re.DOTALL
 )
-# What the library says where no token can follow.
+# Words of the library when no token can follow.
 _NOTHING_FOLLOWS = "NoExtensionBias"
-# The rule of a schema in a Lark grammar of calls, each of which has a line of its own.
+# The rule of a schema in a Lark grammar of calls; each has a line of its own.
 _JSON_RULE = re.compile(r"(\w+: %json )(.*)")
-# A text in a Lark grammar; not the suffix that a rule names, which can be nothing else.
+# A text in a Lark grammar; not the suffix of a rule, which can be nothing else.
 _LITERAL = re.compile(r'(?<!=)"(?:[^"\\]|\\.)*"')
 
-# Rows for which one thread is as fast as several.
+# Up to so many rows, one thread is as fast as several.
 FEW_ROWS = 3
 MAX_THREADS = 16
 
@@ -112,7 +112,7 @@ class Compiler:
         except Exception as error:  # the library raises ValueError and others
             msg = f"the grammar library cannot use this model's tokenizer: {error}"
             raise GrammarError(msg) from error
-        # To the library. It calls any added token like <tool_call> special; Qwen's tokenizers say
+        # To the library. It calls any added token like <tool_call> special; tokenizers of Qwen say
         # that this one is not.
         self.tails = Tails(loaded.token_bytes)
         texts = map(loaded.token_text, range(vocab))
@@ -145,13 +145,13 @@ class Compiler:
             raise GrammarError(msg) from error
 
     def _with_calls(self, kind: str, text: str, calls: str) -> str:
-        """Return the grammar of a form or of tool calls."""
+        """Return the grammar of structured output or tool calls."""
         form = self.prepare(kind, text)
         # The form is compiled alone first, so that errors in it read as they do without tools. The
         # mask finds forms that no text matches.
         self.fill(self.compile(form), np.zeros(self.words, np.int32), ())
         calls = self._with_tokens(calls)
-        self.compile(calls)  # as are the calls, so that an error in a schema names its function
+        self.compile(calls)  # as are the calls, so that an error in a schema refers to its function
         if kind in (JSON, OPEN_JSON):
             (grammar,) = json.loads(form)["grammars"]
         else:
@@ -198,7 +198,7 @@ class Compiler:
     def compute(self, masks: Mask, rows: list[tuple[Any, int]], grammars: int) -> None:
         """Fill mask [row] for each (matcher, row); `finish` must follow for each of them.
 
-        grammars: of how many grammars the matchers are. Those of one grammar follow each other:
+        grammars: the number of different grammars. Matchers of one grammar follow each other:
         they share its automaton, and only one thread at a time can use it.
         """
         address, stride = masks.ctypes.data, masks.strides[0]
@@ -221,9 +221,9 @@ class Compiler:
     ) -> bool:
         """Complete a computed mask; as `fill`.
 
-        tail: of a text in JSON, from `tails`; None = of another text.
+        tail: the end of a JSON text, from `tails`; None = another text.
         """
-        if matcher.is_error():  # also if the mask allows nothing
+        if matcher.is_error():  # even if the mask allows nothing
             raise GrammarError(_short(matcher.get_error()))
         if not self._set_ends(matcher, mask, stop_ids) and not mask.any():
             msg = "no token can follow the text so far"
@@ -233,7 +233,7 @@ class Compiler:
         return bool(matcher.is_stopped())
 
     def _set_ends(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:
-        """Allow all ends where the text may end, and none of those of the model elsewhere.
+        """Allow all stop tokens where the text may end, and no stop token of the model elsewhere.
 
         Returns False if that may have left nothing allowed.
         """
@@ -269,7 +269,7 @@ _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
 def _of_function(prepared: str, message: str) -> str | None:
-    """Return what is wrong with the schema of a function, whose name the grammar has.
+    """Return the fault in the schema of a function, which the grammar refers to.
 
     Without this, the library quotes lines of a grammar that no client has written.
     """
@@ -283,7 +283,7 @@ def _of_function(prepared: str, message: str) -> str | None:
 def _loosened(prepared: str, message: str) -> str | None:
     """Return a grammar of calls without the schema that an error is about; None if it must be kept.
 
-    Where the error names no schema, as of a grammar that is too complex, all may be left out.
+    Where the error refers to no schema, as for a grammar that is too complex, all may be left out.
     """
     lines, found = prepared.split("\n"), _IN_SCHEMA.match(message)
     chosen = range(len(lines)) if found is None else range(int(found[1]) - 1, int(found[1]))
@@ -320,7 +320,7 @@ def _any_of_type(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_schemas(grammar: str) -> str:
-    """Return a Lark grammar of calls whose JSON schemas are in the words of the library."""
+    """Return a Lark grammar of calls with JSON schemas in the words of the library."""
 
     def converted(line: str) -> str:
         rule, schema, comment = _parts(line)
@@ -343,7 +343,7 @@ def with_schemas(grammar: str) -> str:
 
 
 def with_special(grammar: str, special: Mapping[str, int]) -> str:
-    """Return a Lark grammar whose texts may also be written with the special tokens in them.
+    """Return a Lark grammar with texts that may contain the special tokens.
 
     special: their ids by their texts. To the library, the text of a special token is another than
     the same text in other tokens.
@@ -369,7 +369,7 @@ def with_special(grammar: str, special: Mapping[str, int]) -> str:
 
 
 def with_other_tokens(grammar: str, special: Mapping[str, int]) -> str:
-    """Return a Lark grammar in which special tokens match the rules that OTHER_TOKENS marks."""
+    """Return a Lark grammar where special tokens match the rules that OTHER_TOKENS marks."""
 
     def completed(line: str) -> str:
         rule, marker, text = line.partition(OTHER_TOKENS)

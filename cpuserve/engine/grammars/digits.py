@@ -1,9 +1,9 @@
-"""Numbers in JSON end: at 20 digits of an integer, and at what a double holds.
+"""Numbers in JSON end: at 20 digits of an integer, and at the range of a double.
 
 Grammars allow any number of digits, and small models write them until max_tokens. The library has
 no bound for them, so this takes digits out of its masks. It sees a number without reading the text
 from its beginning: after digits, a mask that allows what ends a number, and no quotation mark, is
-not that of a string.
+not the one of a string.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from cpuserve.runtime.executor import mask_words
 
 MAX_INTEGER = 20
-MAX_FRACTION = 17  # digits with which a double is written exactly
+MAX_FRACTION = 17  # digits that write a double exactly
 MAX_EXPONENT = 3
 _TAIL = re.compile(rb"[-+.0-9eE]*\Z")
 _NUMBER = re.compile(rb"-?(\d+)(?:\.(\d*))?(?:[eE][-+]?(\d*))?")
@@ -33,13 +33,13 @@ Mask = npt.NDArray[np.int32]
 class Digits:
     """Bounds the digits of numbers, for one tokenizer.
 
-    texts: of the tokens from 0 on, as the tokenizer writes them. end_ids: tokens that end an
-    answer.
+    texts: the tokens from 0 on, as the tokenizer writes them. end_ids: tokens that end a
+    response.
     """
 
     def __init__(self, texts: Iterable[str], vocab: int, end_ids: Sequence[int]) -> None:
         self._words = mask_words(vocab)
-        self._digits: dict[int, str] = {}  # those with which tokens begin
+        self._digits: dict[int, str] = {}  # those that begin tokens
         quotes, ends = [], [*end_ids]
         for i, text in enumerate(texts):
             if text.startswith(_INTERESTING):
@@ -92,7 +92,7 @@ class Digits:
 
 
 class Tails:
-    """What the tokens of one tokenizer leave at the end of a text: characters of numbers."""
+    """The characters of numbers that the tokens of a tokenizer leave at the end of a text."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._bytes = token_bytes

@@ -87,7 +87,7 @@ class _Node:
             yield from part.names()
 
     def lark(self, names: dict[str, str]) -> str:
-        """Return it in Lark, with these names of rules."""
+        """Return it in Lark, with these rules."""
         if self.kind == "name":
             return names[self.value]
         if self.kind == "repeat":
@@ -177,7 +177,7 @@ class _Parser:
         return not inside and _RULE.match(self._text, self._at) is not None
 
     def _counted(self, one: _Node) -> _Node:
-        """Return what one or several counts behind a part make of it."""
+        """Return a part with one or several counts applied."""
         while True:
             if self._take("*"):
                 one = _Node("repeat", parts=[one])
@@ -254,7 +254,7 @@ class _Parser:
         return True
 
     def _space(self, *, lines: bool = False) -> None:
-        """Pass over white space and comments; over line breaks, too, if `lines`."""
+        """Pass over white space and comments, and over line breaks if `lines`."""
         space = _SPACE_LINES if lines else _SPACE
         found = space.match(self._text, self._at)
         self._at = found.end() if found else self._at

@@ -1,7 +1,7 @@
-"""The grammars that wait for compilation: a bounded queue in which callers take turns.
+"""The grammars that wait for compilation: a bounded queue where callers take turns.
 
 The engine's thread adds and drops, another thread takes. One caller's grammars are compiled in the
-order in which they came, and callers are served in turn, so that nobody waits for all grammars of
+order of arrival, and callers are served in turn, so that nobody waits for all grammars of
 another one.
 """
 

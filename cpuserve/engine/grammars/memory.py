@@ -13,7 +13,7 @@ READ_S = 0.25  # reading takes some microseconds, as much as a mask
 
 
 class Memory:
-    """What this process has taken since this was made; always 0 where the system does not say."""
+    """Bytes taken by this process since this was made; 0 where the system does not say."""
 
     def __init__(self) -> None:
         self._before = _resident_bytes()
@@ -38,7 +38,7 @@ class Memory:
 
 
 def limit_growth(num_bytes: int) -> None:
-    """Limit the address space to what it is now and `num_bytes` more, where that works."""
+    """Limit the address space to its size now and `num_bytes` more, where that works."""
     with suppress(OSError, ValueError):
         limit = _pages(0) * resource.getpagesize() + num_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -51,5 +51,5 @@ def _resident_bytes() -> int:
 
 
 def _pages(field: int) -> int:
-    """Return a field of statm: 0 = the address space, 1 = what is resident."""
+    """Return a field of statm: 0 = the address space, 1 = resident pages."""
     return int(Path("/proc/self/statm").read_bytes().split()[field])

@@ -1,6 +1,6 @@
 """Messages between the engine and its process for grammars; framing as in engine/ipc.py.
 
-There are two connections. Over the first, grammars are compiled, one answer for each. Over the
+There are two connections. Over the first, grammars are compiled, one reply for each. Over the
 second, masks are filled before a step; it is never blocked by a compilation.
 """
 
@@ -18,7 +18,7 @@ ALIVE_S = 0.5
 class Start(msgspec.Struct, tag="start", array_like=True):
     """The first message: where the tokenizer is, and the shape of the memory of the masks.
 
-    vocab: ids of the model. eos_ids: tokens that end an answer. num_masks: masks of mask_words
+    vocab: ids of the model. eos_ids: tokens that end a response. num_masks: masks of mask_words
     words. cpus: those on which masks are filled, None = all. threads: how many fill them.
     background_cpus: where grammars are compiled, None = on any CPU.
     """
@@ -42,9 +42,9 @@ class Compile(msgspec.Struct, tag="compile", array_like=True):
 
 
 class Drop(msgspec.Struct, tag="drop", array_like=True):
-    """Forget these grammars, of which one may be compiling; and matchers, as Fill does.
+    """Forget these grammars (one may be compiling); and matchers, as Fill does.
 
-    There is no answer.
+    There is no reply.
     """
 
     numbers: list[int]
@@ -56,7 +56,7 @@ class Alive(msgspec.Struct, tag="alive", array_like=True):
 
 
 class Compiled(msgspec.Struct, tag="compiled", array_like=True):
-    """The answer to Compile. error: why it failed; "" = it is ready. memory: as in Filled."""
+    """The reply to Compile. error: why it failed; "" = it is ready. memory: as in Filled."""
 
     number: int
     error: str
@@ -67,7 +67,7 @@ class Row(msgspec.Struct, array_like=True):
     """A request that will sample: fill mask `mask` after its matcher has taken `tokens`.
 
     grammar: its number. begins: make a new matcher. stop_ids, in the first of a request: further
-    tokens that may end the answer, where the grammar allows an end.
+    tokens that may end the text, where the grammar allows an end.
     """
 
     request: int
@@ -86,9 +86,9 @@ class Fill(msgspec.Struct, tag="fill", array_like=True):
 
 
 class Filled(msgspec.Struct, tag="filled", array_like=True):
-    """The answer to Fill.
+    """The reply to Fill.
 
-    failed: messages by request; their masks allow nothing. ended: requests whose text is complete:
+    failed: messages by request; their masks allow nothing. ended: requests with a complete text:
     only an end may follow. memory: bytes of all grammars and matchers, 0 where it is not known.
     """
 

@@ -31,8 +31,8 @@ from cpuserve.engine.ipc import encode_frame
 from cpuserve.runtime.executor import Int32
 
 MODULE = "cpuserve.engine.grammars.worker"
-# The first form waits for this start, so it has normal priority: at the lowest one, beside streams,
-# it took twice as long or more.
+# The first form waits for this start, so it has normal priority: at the lowest one, while streams
+# run, it took twice as long or more.
 BOOTSTRAP = """
 import importlib, json
 cpus = json.loads(sys.argv.pop(1))
@@ -52,7 +52,7 @@ SILENT = "the process for grammars does not answer"
 
 
 class Lost(Exception):
-    """The process for grammars has ended or does not answer."""
+    """The process for grammars has ended or does not reply."""
 
 
 class Silent(Lost):
@@ -96,7 +96,7 @@ class Process:
     def compile(self, grammar: Compile) -> str:
         """Return why a grammar does not compile, or "" if it is ready.
 
-        Raises Lost if the process does not answer.
+        Raises Lost if the process does not reply.
         """
         self._send(self._compiling, grammar, self._patience_s)
         while isinstance(answer := self._receive(self._compiling, self._patience_s), Alive):
@@ -114,12 +114,12 @@ class Process:
         self._send(self._filling, Drop(numbers, gone), ANSWER_S)
 
     def ask(self, fill: Fill) -> None:
-        """Ask for masks; `answer` must follow. Raises Lost if the process does not answer."""
+        """Ask for masks; `answer` must follow. Raises Lost if the process does not reply."""
         self._asked = time.monotonic()
         self._send(self._filling, fill, ANSWER_S)
 
     def answer(self, wait_s: float = ANSWER_S) -> Filled | None:
-        """Return the answer to Fill, or None if it does not come within `wait_s`.
+        """Return the reply to Fill, or None if it does not come within `wait_s`.
 
         Raises Lost if the process has ended, or has not answered for ANSWER_S.
         """
@@ -166,7 +166,7 @@ class Process:
         self._process.wait()
         for sock in (self._compiling, self._filling):
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
+                sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a reply
             sock.close()
 
 

@@ -1,4 +1,4 @@
-"""What can be read off a JSON schema: where references lead, types, values, names of members."""
+"""Facts that a JSON schema states: targets of references, types, values, members."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from cpuserve.engine.grammars.schema_values import PATTERNS
 
 ALL_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-DATA = ("const", "enum", "default", "examples")  # what they contain is no schema
+DATA = ("const", "enum", "default", "examples")  # their contents are no schema
 _ANNOTATIONS = {
     "title", "description", "default", "examples", "$comment", "deprecated", "readOnly",
     "writeOnly", "$schema", "$id", "$anchor",
@@ -25,7 +25,7 @@ class SchemaError(Exception):
 
 @dataclass(slots=True)
 class Facts:
-    """What holds for every value of a schema, as far as its keywords tell.
+    """Facts about every value of a schema, as far as its keywords tell.
 
     types: it has one of them. values: it is one of them, None = they are not listed. names,
     patterns: of the members that are described. members: the schemas of each, with their places.

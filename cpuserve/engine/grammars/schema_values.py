@@ -1,4 +1,4 @@
-"""What JSON schemas say of numbers and texts, as the grammar library can keep it."""
+"""Constraints of JSON schemas on numbers and texts, as the grammar library can keep them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 # The library computes bounds as doubles, and ranges of whole numbers in 64 bits. This is the
 # largest double below 2^63.
 LARGEST = 2**63 - 1024
-# Numbers are cut at 20 digits and at what a double holds (digits.py): such bounds have no effect.
+# Numbers are cut at 20 digits and at the range of a double (digits.py): such bounds have no effect.
 NO_INTEGER, NO_NUMBER = 10**20, 1e308
 EXACT = 2**53
 
@@ -29,7 +29,7 @@ _N = "[0-9]{1,9}"
 _OF_DAY = f"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
 _DURATION = f"P(({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)({_OF_DAY})?|{_OF_DAY}|{_N}W)"
 
-# The library writes a label of a domain as x([x-]*x)?, in which it does not see that any x may
+# The library writes a label of a domain as x([x-]*x)?; it does not see there that any x may
 # follow: masks take milliseconds. This pattern means the same as its format.
 _LABEL = "[a-zA-Z0-9]+(-+[a-zA-Z0-9]+)*"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
@@ -115,7 +115,7 @@ def check_value(value: Any) -> str:
 def number(key: str, value: Any, schema: dict[str, Any], *, whole: bool) -> dict[str, Any]:
     """Return the bounds that keep this keyword; {} where it has no effect. ValueError: none do.
 
-    whole: of whole numbers alone. Bounds that the library would round are moved inwards.
+    whole: only whole numbers. Bounds that the library would round are moved inwards.
     """
     if isinstance(value, bool) and key.startswith("exclusive"):  # draft 4
         bound = schema.get(key[9:].lower())

@@ -1,9 +1,9 @@
 """JSON schemas in the words that the grammar library keeps.
 
-`convert` returns a schema of which every value fits the given one. What the library has no word for
-is written with what it has; where that leaves out some values (it says so below), it never lets in
+`convert` returns a schema; all its values match the given one. Keywords that the library lacks
+are written with others; where that leaves out some values (it says so below), it never lets in
 others. Annotations are left out, and what cannot be kept is refused with its keyword and its place.
-Objects are closed: without additionalProperties, they have the members that their schema names.
+Objects are closed: without additionalProperties, they have the members that their schema declares.
 Small models invent further ones until max_tokens, and vLLM and llama.cpp close them too.
 """
 
@@ -45,7 +45,7 @@ _MIN_CONTAINS, _MAX_CONTAINS = "minContains", "maxContains"
 def convert(text: str, *, closed: bool = True) -> dict[str, Any]:
     """Return the schema for the library.
 
-    closed: whether objects without additionalProperties have no further members than those of their
+    closed: whether objects without additionalProperties have only the members of their
     schema, and a schema with properties (or items) means objects (or arrays) alone.
 
     Raises:
@@ -91,11 +91,11 @@ class _Converter:
 
     @property
     def rest(self) -> Schema | None:
-        """What members may be that a whole schema does not describe; None = it is not closed."""
+        """The schema of members that a whole schema does not describe; None = it is not closed."""
         return False if self.closed else None
 
     def reference(self, to: Any, at: str, whole: bool) -> Schema:
-        """Return a reference to the converted schema at the place that `to` names."""
+        """Return a reference to the converted schema at the place `to`."""
         place, schema = self.reader.find(to, at)
         if isinstance(schema, bool):
             return schema
@@ -122,7 +122,7 @@ class _Converter:
 
 
 class _Place:
-    """One schema of the document. _out: what the library gets; _more: what must also hold."""
+    """One schema of the document. _out: for the library; _more: schemas that must hold as well."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _Place:
         return not isinstance(part, list) or len(part) == 1
 
     def converted(self) -> Schema:
-        """Return what the library gets."""
+        """Return the schema for the library."""
         out = self._out
         for key, value in self._schema.items():
             keep = _KEYWORDS.get(key)
@@ -379,7 +379,7 @@ class _Place:
             self._out[key] = self._child(value, key)
 
     def _property_names(self, key: str, value: Any) -> None:
-        """Give other members the names that are allowed, by their pattern or one by one."""
+        """Allow other members by the permitted names: a pattern, or one by one."""
         other = self._schema.get(
             "additionalProperties", self._schema.get("unevaluatedProperties", True)
         )
@@ -414,7 +414,7 @@ class _Place:
         raise self._refuse(key, "must be a list of names")
 
     def _dependent(self, key: str, value: Any) -> None:
-        """Write: without the member, or with what it needs."""
+        """Write: without the member, or with its requirements."""
         needs = self._dict(key, value)
         if len(needs) > MAX_DEPENDENCIES:
             raise self._refuse(
@@ -524,7 +524,7 @@ _MEMBERS = _APPLICATORS | {
     "properties", "patternProperties", _UNEVALUATED, "required", "minProperties", "maxProperties",
 }  # fmt: skip
 
-# What is not here has no effect on values, or is read with another keyword.
+# Other keywords have no effect on values, or are read with another keyword.
 _KEYWORDS: dict[str, Callable[[_Place, str, Any], None]] = {
     "type": _Place._type,
     "const": _Place._values,

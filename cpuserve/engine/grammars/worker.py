@@ -1,7 +1,7 @@
 """The process for grammars: `python -m cpuserve.engine.grammars.worker`, with inherited sockets.
 
 It is a process of its own because a grammar comes from a client. A schema can make the library use
-all memory, compute for hours or overflow its stack, and loading a tokenizer holds Python's lock for
+all memory, compute for hours or overflow its stack, and loading a tokenizer holds the GIL for
 seconds. An engine would stop all streams meanwhile, or end.
 
 Each grammar is compiled twice. First in a fork, which ends at a limit of CPU time or memory; a
@@ -61,7 +61,7 @@ RECEIVE_BYTES = 1 << 16
 MAX_CPU_S = 3
 MAX_WAIT_S = 30.0  # of wall time, where other processes use the CPU
 MAX_GROWTH_BYTES = 512 << 20
-MAX_GRAMMAR_BYTES = 128 << 20  # what is left of it
+MAX_GRAMMAR_BYTES = 128 << 20  # the rest of it
 NOT_WANTED = "nobody waits for it"
 # The forked process has a smaller stack than STACK_BYTES, so that what passes there fits here.
 TRIAL_STACK_BYTES = 8 << 20
@@ -121,7 +121,7 @@ class Worker:
         path = Path(start.tokenizer_path)
         try:
             self._compiler = Compiler(path, start.vocab, start.eos_ids, start.threads)
-        except Exception as error:  # the answer to every Compile
+        except Exception as error:  # the reply to every Compile
             self._error = str(error)
         move_to(start.cpus)
         self._memory_of = Memory()
@@ -240,7 +240,7 @@ class _Matcher:
 class _Trial:
     """The first compilation, in a fork that ends at a limit.
 
-    number: of the grammar. pipe: readable when there is something to see.
+    number: the grammar. pipe: readable when there is a result.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ def _try_grammar(
 
 
 class _Compilation:
-    """The second compilation, on a thread: the library works without Python's lock.
+    """The second compilation, on a thread: the library works without the GIL.
 
     matcher: the result, or None and `error`. pipe: readable when it is over.
     """
@@ -361,17 +361,17 @@ class _Compilation:
             # The first mask builds most of the automaton, which copies share.
             compiler.fill(matcher.deep_copy(), np.zeros(compiler.words, np.int32), ())
             self.matcher, self.error = matcher, ""
-        except Exception as error:  # the answer
+        except Exception as error:  # the reply
             self.error = str(error)
         finally:
             os.close(self._theirs)
 
     def cancel(self) -> None:
-        """Forget the result: nobody waits for this grammar, whose fork has shown that it ends."""
+        """Forget the result: nobody waits for this grammar; its fork has shown that it ends."""
         self._cancelled = True
 
     def is_over(self) -> bool:
-        """Whether it has ended; then the thread has, too."""
+        """Whether it has ended, and so has the thread."""
         if not select.select([self.pipe], [], [], 0)[0]:
             return False
         self._thread.join()

@@ -1,1 +1,1 @@
-"""Names of vLLM's modules, for command lines that run them."""
+"""Module names of vLLM, for command lines that run them."""

@@ -1,4 +1,4 @@
-"""Run `cpuserve serve` as a module with the name that vLLM's server module has."""
+"""Run `cpuserve serve` as a module with the name of the server module in vLLM."""
 
 from __future__ import annotations
 
