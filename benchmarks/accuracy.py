@@ -21,7 +21,7 @@ from tests.fidelity.bf16_checkpoint import write_bf16  # noqa: E402
 from tests.fidelity.passages import passages, reference  # noqa: E402
 from tests.helpers.served import DEFAULT_MODEL, default_model  # noqa: E402
 
-# name: (weights, whose fp32 reference is used; options)
+# name: (weights, also used for the fp32 reference; options)
 CONFIGURATIONS = {
     "bf16": ("bf16", {}),
     "Q4_1, 16-bit activations": ("gguf", {"activation_bits": 16}),

@@ -2,15 +2,15 @@
 
     python benchmarks/amx_model.py BUILD/CMakeFiles/cpuserve_isa_amx.dir/csrc/kernels/isa/amx.cpp.o
 
-Nothing is measured; docs/performance.md says how far a machine stays behind. The inner loops are
+Nothing is measured; docs/performance.md says how far a machine falls short. The inner loops are
 read from `objdump -d`; their instructions occupy the units of a core as the table RATES says, and a
 piece of work takes as long as the busiest unit. That holds while a piece fits the window of 512
 instructions in flight, so pieces are small: a step of products, the rows of one tile, one row of
 probabilities.
 
-What the count cannot see is stated by hand: bytes from L2, which follow from the sizes of blocks
-(csrc/kernels/linear/tiles.h), and BUBBLE, between the last product of a job and the first of the
-next. Prompts: rows pass from L2, weights come from L1. Decode: a core gets 8 GB/s at 2 GHz.
+Costs that the count cannot see are stated by hand: bytes from L2, which follow from the sizes of
+blocks (csrc/kernels/linear/tiles.h), and BUBBLE, between the last product of a job and the first of
+the next. Prompts: rows pass from L2, weights come from L1. Decode: a core gets 8 GB/s at 2 GHz.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-# Units of a Sapphire Rapids core: how much each does in a cycle. Sources: Intel's Optimization
+# Units of a Sapphire Rapids core: how much each does in a cycle. Sources: Intel Optimization
 # Reference Manual (products of whole tiles every 16 cycles; loads of a tile every 8, two lines of
 # 64 bytes a cycle; one line stored a cycle; two 512-bit vector units; six operations allocated).
 RATES = {"tile unit": 1 / 16, "loads": 2, "stores": 1, "vectors": 2, "front end": 6, "L2 bytes": 48}
@@ -77,7 +77,7 @@ class Instruction:
     operands: str
 
     def use(self) -> Use:
-        """What it occupies."""
+        """The units that it occupies."""
         if self.name.startswith("tdp"):
             return {"tile unit": 1, "front end": 1}
         if self.name.startswith("tileload"):
@@ -161,7 +161,7 @@ class Model:
         self.functions = read(path)
 
     def find(self, *parts: str) -> Function:
-        """The largest function whose name has all these parts, in this order."""
+        """The largest function with all these parts in its name, in this order."""
         pattern = re.compile(".*".join(map(re.escape, parts)))
         found = [f for f in self.functions if pattern.search(f.name)]
         if not found:
@@ -201,7 +201,7 @@ class Model:
         return (cycles(own)[0] if own else 0.0) + cycles(plain)[0]
 
     def grouped(self, kind: str, group: int, k: int) -> tuple[float, float]:
-        """The same for a kind with a scale for every `group` of K, of which a block has 256."""
+        """The same for a kind with a scale for every `group` of K; a block has 256 of K."""
         step = self.step("W4Wide", 2, 2)
         if group < 64:  # half a tile of K takes the tile unit as long as a whole one
             half = {"loads": 4 * TILE_LINES - 2 * TILE_LINES // 2}  # half as many lines of weights
@@ -266,7 +266,7 @@ class Model:
         # probabilities, which are written where the scores have just been read.
         l2 = {"L2 bytes": 2 * 256 * hd * 2 + 32 * hd * (2 + 3 * 4) + 32 * 256 * (2 * 4 + 2)}
         of_row = self.softening(kv)
-        lines = 32 * hd / 16  # of results, merged into those of the chunks before
+        lines = 32 * hd / 16  # of results, merged into the chunks before
         merged = {"vectors": 2 * lines, "loads": 2 * lines, "stores": lines, "front end": 5 * lines}
         return steps * 64.0, *cycles(add(times(32, of_row), times(steps, step), stored, l2, merged))
 
@@ -290,7 +290,7 @@ def prompts(m: Model) -> None:
 
 
 def decode(m: Model) -> None:
-    """Print the table of decode: what a core computes while memory brings the bytes."""
+    """Print the table of decode: the work of a core while memory brings the bytes."""
     print("| kernel, decode | computing | memory | computing takes |")
     print("|---|---|---|---|")
     for name, kind in (("bf16", "Bf16Tiles"), ("int8, a scale a row (`w8a8`)", "ChannelTiles")):

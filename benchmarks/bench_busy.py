@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Decode rate beside one busy process, as a fraction of the rate on an idle machine; JSON lines.
+"""Decode rate next to one busy process, as a fraction of the rate on an idle machine; JSON lines.
 
 usage: bench_busy.py MODEL [--rounds 5] [--output-tokens 128] [--flag=value of serve]
 
@@ -48,7 +48,7 @@ def decode(target, rng, vocab, tokens):
 
 
 def measure(target, args):
-    """Rounds of ((rate, gap) on the idle machine, (rate, gap) beside the busy process)."""
+    """Rounds of ((rate, gap) on the idle machine, (rate, gap) next to the busy process)."""
     rng = random.Random(0)
     decode(target, rng, args.vocab_size, 16)
     rounds = []

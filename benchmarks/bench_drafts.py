@@ -4,15 +4,15 @@
 usage: bench_drafts.py [MODEL] [--rounds 6] [--output-tokens 200] [--batch 1 ...]
                        [--speculative-config JSON]
 
-Two engines in this process, one with and one without drafts, answer the same requests in turn. The
-texts: `code` asks for a program again with a change, and `quote` for a passage; these answers end
+Two engines in this process, one with and one without drafts, run the same requests in turn. The
+texts: `code` asks for a program again with a change, and `quote` for a passage; these texts end
 by themselves. `prose` is a story at temperature 1, and `random` is sampled at a temperature at
-which nothing repeats; these have --output-tokens. Every answer of the two engines must have the
+which nothing repeats; these have --output-tokens. Every text of the two engines must have the
 same tokens, or the script fails. `drafts_rate` has one sample per round; its facts are tokens per
 second of both engines, drafts per token, and the share of the drafts that were right. The engines
 are started twice, in either order, and each pair runs half of the rounds: where the memory of an
-engine lies makes up to 5 % of a difference between two equal ones. The first round of a pair, which
-fills the prefix caches and in which the engines learn their costs, does not count.
+engine is makes up to 5 % of a difference between two equal ones. The first round of a pair, which
+fills the prefix caches and teaches the engines their costs, does not count.
 """
 
 import argparse
@@ -60,7 +60,7 @@ TEXTS = {
 
 
 def answer(llm, text, batch, tokens):
-    """(tokens per second, token ids of each answer) for `batch` answers."""
+    """(tokens per second, token ids of each text) for `batch` texts."""
     prompt, sampling = TEXTS[text]
     requests = [[{"role": "user", "content": prompt}]] * batch
     params = [
@@ -75,7 +75,7 @@ def answer(llm, text, batch, tokens):
 
 
 class Found:
-    """What was measured of one text and batch size, with both pairs of engines."""
+    """The measurements of one text and batch size, with both pairs of engines."""
 
     def __init__(self):
         self.ratios, self.rates = [], ([], [])

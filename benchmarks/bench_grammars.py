@@ -7,22 +7,22 @@ The vocabulary is random: words, numbers, punctuation and other scripts, with th
 alphabet. 32 schemas, equal but for the name of one property, are compiled, and documents that fit
 are cut into tokens. `mask` and `mask_median` are the CPU time of one mask, mean and median over all
 masks of the first document of each schema: its automaton knows the first mask alone, as in the
-process for grammars. `mask_again` is the mean of the same masks once more, `accept` that of taking
-a token. The rest is measured with the process, as an engine uses it. `token_of_32` is the time from
-asking for the masks of 32 requests, each with its own grammar, to the answer, divided by 32: the
-mean over all steps of three documents for each request. `token_of_32_cpu` is the CPU time that the
-process takes for it, on all threads, and `token_of_32_shared` is `token_of_32` where all requests
-have one grammar, whose masks the library fills on one thread. `batch_p99` is the 99th percentile of
-the time of 32 masks. `compile` and `first` are what a client waits for a grammar: with the process
-running, and including its start.
+process for grammars. `mask_again` is the mean of the same masks once more, `accept` the mean of
+taking a token. The rest is measured with the process, as an engine uses it. `token_of_32` is the
+time from asking for the masks of 32 requests, each with its own grammar, to the reply, divided by
+32: the mean over all steps of three documents for each request. `token_of_32_cpu` is the CPU time
+that the process takes for it, on all threads, and `token_of_32_shared` is `token_of_32` where all
+requests have one grammar; the library fills its masks on one thread. `batch_p99` is the 99th
+percentile of the time of 32 masks. `compile` and `first` are the time that a client waits for a
+grammar: with the process running, and including its start.
 
-With --model, streams decode alone, then beside requests without a schema, beside the first request
-with one (the process starts, and loads the tokenizer), and beside more requests with new schemas,
-one after another. `gap` is the median gap of the streams alone. The others are gaps divided by it:
-the median, the 95th and 99th percentile and the longest, `alone_`, beside requests without a schema
-(`free_`), beside the `first_` one with a schema, and beside those that `compile_`. What streams
-notice of a compilation is the difference to `free_`; what other work on the machine does is seen in
-those of `alone_`.
+With --model, streams decode alone, then next to requests without a schema, next to the first
+request with one (the process starts, and loads the tokenizer), and next to more requests with new
+schemas, one after another. `gap` is the median gap of the streams alone. The others are gaps
+divided by it: the median, the 95th and 99th percentile and the longest, `alone_`, next to requests
+without a schema (`free_`), next to the `first_` one with a schema, and next to those that
+`compile_`. The cost of a compilation for streams is the difference to `free_`; other work on the
+machine shows in `alone_`.
 """
 
 import argparse
@@ -56,7 +56,7 @@ LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 
 
 def schema(number):
-    """A schema as applications have them; each number gives another one."""
+    """A schema as applications have them; each number makes another one."""
     return {
         "type": "object",
         "properties": {
@@ -109,7 +109,7 @@ def document(rng, number):
 
 
 def make_tokenizer(folder):
-    """Write a random tokenizer.json of VOCAB tokens, the last of which ends a text."""
+    """Write a random tokenizer.json of VOCAB tokens; the last one ends a text."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     rng = random.Random(1)
@@ -148,7 +148,7 @@ class Pieces:
         self._ids = {tokenizer.token_bytes(i): i for i in range(END)}
 
     def next_id(self, text, mask):
-        """The id of the longest allowed token with which `text` begins, and its length."""
+        """The id of the longest allowed token at the beginning of `text`, and its length."""
         for length in range(min(len(text), 24), 0, -1):
             found = self._ids.get(text[:length])
             if found is not None and mask[found // 32] >> found % 32 & 1:
@@ -224,7 +224,7 @@ def of_process(folder, texts, shared):
 def batches(process, texts, grammars):
     """Seconds until BATCH masks are there, for each step until a request has no document left.
 
-    texts: for each request its documents, one after another.
+    texts: the documents of each request, one after another.
     """
     steps = []
     for i, (documents, grammar) in enumerate(zip(texts, grammars, strict=True)):
@@ -266,7 +266,7 @@ def compiled(process, number):
 async def beside(server, rng, numbers):
     """Gaps in ms of streams while requests arrive; `numbers`: of their schemas, None = without.
 
-    Without numbers: those of three seconds.
+    Without numbers: the gaps of three seconds.
     """
     target = await first_model(server.url, server.key)
     timings = [Timing(0.0) for _ in range(STREAMS)]
@@ -295,7 +295,7 @@ async def beside(server, rng, numbers):
 
 
 def round_of(command, rng):
-    """Gaps of streams alone, beside requests without a schema, with the first, with 40 more."""
+    """Gaps of streams alone, next to requests without a schema, with the first, with 40 more."""
     with Server(command) as server:
         asyncio.run(beside(server, rng, [None] * 20))  # the engine learns its costs
         numbers = {"alone": [], "free": [None] * 60, "first": [0], "compile": range(1, 41)}

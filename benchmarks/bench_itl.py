@@ -6,10 +6,10 @@ usage: bench_itl.py MODEL [--streams 8] [--prompt-tokens 4096] [--rounds 3] [--f
 A prompt arrives while the streams decode. The measured gaps are those between tokens of all streams
 from then until the first token of the prompt. `itl_p99` is their 99th percentile, divided by the
 larger of the target and twice the median gap before the prompt. `itl_longest` is the longest gap
-divided by that median. `ttft_beside_streams` is the prompt's TTFT divided by that of such a prompt
-alone, measured right afterwards on a second server, whose chunks have the mean length of the first
-server's chunks (both servers are otherwise idle). There is one sample per round; the first round,
-in which the engine learns its costs, does not count. `itl_longest_before` is the longest gap
+divided by that median. `ttft_beside_streams` is the prompt's TTFT divided by the TTFT of such a
+prompt alone, measured right afterwards on a second server with chunks of the mean length of the
+first server's chunks (both servers are otherwise idle). There is one sample per round; the first
+round, in which the engine learns its costs, does not count. `itl_longest_before` is the longest gap
 without a prompt, which shows the noise of the machine. The fact `stolen_ms` is the CPU time that
 the host of a virtual machine took away while the prompt ran.
 """
@@ -76,7 +76,7 @@ async def beside(server, args, rng):
 
 
 async def learn(server, args, rng):
-    """Run a prompt and a round that do not count, in which the cost model learns this host."""
+    """Run a prompt and a round that do not count; the cost model learns this host."""
     await complete(await first_model(server.url, server.key), plain_ids(rng, 256, VOCAB), 4)
     await beside(server, args, rng)
 
@@ -89,7 +89,7 @@ async def alone(server, args, rng):
 
 
 def round_of(server, command, args, rng):
-    """(gaps before, gaps during, TTFT beside streams, TTFT alone, mean chunk, stolen ms)."""
+    """(gaps before, gaps during, TTFT next to streams, TTFT alone, mean chunk, stolen ms)."""
     before, during, ttft, steps, stolen = asyncio.run(beside(server, args, rng))
     chunk = max(1, round(args.prompt_tokens / steps))
     with Server([*command, f"--long-prefill-token-threshold={chunk}"]) as second:

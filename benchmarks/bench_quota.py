@@ -34,7 +34,7 @@ V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 @contextmanager
 def quota_of(cpus, name=""):
-    """A control group with a quota of `cpus` CPUs during the block; gives its directory."""
+    """A control group with a quota of `cpus` CPUs during the block; yields its directory."""
     v1 = (V1 / "cpu.cfs_quota_us").exists()
     parent = V1 if v1 else V2
     group = parent / f"cpuserve-quota-{os.getpid()}{name}"

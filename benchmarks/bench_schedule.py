@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Scheduling time beside waiting requests: medians and 95th percentiles in ms. No model runs.
+"""Scheduling time with waiting requests: medians and 95th percentiles in ms. No model runs.
 
 usage: bench_schedule.py [--waiting 32] [--tokens 131072] [--rounds 30]
 
 Each step decodes one stream and computes a chunk of one long prompt, which uses up the token
 budget. `schedule_alone` is the time of `schedule()` in such a step. `schedule_waiting` is the time
-beside --waiting further prompts. Each has --tokens tokens, 15/16 of them in the prefix cache, and
-enough slots and blocks are free for all. `schedule_windows` is the same for a model with one full
-and five sliding-window cache groups. `arrival` is what a new prompt costs the engine thread: from
-its message to the first search in the prefix cache.
+while --waiting further prompts wait. Each has --tokens tokens, 15/16 of them in the prefix cache,
+and enough slots and blocks are free for all. `schedule_windows` is the same for a model with one
+full and five sliding-window cache groups. `arrival` is the time of a new prompt on the engine
+thread: from its message to the first search in the prefix cache.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""TTFT of a short request behind a long prompt, and TTFT of that prompt; JSON lines.
+"""TTFT of a short request after a long prompt, and TTFT of that prompt; JSON lines.
 
 usage: bench_short.py MODEL [--long 3000] [--short 16] [--after 1.0] [--rounds 5] [--score]
                             [--flag=value of serve]
@@ -7,9 +7,9 @@ usage: bench_short.py MODEL [--long 3000] [--short 16] [--after 1.0] [--rounds 5
 Both requests have a prompt of random ids and generate one token. In each round the short request
 runs alone, then the long one alone, and then both: the short one starts `--after` seconds after the
 long one. `ttft_short` and `ttft_long` are the times together divided by the times alone in the same
-round, one sample per round. The first round, in which the engine learns its costs, does not count.
+round, one sample per round. The first round does not count, because the engine learns its costs.
 With --score the long request also asks for prompt log probabilities. Servers refuse those in a
-stream, so it is not streamed, and its time is that of the whole answer, which has one token.
+stream, so it is not streamed, and its time is the time of the whole response, which has one token.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SHORTS_ALONE = 3  # number of short requests that run alone in a round; their me
 
 
 async def round_of(server, args, rng):
-    """(short alone, long alone, short beside long, long beside short): TTFT in seconds."""
+    """(short alone, long alone, short with long, long with short): TTFT in seconds."""
     target = await first_model(server.url, server.key)
 
     async def short():

@@ -10,7 +10,7 @@
 // For each kind: GB/s of packed weights at m = 1..16, with the share of a plain read, and GFLOP/s
 // at m = 16..512, with the share of a dot product that uses registers only. Weights are read from
 // several copies, which are much larger than the last-level cache. Results are the best of several
-// runs, by the CPU time of each thread: they exclude time in which another process has the core,
+// runs, by the CPU time of each thread: they exclude the time of other processes on the core,
 // but include the effect of processes that take memory bandwidth.
 #include <sys/mman.h>
 #include <time.h>

@@ -3,7 +3,7 @@
 
     python benchmarks/make_gguf.py qwen3-30b-a3b FILE.gguf [--layers 10] [--experts Q4_K]
 
-The shapes are those of the named models in fewer layers. All experts of a layer have the same
+The shapes come from the named models in fewer layers. All experts of a layer have the same
 weights, each in its own memory. Quantized blocks are random numbers, so a file takes a minute.
 """
 

@@ -2,7 +2,7 @@
 
     python benchmarks/make_model.py qwen2.5-0.5b DIR [--seed 0]
 
-For benchmarks and tests: the shapes are those of the named models, the weights are random, and a
+For benchmarks and tests: the shapes come from the named models, the weights are random, and a
 small byte-level tokenizer allows text prompts. Memory use does not depend on the model's size.
 """
 
@@ -799,7 +799,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; an error gives exit code 2 and one line."""
+    """The command line; an error means exit code 2 and one line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("shape", choices=sorted(SHAPES), metavar="SHAPE", help=", ".join(SHAPES))
     parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")

@@ -4,7 +4,7 @@
 //   over the recurrent form, which rewrites the states with every token, without and with fetching
 //   rows ahead;
 // - prefill of one layer, as a share of the fp32 multiply-add peak (only products count as work).
-// Times are the CPU time of the slower thread: they exclude time in which another process has the
+// Times are the CPU time of the slower thread: they exclude time while another process has the
 // core, but include the effect of processes that take memory bandwidth. The recurrent form uses the
 // vectors that this file is compiled for. After a build in BUILD, from the repository root:
 //   g++ -std=c++17 -O3 -march=native -fopenmp -Icsrc benchmarks/recurrent_bench.cpp
@@ -14,7 +14,7 @@
 //
 // A row of k, q, v and of the results is part of a layer's long row, which prefill finds in L3.
 // With
-// --compact, the rows of each chunk lie in one small buffer, as in the engine, whose convolution
+// --compact, the rows of each chunk share one small buffer, as in the engine; its convolution
 // writes them there just before.
 #include <omp.h>
 #include <sys/mman.h>
@@ -83,8 +83,8 @@ float* reserve(int64_t floats, bool huge) {
   return reinterpret_cast<float*>(at);
 }
 
-// The inputs of one unit for some tokens, in rows as wide as those of Qwen3-Next's convolution, or
-// compact: those of a chunk, for all chunks.
+// The inputs of one unit for some tokens, in rows as wide as in the convolution of Qwen3-Next, or
+// compact: one chunk, for all chunks.
 struct Inputs {
   const bool compact;
   const int64_t stride, out_stride;  // floats from row to row

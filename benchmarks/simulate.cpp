@@ -2,7 +2,7 @@
 // of docs/performance.md, or each operation of one case.
 //
 //   simulate                                 the tables
-//   simulate --hybrid yes                    those of CPUs with fast and slow cores
+//   simulate --hybrid yes                    CPUs with fast and slow cores
 //   simulate --model NAME [--threads T] [--ranks R]    the operations of a model's layer
 //
 // From the repository root:
@@ -51,7 +51,7 @@ void print_table(const StepKind& step) {
 }
 
 // A table of CPUs with slow cores: how much sooner a layer ends if they help (the mean of all
-// models and the model that gains least), and the share of time in which threads are idle.
+// models and the model that gains least), and the share of time that threads are idle.
 void print_hybrids() {
   std::printf("\n| CPU | threads |");
   for (const StepKind& step : step_kinds()) std::printf(" %s |", step.name);

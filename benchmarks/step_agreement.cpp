@@ -4,7 +4,7 @@
 //
 // One executor runs a step on one thread, another the same step on two, in turns. The times of the
 // operations on one thread and what probes say of two (their bandwidth, the time of a barrier, how
-// much slower a thread multiplies while the other one does, too) are all that the prediction knows;
+// much slower a thread multiplies while the other one works) are all that the prediction knows;
 // how the threads share the work, it simulates (work_simulator.h). Each round is predicted from its
 // own times, because the machine's speed drifts. Prints for each step the medians of all rounds:
 // predicted, measured, and the difference. Needs two idle CPUs. After a build in BUILD, from the
@@ -113,11 +113,11 @@ std::vector<int32_t> words_of(int32_t tokens, int32_t before) {
   return w;
 }
 
-// What the prediction knows about the machine.
+// The facts about the machine in the prediction.
 struct Probes {
   std::vector<double> alone;  // seconds of each operation on one thread
   double bandwidth, barrier;  // of two threads
-  double slower;              // time of products on a thread beside another, over their time alone
+  double slower;              // time of products on a thread next to another, over their time alone
 };
 
 Machine machine_of(int threads) {

@@ -3,10 +3,10 @@
     python benchmarks/tile_model.py BUILD      (a build of all levels; needs llvm-mca of LLVM 19)
 
 Reads the inner loops of the linears from BUILD's object files, one for each ISA level, and lets
-llvm-mca say how many cycles LLVM's model of a CPU needs for them. The peak is that of the product
-instructions alone; where a product of bytes takes several instructions, that of the level's probe
-(csrc/kernels/generic/probe.h). Nothing is measured, and llvm-mca knows no caches: operands come
-from L1.
+llvm-mca say how many cycles LLVM's model of a CPU needs for them. The peak is the rate of the
+product instructions alone; where a product of bytes takes several instructions, the rate of the
+level's probe (csrc/kernels/generic/probe.h). Nothing is measured, and llvm-mca knows no caches:
+operands come from L1.
 
 A loop over a scale's group consists of a loop of products and the rest; the two are added as if
 they did not overlap, so real CPUs lose less to scales.
@@ -26,7 +26,7 @@ from amx_model import Function, Instruction, read
 ITERATIONS = 200
 NO_WORK = ("j", "nop", "data16", "cs")  # jumps are predicted, the others pad
 EIGHT, FOUR = ("byte_loop<W8Group>",), ("byte_loop<W4Group<false>>", "byte_loop<W8Group>")
-# What multiplies, in order of preference, and how many of it are a product of vectors.
+# Instructions that multiply, in order of preference, and how many are a product of vectors.
 FLOATS = {"vdpbf16ps": 1, "vfmadd": 1}
 BYTES = {"vpdpbusd": 1, "vpmaddubsw": 1, "vpmaddwd": 2}
 
@@ -37,7 +37,7 @@ class Kind:
 
     struct, probes: names in the code (equal functions have one of their names). multiply: the
     instructions of its products. quads: products with one sum until a scale is applied, or 0.
-    level: whose code has it, as an index into a CPU's levels.
+    level: the level with its code, as an index into the levels of a CPU.
     """
 
     title: str
@@ -57,7 +57,7 @@ KINDS = [
     Kind("Q4_0", "Grouped<W4Group<false>>", FOUR, quads=8),
 ]
 
-# llvm-mca's name, what it stands for, and the levels whose code has the products of bf16 and of
+# name in llvm-mca, its CPUs, and the levels with the code of products of bf16 and of
 # bytes there. LLVM 19 takes Zen 4's model for Zen 5, and Sapphire Rapids's for Granite Rapids.
 CPUS: list[tuple[str, str, tuple[str, str]]] = [
     ("haswell", "Haswell, Broadwell: `avx2`", ("avx2", "avx2")),
@@ -80,7 +80,7 @@ def plain(name: str) -> str:
 
 
 def fixed(i: Instruction) -> Instruction:
-    """An instruction whose name is not its prefix."""
+    """An instruction with a name that is not its prefix."""
     if i.name != "{vex}":
         return i
     name, operands = i.operands.split(maxsplit=1)

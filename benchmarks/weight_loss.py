@@ -4,7 +4,7 @@
 usage: weight_loss.py reorder BASE.gguf OUT.gguf
        weight_loss.py measure OUT.gguf [--schemes NAME ...] [--files FILE.gguf ...]
 
-The only published weights at hand are those of a Q4_1 file, which are already multiples of a scale
+The only published weights at hand come from a Q4_1 file, which are already multiples of a scale
 per group of 32. To quantize them again in the same groups loses nothing, so it says nothing about a
 scheme. `reorder` writes the same
 model with its hidden, feed-forward and value channels in another order, as F32: every product has
@@ -12,7 +12,7 @@ the same terms, so the model computes the same (the likelihoods agree to 1e-6), 
 weights that shared a scale.
 
 `measure` scores tests/data/fidelity.txt by transformers in fp32 with the weights as each scheme of
-quantization at load packs them, and as each further file has them (such as those that llama.cpp's
+quantization at load packs them, and as each further file has them (such as files that llama.cpp's
 quantizer writes from OUT). It prints nats per token, by how much that exceeds the result with bf16
 weights, and the mean KL divergence from bf16's distributions. Activations are not quantized here;
 accuracy.py measures both together. A row takes half a minute on two cores.

@@ -3,12 +3,12 @@
 // the shares of the threads after it), with modelled costs instead of kernels.
 //
 // Costs. A claim takes the longer of its arithmetic and its reads from memory. A core reads as fast
-// as its own limit, its part of the link of its core complex (the cores behind one L3) and its part
+// as its own limit, its part of the link of its core complex (the cores with one L3) and its part
 // of its rank's memory allow, where parts are equal among the threads that still work. So threads
 // that wait cost nothing while the others keep the memory busy, and everything where arithmetic is
 // the limit.
 //
-// The idle share of an operation is the part of its time by which it ends later than if the work of
+// The idle share of an operation is the part of its time that it ends later than if the work of
 // its claims were divided evenly over all threads: 1 - max(bytes / bandwidth, seconds / threads) /
 // end.
 #pragma once
@@ -29,11 +29,11 @@ namespace cpuserve::simulate {
 
 struct Machine {
   int threads = 2, ranks = 1;
-  int complex_cores = 8;  // cores behind one L3
+  int complex_cores = 8;  // cores with one L3
   // Seconds a core needs for a multiplication and an addition, in matrices and in attention.
   double linear_seconds = 1 / 250e9, attention_seconds = 1 / 180e9;
   double core_read = 30e9, complex_read = 60e9, memory_read = 60e9;  // bytes per second
-  double claim_seconds = 50e-9;  // an atomic in a cache line that other cores write, too
+  double claim_seconds = 50e-9;  // an atomic in a cache line that other cores write as well
   double merge_seconds = 31e-9;  // folding one partial result of attention (4 us for 128)
   int64_t tile_rows = 6, tile_panels = 4;
   std::vector<double> speeds;  // by thread, as a part of the figures above; empty: all 1
@@ -54,7 +54,7 @@ struct Machine {
 };
 
 // A server: two channels of 30 GB/s for up to 13 cores, and 4.5 GB/s for each core of larger
-// machines (614 GB/s for 128). The other figures are those of a Zen 5 core in bf16
+// machines (614 GB/s for 128). The other figures are from a Zen 5 core in bf16
 // (docs/performance.md).
 inline Machine server(int threads, int ranks) {
   Machine m;
@@ -64,9 +64,9 @@ inline Machine server(int threads, int ranks) {
   return m;
 }
 
-// A client CPU with fast and slow cores behind one L3, and two channels of memory: 70 GB/s. A slow
-// core (Intel's E core) has 0.4 of the arithmetic of a fast one and reads as much less. The other
-// figures are those of an AVX2 core. Placement leaves one of eight slow cores to the front end
+// A client CPU with fast and slow cores with one L3, and two channels of memory: 70 GB/s. A slow
+// core (E core of Intel) has 0.4 of the arithmetic of a fast one and reads as much less. The other
+// figures are from an AVX2 core. Placement leaves one of eight slow cores to the front end
 // (platforms/placement.py).
 struct HybridCpu {
   const char* name;
@@ -87,7 +87,7 @@ inline Machine hybrid(int fast, int helpers) {
   return m;
 }
 
-// What one claim costs.
+// The cost of one claim.
 struct Work {
   double bytes = 0, seconds = 0;
 };
@@ -95,7 +95,7 @@ struct Work {
 struct Time {
   double end = 0;    // when the last thread has finished
   double even = 0;   // when all would finish if the same work were divided evenly
-  double least = 0;  // the same without what the division adds to the work
+  double least = 0;  // the same without the work that the division adds
   Time& operator+=(const Time& o) {
     end += o.end;
     even += o.even;
@@ -106,7 +106,7 @@ struct Time {
   double lost() const { return end > 0 ? 1 - least / end : 0; }  // idle, or computed in addition
 };
 
-// The threads of one rank in one phase. share(i) gives the items that member i owns, cost(begin,
+// The threads of one rank in one phase. share(i) returns the items that member i owns, cost(begin,
 // end) the work of a claim.
 template <class Share, class Cost>
 class Phase {
@@ -127,7 +127,7 @@ class Phase {
   }
 
   // Returns when the last thread has finished, and adds up the work of all claims. While there is
-  // something left to claim, a claim's rate is that of the moment at which it begins.
+  // something left to claim, the rate of a claim is fixed when it begins.
   double run(Work* total) {
     total_ = total;
     // By time; of threads that finish together, those come first that still have a share of their
@@ -213,7 +213,7 @@ class Phase {
     return std::max(work.bytes / rate, seconds);
   }
 
-  // Nothing is left to claim: each thread finishes what it has, faster as others stop to read.
+  // Nothing is left to claim: each thread finishes its work, faster as others stop to read.
   double finish(double now) {
     while (true) {
       double soonest = 1e99;
@@ -265,7 +265,7 @@ struct LinearSize {
 };
 
 // The bytes that each task reads from memory. Consecutive tasks of one core complex that have the
-// same panels read them once: a task fetches what the next one needs, so the bytes count evenly.
+// same panels read them once: a task fetches the data of the next one, so the bytes count evenly.
 inline std::vector<double> reads_of(const Machine& m, const LinearPlan& plan, int crew,
                                     double panel_bytes) {
   std::vector<double> bytes(static_cast<size_t>(plan.tasks()));

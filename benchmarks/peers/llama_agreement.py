@@ -3,11 +3,11 @@
 usage: llama_agreement.py reference BASE.gguf DIR [TYPE ...]    (where llama_cpp imports)
        llama_agreement.py compare DIR                           (where cpuserve imports)
 
-`reference` lets llama.cpp quantize BASE to each type (from 8 bits or fewer, too), and writes to DIR
+`reference` lets llama.cpp quantize BASE to each type (even from 8 bits or fewer), and writes to DIR
 the files, its likelihoods of a text, and its greedy tokens for ten prompts. `compare` does the same
 with cpuserve, with activations of one and of two int8 terms, and prints a line for each: the
 difference in likelihood in nats per token, and how many of the ten prompts have the same tokens;
-beside it, for how many llama.cpp agrees with itself when it computes attention in another order
+and for how many llama.cpp agrees with itself when it computes attention in another order
 (flash_attn). Rounding decides between tokens that are nearly as likely, so the prompts are the
 first ten parts of the text after which the best token of llama.cpp leads by at least SURE nats in
 every step; "any" are ten prompts without that choice. Keys and values are fp32 in both. llama.cpp
@@ -50,7 +50,7 @@ def reference(base, folder, types):
 
 
 def quantize(base, path, kind):
-    """Write `base` in another type by llama.cpp's quantizer."""
+    """Write `base` in another type by the quantizer of llama.cpp."""
     import llama_cpp as llama
 
     params = llama.llama_model_quantize_default_params()
@@ -64,7 +64,7 @@ def quantize(base, path, kind):
 def read_by_llama(path):
     """The tokens that are scored, their likelihoods, the prompts, and what follows them.
 
-    It follows twice: "again" is from a model whose attention sums in another order.
+    It follows twice: "again" is from a model with attention summed in another order.
     """
     import llama_cpp.llama_cpp as low
     import numpy as np
@@ -105,7 +105,7 @@ def read_by_llama(path):
 
 
 def sure_prompts(model, ids):
-    """The first PROMPTS parts of the text whose answer does not hang on rounding."""
+    """The first PROMPTS parts of the text with continuations that do not depend on rounding."""
     parts = (ids[i : i + PROMPT] for i in range(0, len(ids) - PROMPT, PROMPT // 4))
     sure = (part for part in parts if greedy_of_llama(model, part, SURE)[1] >= SURE)
     found = list(itertools.islice(sure, PROMPTS))
@@ -150,7 +150,7 @@ def compare(folder):
 
 
 def equal(answers, others):
-    """How many of the answers are the same."""
+    """How many of the texts are the same."""
     return sum(a == b for a, b in zip(answers, others, strict=True))
 
 

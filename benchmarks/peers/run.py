@@ -8,7 +8,7 @@ DIR is a Hugging Face directory, which cpuserve and vLLM serve with bfloat16. Wi
 cpuserve, llama.cpp and OpenVINO run that file, while vLLM still serves DIR; with --from-dir,
 cpuserve serves DIR too, for example with --own=--quantization=int8. Servers are started once,
 because vLLM takes a minute to start, and suspended (SIGSTOP) while another engine is measured, so
-that idle servers use no CPU time. Nothing else may run on the machine: llama.cpp's threads spin,
+that idle servers use no CPU time. Nothing else may run on the machine: threads of llama.cpp spin,
 and its rates collapse if they share CPUs. Run install.sh first.
 """
 
@@ -134,7 +134,7 @@ async def rates(target, args):
 
 
 def together(timings):
-    """Tokens per second of all streams during the time in which all of them run.
+    """Tokens per second of all streams while all of them run.
 
     A chunk of a stream may hold several tokens.
     """

@@ -372,7 +372,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "weights_on_disk",
-        "Map the weights from a file, of which memory holds what it has room for: auto, always, "
+        "Map the weights from a file; memory holds as much of it as it has room for: auto, always, "
         "never.",
         "auto: a mixture of experts that does not fit in memory",
         MEMORY,
@@ -407,7 +407,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "lora_modules",
-        "LoRA adapters as NAME=PATH, or as vLLM's JSON objects, of a directory of PEFT or a GGUF "
+        "LoRA adapters as NAME=PATH, or as JSON objects (vLLM), of a directory of PEFT or a GGUF "
         "file; a request uses one by naming it as its model.",
         "none",
         MODEL,
@@ -464,7 +464,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "max_model_len",
-        "Maximum tokens of one request, prompt and answer together (8k = 8000, 8K = 8192).",
+        "Maximum tokens of one request, prompt and response together (8k = 8000, 8K = 8192).",
         "the model's maximum (with LongRoPE, its original context), or what the KV cache holds",
         MODEL,
         kind="count",
@@ -506,7 +506,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "generation_config",
-        "Source of the default sampling parameters: auto, cpuserve (OpenAI's defaults), or a "
+        "Source of the default sampling parameters: auto, cpuserve (defaults of OpenAI), or a "
         "directory.",
         "auto: the model's generation_config.json; built-in models have their own",
         MODEL,
@@ -592,7 +592,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "also_serve",
-        "Further models as NAME=MODEL. Each is loaded when a request names it, and unloaded when "
+        "Further models as NAME=MODEL. Each is loaded for a request, and unloaded when "
         "another one needs its memory. Options that do not describe one model apply to all.",
         "none",
         SERVER,
@@ -618,7 +618,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "allowed_origins",
-        "Origins whose web pages may use the API from a browser (CORS), or * for any.",
+        "Origins of web pages that may use the API from a browser (CORS), or * for any.",
         "none",
         SERVER,
         kind="names",
@@ -754,7 +754,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "drain_delay",
-        "Seconds for which the server still accepts requests after that signal, while /health "
+        "Seconds that the server still accepts requests after that signal, while /health "
         "returns 503. Set it above the interval at which a load balancer checks /health.",
         "0",
         SERVER,
@@ -1011,7 +1011,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "tensor_parallel_size",
         "Number of ranks that the model is split over, or auto. A rank is a group of threads, "
-        "usually those of one NUMA node.",
+        "usually on one NUMA node.",
         "1",
         CPU,
         kind="count",
@@ -1023,7 +1023,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "data_parallel_size",
-        "Number of engine processes behind one endpoint, each with its own cores, weights and KV "
+        "Number of engine processes at one endpoint, each with its own cores, weights and KV "
         "cache.",
         "1",
         CPU,
@@ -1144,24 +1144,24 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp(("--pipeline-parallel-size", "-pp"), "there is only one pipeline stage", only=("1",)),
     NoOp(
         ("--task", "--runner"),
-        "the checkpoint says whether it gives text, embeddings or scores; --pooling overrides it",
+        "the checkpoint says if it makes text, embeddings or scores; --pooling overrides it",
         only=("generate", "auto", "embed", "embedding", "pooling", "score"),
     ),
     NoOp(
         ("--convert",),
-        "the checkpoint says whether it gives text, embeddings or scores; --pooling overrides it",
+        "the checkpoint says if it makes text, embeddings or scores; --pooling overrides it",
         only=("none", "auto", "embed", "classify"),
     ),
     NoOp(("--enable-lora",), "--lora-modules alone serves adapters", "none"),
     NoOp(("--max-cpu-loras",), "all adapters are in memory: --max-loras says how many can be"),
     NoOp(
         ("--embedding", "--embeddings"),
-        "embedding models give embeddings without it; --pooling makes one of any decoder",
+        "embedding models produce embeddings without it; --pooling makes one of any decoder",
         "none",
     ),
     NoOp(
         ("--rerank", "--reranking"),
-        "rerankers give scores without it; --pooling rank makes one of Qwen3-Reranker",
+        "rerankers produce scores without it; --pooling rank makes one of Qwen3-Reranker",
         "none",
     ),
     NoOp(("--disable-fastapi-docs",), "there are no documentation pages", "none"),
@@ -1171,7 +1171,7 @@ NO_OPS: tuple[NoOp, ...] = (
         "none",
     ),
     NoOp(("--max-log-len",), "no text of requests is logged"),
-    NoOp(("--enable-request-id-headers",), "every answer has an X-Request-Id", "none"),
+    NoOp(("--enable-request-id-headers",), "every response has an X-Request-Id", "none"),
     NoOp(("--enable-prompt-tokens-details",), "usage always contains them", "none"),
     NoOp(("--enable-auto-tool-choice",), "requests with tools need no flag", "none"),
     NoOp(

@@ -29,7 +29,7 @@ MISSING: tuple[Missing, ...] = (
     ),
     Missing(
         ("--reasoning-parser", "--enable-reasoning", "--reasoning-parser-plugin"),
-        "reasoning is returned as part of the answer; separating it is not supported yet",
+        "reasoning is returned as part of the text; separating it is not supported yet",
     ),
     Missing(
         ("--guided-decoding-backend", "--structured-outputs-config"),
@@ -96,7 +96,7 @@ MISSING: tuple[Missing, ...] = (
     Missing(
         ("--num-gpu-blocks-override",), "use --kv-cache-memory to set the size of the KV cache"
     ),
-    Missing(("--response-role",), "answers always have the role assistant"),
+    Missing(("--response-role",), "responses always have the role assistant"),
     Missing(
         ("--max-logprobs", "--logprobs-mode"),
         "a request may ask for 20 logprobs at most",

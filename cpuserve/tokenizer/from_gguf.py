@@ -240,7 +240,7 @@ def _added(
 
 
 def _between(file: GgufFile, model: str, vocab: Vocabulary) -> int | None:
-    """The id before the second text of a pair, if it differs from the id after the first."""
+    """A further id before the second text of a pair, or None; one follows the first text."""
     if model != "t5" or not _flag(file, "add_sep_token", absent=True):  # XLM-RoBERTa has two
         return None
     return vocab.ids.get("seperator", vocab.ids.get("eos"))
