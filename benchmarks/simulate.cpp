@@ -1,5 +1,5 @@
 // Prints the modelled idle share of a layer for the thread counts of real machines, as the tables
-// of docs/performance.md, or each operation of one case.
+// of docs/design/modelled-speed.md, or each operation of one case.
 //
 //   simulate                                 the tables
 //   simulate --hybrid yes                    CPUs with fast and slow cores

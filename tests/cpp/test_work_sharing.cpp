@@ -1,5 +1,5 @@
 // Simulates how the threads of machines with 2 to 192 cores share the layers of public models, with
-// the executor's own plans (benchmarks/work_simulator.h). docs/performance.md has the tables.
+// the executor's own plans (benchmarks/work_simulator.h). docs/design/modelled-speed.md has the tables.
 #include <cstdio>
 
 #include "../../benchmarks/work_simulator.h"
