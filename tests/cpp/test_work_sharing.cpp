@@ -1,5 +1,6 @@
 // Simulates how the threads of machines with 2 to 192 cores share the layers of public models, with
-// the executor's own plans (benchmarks/work_simulator.h). docs/design/modelled-speed.md has the tables.
+// the executor's own plans (benchmarks/work_simulator.h). The tables are in
+// docs/design/modelled-speed.md.
 #include <cstdio>
 
 #include "../../benchmarks/work_simulator.h"
