@@ -10,11 +10,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from cpuserve.api.anthropic.dialect import ANTHROPIC
 from cpuserve.api.dialect import DialectOfPath
-from cpuserve.api.draining import ClosesConnections
-from cpuserve.api.errors import install_error_handlers
-from cpuserve.api.hosts import AllowedHosts
-from cpuserve.api.leases import ReleasesModels
-from cpuserve.api.middleware import (
+from cpuserve.api.middleware.allowed_hosts import AllowedHosts
+from cpuserve.api.middleware.drain import ClosesConnections
+from cpuserve.api.middleware.leases import ReleasesModels
+from cpuserve.api.middleware.request_ids import (
     METRICS_PATHS,
     PUBLIC_PATHS,
     AnswerCounts,
@@ -22,16 +21,17 @@ from cpuserve.api.middleware import (
     RequestIds,
     UnexpectedErrors,
 )
+from cpuserve.api.middleware.request_line import RequestLine
 from cpuserve.api.ollama.dialect import OLLAMA
 from cpuserve.api.openai.dialect import OPENAI
-from cpuserve.api.openapi import install_schema
-from cpuserve.api.request_line import RequestLine
+from cpuserve.api.response.errors import install_error_handlers
+from cpuserve.api.response.openapi import install_schema
 from cpuserve.api.scores.dialect import SCORES
 from cpuserve.api.status import (
     cpu,
     health,
+    index,
     metrics,
-    welcome,
 )
 from cpuserve.api.tokenize import router as tokenize
 from cpuserve.version import version
@@ -55,7 +55,7 @@ ROUTERS = (
     cpu.router,
     health.router,
     metrics.router,
-    welcome.router,
+    index.router,
 )
 
 

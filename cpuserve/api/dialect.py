@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuserve.api.errors import ENVELOPE
-from cpuserve.api.shapes import OPENAI, Shape, shape_of
+from cpuserve.api.response.error_format import OPENAI, Shape, shape_of
+from cpuserve.api.response.errors import ENVELOPE
 
 if TYPE_CHECKING:
     from fastapi import APIRouter

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cpuserve.api.uploads import BodyBudget
+from cpuserve.api.request.body_budget import BodyBudget
 from cpuserve.errors import ServiceUnavailable
 from cpuserve.metrics import HttpMetrics
 
 if TYPE_CHECKING:
     from fastapi import Request
 
-    from cpuserve.api.status.view import CpuView
+    from cpuserve.api.status.cpu_view import CpuView
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.limits import ClientLimits
     from cpuserve.serving.registry import ModelRegistry

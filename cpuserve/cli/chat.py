@@ -12,9 +12,9 @@ from cpuserve import log
 from cpuserve.cli import flags
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.conversation import Conversation
+from cpuserve.cli.line_input import Lines
 from cpuserve.cli.session import Session
 from cpuserve.cli.terminal import Progress, note, say
-from cpuserve.cli.typed import Lines
 from cpuserve.config.nearest import nearest
 from cpuserve.errors import ConfigError
 from cpuserve.loader.builtin import BUILTIN

@@ -15,7 +15,7 @@ from cpuserve.version import version
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cpuserve.api.serve import ProgressFn
+    from cpuserve.api.lifecycle.serve import ProgressFn
     from cpuserve.config.load import Asked
     from cpuserve.engine.client import EngineClient
 
@@ -40,9 +40,9 @@ def _prepared(asked: Asked, report: ProgressFn, progress: Progress) -> Prepared:
 
 def serve(args: argparse.Namespace) -> int:
     """Run `cpuserve serve`; return 0 after a signal, 1 if an engine died and is not restarted."""
-    from cpuserve.api.options import HttpOptions
-    from cpuserve.api.preparing import StoppedWhilePreparing
-    from cpuserve.api.serve import serve as run
+    from cpuserve.api.lifecycle.options import HttpOptions
+    from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing
+    from cpuserve.api.lifecycle.serve import serve as run
     from cpuserve.engine.child import exit_now
 
     asked = flags.asked(args)
@@ -101,7 +101,7 @@ def serve(args: argparse.Namespace) -> int:
 
 def config(args: argparse.Namespace) -> int:
     """Run `cpuserve config`: print every setting, its source and its reason."""
-    from cpuserve.cli.answers import answer_decisions
+    from cpuserve.cli.answer_format import answer_decisions
     from cpuserve.config.decisions import render_json, render_table, server_decisions
 
     asked = flags.asked(args)
@@ -115,7 +115,7 @@ def config(args: argparse.Namespace) -> int:
 
 def program(args: argparse.Namespace) -> int:
     """Run `cpuserve program`: print the operations of a model, read from its config only."""
-    from cpuserve.cli.show_program import as_records, render
+    from cpuserve.cli.program_listing import as_records, render
     from cpuserve.models import build_program
 
     options = flags.asked(args).options
@@ -148,7 +148,7 @@ def models(args: argparse.Namespace) -> int:
     from cpuserve.models import MODELS
 
     if args.supported:
-        from cpuserve.cli.supported import levels, markdown, page
+        from cpuserve.cli.support_tables import levels, markdown, page
 
         say(page())
         say(

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpuserve.cli.line_input import interruptible
 from cpuserve.cli.terminal import note, say
-from cpuserve.cli.typed import interruptible
 from cpuserve.errors import RequestError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from cpuserve.cli.busy import Program, busiest
 from cpuserve.cli.terminal import say
+from cpuserve.cli.top_processes import Program, busiest
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineOptions, ServerOptions
 from cpuserve.config.env import cache_dir, environment

@@ -15,7 +15,7 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
-from cpuserve.api.options import HttpOptions
+from cpuserve.api.lifecycle.options import HttpOptions
 from cpuserve.cli.flags import asked, normalize
 from cpuserve.cli.main import build_parser
 from cpuserve.cli.terminal import say

@@ -91,7 +91,7 @@ def _run(argv: list[str]) -> int:
         return 0
     args, unknown = parser.parse_known_args(argv)
     if args.version:
-        from cpuserve.cli.about import render
+        from cpuserve.cli.build_info import render
 
         print(render())
         return 0

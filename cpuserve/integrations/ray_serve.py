@@ -114,9 +114,9 @@ class Engine:
     """One replica: claims cores, starts the engine on them, and serves HTTP."""
 
     async def __init__(self, options: Mapping[str, Any], num_cpus: int) -> None:  # type: ignore[misc]
-        from cpuserve.api.engines import start_engines
-        from cpuserve.api.options import HttpOptions
-        from cpuserve.api.server import FrontEnd
+        from cpuserve.api.lifecycle.engines import start_engines
+        from cpuserve.api.lifecycle.front_end import FrontEnd
+        from cpuserve.api.lifecycle.options import HttpOptions
         from cpuserve.platforms import select
         from cpuserve.prepare import prepare
 

@@ -50,7 +50,7 @@ class Prompt:
 class CommonFields(msgspec.Struct, kw_only=True):
     """What a call and the requests of the OpenAI dialect name alike: mostly how to sample.
 
-    response_format, structured_outputs: see serving/structured.py.
+    response_format, structured_outputs: see serving/response_format.py.
     """
 
     model: str | None = None

@@ -13,7 +13,7 @@ from cpuserve.core.admission import Limits
 from cpuserve.serving.backlog import Backlog
 from cpuserve.serving.call import MAX_LOGPROBS
 from cpuserve.serving.limits import ClientLimits
-from cpuserve.serving.loading import Loading, loading_message
+from cpuserve.serving.load_progress import Loading, loading_message
 from cpuserve.serving.tools.learn import NO_TEMPLATE, AnswerFormat, learn_format
 from cpuserve.tokenizer.pairs import PairEncoder
 from cpuserve.version import version

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.serving.caller import CALLER
-from cpuserve.serving.endings import ENDINGS
+from cpuserve.serving.cancellation import ENDINGS
 from cpuserve.serving.events import Choice, Event, Failed, Folded, Progress, Scored, Usage
 from cpuserve.serving.fan_out import admit, check_capacity, dismiss, fan_out, start, usage_of
 from cpuserve.serving.params import sampling_params

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpuserve.api.options import HttpOptions
-from cpuserve.api.server import make_server
+from cpuserve.api.lifecycle.front_end import make_server
+from cpuserve.api.lifecycle.options import HttpOptions
 from cpuserve.api.state import ServerState
 from cpuserve.serving.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, Script, make_context, speak

@@ -12,9 +12,9 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from cpuserve.api.options import HttpOptions
-from cpuserve.api.preparing import StoppedWhilePreparing
-from cpuserve.api.serve import serve
+from cpuserve.api.lifecycle.options import HttpOptions
+from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing
+from cpuserve.api.lifecycle.serve import serve
 from cpuserve.config.engine import Resolved
 from cpuserve.engine.child import exit_now
 from cpuserve.engine.liveness import HangLimits

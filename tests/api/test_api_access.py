@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from cpuserve.api.app import Cors
-from cpuserve.api.options import HttpOptions
+from cpuserve.api.lifecycle.options import HttpOptions
 from tests.api.fakes import Api, error_of
 from tests.api.live import live
 from tests.api.test_api_connection import runs

@@ -11,7 +11,7 @@ from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate, OllamaOptions
 from cpuserve.api.openai.chat.schema import ChatRequest
 from cpuserve.api.openai.completions.schema import CompletionRequest
 from cpuserve.api.openai.responses.schema import ResponsesRequest
-from cpuserve.api.unset import REFUSED
+from cpuserve.api.request.fields import REFUSED
 from tests.api.fakes import Api
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -118,7 +118,7 @@ SETS = {
     "include_reasoning": False, "penalize_newline": False, "length_penalty": 0.5, "min_keep": 3,
     "n_cmpl": 2, "web_search_options": {}, "guided_json": {}, "typical_p": 0.5, "tfs_z": 0.5,
 }  # fmt: skip
-# Refused by other parts than api/unset.py.
+# Refused by other parts than api/request/fields.py.
 ALSO_REFUSED = {
     RESPONSES: {
         "background": True,

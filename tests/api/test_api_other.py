@@ -3,7 +3,7 @@
 import pytest
 
 from cpuserve.api.app import ROUTERS
-from cpuserve.serving.loading import Loading
+from cpuserve.serving.load_progress import Loading
 from tests.api.fakes import ANSWER, MAX_LEN, Api, error_of, tokenizer
 
 KEYS = ("first-key", "sécond")

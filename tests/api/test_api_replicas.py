@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from cpuserve.api.options import HttpOptions
-from cpuserve.api.server import FrontEnd
+from cpuserve.api.lifecycle.front_end import FrontEnd
+from cpuserve.api.lifecycle.options import HttpOptions
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
 from tests.api.fakes import FakeEngine

@@ -17,14 +17,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuserve.api import serve as serving
-from cpuserve.api import starting
-from cpuserve.api.listener import MOST_FILES, raise_file_limit
-from cpuserve.api.options import HttpOptions
-from cpuserve.api.serve import bound, url_of
-from cpuserve.api.signals import stop_signals
+from cpuserve.api.http.listener import MOST_FILES, raise_file_limit
+from cpuserve.api.lifecycle import serve as serving
+from cpuserve.api.lifecycle import startup_server as starting
+from cpuserve.api.lifecycle.options import HttpOptions
+from cpuserve.api.lifecycle.serve import bound, url_of
+from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.errors import ConfigError
-from cpuserve.serving.loading import Loading
+from cpuserve.serving.load_progress import Loading
 from tests.api.fakes import Api
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_gone, wait_until

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from cpuserve.api import shapes, starting
 from cpuserve.api.app import DIALECTS, ROUTERS
+from cpuserve.api.lifecycle import startup_server as starting
 from cpuserve.api.lora import router as lora
-from cpuserve.serving.loading import Loading
+from cpuserve.api.response import error_format as shapes
+from cpuserve.serving.load_progress import Loading
 from tests.api.fakes import Api
 from tests.api.live import live
 from tests.helpers.patience import PATIENCE_S
@@ -181,7 +182,8 @@ def test_both_servers_refuse_in_the_same_words():
 
 
 def test_the_server_of_a_download_needs_no_web_framework():
-    code = "import cpuserve.api.starting, sys; print({'fastapi', 'starlette'} & set(sys.modules))"
+    module = "cpuserve.api.lifecycle.startup_server"
+    code = f"import {module}, sys; print({{'fastapi', 'starlette'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

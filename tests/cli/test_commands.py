@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpuserve.api import serve
+from cpuserve.api.lifecycle import serve
 from cpuserve.cli import main as cli
-from cpuserve.cli import supported
+from cpuserve.cli import support_tables as supported
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN
 from cpuserve.models import MODELS

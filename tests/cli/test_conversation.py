@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from cpuserve.cli.conversation import HELP, Conversation
-from cpuserve.cli.typed import AGAIN_S, Lines, interruptible
+from cpuserve.cli.line_input import AGAIN_S, Lines, interruptible
 from cpuserve.errors import InvalidRequest
 
 HELLO = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "answer to hello"}]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cpuserve.api.options import HttpOptions
+from cpuserve.api.lifecycle.options import HttpOptions
 from cpuserve.cli import main as cli
 from cpuserve.cli.flags import asked, normalize
 from tests.api.test_api_server import served

@@ -9,7 +9,7 @@ import pytest
 from cpuserve.api.app import ROUTERS
 from cpuserve.api.lora import router as lora
 from cpuserve.cli import main as cli
-from cpuserve.cli import supported
+from cpuserve.cli import support_tables as supported
 from cpuserve.cli.flags import normalize
 from cpuserve.config.reference import replaced, table
 from cpuserve.models import MODELS, TEXT_PARTS
@@ -59,7 +59,7 @@ def test_the_page_on_serving_lists_every_endpoint():
 
 def test_the_page_of_models_has_the_tables_of_the_code():
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-    made = "run: python -m cpuserve.cli.supported docs/models.md"
+    made = "run: python -m cpuserve.cli.support_tables docs/models.md"
     assert supported.replaced(page) == page, made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from cpuserve.api.unreadable import Part, Unreadable, elsewhere, plain, unreadable
+from cpuserve.api.request.content_parts import Part, Unreadable, elsewhere, plain, unreadable
 from cpuserve.errors import InvalidRequest
 
 # Claude Code's first line of the system text, which is about billing and changes with each session:

@@ -13,7 +13,7 @@ from cpuserve.api.anthropic.blocks import (
     system_text,
     text_of,
 )
-from cpuserve.api.unreadable import Part, joined
+from cpuserve.api.request.content_parts import Part, joined
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import Message
 

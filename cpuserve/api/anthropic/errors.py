@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuserve.api.envelopes import public_message
+from cpuserve.api.response.error_json import public_message
 from cpuserve.errors import InvalidRequest, PromptTooLong, RequestError
 
 _KINDS = {

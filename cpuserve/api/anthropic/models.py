@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 from cpuserve.api.dialect import has_header
-from cpuserve.api.shapes import ANTHROPIC
+from cpuserve.api.response.error_format import ANTHROPIC
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
 

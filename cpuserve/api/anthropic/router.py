@@ -14,9 +14,9 @@ from cpuserve.api.anthropic.schema import (
     to_call,
 )
 from cpuserve.api.anthropic.writer import MessageWriter
-from cpuserve.api.endpoint import read_call
-from cpuserve.api.openapi import EVENTS, json_body
-from cpuserve.api.respond import respond
+from cpuserve.api.request.context import read_call
+from cpuserve.api.response.openapi import EVENTS, json_body
+from cpuserve.api.response.writer import respond
 from cpuserve.serving.generate import count_prompt, prepare
 
 router = APIRouter()

@@ -9,7 +9,7 @@ import msgspec
 from cpuserve.api.anthropic.conversation import chat_messages
 from cpuserve.api.anthropic.errors import NoThreads
 from cpuserve.api.anthropic.tools import offered
-from cpuserve.api.unset import check_unset
+from cpuserve.api.request.fields import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, thinking_variables, unsupported

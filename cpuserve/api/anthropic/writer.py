@@ -8,7 +8,7 @@ import msgspec
 
 from cpuserve.api.anthropic.errors import error_frame
 from cpuserve.api.anthropic.schema import Message, MessageUsage, TextBlock, ToolUseBlock
-from cpuserve.api.stream import StreamFormat
+from cpuserve.api.response.stream import StreamFormat
 from cpuserve.serving.events import (
     Choice,
     Event,
@@ -21,7 +21,7 @@ from cpuserve.serving.events import (
 )
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
+    from cpuserve.api.request.context import Received
     from cpuserve.serving.generate import Generation
 
 _to_json = msgspec.json.Encoder().encode

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import read_call
 from cpuserve.api.lora.schema import LoadLoraRequest, UnloadLoraRequest
-from cpuserve.api.openapi import text_answer
+from cpuserve.api.request.context import read_call
+from cpuserve.api.response.openapi import text_answer
 from cpuserve.serving.adapters import load_adapter, unload_adapter
 
 router = APIRouter()

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 import msgspec
 from fastapi import Response
 
-from cpuserve.api.unset import first_set
+from cpuserve.api.request.fields import first_set
 from cpuserve.serving.call import unsupported
 
 # The fields in which the endpoints take their text.

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import read_call
 from cpuserve.api.ollama.common import check_text, json_response, nanoseconds, to_json
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.openai.embeddings.schema import check_dimensions
 from cpuserve.api.openai.embeddings.writer import shortened
-from cpuserve.api.openapi import json_body
-from cpuserve.api.respond import respond_whole
+from cpuserve.api.request.context import read_call
+from cpuserve.api.response.openapi import json_body
+from cpuserve.api.response.writer import respond_whole
 from cpuserve.errors import PromptTooLong
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import floats_of
 from cpuserve.serving.generate import prepare
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
+    from cpuserve.api.request.context import Received
     from cpuserve.serving.events import Folded
     from cpuserve.serving.generate import Generation
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import read_call
 from cpuserve.api.ollama.common import json_response, timestamp
 from cpuserve.api.ollama.errors import OllamaError
-from cpuserve.api.openapi import json_answer, json_body
+from cpuserve.api.request.context import read_call
+from cpuserve.api.response.openapi import json_answer, json_body
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
 from cpuserve.version import version

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import read_call
 from cpuserve.api.ollama.common import check_text, json_response
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.ollama.schema import (
@@ -20,12 +19,13 @@ from cpuserve.api.ollama.schema import (
     is_zero,
 )
 from cpuserve.api.ollama.writer import Writer
-from cpuserve.api.openapi import LINES, json_body
-from cpuserve.api.respond import respond
+from cpuserve.api.request.context import read_call
+from cpuserve.api.response.openapi import LINES, json_body
+from cpuserve.api.response.writer import respond
 from cpuserve.serving.generate import prepare
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
+    from cpuserve.api.request.context import Received
     from cpuserve.serving.call import GenerateCall
 
 router = APIRouter()

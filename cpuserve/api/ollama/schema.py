@@ -9,8 +9,8 @@ import msgspec
 
 from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.chat.schema import ChatLogprob
-from cpuserve.api.unreadable import Unreadable, plain
-from cpuserve.api.unset import check_repeat_last_n, check_unset
+from cpuserve.api.request.content_parts import Unreadable, plain
+from cpuserve.api.request.fields import check_repeat_last_n, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import (
@@ -23,7 +23,7 @@ from cpuserve.serving.call import (
 from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
+    from cpuserve.api.request.context import Received
 
 _ZERO = re.compile(r"[-+]?0+(\.0*)?(ns|us|ms|s|m|h)?")
 _LEVELS = ("low", "medium", "high", "max")  # of thinking

@@ -11,7 +11,7 @@ from cpuserve.api.ollama.common import nanoseconds, timestamp, to_json
 from cpuserve.api.ollama.errors import ollama_error
 from cpuserve.api.ollama.schema import OllamaAnswer, OllamaMessage
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
-from cpuserve.api.stream import StreamFormat
+from cpuserve.api.response.stream import StreamFormat
 from cpuserve.serving.events import Call, Event, Finish, Folded, Text, ToolCall, Usage
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.api.envelopes import error_json
 from cpuserve.api.openai.usage import usage_body
-from cpuserve.api.stream import StreamFormat
+from cpuserve.api.response.error_json import error_json
+from cpuserve.api.response.stream import StreamFormat
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.api.openai.schema import StreamOptions
+    from cpuserve.api.request.context import Received
     from cpuserve.serving.events import Progress, Usage
 
 to_json = msgspec.json.Encoder().encode

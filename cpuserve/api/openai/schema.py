@@ -34,7 +34,7 @@ class GenerationRequest(CommonFields, kw_only=True):
     repeat_penalty: float | None = None
     n_predict: int | None = None
     repeat_last_n: int | None = None
-    # Refused by name when set, because ignoring them would change the answer (api/unset.py).
+    # Refused by name when set, because ignoring them would change the answer (request/fields.py).
     best_of: Any = None
     bad_words: Any = None
     chat_template: Any = None

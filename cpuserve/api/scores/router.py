@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import read_call
-from cpuserve.api.openapi import json_body
-from cpuserve.api.respond import respond_whole
+from cpuserve.api.request.context import read_call
+from cpuserve.api.response.openapi import json_body
+from cpuserve.api.response.writer import respond_whole
 from cpuserve.api.scores.schema import (
     RerankAnswer,
     RerankRequest,
@@ -26,7 +26,7 @@ from cpuserve.serving.generate import prepare
 from cpuserve.serving.similarity import cosines, embedding_call
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
+    from cpuserve.api.request.context import Received
     from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.generate import Generation
 

@@ -19,7 +19,7 @@ from cpuserve.api.scores.schema import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cpuserve.api.endpoint import Received
+    from cpuserve.api.request.context import Received
     from cpuserve.api.scores.schema import RerankRequest
     from cpuserve.serving.events import Folded
 

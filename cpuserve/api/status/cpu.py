@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.openapi import json_answer
+from cpuserve.api.response.openapi import json_answer
 from cpuserve.api.state import get_state
-from cpuserve.api.status.view import CpuReport
+from cpuserve.api.status.cpu_view import CpuReport
 from cpuserve.errors import DeadlineExceeded, NotFound
 
 router = APIRouter()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.errors import error_response
+from cpuserve.api.response.errors import error_response
 from cpuserve.api.state import get_state
 from cpuserve.errors import ServiceUnavailable
-from cpuserve.serving.loading import health_body
+from cpuserve.serving.load_progress import health_body
 from cpuserve.version import version
 
 router = APIRouter()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.chat.schema import without_custom
 from cpuserve.api.openai.logprobs import TokenNames
-from cpuserve.api.openapi import json_answer, json_body
+from cpuserve.api.request.context import read_call
+from cpuserve.api.request.fields import check_unset
+from cpuserve.api.response.openapi import json_answer, json_body
 from cpuserve.api.state import get_state
 from cpuserve.api.tokenize.schema import (
     DetokenizeRequest,
@@ -18,7 +19,6 @@ from cpuserve.api.tokenize.schema import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import call_from, unsupported
 from cpuserve.serving.context import ModelContext

@@ -13,7 +13,7 @@ import msgspec
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs, if_possible
 from cpuserve.serving.call import unsupported
-from cpuserve.serving.structured import structured_outputs
+from cpuserve.serving.response_format import structured_outputs
 from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpuserve.api.unreadable import Unreadable, lines_for, plain, unreadable
+from cpuserve.api.request.content_parts import Unreadable, lines_for, plain, unreadable
 from cpuserve.serving.call import Message
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")

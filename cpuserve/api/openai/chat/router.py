@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.chat.schema import ChatCompletion, ChatRequest, to_call
 from cpuserve.api.openai.chat.writer import ChatWriter
-from cpuserve.api.openapi import EVENTS, json_body
-from cpuserve.api.respond import respond
+from cpuserve.api.request.context import read_call
+from cpuserve.api.response.openapi import EVENTS, json_body
+from cpuserve.api.response.writer import respond
 from cpuserve.serving.generate import prepare
 
 router = APIRouter()

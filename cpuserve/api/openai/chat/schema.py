@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 
 from cpuserve.api.openai.chat.conversation import chat_messages
-from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
-from cpuserve.api.openai.supported import (
+from cpuserve.api.openai.checks import (
     check_stream,
     check_supported,
     length,
     repetition_penalty,
     usage_in_each,
 )
+from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.tool_choice import Spelling, check_offers, function_name, tool_choice
-from cpuserve.api.unset import REFUSED, check_unset
+from cpuserve.api.request.fields import REFUSED, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs

@@ -23,8 +23,8 @@ from cpuserve.serving.events import (
 )
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.api.openai.chat.schema import ChatRequest
+    from cpuserve.api.request.context import Received
     from cpuserve.serving.generate import Generation
 
 _ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
-from cpuserve.api.openai.supported import (
+from cpuserve.api.openai.checks import (
     check_stream,
     check_supported,
     length,
     repetition_penalty,
     usage_in_each,
 )
-from cpuserve.api.unset import REFUSED, check_unset
+from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
+from cpuserve.api.request.fields import REFUSED, check_unset
 from cpuserve.serving.call import GenerateCall, call_from
 
 # max_tokens of completion requests that do not set it, as in OpenAI's API and vLLM. The server's

@@ -13,9 +13,9 @@ from cpuserve.api.openai.usage import usage_body
 from cpuserve.serving.events import Choice, Event, Finish, Folded, Progress, Scored, Text, Usage
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.api.openai.completions.schema import CompletionRequest, LegacyLogprobs
     from cpuserve.api.openai.schema import PromptLogprobs
+    from cpuserve.api.request.context import Received
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.call import Prompt
     from cpuserve.serving.generate import Generation

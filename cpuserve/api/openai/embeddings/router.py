@@ -6,7 +6,6 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.embeddings.schema import (
     EmbeddingAnswer,
     EmbeddingRequest,
@@ -14,8 +13,9 @@ from cpuserve.api.openai.embeddings.schema import (
     to_call,
 )
 from cpuserve.api.openai.embeddings.writer import answer_body
-from cpuserve.api.openapi import json_body
-from cpuserve.api.respond import respond_whole
+from cpuserve.api.request.context import read_call
+from cpuserve.api.response.openapi import json_body
+from cpuserve.api.response.writer import respond_whole
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.generate import prepare
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.unset import check_unset
+from cpuserve.api.request.fields import check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall
 

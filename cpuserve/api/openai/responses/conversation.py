@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from cpuserve.api.openai.responses.other_items import (
+from cpuserve.api.openai.responses.foreign_items import (
     CLIENT_CALLS,
     CLIENT_OUTPUTS,
     KINDS,
@@ -13,7 +13,7 @@ from cpuserve.api.openai.responses.other_items import (
     thoughts_of,
 )
 from cpuserve.api.openai.responses.tools import flat_name
-from cpuserve.api.unreadable import Part, joined, plain, unreadable
+from cpuserve.api.request.content_parts import Part, joined, plain, unreadable
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import Message, unsupported
 

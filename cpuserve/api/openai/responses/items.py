@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cpuserve.api.openai.chat.schema import ChatLogprob
-from cpuserve.api.openai.responses.answer import (
+from cpuserve.api.openai.responses.response_object import (
     OutputItem,
     ResponseCall,
     ResponseMessage,

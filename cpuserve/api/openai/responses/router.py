@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from cpuserve.api.endpoint import read_call
-from cpuserve.api.openai.responses import answer
+from cpuserve.api.openai.responses import response_object as answer
 from cpuserve.api.openai.responses.schema import ResponsesRequest, to_call
 from cpuserve.api.openai.responses.writer import ResponseWriter
-from cpuserve.api.openapi import EVENTS, json_body
-from cpuserve.api.respond import respond
+from cpuserve.api.request.context import read_call
+from cpuserve.api.response.openapi import EVENTS, json_body
+from cpuserve.api.response.writer import respond
 from cpuserve.errors import NotFound
 from cpuserve.serving.generate import count_prompt, prepare
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.api.openai.checks import check_stream, check_supported, repetition_penalty
 from cpuserve.api.openai.responses.conversation import chat_messages
 from cpuserve.api.openai.responses.tools import chosen_tools
 from cpuserve.api.openai.schema import GenerationRequest
-from cpuserve.api.openai.supported import check_stream, check_supported, repetition_penalty
-from cpuserve.api.unset import REFUSED, check_unset, first_set
+from cpuserve.api.request.fields import REFUSED, check_unset, first_set
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, call_from, unsupported

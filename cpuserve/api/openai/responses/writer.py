@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.envelopes import public_message
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
-from cpuserve.api.openai.responses.answer import (
+from cpuserve.api.openai.responses.items import Item, items_of
+from cpuserve.api.openai.responses.response_object import (
     IncompleteDetails,
     InputDetails,
     OutputDetails,
@@ -18,17 +18,17 @@ from cpuserve.api.openai.responses.answer import (
     ResponseError,
     ResponseUsage,
 )
-from cpuserve.api.openai.responses.begin import begun
-from cpuserve.api.openai.responses.items import Item, items_of
+from cpuserve.api.openai.responses.response_start import begun
 from cpuserve.api.openai.responses.tools import namespaces_of
-from cpuserve.api.stream import StreamFormat
+from cpuserve.api.response.error_json import public_message
+from cpuserve.api.response.stream import StreamFormat
 from cpuserve.errors import RequestError
 from cpuserve.serving.events import Call, Event, Finish, Folded, Progress, Text, ToolCall, Usage
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.api.openai.chat.schema import ChatLogprob
     from cpuserve.api.openai.responses.schema import ResponsesRequest
+    from cpuserve.api.request.context import Received
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.generate import Generation
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.openai.responses.answer import (
+from cpuserve.api.openai.responses.response_object import (
     Response,
     ResponseFunction,
     ResponseNamespace,
@@ -16,8 +16,8 @@ from cpuserve.api.openai.responses.tools import is_function
 from cpuserve.api.openai.tool_choice import plain_choice
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.api.openai.responses.schema import ResponsesRequest
+    from cpuserve.api.request.context import Received
     from cpuserve.sampling.params import SamplingParams
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cpuserve.api.unset import check_repeat_last_n, check_unset
+from cpuserve.api.request.fields import check_repeat_last_n, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import NO_LIMIT, unsupported
 from cpuserve.serving.params import check_repeat_penalty

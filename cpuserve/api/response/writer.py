@@ -7,7 +7,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from cpuserve.api.stream import EventStream, JsonResult, StreamFormat
+from cpuserve.api.response.stream import EventStream, JsonResult, StreamFormat
 from cpuserve.serving.events import Event, Folded, Scored, num_entries
 from cpuserve.serving.threads import run_sized
 

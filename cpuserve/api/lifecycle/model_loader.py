@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cpuserve.api.build import load_texts, make_context
-from cpuserve.api.engines import start_engines
-from cpuserve.api.preparing import in_background
+from cpuserve.api.lifecycle.engines import start_engines
+from cpuserve.api.lifecycle.model_context import load_texts, make_context
+from cpuserve.api.lifecycle.preparation import in_background
 from cpuserve.prepare import kv_cache_bytes
 from cpuserve.serving.limits import default_body_bytes
 
 if TYPE_CHECKING:
-    from cpuserve.api.options import HttpOptions
+    from cpuserve.api.lifecycle.options import HttpOptions
     from cpuserve.engine.ipc import Progress, Stats
     from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared

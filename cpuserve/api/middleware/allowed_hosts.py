@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
-from cpuserve.api.errors import Forbidden, error_response
+from cpuserve.api.response.errors import Forbidden, error_response
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

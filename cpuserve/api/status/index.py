@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.openapi import json_answer
-from cpuserve.api.routes import BASE
+from cpuserve.api.response.openapi import json_answer
+from cpuserve.api.response.unknown_route import BASE
 from cpuserve.api.state import get_state
 from cpuserve.version import version
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from cpuserve.api.envelopes import Envelope, error_json
-from cpuserve.api.request_log import note_failure
-from cpuserve.api.routes import allowed_methods, unknown_route
+from cpuserve.api.request.log import note_failure
+from cpuserve.api.response.error_json import Envelope, error_json
+from cpuserve.api.response.unknown_route import allowed_methods, unknown_route
 from cpuserve.errors import (
     DeadlineExceeded,
     NotFound,

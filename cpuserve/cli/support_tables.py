@@ -1,7 +1,7 @@
 """The tables of `cpuserve models --supported`: families, formats, and kernels of this CPU.
 
-`python -m cpuserve.cli.supported docs/models.md` writes those of families and formats, which are
-made from the registries, between the two markers in the file.
+`python -m cpuserve.cli.support_tables docs/models.md` writes those of families and formats, which
+are made from the registries, between the two markers in the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cpuserve.config.reference import between
 
-BEGIN = "<!-- models: made by python -m cpuserve.cli.supported docs/models.md -->"
+BEGIN = "<!-- models: made by python -m cpuserve.cli.support_tables docs/models.md -->"
 END = "<!-- end of models -->"
 # Families whose files have the name of another, which settles what they are by their metadata.
 SAME_FILES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.api.errors import error_response
+from cpuserve.api.response.errors import error_response
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:

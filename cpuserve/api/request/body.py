@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from cpuserve.api.errors import (
+from cpuserve.api.request.field_errors import not_json, not_utf8, wrong_field
+from cpuserve.api.request.object_limits import check_objects
+from cpuserve.api.response.errors import (
     PayloadTooLarge,
     RequestTimeout,
     UnsupportedMediaType,
 )
-from cpuserve.api.json_objects import check_objects
-from cpuserve.api.problems import not_json, not_utf8, wrong_field
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
-    from cpuserve.api.uploads import Reservation
+    from cpuserve.api.request.body_budget import Reservation
     from cpuserve.serving.limits import ClientLimits
 
 log = logging.getLogger(__name__)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 
-from cpuserve.api.body import ClientGone
-from cpuserve.api.errors import log_failure
-from cpuserve.api.http import DIRECT_BODY
-from cpuserve.api.request_log import RECORD
-from cpuserve.serving.endings import ENDINGS
+from cpuserve.api.http.protocol import DIRECT_BODY
+from cpuserve.api.request.body import ClientGone
+from cpuserve.api.request.log import RECORD
+from cpuserve.api.response.errors import log_failure
+from cpuserve.serving.cancellation import ENDINGS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 
     from starlette.types import Receive, Scope, Send
 
-    from cpuserve.api.http import DirectBody
+    from cpuserve.api.http.protocol import DirectBody
     from cpuserve.serving.events import Usage
 
 

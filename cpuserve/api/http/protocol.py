@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cpuserve.api.errors import (
+from cpuserve.api.request.log import RECORD, RequestRecord, log_refused, note_failure
+from cpuserve.api.response.error_format import shape_of, shape_of_head
+from cpuserve.api.response.errors import (
     LINGER_S,
     HeadersTooLarge,
     RequestTimeout,
 )
-from cpuserve.api.request_log import RECORD, RequestRecord, log_refused, note_failure
-from cpuserve.api.shapes import shape_of, shape_of_head
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
     from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
-    from cpuserve.api.shapes import Shape
+    from cpuserve.api.response.error_format import Shape
     from cpuserve.errors import RequestError
 
 # The key of a request's DirectBody in the ASGI scope; it is missing with other HTTP servers.

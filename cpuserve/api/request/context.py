@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from cpuserve.api.body import (
+from cpuserve.api.middleware.leases import LEASES
+from cpuserve.api.middleware.request_ids import caller_of
+from cpuserve.api.request.body import (
     FREE_BYTES,
     check_media_type,
     check_size,
     decode_request,
     read_body,
 )
-from cpuserve.api.errors import REQUEST_ID
-from cpuserve.api.freed import give_back_soon
-from cpuserve.api.json_objects import MAX_OBJECTS
-from cpuserve.api.leases import LEASES
-from cpuserve.api.middleware import caller_of
-from cpuserve.api.request_log import RECORD
+from cpuserve.api.request.body_budget import Reservation
+from cpuserve.api.request.log import RECORD
+from cpuserve.api.request.memory_trim import give_back_soon
+from cpuserve.api.request.object_limits import MAX_OBJECTS
+from cpuserve.api.response.errors import REQUEST_ID
 from cpuserve.api.state import get_state
-from cpuserve.api.uploads import Reservation
 from cpuserve.errors import ServiceUnavailable
 from cpuserve.serving.call import MAX_PROMPTS
 from cpuserve.serving.caller import CALLER
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
-    from cpuserve.api.request_log import RequestRecord
+    from cpuserve.api.request.log import RequestRecord
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.registry import Lease, ModelRegistry, Served
 

@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from cpuserve.api.engines import start_engines
-from cpuserve.api.listener import Listener, raise_file_limit
-from cpuserve.api.options import HttpOptions, is_loopback
-from cpuserve.api.preparing import StoppedWhilePreparing, in_background, is_preparing
-from cpuserve.api.signals import stop_signals
-from cpuserve.api.starting import StartupServer
+from cpuserve.api.http.listener import Listener, raise_file_limit
+from cpuserve.api.lifecycle.engines import start_engines
+from cpuserve.api.lifecycle.options import HttpOptions, is_loopback
+from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing, in_background, is_preparing
+from cpuserve.api.lifecycle.signals import stop_signals
+from cpuserve.api.lifecycle.startup_server import StartupServer
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 
@@ -98,8 +98,8 @@ def _run(
         client = start_engines(resolved, reports, restart=http.engine_restart)
         try:
             cpus = _pin(resolved.config.frontend_cpus)
-            from cpuserve.api.on_demand import OnDemand
-            from cpuserve.api.server import FrontEnd
+            from cpuserve.api.lifecycle.front_end import FrontEnd
+            from cpuserve.api.lifecycle.model_loader import OnDemand
             from cpuserve.prepare import kv_cache_bytes
 
             url = url_of(listener)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.envelopes import ErrorBody
+from cpuserve.api.response.error_json import ErrorBody
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

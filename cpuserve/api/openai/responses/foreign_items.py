@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpuserve.api.unreadable import elsewhere, plain
+from cpuserve.api.request.content_parts import elsewhere, plain
 
 # Calls that clients run, in place of a function's: the member that has the arguments.
 CLIENT_CALLS = {

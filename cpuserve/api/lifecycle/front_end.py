@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from cpuserve.api.app import Cors, create_app
-from cpuserve.api.build import load_texts, make_context
-from cpuserve.api.http import MAX_HEADER_BYTES, guarded_protocol
-from cpuserve.api.signals import stop_signals
+from cpuserve.api.http.protocol import MAX_HEADER_BYTES, guarded_protocol
+from cpuserve.api.lifecycle.model_context import load_texts, make_context
+from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.api.state import ServerState
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
-from cpuserve.serving.loading import Loading
+from cpuserve.serving.load_progress import Loading
 from cpuserve.serving.registry import ModelRegistry
 from cpuserve.tokenizer.rendering.client import RENDERER
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from cpuserve.api.options import HttpOptions
+    from cpuserve.api.lifecycle.options import HttpOptions
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import Stats

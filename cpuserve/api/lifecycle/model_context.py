@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.api.status.view import CpuView
+from cpuserve.api.status.cpu_view import CpuView
 from cpuserve.log import get_logger
 from cpuserve.metrics import ServerMetrics
 from cpuserve.serving.context import ModelContext
@@ -16,7 +16,7 @@ from cpuserve.tokenizer.load import load_tokenizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cpuserve.api.options import HttpOptions
+    from cpuserve.api.lifecycle.options import HttpOptions
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
     from cpuserve.platforms import Platform

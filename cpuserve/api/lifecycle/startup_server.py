@@ -14,10 +14,10 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cpuserve.api.request_log import log_unready
-from cpuserve.api.shapes import OPENAI, Shape, shape_of_head
+from cpuserve.api.request.log import log_unready
+from cpuserve.api.response.error_format import OPENAI, Shape, shape_of_head
 from cpuserve.errors import RETRY_AFTER_S, ServiceUnavailable
-from cpuserve.serving.loading import Loading, health_body, loading_message
+from cpuserve.serving.load_progress import Loading, health_body, loading_message
 
 MAX_HEAD_BYTES = 1 << 16
 HEAD_TIMEOUT_S = 15.0

@@ -8,17 +8,17 @@ import re
 import uuid
 from typing import TYPE_CHECKING
 
-from cpuserve.api.body import ClientGone
 from cpuserve.api.dialect import ID_HEADERS
-from cpuserve.api.errors import (
+from cpuserve.api.request.body import ClientGone
+from cpuserve.api.request.log import RECORD, RequestRecord
+from cpuserve.api.response.errors import (
     REQUEST_ID,
     HeadersTooLarge,
     Unauthorized,
     error_response,
     log_failure,
 )
-from cpuserve.api.request_log import RECORD, RequestRecord
-from cpuserve.serving.endings import ENDINGS
+from cpuserve.serving.cancellation import ENDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

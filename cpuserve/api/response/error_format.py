@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from cpuserve.api.anthropic.errors import anthropic_error
-from cpuserve.api.envelopes import Envelope, error_json
 from cpuserve.api.ollama.errors import ollama_error
+from cpuserve.api.response.error_json import Envelope, error_json
 
 
 @dataclass(frozen=True, slots=True)

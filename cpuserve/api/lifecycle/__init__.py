@@ -1,0 +1,1 @@
+"""The life of the server: start, readiness, drain and stop."""
