@@ -11,17 +11,12 @@ from starlette.middleware.cors import CORSMiddleware
 from cpuserve.api.anthropic.dialect import ANTHROPIC
 from cpuserve.api.dialect import DialectOfPath
 from cpuserve.api.middleware.allowed_hosts import AllowedHosts
-from cpuserve.api.middleware.drain import ClosesConnections
-from cpuserve.api.middleware.leases import ReleasesModels
-from cpuserve.api.middleware.request_ids import (
-    METRICS_PATHS,
-    PUBLIC_PATHS,
-    AnswerCounts,
-    ApiKeys,
-    RequestIds,
-    UnexpectedErrors,
-)
+from cpuserve.api.middleware.api_keys import METRICS_PATHS, PUBLIC_PATHS, ApiKeys
+from cpuserve.api.middleware.drain import ConnectionClose
+from cpuserve.api.middleware.leases import ModelLeases
+from cpuserve.api.middleware.request_ids import RequestIds, ResponseCounts
 from cpuserve.api.middleware.request_line import RequestLine
+from cpuserve.api.middleware.unexpected_errors import UnexpectedErrors
 from cpuserve.api.ollama.dialect import OLLAMA
 from cpuserve.api.openai.dialect import OPENAI
 from cpuserve.api.response.errors import install_error_handlers
@@ -41,6 +36,7 @@ if TYPE_CHECKING:
 
     from fastapi import APIRouter
 
+    from cpuserve.api.lifecycle.options import HttpOptions
     from cpuserve.api.state import ServerState
 
 DIALECTS = (
@@ -106,7 +102,7 @@ def create_app(
     if host_names is not None:
         app.add_middleware(AllowedHosts, names=host_names)
     app.add_middleware(UnexpectedErrors)
-    app.add_middleware(ReleasesModels)
+    app.add_middleware(ModelLeases)
     if cors is not None:
         app.add_middleware(
             CORSMiddleware,
@@ -116,13 +112,28 @@ def create_app(
             allow_credentials=cors.credentials,
             # Public pages of these origins may also use a server in a private network.
             allow_private_network=True,
-            expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.shape.id_headers)],
+            expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.errors.id_headers)],
         )
     app.add_middleware(RequestLine)
-    app.add_middleware(RequestIds, counts=AnswerCounts(state.http, app.state.paths))
+    app.add_middleware(RequestIds, counts=ResponseCounts(state.http, app.state.paths))
     app.add_middleware(DialectOfPath)
-    app.add_middleware(ClosesConnections, state=state)
+    app.add_middleware(ConnectionClose, state=state)
     return app
+
+
+def app_of(state: ServerState, http: HttpOptions) -> FastAPI:
+    """Return the app for the options of the server."""
+    cors = None
+    if http.allowed_origins:
+        lists = http.allowed_origins, http.allowed_methods, http.allowed_headers
+        cors = Cors(*lists, credentials=http.allow_credentials)
+    return create_app(
+        state,
+        api_keys=http.api_keys,
+        public_metrics=http.public_metrics,
+        host_names=http.host_names,
+        cors=cors,
+    )
 
 
 def _routers(state: ServerState) -> tuple[APIRouter, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuserve.api.response.error_format import OPENAI, Shape, shape_of
+from cpuserve.api.response.error_format import OPENAI, ErrorFormat, error_format_of
 from cpuserve.api.response.errors import ENVELOPE
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Dialect:
     """
 
     routers: tuple[APIRouter, ...]
-    shape: Shape = OPENAI
+    errors: ErrorFormat = OPENAI
 
 
 class DialectOfPath:
@@ -36,12 +36,7 @@ class DialectOfPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
         if scope["type"] == "http":
-            shape = shape_of(scope["path"], {name for name, _ in scope["headers"]})
-            scope[ENVELOPE] = shape.error
-            scope[ID_HEADERS] = shape.id_headers
+            errors = error_format_of(scope["path"], {name for name, _ in scope["headers"]})
+            scope[ENVELOPE] = errors.error
+            scope[ID_HEADERS] = errors.id_headers
         await self._app(scope, receive, send)
-
-
-def has_header(scope: Scope, name: bytes) -> bool:
-    """Return whether the request of `scope` has a header with this name, in lower case."""
-    return any(given == name for given, _ in scope["headers"])

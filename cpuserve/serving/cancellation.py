@@ -6,4 +6,4 @@ import asyncio
 
 # They must propagate. All others are failures of a request and get an error response. That includes
 # BaseExceptions: a panic in a Rust library raises one.
-ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+CANCELLATIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)

@@ -13,7 +13,7 @@ from cpuserve.core.admission import Limits
 from cpuserve.serving.backlog import Backlog
 from cpuserve.serving.call import MAX_LOGPROBS
 from cpuserve.serving.limits import ClientLimits
-from cpuserve.serving.load_progress import Loading, loading_message
+from cpuserve.serving.load_progress import LoadProgress, load_message
 from cpuserve.serving.tools.learn import NO_TEMPLATE, AnswerFormat, learn_format
 from cpuserve.tokenizer.pairs import PairEncoder
 from cpuserve.version import version
@@ -55,7 +55,7 @@ class ModelContext:
     shown_ids: frozenset[int] = frozenset()
     bounds: Limits = field(default_factory=lambda: Limits(0, 0, 0))
     build: str = ""
-    loading: Loading = field(default_factory=Loading)
+    loading: LoadProgress = field(default_factory=LoadProgress)
     ready: bool = False
     failed: str | None = None
     started: int = field(default_factory=lambda: int(time.time()))
@@ -119,7 +119,7 @@ class ModelContext:
         if self.failed is not None:
             return self.failed
         if not self.ready:
-            return loading_message(self.loading)
+            return load_message(self.loading)
         if not self.client.alive:
             return self.client.trouble
         return None

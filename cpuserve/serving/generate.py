@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.serving.caller import CALLER
-from cpuserve.serving.cancellation import ENDINGS
+from cpuserve.serving.cancellation import CANCELLATIONS
 from cpuserve.serving.events import Choice, Event, Failed, Folded, Progress, Scored, Usage
 from cpuserve.serving.fan_out import admit, check_capacity, dismiss, fan_out, start, usage_of
 from cpuserve.serving.params import sampling_params
@@ -299,7 +299,7 @@ async def _pump(
         if taken is not None and held:
             await show(taken)
         await queue.put(None)
-    except ENDINGS:
+    except CANCELLATIONS:
         raise
     except BaseException as error:
         await queue.put(Failed(error))

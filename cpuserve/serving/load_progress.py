@@ -13,7 +13,7 @@ import msgspec
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
+class LoadProgress:
     """`done` of `total` bytes (0: unknown) of a stage: "download", "unpack", "load"."""
 
     stage: str = "starting"
@@ -21,7 +21,7 @@ class Loading:
     total: int = 0
 
     @classmethod
-    def of(cls, stage: str, done: int, total: int) -> Loading:
+    def of(cls, stage: str, done: int, total: int) -> LoadProgress:
         """Convert a progress report, without the model's name, because /health is public."""
         return cls(stage.partition(" ")[0], done, total)
 
@@ -30,12 +30,12 @@ class Loading:
         return f"{self.stage} {100 * self.done // self.total} %" if self.total else self.stage
 
 
-def loading_message(loading: Loading) -> str:
+def load_message(loading: LoadProgress) -> str:
     """Return the message that says why requests cannot be answered yet."""
     return f"The model is loading ({loading})"
 
 
-def health_body(error: bytes, status: str, loading: Loading | None = None) -> bytes:
+def health_body(error: bytes, status: str, loading: LoadProgress | None = None) -> bytes:
     """Return the JSON body of /health with status code 503.
 
     error: the JSON {"error": ...} that the other routes return. status: "loading" (then with stage,

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpuserve.api.lifecycle.front_end import make_server
+from cpuserve.api.app import app_of
+from cpuserve.api.http.server import make_server
 from cpuserve.api.lifecycle.options import HttpOptions
 from cpuserve.api.state import ServerState
 from cpuserve.serving.registry import ModelRegistry
@@ -96,7 +97,7 @@ async def live(script: Script = speak, *, limits=None, **options: Any):
         port = listener.getsockname()[1]
         # Tests may send any Host header; those that test host names set allowed_hosts themselves.
         http = HttpOptions(port=port, **{"allowed_hosts": ("*",), **options})
-        server = make_server(state, http)
+        server = make_server(app_of(state, http), http)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             while not server.started:

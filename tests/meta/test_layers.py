@@ -249,7 +249,7 @@ def test_cpp_includes_point_down():
         ("core/a.py", "if TYPE_CHECKING:\n    from cpuserve.engine.client import EngineClient"),
         (
             "serving/a.py",
-            "if TYPE_CHECKING:\n    from cpuserve.api.request.context import Received",
+            "if TYPE_CHECKING:\n    from cpuserve.api.request.context import RequestContext",
         ),
         ("models/a.py", "from cpuserve.quant.base import Weights"),
         ("engine/a.py", "from cpuserve import _C"),

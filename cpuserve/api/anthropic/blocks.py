@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from cpuserve.api.request.content_parts import Part, Unreadable, elsewhere, plain, unreadable
+from cpuserve.api.request.content_parts import NonTextPart, Part, elsewhere, non_text_part, plain
 from cpuserve.errors import InvalidRequest
 
 # Claude Code's first line of the system text, which is about billing and changes with each session:
@@ -51,7 +51,7 @@ def shown(block: dict[str, Any], where: str) -> Part:
     if kind == "text":
         return text_of(block, where)
     show = _SHOWN.get(kind)
-    return unreadable(kind, where) if show is None else show(block, where)
+    return non_text_part(kind, where) if show is None else show(block, where)
 
 
 def returned(content: object, where: str) -> list[Part]:
@@ -68,7 +68,7 @@ def _returned(block: object, where: str) -> Part:
     try:
         return shown(block, where)
     except InvalidRequest:
-        return unreadable(kind, where)
+        return non_text_part(kind, where)
 
 
 def of_assistant(block: dict[str, Any]) -> str:
@@ -94,7 +94,7 @@ def _document(block: dict[str, Any], where: str) -> Part:
     kind = source.get("type") if isinstance(source, dict) else None
     if not isinstance(source, dict) or kind not in ("text", "content"):
         told = f"has type {str(kind)[:40]!r}, which is not supported: {_PLAIN}"
-        return Unreadable(_document_name(block), f"{where}.source {told}")
+        return NonTextPart(_document_name(block), f"{where}.source {told}")
     lines = [_optional(block, name, where) for name in ("title", "context")]
     if kind == "content":
         inner = blocks(source.get("content"), f"{where}.source.content")

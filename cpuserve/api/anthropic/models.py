@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
-from cpuserve.api.dialect import has_header
+from cpuserve.api.request.headers import has_header
 from cpuserve.api.response.error_format import ANTHROPIC
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest

@@ -21,7 +21,7 @@ from cpuserve.serving.events import (
 )
 
 if TYPE_CHECKING:
-    from cpuserve.api.request.context import Received
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.generate import Generation
 
 _to_json = msgspec.json.Encoder().encode
@@ -33,7 +33,7 @@ class MessageWriter:
 
     form = StreamFormat()
 
-    def __init__(self, received: Received, generation: Generation, model: str) -> None:
+    def __init__(self, received: RequestContext, generation: Generation, model: str) -> None:
         self._received = received
         self._model = model
         self._generation = generation

@@ -6,17 +6,24 @@ import errno
 import os
 import resource
 import socket
+import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
+
+if TYPE_CHECKING:
+    from cpuserve.api.lifecycle.options import HttpOptions
 
 # Every stream needs a descriptor. The usual soft limit of 1024 is for programs that use select().
 MOST_FILES = 1 << 16
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 _QUIET_S = 60.0
+_BACKLOG = 2048
 
 log = get_logger("serve")
 
@@ -86,6 +93,78 @@ def _identity(path: Path) -> tuple[int, ...]:
     """What tells the file at `path` from a later one, which may get the same inode."""
     facts = path.lstat()
     return facts.st_dev, facts.st_ino, facts.st_mtime_ns
+
+
+@contextmanager
+def open_listener(http: HttpOptions) -> Iterator[Listener]:
+    """Return the listening socket; ConfigError if the address cannot be used."""
+    listener = _bind_unix(Path(http.uds)) if http.uds else _bind_tcp(http.host, http.port)
+    try:
+        # Listen here already: two sockets can be bound to one address until one of them listens.
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        yield listener
+    finally:
+        listener.close()
+
+
+def _bind_tcp(host: str, port: int) -> Listener:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        msg = f"cannot listen on {host}: {error}. Set --host to an address of this machine"
+        raise ConfigError(msg) from None
+    listener = Listener(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1)
+    except OSError as error:
+        listener.close()
+        msg = (
+            f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}. "
+            "Choose another port with --port, or a free one with --port 0"
+        )
+        raise ConfigError(msg) from None
+    return listener
+
+
+def _bind_unix(path: Path) -> Listener:
+    listener = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listener.bind(str(path))
+        listener.owns(path)
+    except OSError as error:
+        listener.close()
+        msg = f"cannot listen on the socket {path}: {error.strerror or error}"
+        raise ConfigError(msg) from None
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket file that a killed server has left; keep sockets in use and other files."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            return
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the URL under which clients on this machine reach the listener."""
+    address = listener.getsockname()
+    if isinstance(address, str):
+        return f"unix:{address}"
+    host = str(address[0])
+    return f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
 
 
 def raise_file_limit() -> None:

@@ -10,7 +10,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpuserve.api.request.log import RECORD, RequestRecord, log_refused, note_failure
-from cpuserve.api.response.error_format import shape_of, shape_of_head
+from cpuserve.api.response.direct_body import DIRECT_BODY, DirectBody
+from cpuserve.api.response.error_format import error_format_of, error_format_of_head
 from cpuserve.api.response.errors import (
     LINGER_S,
     HeadersTooLarge,
@@ -20,41 +21,14 @@ from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
-    from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
-    from cpuserve.api.response.error_format import Shape
+    from cpuserve.api.response.error_format import ErrorFormat
     from cpuserve.errors import RequestError
-
-# The key of a request's DirectBody in the ASGI scope; it is missing with other HTTP servers.
-DIRECT_BODY = "cpuserve.direct_body"
 
 MAX_HEADER_BYTES = 64 * 1024
 
 # How often to check whether a client that has half-closed its connection has disconnected.
 _RESET_POLL_S = 0.1
-
-
-class DirectBody:
-    """Writes pieces of a response's body directly to the transport, without middleware and h11.
-
-    It is for streams of tokens: middleware and h11's events would double the work per token in the
-    front end. The start and the last piece of the response must be sent as ASGI messages, so that
-    h11's state stays correct.
-    """
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        # As in h11, a body without Content-Length is chunked in HTTP/1.1. In HTTP/1.0 it ends with
-        # the connection.
-        self._chunked = cycle.scope["http_version"] == "1.1"
-
-    async def write(self, data: bytes) -> None:
-        """Send `data`: wait while the write buffer is full, and do nothing after a disconnect."""
-        cycle = self._cycle
-        if cycle.flow.write_paused and not cycle.disconnected:
-            await cycle.flow.drain()
-        if data and not cycle.disconnected:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
 
 class GuardedProtocol(H11Protocol):
@@ -200,7 +174,7 @@ class GuardedProtocol(H11Protocol):
             self._provoke_reset()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with an error in its dialect's shape, and close the connection."""
+        """Answer invalid HTTP with an error in its dialect's format, and close the connection."""
         received, _ = self.conn.trailing_data
         if len(received) > MAX_HEADER_BYTES:
             msg = f"The request headers exceed {MAX_HEADER_BYTES} bytes: send fewer or shorter ones"
@@ -210,7 +184,7 @@ class GuardedProtocol(H11Protocol):
 
     def _refuse(self, error: RequestError) -> None:
         self._log_refusal(error)
-        body = self._shape().error(error, "")
+        body = self._error_format().error(error, "")
         head = h11.Response(
             status_code=error.status,
             headers=[
@@ -233,12 +207,12 @@ class GuardedProtocol(H11Protocol):
         self._stop(self._header_timer)
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
-    def _shape(self) -> Shape:
-        """Return the shape of an error that ends the request which is being received."""
+    def _error_format(self) -> ErrorFormat:
+        """Return the format of an error that ends the request which is being received."""
         if self._head or self._between_requests():
-            return shape_of_head(self._head)
+            return error_format_of_head(self._head)
         scope = self.cycle.scope
-        return shape_of(scope["path"], {name for name, _ in scope["headers"]})
+        return error_format_of(scope["path"], {name for name, _ in scope["headers"]})
 
     def _log_refusal(self, error: RequestError) -> None:
         """Log the refusal of a connection, or let the request, which ends, log its own."""

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import signal
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import uvicorn
-
-from cpuserve.api.app import Cors, create_app
-from cpuserve.api.http.protocol import MAX_HEADER_BYTES, guarded_protocol
+from cpuserve.api.app import app_of
+from cpuserve.api.http.server import make_server
 from cpuserve.api.lifecycle.model_context import load_texts, make_context
 from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.api.state import ServerState
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
-from cpuserve.serving.load_progress import Loading
+from cpuserve.serving.load_progress import LoadProgress
 from cpuserve.serving.registry import ModelRegistry
 from cpuserve.tokenizer.rendering.client import RENDERER
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.types import ASGIApp
 
@@ -52,7 +49,6 @@ _FLUSH_S = 1.0
 # How long clients can read why the engine died, before a supervisor may restart the server.
 _DEAD_GRACE_S = 1.0
 _POLL_S = 0.1
-_KEEP_ALIVE_S = 30
 
 
 class FrontEnd:
@@ -84,8 +80,8 @@ class FrontEnd:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._first_signal = self._last_signal = 0
-        self._app = _app_of(self.state, http)
-        self._server = _server_of(self._app, http)
+        self._app = app_of(self.state, http)
+        self._server = make_server(self._app, http)
 
     def on_step(self, stats: Stats) -> None:
         """Update the metrics after an engine step."""
@@ -95,7 +91,7 @@ class FrontEnd:
 
     def on_progress(self, stage: str, done: int, total: int) -> None:
         """Update the loading progress that /health shows."""
-        self.context.loading = Loading.of(stage, done, total)
+        self.context.loading = LoadProgress.of(stage, done, total)
 
     async def run(self, listener: socket.socket, on_ready: ShowFn | None = None) -> int:
         """Serve on `listener` until a signal or the engine's death; returns the exit code.
@@ -239,66 +235,6 @@ class FrontEnd:
         else:
             self._first_signal = number
         self._stop.set()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, which would let the signal end the process."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def make_server(state: ServerState, http: HttpOptions) -> uvicorn.Server:
-    """Return the HTTP server for `state`; run it with serve(sockets=[...])."""
-    return _server_of(_app_of(state, http), http)
-
-
-def _app_of(state: ServerState, http: HttpOptions) -> ASGIApp:
-    cors = None
-    if http.allowed_origins:
-        lists = http.allowed_origins, http.allowed_methods, http.allowed_headers
-        cors = Cors(*lists, credentials=http.allow_credentials)
-    return create_app(
-        state,
-        api_keys=http.api_keys,
-        public_metrics=http.public_metrics,
-        host_names=http.host_names,
-        cors=cors,
-    )
-
-
-def _server_of(app: ASGIApp, http: HttpOptions) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,
-        http=guarded_protocol(http.header_timeout_s, http.write_timeout_s),
-        ws="none",
-        loop="asyncio",
-        lifespan="off",
-        log_config=None,
-        access_log=http.access_log,
-        server_header=False,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-    )
-    _adopt_uvicorn_logs(http.access_log)
-    return _Server(config)
-
-
-def _adopt_uvicorn_logs(access_log: bool) -> None:
-    """Send uvicorn's warnings, and its access log if enabled, to the handlers of our log."""
-    for name, level in (("uvicorn.error", logging.WARNING), ("uvicorn.access", logging.INFO)):
-        logger = logging.getLogger(name)
-        logger.setLevel(level)
-        logger.propagate = False
-        logger.addFilter(_is_not_told)
-        if name == "uvicorn.error" or access_log:
-            logger.handlers = list(logging.getLogger("cpuserve").handlers)
-
-
-def _is_not_told(record: logging.LogRecord) -> bool:
-    """Leave out uvicorn's line for invalid HTTP: ours (request_log.py) has the address."""
-    return record.msg != "Invalid HTTP request received."
 
 
 async def _shown(on_ready: ShowFn, url: str, client: EngineClient) -> None:

@@ -1,4 +1,4 @@
-"""OnDemand: a further model of the server, with engine processes of its own."""
+"""ModelLoader: a further model of the server, with engine processes of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
 
-class OnDemand:
+class ModelLoader:
     """Loads one model; see serving/registry.py."""
 
     def __init__(

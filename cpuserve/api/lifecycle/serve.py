@@ -12,15 +12,13 @@ import asyncio
 import os
 import signal
 import socket
-import stat
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from cpuserve.api.http.listener import Listener, raise_file_limit
+from cpuserve.api.http.listener import open_listener, raise_file_limit, url_of
 from cpuserve.api.lifecycle.engines import start_engines
 from cpuserve.api.lifecycle.options import HttpOptions, is_loopback
 from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing, in_background, is_preparing
@@ -43,8 +41,6 @@ ProgressFn = Callable[[str, int, int], None]
 ReadyFn = Callable[["Prepared", str, "EngineClient"], Awaitable[None]]
 PrepareFn = Callable[[int], "Prepared"]
 T = TypeVar("T")
-
-_BACKLOG = 2048
 
 
 def serve(
@@ -73,7 +69,7 @@ def serve(
     http = http or HttpOptions()
     raise_file_limit()
     try:
-        with _stop_signals_raise(), bound(http) as listener:
+        with _stop_signals_raise(), open_listener(http) as listener:
             _warn_if_open(http)
             return _run(listener, prepare, http, LoadingReports(progress), on_ready, others)
     except _Stopped as stopped:
@@ -99,7 +95,7 @@ def _run(
         try:
             cpus = _pin(resolved.config.frontend_cpus)
             from cpuserve.api.lifecycle.front_end import FrontEnd
-            from cpuserve.api.lifecycle.model_loader import OnDemand
+            from cpuserve.api.lifecycle.model_loader import ModelLoader
             from cpuserve.prepare import kv_cache_bytes
 
             url = url_of(listener)
@@ -110,7 +106,7 @@ def _run(
                 url,
                 prepared.platform,
                 kv_bytes=kv_cache_bytes(prepared),
-                loaders=[OnDemand(name, how, http, cpus) for name, how in others],
+                loaders=[ModelLoader(name, how, http, cpus) for name, how in others],
             )
         except BaseException:
             client.kill()
@@ -195,78 +191,6 @@ def _stop_signals_raise() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def bound(http: HttpOptions) -> Iterator[Listener]:
-    """Return the listening socket; ConfigError if the address cannot be used."""
-    listener = _bind_unix(Path(http.uds)) if http.uds else _bind_tcp(http.host, http.port)
-    try:
-        # Listen here already: two sockets can be bound to one address until one of them listens.
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-        yield listener
-    finally:
-        listener.close()
-
-
-def _bind_tcp(host: str, port: int) -> Listener:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError) as error:
-        msg = f"cannot listen on {host}: {error}. Set --host to an address of this machine"
-        raise ConfigError(msg) from None
-    listener = Listener(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1)
-    except OSError as error:
-        listener.close()
-        msg = (
-            f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}. "
-            "Choose another port with --port, or a free one with --port 0"
-        )
-        raise ConfigError(msg) from None
-    return listener
-
-
-def _bind_unix(path: Path) -> Listener:
-    listener = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        listener.bind(str(path))
-        listener.owns(path)
-    except OSError as error:
-        listener.close()
-        msg = f"cannot listen on the socket {path}: {error.strerror or error}"
-        raise ConfigError(msg) from None
-    return listener
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove a socket file that a killed server has left; keep sockets in use and other files."""
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            return
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-
-
-def url_of(listener: socket.socket) -> str:
-    """Return the URL under which clients on this machine reach the listener."""
-    address = listener.getsockname()
-    if isinstance(address, str):
-        return f"unix:{address}"
-    host = str(address[0])
-    return f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
 
 
 def _warn_if_open(http: HttpOptions) -> None:

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cpuserve.api.request.log import log_unready
-from cpuserve.api.response.error_format import OPENAI, Shape, shape_of_head
+from cpuserve.api.response.error_format import OPENAI, ErrorFormat, error_format_of_head
 from cpuserve.errors import RETRY_AFTER_S, ServiceUnavailable
-from cpuserve.serving.load_progress import Loading, health_body, loading_message
+from cpuserve.serving.load_progress import LoadProgress, health_body, load_message
 
 MAX_HEAD_BYTES = 1 << 16
 HEAD_TIMEOUT_S = 15.0
@@ -36,7 +36,7 @@ class StartupServer:
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
-        self._loading = Loading()
+        self._loading = LoadProgress()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._stopped = threading.Event()
@@ -50,7 +50,7 @@ class StartupServer:
 
     def on_progress(self, stage: str, done: int, total: int) -> None:
         """Set the progress that /health shows."""
-        self._loading = Loading.of(stage, done, total)
+        self._loading = LoadProgress.of(stage, done, total)
 
     def stop(self) -> None:
         """Stop accepting connections, and return when the front end may use the listener.
@@ -114,20 +114,20 @@ class _Response:
         return head + self.body if with_body else head
 
 
-def _answer_to(head: bytes, loading: Loading) -> bytes:
+def _answer_to(head: bytes, loading: LoadProgress) -> bytes:
     """Return the response to a request with this head."""
     method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     path = rest.partition(" ")[0].partition("?")[0].rstrip("/") or "/"
     if path not in (_LIVE, *_HEALTH):
         log_unready(method, path)
-    return _response(path, loading, shape_of_head(head)).encode(with_body=method != "HEAD")
+    return _response(path, loading, error_format_of_head(head)).encode(with_body=method != "HEAD")
 
 
-def _response(path: str, loading: Loading, shape: Shape = OPENAI) -> _Response:
+def _response(path: str, loading: LoadProgress, errors: ErrorFormat = OPENAI) -> _Response:
     if path == _LIVE:
         return _Response("200 OK")
     # The same error as the front end returns while the engine loads (a test compares them).
-    body = shape.error(ServiceUnavailable(loading_message(loading)), "")
+    body = errors.error(ServiceUnavailable(load_message(loading)), "")
     if path in _HEALTH:
         body = health_body(body, "loading", loading)
     return _Response("503 Service Unavailable", body, retry=True)

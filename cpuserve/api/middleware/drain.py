@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cpuserve.api.state import ServerState
 
 
-class ClosesConnections:
+class ConnectionClose:
     """Adds "Connection: close" to responses while the server drains.
 
     A client would otherwise send its next request on the same connection, perhaps just when the

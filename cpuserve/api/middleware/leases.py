@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
     from cpuserve.serving.registry import Lease
 
-# The key of a scope with the leases of the request, to which `Received.choose` adds.
+# The key of a scope with the leases of the request, to which `RequestContext.choose` adds.
 LEASES = "cpuserve.leases"
 
 
-class ReleasesModels:
+class ModelLeases:
     """Releases the leases of a request when it has been answered, or its client has gone."""
 
     def __init__(self, app: ASGIApp) -> None:

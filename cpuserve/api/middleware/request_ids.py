@@ -1,36 +1,23 @@
-"""Middleware for all routes: counts, request ids, API keys, answers to unexpected exceptions."""
+"""Middleware for all routes: request ids, counts of responses, and the log of failed requests."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import uuid
 from typing import TYPE_CHECKING
 
 from cpuserve.api.dialect import ID_HEADERS
-from cpuserve.api.request.body import ClientGone
+from cpuserve.api.middleware.api_keys import METRICS_PATHS, PUBLIC_PATHS
+from cpuserve.api.request.headers import header
 from cpuserve.api.request.log import RECORD, RequestRecord
-from cpuserve.api.response.errors import (
-    REQUEST_ID,
-    HeadersTooLarge,
-    Unauthorized,
-    error_response,
-    log_failure,
-)
-from cpuserve.serving.cancellation import ENDINGS
+from cpuserve.api.response.errors import REQUEST_ID, HeadersTooLarge, error_response
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from cpuserve.metrics import HttpMetrics
-
-# Load balancers and supervisors may request these without a key; they only show the server's state.
-PUBLIC_PATHS = frozenset({"/health", "/ping", "/live"})
-# With --public-metrics these need no key either, for Prometheus and inventory tools.
-METRICS_PATHS = frozenset({"/metrics", "/version"})
 
 # Monitors request these all the time. vLLM's server does not count them either.
 _UNCOUNTED_PATHS = PUBLIC_PATHS | METRICS_PATHS
@@ -41,7 +28,7 @@ _MAX_HEADER_FIELDS = 128
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-class AnswerCounts:
+class ResponseCounts:
     """Counts answers by route, method and status, for /metrics.
 
     The route of a path that is not in `paths` and has no template is "none".
@@ -75,7 +62,7 @@ class RequestIds:
     end it logs a request that has failed.
     """
 
-    def __init__(self, app: ASGIApp, counts: AnswerCounts) -> None:
+    def __init__(self, app: ASGIApp, counts: ResponseCounts) -> None:
         self._app = app
         self._counts = counts
 
@@ -84,7 +71,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = _header(scope, b"x-request-id").decode("latin-1")
+        given = header(scope, b"x-request-id").decode("latin-1")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         scope[REQUEST_ID] = request_id
         record: RequestRecord = scope.setdefault(RECORD, RequestRecord())
@@ -118,89 +105,3 @@ class RequestIds:
             return  # load balancers ask all the time, and the log says why the server is not ready
         route = self._counts.route(scope)
         record.write(scope["method"], path if route == "none" else route)
-
-
-KEY_DIGEST = "cpuserve.key_digest"  # in a scope: of the request's key, which is valid
-
-
-class ApiKeys:
-    """Answers 401 unless the request has one of the keys or its route is public."""
-
-    def __init__(
-        self, app: ASGIApp, keys: Sequence[str], public: Collection[str] = PUBLIC_PATHS
-    ) -> None:
-        self._app = app
-        self._public = public
-        self._digests = [_digest(key.encode()) for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
-        if scope["type"] == "http" and scope["path"] not in self._public:
-            error = self._refusal(scope)
-            if error is not None:
-                await error_response(error, None, scope)(scope, receive, send)
-                return
-            scope[KEY_DIGEST] = _digest(_key(scope)).hex()
-        await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Unauthorized | None:
-        key = _key(scope)
-        if not key:
-            return Unauthorized("Missing API key: send the header Authorization: Bearer KEY")
-        # Comparing digests of equal length, with all keys, takes a time that reveals nothing.
-        digest = _digest(key)
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if any(matches):
-            return None
-        return Unauthorized("Wrong API key: send a key that this server was started with")
-
-
-class UnexpectedErrors:
-    """Logs unexpected exceptions and answers them with 500, without the exception's text."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
-        started = False
-
-        async def watched_send(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched_send)
-        except ClientGone:
-            if RECORD in scope:
-                scope[RECORD].gone = True
-        except ENDINGS:
-            raise
-        except BaseException as error:
-            log_failure(error, scope)
-            if started:
-                raise  # the response has started, so uvicorn can only close the connection
-            await error_response(error, None, scope)(scope, receive, send)
-
-
-def _header(scope: Scope, name: bytes) -> bytes:
-    return next((value for key, value in scope["headers"] if key == name), b"")
-
-
-def _key(scope: Scope) -> bytes:
-    """Return the API key of a request, b"" if it has none."""
-    scheme, _, key = _header(scope, b"authorization").partition(b" ")
-    if scheme.lower() != b"bearer":
-        key = _header(scope, b"x-api-key")  # Anthropic's clients
-    return key.strip()
-
-
-def caller_of(scope: Scope) -> str:
-    """Return what tells callers apart: the API key, if the server has keys, else the address."""
-    host, _ = scope.get("client") or ("a local socket", 0)
-    return str(scope.get(KEY_DIGEST, host))
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

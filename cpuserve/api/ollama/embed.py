@@ -21,7 +21,7 @@ from cpuserve.serving.events import floats_of
 from cpuserve.serving.generate import prepare
 
 if TYPE_CHECKING:
-    from cpuserve.api.request.context import Received
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.events import Folded
     from cpuserve.serving.generate import Generation
 
@@ -112,7 +112,7 @@ async def embed_one(request: Request) -> Response:
 
 
 async def _prepare(
-    received: Received, texts: str | list[str], *, cut: bool, hint: str
+    received: RequestContext, texts: str | list[str], *, cut: bool, hint: str
 ) -> Generation:
     """Return the generation of vectors; hint: how longer texts are cut, for a message."""
     call = GenerateCall(

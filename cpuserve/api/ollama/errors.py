@@ -1,4 +1,4 @@
-"""Errors in Ollama's shape."""
+"""Errors in Ollama's format."""
 
 from __future__ import annotations
 

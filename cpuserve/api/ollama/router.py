@@ -25,7 +25,7 @@ from cpuserve.api.response.writer import respond
 from cpuserve.serving.generate import prepare
 
 if TYPE_CHECKING:
-    from cpuserve.api.request.context import Received
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.call import GenerateCall
 
 router = APIRouter()
@@ -52,9 +52,9 @@ async def generate(request: Request) -> Response:
 
 
 async def _answer(
-    received: Received,
+    received: RequestContext,
     asked: T,
-    to_call: Callable[[T, Received], GenerateCall],
+    to_call: Callable[[T, RequestContext], GenerateCall],
     *,
     chat: bool,
 ) -> Response:
@@ -71,7 +71,7 @@ async def _answer(
     return respond(generation, Writer(model, chat=chat, generation=generation))
 
 
-async def _unload(received: Received, name: str, *, chat: bool) -> Response:
+async def _unload(received: RequestContext, name: str, *, chat: bool) -> Response:
     """Unload a model that is not used, without loading it first; the first model stays."""
     received.names(name)
     model = received.models.resolve(name)

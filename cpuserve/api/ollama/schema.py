@@ -9,7 +9,7 @@ import msgspec
 
 from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.chat.schema import ChatLogprob
-from cpuserve.api.request.content_parts import Unreadable, plain
+from cpuserve.api.request.content_parts import NonTextPart, plain
 from cpuserve.api.request.fields import check_repeat_last_n, check_unset
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
@@ -23,7 +23,7 @@ from cpuserve.serving.call import (
 from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 
 if TYPE_CHECKING:
-    from cpuserve.api.request.context import Received
+    from cpuserve.api.request.context import RequestContext
 
 _ZERO = re.compile(r"[-+]?0+(\.0*)?(ns|us|ms|s|m|h)?")
 _LEVELS = ("low", "medium", "high", "max")  # of thinking
@@ -137,7 +137,7 @@ def is_zero(keep_alive: Any) -> bool:
     return keep_alive == 0 and keep_alive is not False
 
 
-def chat_call(asked: OllamaChat, _: Received) -> GenerateCall:
+def chat_call(asked: OllamaChat, _: RequestContext) -> GenerateCall:
     """Return the call; InvalidRequest for what is not supported."""
     messages = chat_messages([_message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)])
     return _call(
@@ -149,7 +149,7 @@ def chat_call(asked: OllamaChat, _: Received) -> GenerateCall:
     )
 
 
-def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall:
+def generate_call(asked: OllamaGenerate, received: RequestContext) -> GenerateCall:
     """As chat_call."""
     check_unset(asked)
     bare = received.context.get_chat_template().source is None and not asked.system
@@ -211,7 +211,7 @@ def _message(message: dict[str, Any], where: str) -> Message:
         told = f"{where}.images is not supported: this model reads text only"
         count = len(images) if isinstance(images, list) else 1
         text = {"type": "text", "text": plain(message.get("content"))}
-        known["content"] = [text, *[Unreadable("an image", told)] * count]
+        known["content"] = [text, *[NonTextPart("an image", told)] * count]
     return known
 
 

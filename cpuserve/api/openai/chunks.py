@@ -16,7 +16,7 @@ from cpuserve.api.response.stream import StreamFormat
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.schema import StreamOptions
-    from cpuserve.api.request.context import Received
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.events import Progress, Usage
 
 to_json = msgspec.json.Encoder().encode
@@ -60,7 +60,7 @@ class ChunkFormat:
 
     @classmethod
     def of(
-        cls, received: Received, object_name: str, model: str, options: StreamOptions | None
+        cls, received: RequestContext, object_name: str, model: str, options: StreamOptions | None
     ) -> ChunkFormat:
         """Return the encoder for the chunks of one request's stream."""
         return cls(

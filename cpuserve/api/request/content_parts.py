@@ -14,7 +14,7 @@ from cpuserve.serving.call import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class NonTextPart:
     """A part that is no text: what it is ("an image"), and why it is refused where the user asks.
 
     why: begins with the path of the part.
@@ -29,7 +29,7 @@ class Unreadable:
         return f"[{self.what[:1].upper()}{self.what[1:]} was left out: you can read text only.]"
 
 
-Part: TypeAlias = str | Unreadable
+Part: TypeAlias = str | NonTextPart
 
 _NOUNS = {
     "image": "an image",
@@ -55,10 +55,10 @@ _LONGEST_WORD = 1000
 _SPACE = re.compile(r"\s")
 
 
-def unreadable(kind: str, where: str) -> Unreadable:
+def non_text_part(kind: str, where: str) -> NonTextPart:
     """Return what stands for a part of this type at the path `where`."""
     noun = _NOUNS.get(kind, f"a part of the type {kind[:40]}")
-    return Unreadable(noun, f"{where} has type {kind[:40]!r}; this model reads text only")
+    return NonTextPart(noun, f"{where} has type {kind[:40]!r}; this model reads text only")
 
 
 def plain(value: object) -> str:
@@ -74,7 +74,7 @@ def elsewhere(kind: str, members: Mapping[str, Any]) -> str:
     What only that server can read, as encrypted results, is left out.
     """
     if kind in _NOUNS:
-        return unreadable(kind, kind).line
+        return non_text_part(kind, kind).line
     try:
         told = msgspec.json.encode(_readable(dict(members))).decode()
     except RecursionError:
@@ -111,7 +111,7 @@ def joined(messages: list[Message], param: str) -> list[Message]:
 
 
 def lines_for(messages: list[Message], param: str) -> list[Message]:
-    """Put a line of text in the place of each Unreadable in the messages' lists, and return them.
+    """Put a line of text in the place of each NonTextPart in the messages' lists, and return them.
 
     A tool's results and earlier turns stay in a conversation, so it would be lost if these were
     refused. The last turn of the user is refused, because its answer would be a guess.
@@ -124,11 +124,11 @@ def lines_for(messages: list[Message], param: str) -> list[Message]:
         content = message.get("content")
         if not isinstance(content, list):
             continue
-        found = [part for part in content if isinstance(part, Unreadable)]
+        found = [part for part in content if isinstance(part, NonTextPart)]
         if found and index in own:
             raise InvalidRequest(found[0].why, param=param)
         if found:
-            message["content"] = [p.line if isinstance(p, Unreadable) else p for p in content]
+            message["content"] = [p.line if isinstance(p, NonTextPart) else p for p in content]
     return messages
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from cpuserve.api.middleware.leases import LEASES
-from cpuserve.api.middleware.request_ids import caller_of
 from cpuserve.api.request.body import (
     FREE_BYTES,
     check_media_type,
@@ -21,8 +20,9 @@ from cpuserve.api.request.body import (
     read_body,
 )
 from cpuserve.api.request.body_budget import Reservation
+from cpuserve.api.request.headers import caller_of
 from cpuserve.api.request.log import RECORD
-from cpuserve.api.request.memory_trim import give_back_soon
+from cpuserve.api.request.memory_trim import trim_soon
 from cpuserve.api.request.object_limits import MAX_OBJECTS
 from cpuserve.api.response.errors import REQUEST_ID
 from cpuserve.api.state import get_state
@@ -43,7 +43,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 @dataclass(slots=True)
-class Received:
+class RequestContext:
     """One request whose body has been read; `id` is its request_id behind the endpoint's prefix.
 
     body_bytes is 0 until the body has been read. record: what the log will say of the request.
@@ -100,7 +100,7 @@ class _Named(msgspec.Struct):
 @asynccontextmanager
 async def read_call(
     request: Request, prefix: str, kind: type[T], *, conversation: str = "messages"
-) -> AsyncGenerator[tuple[Received, T], None]:
+) -> AsyncGenerator[tuple[RequestContext, T], None]:
     """Yield the request and its decoded body, whose bytes stay reserved until the block ends.
 
     conversation: the field that may have as many objects as the context has tokens, and more.
@@ -116,7 +116,7 @@ async def read_call(
     CALLER.set(caller_of(request.scope))
     number = request_id(request)
     leases, record = request.scope.get(LEASES, []), request.scope.get(RECORD)
-    received = Received(state.models, leases, number, prefix + number, record=record)
+    received = RequestContext(state.models, leases, number, prefix + number, record=record)
     size = None
     with Reservation(state.bodies) as held:
         try:
@@ -133,10 +133,10 @@ async def read_call(
             yield received, asked
         finally:
             if size is None or size > FREE_BYTES:
-                give_back_soon()
+                trim_soon()
 
 
-async def _model_of_large(received: Received, body: bytearray) -> ModelContext:
+async def _model_of_large(received: RequestContext, body: bytearray) -> ModelContext:
     """Return the model that a large body is for, after checking its limit of a body's size.
 
     Raises:

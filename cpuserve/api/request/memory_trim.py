@@ -16,7 +16,7 @@ _DELAY_S = 1.0
 _due: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
-def give_back_soon() -> None:
+def trim_soon() -> None:
     """Return freed memory in a second, on another thread; calls until then are combined."""
     loop = asyncio.get_running_loop()
     if loop not in _due:

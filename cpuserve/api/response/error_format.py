@@ -1,4 +1,4 @@
-"""The shape of errors: which dialect's a path has.
+"""The format of errors: that of the dialect of a path.
 
 No web framework is imported here, because the server that answers while a model is downloaded has
 none.
@@ -16,13 +16,13 @@ from cpuserve.api.response.error_json import Envelope, error_json
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ErrorFormat:
     """How a dialect writes errors, and on which paths.
 
     beginnings: of the paths whose errors `error` writes, also those of routes that do not exist.
-    Errors of all other paths have OpenAI's shape. id_headers: headers of the answers of these paths
-    with the request's id, besides x-request-id. shared: beginnings of OpenAI's paths that are this
-    dialect's in requests with `header`.
+    Errors of all other paths have OpenAI's format. id_headers: headers of the responses of these
+    paths with the request's id, besides x-request-id. shared: beginnings of OpenAI's paths that are
+    this dialect's in requests with `header`.
     """
 
     error: Envelope = error_json
@@ -32,40 +32,40 @@ class Shape:
     header: bytes = b""
 
 
-OPENAI = Shape()
+OPENAI = ErrorFormat()
 # All of Anthropic's clients send the header, and none of OpenAI's.
-ANTHROPIC = Shape(
+ANTHROPIC = ErrorFormat(
     anthropic_error,
     ("/v1/messages",),
     ("request-id",),
     shared=("/v1/models",),
     header=b"anthropic-version",
 )
-OLLAMA = Shape(ollama_error, ("/api",))
-_SHAPES = (ANTHROPIC, OLLAMA)
+OLLAMA = ErrorFormat(ollama_error, ("/api",))
+_FORMATS = (ANTHROPIC, OLLAMA)
 
 
-def shape_of(path: str, header_names: Collection[bytes]) -> Shape:
-    """Return the shape of the errors of `path` in a request with these headers (lower case).
+def error_format_of(path: str, header_names: Collection[bytes]) -> ErrorFormat:
+    """Return the format of the errors of `path` in a request with these headers (lower case).
 
     path: also a full URL, as clients of a proxy send it.
     """
     if not path.startswith("/") and "://" in path:
         path = "/" + path.partition("://")[2].partition("/")[2]
-    for shape in _SHAPES:
-        if _begins(path, shape.beginnings):
-            return shape
-        if _begins(path, shape.shared) and shape.header in header_names:
-            return shape
+    for known in _FORMATS:
+        if _begins(path, known.beginnings):
+            return known
+        if _begins(path, known.shared) and known.header in header_names:
+            return known
     return OPENAI
 
 
-def shape_of_head(head: bytes) -> Shape:
-    """Return the shape for a request with this head, which may be invalid or incomplete."""
+def error_format_of_head(head: bytes) -> ErrorFormat:
+    """Return the format for a request with this head, which may be invalid or incomplete."""
     line, *fields = head.splitlines() or [b""]
     target = line.decode("latin-1").split(" ")[1:2]
     path = unquote("".join(target).partition("?")[0])
-    return shape_of(path, {field.partition(b":")[0].strip().lower() for field in fields})
+    return error_format_of(path, {field.partition(b":")[0].strip().lower() for field in fields})
 
 
 def _begins(path: str, beginnings: Collection[str]) -> bool:

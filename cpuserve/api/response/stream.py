@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 
-from cpuserve.api.http.protocol import DIRECT_BODY
 from cpuserve.api.request.body import ClientGone
 from cpuserve.api.request.log import RECORD
+from cpuserve.api.response.direct_body import DIRECT_BODY
 from cpuserve.api.response.errors import log_failure
-from cpuserve.serving.cancellation import ENDINGS
+from cpuserve.serving.cancellation import CANCELLATIONS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 
     from starlette.types import Receive, Scope, Send
 
-    from cpuserve.api.http.protocol import DirectBody
+    from cpuserve.api.response.direct_body import DirectBody
     from cpuserve.serving.events import Usage
 
 
@@ -131,7 +131,7 @@ class EventStream(Response):
                     await write(event)
                     self._writing = False
                     self._num_written += 1
-            except ENDINGS:
+            except CANCELLATIONS:
                 raise
             except BaseException as error:
                 if not writer.started:

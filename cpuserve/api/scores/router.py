@@ -26,7 +26,7 @@ from cpuserve.serving.generate import prepare
 from cpuserve.serving.similarity import cosines, embedding_call
 
 if TYPE_CHECKING:
-    from cpuserve.api.request.context import Received
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.generate import Generation
 
@@ -61,7 +61,9 @@ async def score(request: Request) -> Response:
     )
 
 
-async def _prepare(received: Received, call: GenerateCall, texts: str) -> tuple[Generation, Scores]:
+async def _prepare(
+    received: RequestContext, call: GenerateCall, texts: str
+) -> tuple[Generation, Scores]:
     """Return the generation of a call, and what makes scores of its answer.
 
     texts: the endpoint's name for what is in the prompts.

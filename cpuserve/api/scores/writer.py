@@ -19,7 +19,7 @@ from cpuserve.api.scores.schema import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cpuserve.api.request.context import Received
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.api.scores.schema import RerankRequest
     from cpuserve.serving.events import Folded
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def rerank_body(
-    answer: Folded, received: Received, asked: RerankRequest, model: str, scores: Scores
+    answer: Folded, received: RequestContext, asked: RerankRequest, model: str, scores: Scores
 ) -> bytes:
     """Return the answer of /rerank as JSON; documents of equal scores keep their order."""
     texts = texts_of(asked.documents, "documents")
@@ -40,7 +40,7 @@ def rerank_body(
     return msgspec.json.encode(whole)
 
 
-def score_body(answer: Folded, received: Received, model: str, scores: Scores) -> bytes:
+def score_body(answer: Folded, received: RequestContext, model: str, scores: Scores) -> bytes:
     """Return the answer of /score as JSON."""
     found = scores(_vectors(answer))
     items = [ScoreItem(index, "score", score) for index, score in enumerate(found)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpuserve.api.request.content_parts import Unreadable, lines_for, plain, unreadable
+from cpuserve.api.request.content_parts import NonTextPart, lines_for, non_text_part, plain
 from cpuserve.serving.call import Message
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -92,21 +92,23 @@ def _part(part: Any, where: str, index: int) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind in _TEXTS:
         return part
-    return unreadable(kind, f"{where}.content[{index}]")
+    return non_text_part(kind, f"{where}.content[{index}]")
 
 
-def _lenient(content: Any, where: str) -> str | list[str | Unreadable]:
+def _lenient(content: Any, where: str) -> str | list[str | NonTextPart]:
     """Return the content of a message that is never refused."""
     if not isinstance(content, list):
         return plain(content)
     return [_any_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
 
 
-def _any_part(part: Any, where: str) -> str | Unreadable:
+def _any_part(part: Any, where: str) -> str | NonTextPart:
     if not isinstance(part, dict):
-        return part if isinstance(part, Unreadable) else plain(part)
+        return part if isinstance(part, NonTextPart) else plain(part)
     text = part.get("refusal" if part.get("type") == "refusal" else "text")
     if isinstance(text, str):
         return text
     kind = part.get("type")
-    return unreadable(kind, where) if isinstance(kind, str) and kind not in _TEXTS else plain(text)
+    return (
+        non_text_part(kind, where) if isinstance(kind, str) and kind not in _TEXTS else plain(text)
+    )

@@ -24,7 +24,7 @@ from cpuserve.serving.events import (
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.chat.schema import ChatRequest
-    from cpuserve.api.request.context import Received
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.generate import Generation
 
 _ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
@@ -37,7 +37,7 @@ class ChatWriter:
     form = FORM
 
     def __init__(
-        self, received: Received, asked: ChatRequest, generation: Generation, model: str
+        self, received: RequestContext, asked: ChatRequest, generation: Generation, model: str
     ) -> None:
         first = generation.jobs[0]
         self._received = received

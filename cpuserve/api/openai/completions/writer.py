@@ -15,7 +15,7 @@ from cpuserve.serving.events import Choice, Event, Finish, Folded, Progress, Sco
 if TYPE_CHECKING:
     from cpuserve.api.openai.completions.schema import CompletionRequest, LegacyLogprobs
     from cpuserve.api.openai.schema import PromptLogprobs
-    from cpuserve.api.request.context import Received
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.call import Prompt
     from cpuserve.serving.generate import Generation
@@ -30,7 +30,7 @@ class CompletionWriter:
     form = FORM
 
     def __init__(
-        self, received: Received, asked: CompletionRequest, generation: Generation, model: str
+        self, received: RequestContext, asked: CompletionRequest, generation: Generation, model: str
     ) -> None:
         jobs = generation.jobs
         self._received = received
@@ -136,7 +136,7 @@ class _Part:
 
     def __init__(
         self,
-        received: Received,
+        received: RequestContext,
         names: TokenNames,
         prompt: Prompt,
         top: int | None,

@@ -13,7 +13,7 @@ from cpuserve.api.openai.responses.foreign_items import (
     thoughts_of,
 )
 from cpuserve.api.openai.responses.tools import flat_name
-from cpuserve.api.request.content_parts import Part, joined, plain, unreadable
+from cpuserve.api.request.content_parts import Part, joined, non_text_part, plain
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import Message, unsupported
 
@@ -165,7 +165,7 @@ def _part(part: object, where: str) -> Part:
     if not isinstance(part, dict) or not isinstance(kind, str):
         _refuse(where, 'must be a part with a type, such as {"type": "input_text", "text": ""}')
     if kind not in _TEXTS:
-        return unreadable(kind, where)
+        return non_text_part(kind, where)
     text = part.get(_TEXTS[kind])
     if not isinstance(text, str):
         _refuse(where, "must have its text as a string")
@@ -185,7 +185,7 @@ def _any_part(part: object, where: str) -> Part:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         return plain(part)
-    return plain(part.get(_TEXTS[kind])) if kind in _TEXTS else unreadable(kind, where)
+    return plain(part.get(_TEXTS[kind])) if kind in _TEXTS else non_text_part(kind, where)
 
 
 def _refuse(where: str, why: str) -> NoReturn:

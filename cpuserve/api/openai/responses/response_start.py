@@ -17,12 +17,12 @@ from cpuserve.api.openai.tool_choice import plain_choice
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.responses.schema import ResponsesRequest
-    from cpuserve.api.request.context import Received
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.sampling.params import SamplingParams
 
 
 def begun(
-    received: Received, asked: ResponsesRequest, params: SamplingParams, model: str
+    received: RequestContext, asked: ResponsesRequest, params: SamplingParams, model: str
 ) -> Response:
     """Return the Response of a request that has been checked; params: those of its answer."""
     return Response(

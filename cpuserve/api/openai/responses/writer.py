@@ -28,7 +28,7 @@ from cpuserve.serving.events import Call, Event, Finish, Folded, Progress, Text,
 if TYPE_CHECKING:
     from cpuserve.api.openai.chat.schema import ChatLogprob
     from cpuserve.api.openai.responses.schema import ResponsesRequest
-    from cpuserve.api.request.context import Received
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.generate import Generation
 
@@ -47,7 +47,7 @@ class ResponseWriter:
     form = StreamFormat()
 
     def __init__(
-        self, received: Received, asked: ResponsesRequest, generation: Generation, model: str
+        self, received: RequestContext, asked: ResponsesRequest, generation: Generation, model: str
     ) -> None:
         params = generation.jobs[0].params
         self._request_id = received.request_id
