@@ -712,7 +712,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/api/request/fields.py",
-        ", *told.off)",
+        " and value not in self.off)",
         ")",
         "tests/api/test_api_ollama.py -k switched_off",
     ),

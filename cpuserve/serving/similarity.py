@@ -1,16 +1,39 @@
-"""Scores of pairs of texts by a model that gives embeddings: the cosine of the two vectors."""
+"""Scores of pairs of texts: those of a reranker, or the cosine of two embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import mul
+from typing import TYPE_CHECKING
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall
 from cpuserve.serving.events import floats_of
 from cpuserve.tokenizer.pairs import NO_INSTRUCTION
 
+if TYPE_CHECKING:
+    from cpuserve.serving.context import ModelContext
+
 Places = list[tuple[int, int]]
+
+
+class PairScores:
+    """The scores of the pairs of one call: a reranker gives them, embeddings are compared."""
+
+    def __init__(self) -> None:
+        self._places: Places | None = None
+
+    def call(self, context: ModelContext, call: GenerateCall) -> GenerateCall:
+        """Return the call that `context` can answer; InvalidRequest as `embedding_call`."""
+        if context.embeds:
+            call, self._places = embedding_call(call)
+        return call
+
+    def of(self, vectors: Sequence[bytes]) -> list[float]:
+        """Return the score of each pair, of the vectors that answer the call."""
+        if self._places is not None:
+            return cosines(vectors, self._places)
+        return [floats_of(vector)[0] for vector in vectors]  # a reranker's have one number
 
 
 def each_once(pairs: Sequence[tuple[str, str]]) -> tuple[list[str], Places]:

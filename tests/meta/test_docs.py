@@ -8,6 +8,7 @@ import pytest
 
 from cpuserve.api.app import ROUTERS
 from cpuserve.api.lora import router as lora
+from cpuserve.api.request import field_reference
 from cpuserve.cli import main as cli
 from cpuserve.cli import support_tables as supported
 from cpuserve.cli.flags import normalize
@@ -46,6 +47,12 @@ def test_readme_fits_on_two_screens():
 def test_the_options_page_has_the_table_of_the_code():
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert replaced(page) == page, "run: python -m cpuserve.config.reference docs/options.md"
+
+
+def test_the_page_of_fields_has_the_tables_of_the_code():
+    page = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
+    made = "run: python -m cpuserve.api.request.field_reference docs/fields.md"
+    assert field_reference.replaced(page) == page, made
 
 
 def test_the_page_on_serving_lists_every_endpoint():

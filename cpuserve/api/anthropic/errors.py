@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from cpuserve.api.request.fields import NO_THREADS
 from cpuserve.api.response.error_json import public_message
-from cpuserve.errors import InvalidRequest, PromptTooLong, RequestError
+from cpuserve.errors import PromptTooLong, RequestError
 
 _KINDS = {
     400: "invalid_request_error",
@@ -18,19 +19,6 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-
-
-class NoThreads(InvalidRequest):
-    """The request wants the server to keep its conversation, or to go on with one that it kept.
-
-    Anthropic's clients read these details, and then send the whole conversation each time.
-    """
-
-    code = "thread_unsupported_request"
-
-    def __init__(self) -> None:
-        msg = "thread is not supported: send all messages of the conversation, without it"
-        super().__init__(msg, param="thread")
 
 
 class ErrorDetails(msgspec.Struct):
@@ -65,7 +53,7 @@ def anthropic_error(error: BaseException, request_id: str) -> bytes:
         # Anthropic's words, to the letter: Claude Code reads the numbers, and compacts.
         message = f"prompt is too long: {error.num_tokens} tokens > {error.most} maximum"
     info = MessageErrorInfo(kind, message)
-    if isinstance(error, NoThreads):
+    if isinstance(error, RequestError) and error.code == NO_THREADS:
         info.details = ErrorDetails(error.code, ["thread"])
     return msgspec.json.encode(MessageError("error", info, request_id))
 

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from cpuserve.api.anthropic.conversation import chat_messages
-from cpuserve.api.anthropic.errors import NoThreads
 from cpuserve.api.anthropic.tools import offered
-from cpuserve.api.request.fields import check_unset
+from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, thinking_variables, unsupported
@@ -18,6 +17,7 @@ _MODEL_DECIDES = ("adaptive", "between_tools")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
+@with_refused("messages")
 class CountRequest(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens: the fields that determine the prompt."""
 
@@ -28,12 +28,9 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
-    # Rejected by name when set, because ignoring them would change the answer.
-    thread: Any = None
-    mcp_servers: Any = None
-    container: Any = None
 
 
+@with_refused("messages")
 class MessagesRequest(CountRequest, kw_only=True):
     """POST /v1/messages. `max_tokens` is required, as in Anthropic's API."""
 
@@ -91,9 +88,6 @@ class TokenCount(msgspec.Struct):
 
 def to_call(request: CountRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is invalid or not supported."""
-    if request.thread is not None:
-        raise NoThreads
-    check_unset(request, ("mcp_servers", "container"))
     tools = offered(request.tools, request.tool_choice)
     messages = chat_messages(request.messages, request.system, tools.note)
     call = GenerateCall(

@@ -21,6 +21,7 @@ from cpuserve.serving.events import (
 )
 
 if TYPE_CHECKING:
+    from cpuserve.api.anthropic.schema import MessagesRequest
     from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.generate import Generation
 
@@ -33,9 +34,11 @@ class MessageWriter:
 
     form = StreamFormat()
 
-    def __init__(self, received: RequestContext, generation: Generation, model: str) -> None:
+    def __init__(
+        self, received: RequestContext, _asked: MessagesRequest, generation: Generation
+    ) -> None:
         self._received = received
-        self._model = model
+        self._model = received.served.name
         self._generation = generation
         self._begun = False
         self._num_blocks = 0

@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 import msgspec
-from fastapi import Response
 
-from cpuserve.api.request.fields import first_set
+from cpuserve.api.request.fields import is_set
 from cpuserve.serving.call import unsupported
 
 # The fields in which the endpoints take their text.
@@ -30,11 +29,7 @@ def check_text(request: object, path: str, own: str) -> None:
 
     Such a request would load the model and get an empty answer. own: the field of this endpoint.
     """
-    if (name := first_set(request, _TEXTS)) is not None:
+    name = next((name for name in _TEXTS if is_set(getattr(request, name, None))), None)
+    if name is not None:
         msg = f"{name} is no field of {path}: use {own}"
         raise unsupported(msg, name)
-
-
-def json_response(body: object) -> Response:
-    """Return a response whose body is `body` as JSON."""
-    return Response(to_json(body), media_type="application/json")

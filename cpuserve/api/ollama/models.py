@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.ollama.common import json_response, timestamp
+from cpuserve.api.ollama.common import timestamp
 from cpuserve.api.ollama.errors import OllamaError
-from cpuserve.api.request.context import read_call
-from cpuserve.api.response.openapi import json_answer, json_body
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.openapi import json_answer
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import post
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
 from cpuserve.version import version
@@ -96,26 +98,32 @@ def _listed(name: str, at: str) -> dict[str, Any]:
     return {**named, "size": 0, "digest": digest, "details": dict(_DETAILS)}
 
 
-@router.post("/api/show", openapi_extra=json_body(OllamaShow, OllamaModel, OllamaError))
-async def show(request: Request) -> Response:
+@post(
+    router,
+    "/api/show",
+    schema=OllamaShow,
+    response=OllamaModel,
+    error=OllamaError,
+    id_prefix="ollama-",
+)
+async def show(received: RequestContext, asked: OllamaShow) -> Response:
     """Describe a model and what it can do. A model that is not loaded yet is loaded first."""
-    async with read_call(request, "ollama-", OllamaShow) as (received, asked):
-        model = asked.model or asked.name
-        if not model:
-            msg = "model is missing"
-            raise InvalidRequest(msg, param="model")
-        await received.choose(model)
-        context = received.context
-        able = {"none": ["completion"], "rank": []}.get(context.pooling, ["embedding"])
-        if context.tool_format is not None:
-            able.append("tools")
-        info = {
-            "general.architecture": "model",
-            "general.basename": model,
-            "model.context_length": context.max_model_len,
-        }
-        template = _template(context, calls_tools="tools" in able)
-        return json_response(OllamaModel(template, dict(_DETAILS), info, able))
+    model = asked.model or asked.name
+    if not model:
+        msg = "model is missing"
+        raise InvalidRequest(msg, param="model")
+    await received.choose(model)
+    context = received.context
+    able = {"none": ["completion"], "rank": []}.get(context.pooling, ["embedding"])
+    if context.tool_format is not None:
+        able.append("tools")
+    info = {
+        "general.architecture": "model",
+        "general.basename": model,
+        "model.context_length": context.max_model_len,
+    }
+    template = _template(context, calls_tools="tools" in able)
+    return json_response(OllamaModel(template, dict(_DETAILS), info, able))
 
 
 def _template(context: ModelContext, *, calls_tools: bool) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.chat.schema import ChatLogprob
 from cpuserve.api.request.content_parts import NonTextPart, plain
-from cpuserve.api.request.fields import check_repeat_last_n, check_unset
+from cpuserve.api.request.fields import check_fields, check_repeat_last_n, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import (
@@ -29,6 +29,7 @@ _ZERO = re.compile(r"[-+]?0+(\.0*)?(ns|us|ms|s|m|h)?")
 _LEVELS = ("low", "medium", "high", "max")  # of thinking
 
 
+@with_refused("ollama options")
 class OllamaOptions(msgspec.Struct, kw_only=True):
     """How to sample. Sizes of the context and of the machine are the server's, and ignored."""
 
@@ -43,10 +44,6 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    mirostat: Any = None
-    penalize_newline: Any = None
-    typical_p: Any = None
-    tfs_z: Any = None
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
@@ -81,16 +78,13 @@ class OllamaChat(OllamaRequest, kw_only=True):
         return bool(self.messages)
 
 
+@with_refused("ollama generate")
 class OllamaGenerate(OllamaRequest, kw_only=True):
     """POST /api/generate; with `raw` the prompt passes no chat template."""
 
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
-    suffix: Any = None
-    images: Any = None
-    template: Any = None
-    context: Any = None
     messages: Any = None
     input: Any = None
 
@@ -137,7 +131,7 @@ def is_zero(keep_alive: Any) -> bool:
     return keep_alive == 0 and keep_alive is not False
 
 
-def chat_call(asked: OllamaChat, _: RequestContext) -> GenerateCall:
+def chat_call(asked: OllamaChat) -> GenerateCall:
     """Return the call; InvalidRequest for what is not supported."""
     messages = chat_messages([_message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)])
     return _call(
@@ -149,9 +143,8 @@ def chat_call(asked: OllamaChat, _: RequestContext) -> GenerateCall:
     )
 
 
-def generate_call(asked: OllamaGenerate, received: RequestContext) -> GenerateCall:
+def generate_call(received: RequestContext, asked: OllamaGenerate) -> GenerateCall:
     """As chat_call."""
-    check_unset(asked)
     bare = received.context.get_chat_template().source is None and not asked.system
     if asked.raw or bare:
         return _call(asked, prompt=asked.prompt)
@@ -161,7 +154,7 @@ def generate_call(asked: OllamaGenerate, received: RequestContext) -> GenerateCa
 
 def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
     options = asked.options or OllamaOptions()
-    check_unset(options)
+    check_fields(options)
     check_repeat_penalty(options.repeat_penalty)
     check_repeat_last_n(
         options.repeat_last_n,

@@ -1,10 +1,10 @@
-"""The fields of OpenAI's requests that are refused, and those that contradict each other."""
+"""The fields of OpenAI's requests that contradict each other or are names of one thing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cpuserve.api.request.fields import check_repeat_last_n, check_unset
+from cpuserve.api.request.fields import check_repeat_last_n
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import NO_LIMIT, unsupported
 from cpuserve.serving.params import check_repeat_penalty
@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from cpuserve.api.openai.schema import GenerationRequest
 
 
-def check_supported(request: GenerationRequest) -> None:
-    """Raise InvalidRequest with the name of the first field that is set but not supported yet."""
-    check_unset(request)
+def check_fields_together(request: GenerationRequest) -> None:
+    """Raise InvalidRequest for fields that are not supported with the values of others."""
     check_repeat_last_n(
         request.repeat_last_n,
         (request.repeat_penalty, 1),
@@ -26,6 +25,7 @@ def check_supported(request: GenerationRequest) -> None:
     if request.best_of is not None and request.best_of != (request.n or 1):
         msg = f"best_of is not supported yet: omit it, or set it to n ({request.n or 1})"
         raise unsupported(msg, "best_of")
+    _check_stream(request)
 
 
 def repetition_penalty(request: GenerationRequest) -> float | None:
@@ -65,8 +65,7 @@ def length(request: GenerationRequest, newer: int | None) -> Length:
     raise InvalidRequest(msg, param="n_predict")
 
 
-def check_stream(request: GenerationRequest) -> None:
-    """Raise InvalidRequest for options that contradict `stream`."""
+def _check_stream(request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
         msg = "stream_options can only be set when `stream` is true"
         raise InvalidRequest(msg, param="stream_options")

@@ -60,14 +60,14 @@ class ChunkFormat:
 
     @classmethod
     def of(
-        cls, received: RequestContext, object_name: str, model: str, options: StreamOptions | None
+        cls, received: RequestContext, object_name: str, options: StreamOptions | None
     ) -> ChunkFormat:
         """Return the encoder for the chunks of one request's stream."""
         return cls(
             request_id=received.id,
             object_name=object_name,
             created=received.created,
-            model=model,
+            model=received.served.name,
             fingerprint=received.context.fingerprint,
             with_usage=bool(options and options.include_usage),
         )

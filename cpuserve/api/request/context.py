@@ -7,7 +7,7 @@ import time
 import uuid
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -47,6 +47,7 @@ class RequestContext:
     """One request whose body has been read; `id` is its request_id behind the endpoint's prefix.
 
     body_bytes is 0 until the body has been read. record: what the log will say of the request.
+    created, begun: when it came, in seconds of time.time() and time.monotonic().
     """
 
     models: ModelRegistry
@@ -56,6 +57,7 @@ class RequestContext:
     body_bytes: int = 0
     record: RequestRecord | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    begun: float = field(default_factory=time.monotonic)
     _served: Served | None = None
 
     async def choose(self, model: str | None) -> str:
@@ -91,7 +93,15 @@ class RequestContext:
         return self.served.context
 
 
-class _Named(msgspec.Struct):
+class Named(Protocol):
+    """A body that may name a model."""
+
+    @property
+    def model(self) -> str | None:
+        """The name; None = the first model."""
+
+
+class _ModelName(msgspec.Struct):
     """The field of a body that says which model's limits it has."""
 
     model: str | None = None
@@ -145,7 +155,7 @@ async def _model_of_large(received: RequestContext, body: bytearray) -> ModelCon
     models = received.models
     if not models.several:
         return models.first  # read_body has checked the size
-    named = await asyncio.to_thread(decode_request, body, _Named)
+    named = await asyncio.to_thread(decode_request, body, _ModelName)
     await received.choose(named.model)
     check_size(len(body), received.context.limits.max_body_bytes)
     return received.context

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
+from fastapi import Response
 
 from cpuserve.api.response.stream import EventStream, JsonResult, StreamFormat
 from cpuserve.serving.events import Event, Folded, Scored, num_entries
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
-    from fastapi import Response
-
     from cpuserve.serving.generate import Generation
 
 
 class Writer(Protocol):
-    """The bytes of one dialect's answer."""
+    """Writes the response to one request in a dialect."""
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return a response that is no stream, as JSON."""
+
+
+class StreamWriter(Writer, Protocol):
+    """A writer that can also stream."""
 
     @property
     def form(self) -> StreamFormat:
@@ -30,30 +38,30 @@ class Writer(Protocol):
     def frames(self, events: list[Event]) -> bytes:
         """Return the frames of one list of events (see serving/events.py); they may be b""."""
 
-    def whole(self, answer: Folded) -> bytes:
-        """Return the whole answer as JSON."""
-
 
 def respond(generation: Generation, writer: Writer) -> Response:
-    """Return the response that runs `generation`, as a stream if the call asks for one."""
-    if not generation.call.stream:
-        return respond_whole(generation, writer.whole)
-    silent_s = generation.context.limits.silent_s
-    frames, usage = _frames(generation, writer), generation.usage
-    return EventStream(frames, silent_s, writer.form, writer.failed, usage)
+    """Return the response that runs `generation`, as a stream if the call asks for one.
 
-
-def respond_whole(generation: Generation, write: Callable[[Folded], bytes]) -> Response:
-    """Return the response that runs `generation` to its end and writes the whole answer."""
+    writer: a StreamWriter if the call can ask for a stream.
+    """
+    if generation.call.stream:
+        streams = cast("StreamWriter", writer)
+        frames, silent_s = _frames(generation, streams), generation.context.limits.silent_s
+        return EventStream(frames, silent_s, streams.form, streams.failed, generation.usage)
 
     async def body() -> bytes:
         answer = await generation.folded()
-        return await run_sized(answer.num_shown, lambda: write(answer))
+        return await run_sized(answer.num_shown, lambda: writer.whole(answer))
 
     return JsonResult(body, generation.usage)
 
 
-async def _frames(generation: Generation, writer: Writer) -> AsyncGenerator[bytes, None]:
+def json_response(body: object) -> Response:
+    """Return a response whose body is `body` as JSON."""
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+async def _frames(generation: Generation, writer: StreamWriter) -> AsyncGenerator[bytes, None]:
     async with aclosing(generation.events()) as batches:
         async for events in batches:
             first = events[0]

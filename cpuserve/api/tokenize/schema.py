@@ -6,7 +6,10 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.api.request.fields import with_refused
 
+
+@with_refused("tokenize")
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /tokenize: either `prompt` or `messages`.
 
@@ -26,9 +29,6 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     reasoning_effort: str | None = None
     return_token_strs: bool | None = None
     tools: list[dict[str, Any]] | None = None
-    # Rejected by name when set, as in chat completions, because it would change the token ids.
-    chat_template: Any = None
-    with_pieces: Any = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

@@ -37,17 +37,17 @@ class ChatWriter:
     form = FORM
 
     def __init__(
-        self, received: RequestContext, asked: ChatRequest, generation: Generation, model: str
+        self, received: RequestContext, asked: ChatRequest, generation: Generation
     ) -> None:
         first = generation.jobs[0]
         self._received = received
-        self._model = model
+        self._model = received.served.name
         self._ids = bool(asked.return_token_ids)
         self._top = first.params.logprobs
         self._prompt_top = first.params.prompt_logprobs
         self._prompt_ids = first.prompt.ids
         options = asked.stream_options
-        self._chunks = ChunkFormat.of(received, "chat.completion.chunk", model, options)
+        self._chunks = ChunkFormat.of(received, "chat.completion.chunk", options)
         self._names = TokenNames(
             received.context.get_tokenizer(),
             as_ids=bool(asked.return_tokens_as_token_ids),

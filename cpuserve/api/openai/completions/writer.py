@@ -30,15 +30,15 @@ class CompletionWriter:
     form = FORM
 
     def __init__(
-        self, received: RequestContext, asked: CompletionRequest, generation: Generation, model: str
+        self, received: RequestContext, asked: CompletionRequest, generation: Generation
     ) -> None:
         jobs = generation.jobs
         self._received = received
-        self._model = model
+        self._model = received.served.name
         self._ids = bool(asked.return_token_ids)
         self._prompt_top = asked.prompt_logprobs
         options = asked.stream_options
-        self._chunks = ChunkFormat.of(received, "text_completion", model, options)
+        self._chunks = ChunkFormat.of(received, "text_completion", options)
         echo, skip_special = bool(asked.echo), jobs[0].params.skip_special_tokens
         self._names = TokenNames(
             received.context.get_tokenizer(),

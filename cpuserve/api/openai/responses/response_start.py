@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from cpuserve.sampling.params import SamplingParams
 
 
-def begun(
-    received: RequestContext, asked: ResponsesRequest, params: SamplingParams, model: str
-) -> Response:
+def begun(received: RequestContext, asked: ResponsesRequest, params: SamplingParams) -> Response:
     """Return the Response of a request that has been checked; params: those of its answer."""
     return Response(
         id=received.id,
@@ -32,7 +30,7 @@ def begun(
         max_output_tokens=asked.max_output_tokens,
         max_tool_calls=asked.max_tool_calls,
         metadata=_written(asked.metadata or {}),
-        model=model,
+        model=received.served.name,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         prompt_cache_key=asked.prompt_cache_key,
         reasoning=ResponseReasoning(asked.reasoning.effort if asked.reasoning else None),

@@ -47,11 +47,11 @@ class ResponseWriter:
     form = StreamFormat()
 
     def __init__(
-        self, received: RequestContext, asked: ResponsesRequest, generation: Generation, model: str
+        self, received: RequestContext, asked: ResponsesRequest, generation: Generation
     ) -> None:
         params = generation.jobs[0].params
         self._request_id = received.request_id
-        self._response = begun(received, asked, params, model)
+        self._response = begun(received, asked, params)
         # Agents offer tools of 40 kB, so only the last event repeats them.
         self._brief = msgspec.structs.replace(self._response, tools=msgspec.Raw(b"[]"))
         self._namespaces = namespaces_of(asked.tools or [])
