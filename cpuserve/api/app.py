@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from cpuserve.api.anthropic.dialect import ANTHROPIC
 from cpuserve.api.dialect import DialectOfPath
-from cpuserve.api.middleware.allowed_hosts import AllowedHosts
+from cpuserve.api.middleware.allowed_hosts import AllowedHosts, host_names
 from cpuserve.api.middleware.api_keys import METRICS_PATHS, PUBLIC_PATHS, ApiKeys
 from cpuserve.api.middleware.drain import ConnectionClose
 from cpuserve.api.middleware.leases import ModelLeases
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from fastapi import APIRouter
 
-    from cpuserve.api.lifecycle.options import HttpOptions
     from cpuserve.api.state import ServerState
+    from cpuserve.config.server import ServerOptions
 
 DIALECTS = (
     ANTHROPIC,
@@ -121,7 +121,7 @@ def create_app(
     return app
 
 
-def app_of(state: ServerState, http: HttpOptions) -> FastAPI:
+def app_of(state: ServerState, http: ServerOptions) -> FastAPI:
     """Return the app for the options of the server."""
     cors = None
     if http.allowed_origins:
@@ -129,9 +129,9 @@ def app_of(state: ServerState, http: HttpOptions) -> FastAPI:
         cors = Cors(*lists, credentials=http.allow_credentials)
     return create_app(
         state,
-        api_keys=http.api_keys,
+        api_keys=http.api_key,
         public_metrics=http.public_metrics,
-        host_names=http.host_names,
+        host_names=host_names(http),
         cors=cors,
     )
 

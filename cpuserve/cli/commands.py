@@ -40,37 +40,14 @@ def _prepared(asked: Asked, report: ProgressFn, progress: Progress) -> Prepared:
 
 def serve(args: argparse.Namespace) -> int:
     """Run `cpuserve serve`; return 0 after a signal, 1 if an engine died and is not restarted."""
-    from cpuserve.api.lifecycle.options import HttpOptions
     from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing
     from cpuserve.api.lifecycle.serve import serve as run
     from cpuserve.engine.child import exit_now
 
     asked = flags.asked(args)
-    server, defaults = asked.server, HttpOptions()
-    level = server.log_level or "info"
-    log.configure(level)
+    server = asked.server
+    log.configure(server.log_level)
     progress = Progress()
-    http = HttpOptions(
-        host=server.host or defaults.host,
-        port=defaults.port if server.port is None else server.port,
-        uds=None if server.uds == "none" else server.uds,
-        api_keys=tuple(server.api_key or ()),
-        access_log=level == "debug",
-        silent_s=server.sse_ping_interval or defaults.silent_s,
-        max_queued_requests=server.max_num_queued_reqs or defaults.max_queued_requests,
-        max_queued_tokens=server.max_num_queued_tokens or defaults.max_queued_tokens,
-        longest_s=server.request_timeout or None,
-        max_body_bytes=server.max_body_size,
-        drain_s=defaults.drain_s if server.drain_timeout is None else server.drain_timeout,
-        drain_delay_s=server.drain_delay or defaults.drain_delay_s,
-        engine_restart=server.engine_restart is not False,
-        public_metrics=bool(server.public_metrics),
-        allowed_hosts=server.allowed_hosts or (),
-        allowed_origins=server.allowed_origins or (),
-        allowed_methods=server.allowed_methods or defaults.allowed_methods,
-        allowed_headers=server.allowed_headers or defaults.allowed_headers,
-        allow_credentials=bool(server.allow_credentials),
-    )
 
     def other(model: str) -> Callable[[int], Prepared]:
         name, _, path = model.partition("=")
@@ -87,10 +64,10 @@ def serve(args: argparse.Namespace) -> int:
     try:
         return run(
             lambda report: _prepared(asked, report, progress),
-            http,
+            server,
             progress=progress,
             on_ready=on_ready,
-            others=[(item.partition("=")[0], other(item)) for item in server.also_serve or ()],
+            others=[(item.partition("=")[0], other(item)) for item in server.also_serve],
         )
     except StoppedWhilePreparing as stopped:
         progress.close()

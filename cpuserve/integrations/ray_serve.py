@@ -116,7 +116,7 @@ class Engine:
     async def __init__(self, options: Mapping[str, Any], num_cpus: int) -> None:  # type: ignore[misc]
         from cpuserve.api.lifecycle.engines import start_engines
         from cpuserve.api.lifecycle.front_end import FrontEnd
-        from cpuserve.api.lifecycle.options import HttpOptions
+        from cpuserve.config.server import ServerOptions
         from cpuserve.platforms import select
         from cpuserve.prepare import prepare
 
@@ -130,7 +130,7 @@ class Engine:
         # Ray replaces a replica whose only engine has died, and sends requests to others meanwhile.
         restart = bool(prepared.resolved.others)
         self._client = start_engines(prepared.resolved, _ignore, restart=restart)
-        http = HttpOptions(allowed_hosts=("*",))  # requests come through Ray's proxy
+        http = ServerOptions(allowed_hosts=("*",))  # requests come through Ray's proxy
         try:
             front_end = FrontEnd(
                 self._client, prepared.resolved.replicas, http, "", prepared.platform

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import resource
 import socket
@@ -17,7 +18,7 @@ from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
-    from cpuserve.api.lifecycle.options import HttpOptions
+    from cpuserve.config.server import ServerOptions
 
 # Every stream needs a descriptor. The usual soft limit of 1024 is for programs that use select().
 MOST_FILES = 1 << 16
@@ -96,9 +97,9 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 
 @contextmanager
-def open_listener(http: HttpOptions) -> Iterator[Listener]:
+def open_listener(http: ServerOptions) -> Iterator[Listener]:
     """Return the listening socket; ConfigError if the address cannot be used."""
-    listener = _bind_unix(Path(http.uds)) if http.uds else _bind_tcp(http.host, http.port)
+    listener = _bind_unix(Path(http.socket)) if http.socket else _bind_tcp(http.host, http.port)
     try:
         # Listen here already: two sockets can be bound to one address until one of them listens.
         listener.listen(_BACKLOG)
@@ -165,6 +166,16 @@ def url_of(listener: socket.socket) -> str:
         return f"unix:{address}"
     host = str(address[0])
     return f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def raise_file_limit() -> None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from cpuserve.api.http.protocol import MAX_HEADER_BYTES, guarded_protocol
+from cpuserve.api.http.protocol import MAX_HEADER_BYTES, GuardedProtocol, guarded_protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from starlette.types import ASGIApp
 
-    from cpuserve.api.lifecycle.options import HttpOptions
+    from cpuserve.config.server import ServerOptions
 
 _KEEP_ALIVE_S = 30
 
@@ -28,21 +28,28 @@ class _Server(uvicorn.Server):
         yield
 
 
-def make_server(app: ASGIApp, http: HttpOptions) -> uvicorn.Server:
+def make_server(
+    app: ASGIApp,
+    options: ServerOptions,
+    *,
+    header_timeout_s: float = GuardedProtocol.header_timeout_s,
+    write_timeout_s: float = GuardedProtocol.write_timeout_s,
+) -> uvicorn.Server:
     """Return the HTTP server for `app`; run it with serve(sockets=[...])."""
+    access_log = options.log_level == "debug"
     config = uvicorn.Config(
         app,
-        http=guarded_protocol(http.header_timeout_s, http.write_timeout_s),
+        http=guarded_protocol(header_timeout_s, write_timeout_s),
         ws="none",
         loop="asyncio",
         lifespan="off",
         log_config=None,
-        access_log=http.access_log,
+        access_log=access_log,
         server_header=False,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_keep_alive=_KEEP_ALIVE_S,
     )
-    _adopt_uvicorn_logs(http.access_log)
+    _adopt_uvicorn_logs(access_log)
     return _Server(config)
 
 

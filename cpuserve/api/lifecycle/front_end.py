@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from cpuserve.api.lifecycle.options import HttpOptions
     from cpuserve.config.engine import EngineConfig
+    from cpuserve.config.server import ServerOptions
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import Stats
     from cpuserve.platforms import Platform
@@ -58,7 +58,7 @@ class FrontEnd:
         self,
         client: EngineClient,
         configs: Sequence[EngineConfig],
-        http: HttpOptions,
+        http: ServerOptions,
         url: str,
         platform: Platform,
         *,
@@ -174,29 +174,30 @@ class FrontEnd:
     async def _drain(self, http: asyncio.Task[None]) -> None:
         """Wait until load balancers notice, then close the port and let running requests finish.
 
-        The first wait takes drain_delay_s, the second at most drain_s; a second signal ends both.
+        The first wait takes drain_delay, the second at most drain_timeout. A second signal ends
+        both.
         """
         self.state.draining = True
-        delay_s = self._http.drain_delay_s if self.context.ready else 0.0
+        delay_s = self._http.drain_delay if self.context.ready else 0.0
         running = len(self._server.server_state.tasks)
         plan = ""
         if delay_s or running:
             plan = (
                 f": new requests are accepted for {delay_s:g} s, then running requests (now "
-                f"{running}) have {self._http.drain_s:g} s to finish; a second signal ends them "
-                "immediately"
+                f"{running}) have {self._http.drain_timeout:g} s to finish; a second signal ends "
+                "them immediately"
             )
         log.info("%s: shutting down%s", signal.Signals(self._first_signal).name, plan)
         stop_now = asyncio.create_task(self._stop_now.wait())
         try:
             await asyncio.wait((stop_now,), timeout=delay_s)
-            self.models.stop_loading()  # a download may take longer than drain_s
+            self.models.stop_loading()  # a download may take longer than drain_timeout
             # uvicorn closes the port and idle connections, and its task ends with the last request.
             self._server.should_exit = True
             if self.context.ready and not stop_now.done():
                 waits_for = (http, stop_now)
                 await asyncio.wait(
-                    waits_for, timeout=self._http.drain_s, return_when=asyncio.FIRST_COMPLETED
+                    waits_for, timeout=self._http.drain_timeout, return_when=asyncio.FIRST_COMPLETED
                 )
         finally:
             stop_now.cancel()

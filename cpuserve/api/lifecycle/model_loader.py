@@ -15,7 +15,7 @@ from cpuserve.prepare import kv_cache_bytes
 from cpuserve.serving.limits import default_body_bytes
 
 if TYPE_CHECKING:
-    from cpuserve.api.lifecycle.options import HttpOptions
+    from cpuserve.config.server import ServerOptions
     from cpuserve.engine.ipc import Progress, Stats
     from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
@@ -26,7 +26,7 @@ class ModelLoader:
     """Loads one model; see serving/registry.py."""
 
     def __init__(
-        self, name: str, prepare: Callable[[int], Prepared], http: HttpOptions, cpus: set[int]
+        self, name: str, prepare: Callable[[int], Prepared], http: ServerOptions, cpus: set[int]
     ) -> None:
         """`cpus`: those that the engines may use; the front end may be pinned to others."""
         self.name = name
@@ -34,7 +34,7 @@ class ModelLoader:
         self._http = http
         self._cpus = cpus
         # Its context length is not known before it is loaded; few have one of more than 1M tokens.
-        self.most_body_bytes = http.max_body_bytes or default_body_bytes(1 << 20)
+        self.most_body_bytes = http.max_body_size or default_body_bytes(1 << 20)
 
     async def load(self, promised_bytes: int) -> ModelContext:
         """Prepare the model, start its engines and load its tokenizer; see Loader."""

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from cpuserve.api.http.listener import open_listener, raise_file_limit, url_of
+from cpuserve.api.http.listener import is_loopback, open_listener, raise_file_limit, url_of
 from cpuserve.api.lifecycle.engines import start_engines
-from cpuserve.api.lifecycle.options import HttpOptions, is_loopback
 from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing, in_background, is_preparing
 from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.api.lifecycle.startup_server import StartupServer
+from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 def serve(
     prepare: Callable[[ProgressFn], Prepared],
-    http: HttpOptions | None = None,
+    http: ServerOptions | None = None,
     *,
     progress: ProgressFn | None = None,
     on_ready: ReadyFn | None = None,
@@ -66,7 +66,7 @@ def serve(
       StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.
       StoppedWhilePreparing: a signal arrived while a model was being prepared.
     """
-    http = http or HttpOptions()
+    http = http or ServerOptions()
     raise_file_limit()
     try:
         with _stop_signals_raise(), open_listener(http) as listener:
@@ -80,7 +80,7 @@ def serve(
 def _run(
     listener: socket.socket,
     prepare: Callable[[ProgressFn], Prepared],
-    http: HttpOptions,
+    http: ServerOptions,
     reports: LoadingReports,
     on_ready: ReadyFn | None,
     others: Sequence[tuple[str, PrepareFn]],
@@ -193,8 +193,8 @@ def _stop_signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _warn_if_open(http: HttpOptions) -> None:
-    if http.uds or http.api_keys or is_loopback(http.host):
+def _warn_if_open(http: ServerOptions) -> None:
+    if http.socket or http.api_key or is_loopback(http.host):
         return
     log.warning(
         "listening on %s without an API key: everyone who can connect to this address can use "

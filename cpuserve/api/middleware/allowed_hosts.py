@@ -6,12 +6,15 @@ import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
+from cpuserve.api.http.listener import is_loopback
 from cpuserve.api.response.errors import Forbidden, error_response
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from cpuserve.config.server import ServerOptions
 
 # The last two are the names by which containers of Docker and Podman reach their host.
 LOCAL_NAMES = ("localhost", "*.localhost", "host.docker.internal", "host.containers.internal")
@@ -53,6 +56,20 @@ class AllowedHosts:
         except ValueError:
             return False
         return True
+
+
+def host_names(options: ServerOptions) -> Sequence[str] | None:
+    """Return the host names, besides local ones, that requests may be addressed to; None = any.
+
+    Without an API key, a loopback address does not protect from web pages in a browser on this
+    machine: a page can make its own host name resolve to 127.0.0.1 (DNS rebinding).
+    """
+    if "*" in options.allowed_hosts:
+        return None
+    if options.allowed_hosts:
+        return options.allowed_hosts
+    protected = options.socket or options.api_key or not is_loopback(options.host)
+    return None if protected else ()
 
 
 def host_of(scope: Scope) -> str:
