@@ -494,7 +494,7 @@ FAULTS = [
         "tests/engine/test_replicas.py -k steady",
     ),
     Fault(
-        "cpuserve/api/body.py",
+        "cpuserve/api/request/body.py",
         "if any(name in request.headers for name in _BROWSER_HEADERS):",
         "if False:",
         "tests/api/test_api_bodies.py -k browsers_body",
@@ -525,7 +525,7 @@ FAULTS = [
         f"{SCHEDULER} -k bars",
     ),
     Fault(
-        "cpuserve/api/stream.py",
+        "cpuserve/api/response/stream.py",
         "if self._num_written == before and not self._writing:",
         "if self._num_written == before:",
         "tests/api/test_api_stream.py -k middle",
@@ -579,7 +579,7 @@ FAULTS = [
         "tests/api/test_api_responses.py -k bad_request",
     ),
     Fault(
-        "cpuserve/api/unreadable.py",
+        "cpuserve/api/request/content_parts.py",
         ' if not start or roles[start - 1] == "assistant" else ()',
         "",
         "tests/api/test_api_conversations.py -k only_the_last_turn",
@@ -711,8 +711,8 @@ FAULTS = [
         "tests/api/test_api_tools.py -k at_the_limit",
     ),
     Fault(
-        "cpuserve/api/unset.py",
-        ", *told.off)",
+        "cpuserve/api/request/fields.py",
+        " and value not in self.off)",
         ")",
         "tests/api/test_api_ollama.py -k switched_off",
     ),

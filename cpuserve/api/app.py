@@ -10,28 +10,23 @@ from starlette.middleware.cors import CORSMiddleware
 
 from cpuserve.api.anthropic.dialect import ANTHROPIC
 from cpuserve.api.dialect import DialectOfPath
-from cpuserve.api.draining import ClosesConnections
-from cpuserve.api.errors import install_error_handlers
-from cpuserve.api.hosts import AllowedHosts
-from cpuserve.api.leases import ReleasesModels
-from cpuserve.api.middleware import (
-    METRICS_PATHS,
-    PUBLIC_PATHS,
-    AnswerCounts,
-    ApiKeys,
-    RequestIds,
-    UnexpectedErrors,
-)
+from cpuserve.api.middleware.allowed_hosts import AllowedHosts, host_names
+from cpuserve.api.middleware.api_keys import METRICS_PATHS, PUBLIC_PATHS, ApiKeys
+from cpuserve.api.middleware.drain import ConnectionClose
+from cpuserve.api.middleware.leases import ModelLeases
+from cpuserve.api.middleware.request_ids import RequestIds, ResponseCounts
+from cpuserve.api.middleware.request_line import RequestLine
+from cpuserve.api.middleware.unexpected_errors import UnexpectedErrors
 from cpuserve.api.ollama.dialect import OLLAMA
 from cpuserve.api.openai.dialect import OPENAI
-from cpuserve.api.openapi import install_schema
-from cpuserve.api.request_line import RequestLine
+from cpuserve.api.response.errors import install_error_handlers
+from cpuserve.api.response.openapi import install_schema
 from cpuserve.api.scores.dialect import SCORES
 from cpuserve.api.status import (
     cpu,
     health,
+    index,
     metrics,
-    welcome,
 )
 from cpuserve.api.tokenize import router as tokenize
 from cpuserve.version import version
@@ -42,6 +37,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from cpuserve.api.state import ServerState
+    from cpuserve.config.server import ServerOptions
 
 DIALECTS = (
     ANTHROPIC,
@@ -55,7 +51,7 @@ ROUTERS = (
     cpu.router,
     health.router,
     metrics.router,
-    welcome.router,
+    index.router,
 )
 
 
@@ -81,7 +77,8 @@ def create_app(
 
     With `api_keys`, all routes except /health, /ping and /live require a key; public_metrics also
     exempts /metrics and /version. host_names: the names that the Host header may have besides
-    local names; None allows any. cors: None keeps web pages of other origins from reading answers.
+    local names; None allows any. cors: None keeps web pages of other origins from reading
+    responses.
     """
     # FastAPI's documentation pages load scripts from the internet; this server must work offline.
     app = FastAPI(
@@ -106,7 +103,7 @@ def create_app(
     if host_names is not None:
         app.add_middleware(AllowedHosts, names=host_names)
     app.add_middleware(UnexpectedErrors)
-    app.add_middleware(ReleasesModels)
+    app.add_middleware(ModelLeases)
     if cors is not None:
         app.add_middleware(
             CORSMiddleware,
@@ -116,13 +113,28 @@ def create_app(
             allow_credentials=cors.credentials,
             # Public pages of these origins may also use a server in a private network.
             allow_private_network=True,
-            expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.shape.id_headers)],
+            expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.errors.id_headers)],
         )
     app.add_middleware(RequestLine)
-    app.add_middleware(RequestIds, counts=AnswerCounts(state.http, app.state.paths))
+    app.add_middleware(RequestIds, counts=ResponseCounts(state.http, app.state.paths))
     app.add_middleware(DialectOfPath)
-    app.add_middleware(ClosesConnections, state=state)
+    app.add_middleware(ConnectionClose, state=state)
     return app
+
+
+def app_of(state: ServerState, http: ServerOptions) -> FastAPI:
+    """Return the app for the options of the server."""
+    cors = None
+    if http.allowed_origins:
+        lists = http.allowed_origins, http.allowed_methods, http.allowed_headers
+        cors = Cors(*lists, credentials=http.allow_credentials)
+    return create_app(
+        state,
+        api_keys=http.api_key,
+        public_metrics=http.public_metrics,
+        host_names=host_names(http),
+        cors=cors,
+    )
 
 
 def _routers(state: ServerState) -> tuple[APIRouter, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cpuserve.api.errors import ENVELOPE
-from cpuserve.api.shapes import OPENAI, Shape, shape_of
+from cpuserve.api.response.error_format import OPENAI, ErrorFormat, error_format_of
+from cpuserve.api.response.errors import ENVELOPE
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -20,15 +20,15 @@ ID_HEADERS = "cpuserve.id_headers"
 class Dialect:
     """The API of one vendor or server: its endpoints, and how it writes errors.
 
-    A dialect that shares paths with OpenAI's comes before it in DIALECTS.
+    A dialect that shares paths with the OpenAI one comes before it in DIALECTS.
     """
 
     routers: tuple[APIRouter, ...]
-    shape: Shape = OPENAI
+    errors: ErrorFormat = OPENAI
 
 
 class DialectOfPath:
-    """Puts into the scope what the dialect of its path wants of every answer."""
+    """Puts the error format and the id headers of the path's dialect into the scope."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -36,12 +36,7 @@ class DialectOfPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
         if scope["type"] == "http":
-            shape = shape_of(scope["path"], {name for name, _ in scope["headers"]})
-            scope[ENVELOPE] = shape.error
-            scope[ID_HEADERS] = shape.id_headers
+            errors = error_format_of(scope["path"], {name for name, _ in scope["headers"]})
+            scope[ENVELOPE] = errors.error
+            scope[ID_HEADERS] = errors.id_headers
         await self._app(scope, receive, send)
-
-
-def has_header(scope: Scope, name: bytes) -> bool:
-    """Return whether the request of `scope` has a header with this name, in lower case."""
-    return any(given == name for given, _ in scope["headers"])

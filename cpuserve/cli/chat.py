@@ -12,14 +12,15 @@ from cpuserve import log
 from cpuserve.cli import flags
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.conversation import Conversation
-from cpuserve.cli.session import Session
+from cpuserve.cli.line_input import Lines
+from cpuserve.cli.session import Session, sampling_fields
 from cpuserve.cli.terminal import Progress, note, say
-from cpuserve.cli.typed import Lines
 from cpuserve.config.nearest import nearest
 from cpuserve.errors import ConfigError
 from cpuserve.loader.builtin import BUILTIN
 from cpuserve.loader.hub import may_be_model
 from cpuserve.prepare import for_one_engine, one_engine
+from cpuserve.serving.call import GenerateCall
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import Progress as ProgressMessage
@@ -36,9 +37,10 @@ def generate(args: argparse.Namespace) -> int:
         )
         raise ConfigError(msg)
 
+    fields = sampling_fields(args)
+
     async def complete(session: Session) -> None:
-        ids = session.tokenizer.encode(prompt)
-        await session.stream(ids, session.params(args, 256))
+        await session.stream(GenerateCall(prompt=prompt, default_max_tokens=256, **fields))
         say()
 
     return _with_session(args, complete)
@@ -76,16 +78,17 @@ def _prompt(args: argparse.Namespace) -> str:
 
 
 def chat(args: argparse.Namespace) -> int:
-    """Chat until the end of input, or answer --message only."""
+    """Chat until the end of input, or respond to --message only."""
 
     _refuse_message(args)
+    fields = sampling_fields(args)
 
     async def talk(session: Session) -> None:
-        conversation = Conversation(session, args.system, session.params(args, None))
+        conversation = Conversation(session, args.system, fields)
         if args.message is not None:
             await conversation.turn(args.message)
             return
-        note(f"{session.prepared.facts.name} is ready. Type /help for commands, /exit to end")
+        note(f"{session.name} is ready. Type /help for commands, /exit to end")
         lines = Lines()
         while (line := await lines.read()) is not None:
             if line and not await conversation.take(line):
@@ -120,20 +123,23 @@ def _with_session(args: argparse.Namespace, work: Any) -> int:
 
 
 async def _run(prepared: Prepared, progress: Progress, work: Any) -> None:
+    from cpuserve.api.lifecycle.model_context import load_texts, make_context
+    from cpuserve.config.server import ServerOptions
     from cpuserve.engine.inline import InlineClient
-    from cpuserve.tokenizer.load import load_tokenizer
 
     def show(message: ProgressMessage) -> None:
         progress(message.stage, message.done, message.total)
 
-    client = InlineClient(one_engine(prepared), on_progress=show)
+    config = one_engine(prepared)
+    client = InlineClient(config, on_progress=show)
     is_interrupted = False
     try:
-        names = prepared.facts.tokenizer_path, prepared.resolved.config.chat_template
-        tokenizer, template = load_tokenizer(*names)
+        context, _ = make_context(client, [config], ServerOptions(), prepared.platform, 0)
+        texts = load_texts(config)
         await client.wait_ready()
+        context.set_ready(*texts)
         progress.close()
-        await work(Session(prepared, client, tokenizer, template))
+        await work(Session(prepared.facts.name, context))
     except (asyncio.CancelledError, KeyboardInterrupt):
         is_interrupted = True  # the process ends at once, and the engine may take long to load
         raise

@@ -15,7 +15,7 @@ from cpuserve.version import version
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cpuserve.api.serve import ProgressFn
+    from cpuserve.api.lifecycle.serve import ProgressFn
     from cpuserve.config.load import Asked
     from cpuserve.engine.client import EngineClient
 
@@ -40,37 +40,14 @@ def _prepared(asked: Asked, report: ProgressFn, progress: Progress) -> Prepared:
 
 def serve(args: argparse.Namespace) -> int:
     """Run `cpuserve serve`; return 0 after a signal, 1 if an engine died and is not restarted."""
-    from cpuserve.api.options import HttpOptions
-    from cpuserve.api.preparing import StoppedWhilePreparing
-    from cpuserve.api.serve import serve as run
+    from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing
+    from cpuserve.api.lifecycle.serve import serve as run
     from cpuserve.engine.child import exit_now
 
     asked = flags.asked(args)
-    server, defaults = asked.server, HttpOptions()
-    level = server.log_level or "info"
-    log.configure(level)
+    server = asked.server
+    log.configure(server.log_level)
     progress = Progress()
-    http = HttpOptions(
-        host=server.host or defaults.host,
-        port=defaults.port if server.port is None else server.port,
-        uds=None if server.uds == "none" else server.uds,
-        api_keys=tuple(server.api_key or ()),
-        access_log=level == "debug",
-        silent_s=server.sse_ping_interval or defaults.silent_s,
-        max_queued_requests=server.max_num_queued_reqs or defaults.max_queued_requests,
-        max_queued_tokens=server.max_num_queued_tokens or defaults.max_queued_tokens,
-        longest_s=server.request_timeout or None,
-        max_body_bytes=server.max_body_size,
-        drain_s=defaults.drain_s if server.drain_timeout is None else server.drain_timeout,
-        drain_delay_s=server.drain_delay or defaults.drain_delay_s,
-        engine_restart=server.engine_restart is not False,
-        public_metrics=bool(server.public_metrics),
-        allowed_hosts=server.allowed_hosts or (),
-        allowed_origins=server.allowed_origins or (),
-        allowed_methods=server.allowed_methods or defaults.allowed_methods,
-        allowed_headers=server.allowed_headers or defaults.allowed_headers,
-        allow_credentials=bool(server.allow_credentials),
-    )
 
     def other(model: str) -> Callable[[int], Prepared]:
         name, _, path = model.partition("=")
@@ -87,10 +64,10 @@ def serve(args: argparse.Namespace) -> int:
     try:
         return run(
             lambda report: _prepared(asked, report, progress),
-            http,
+            server,
             progress=progress,
             on_ready=on_ready,
-            others=[(item.partition("=")[0], other(item)) for item in server.also_serve or ()],
+            others=[(item.partition("=")[0], other(item)) for item in server.also_serve],
         )
     except StoppedWhilePreparing as stopped:
         progress.close()
@@ -101,7 +78,7 @@ def serve(args: argparse.Namespace) -> int:
 
 def config(args: argparse.Namespace) -> int:
     """Run `cpuserve config`: print every setting, its source and its reason."""
-    from cpuserve.cli.answers import answer_decisions
+    from cpuserve.cli.answer_format import answer_decisions
     from cpuserve.config.decisions import render_json, render_table, server_decisions
 
     asked = flags.asked(args)
@@ -115,7 +92,7 @@ def config(args: argparse.Namespace) -> int:
 
 def program(args: argparse.Namespace) -> int:
     """Run `cpuserve program`: print the operations of a model, read from its config only."""
-    from cpuserve.cli.show_program import as_records, render
+    from cpuserve.cli.program_listing import as_records, render
     from cpuserve.models import build_program
 
     options = flags.asked(args).options
@@ -148,7 +125,7 @@ def models(args: argparse.Namespace) -> int:
     from cpuserve.models import MODELS
 
     if args.supported:
-        from cpuserve.cli.supported import levels, markdown, page
+        from cpuserve.cli.support_tables import levels, markdown, page
 
         say(page())
         say(

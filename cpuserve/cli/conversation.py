@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cpuserve.cli.line_input import interruptible
 from cpuserve.cli.terminal import note, say
-from cpuserve.cli.typed import interruptible
 from cpuserve.errors import RequestError
+from cpuserve.serving.call import GenerateCall
 
 if TYPE_CHECKING:
     from cpuserve.cli.session import Session
-    from cpuserve.sampling.params import SamplingParams
 
 Message = dict[str, str]
 
@@ -31,9 +32,10 @@ _COMMAND = re.compile(r"/[a-zA-Z]*")
 class Conversation:
     """The messages so far and how they are rendered."""
 
-    def __init__(self, session: Session, system: str | None, params: SamplingParams) -> None:
+    def __init__(self, session: Session, system: str | None, sampling: Mapping[str, Any]) -> None:
+        """sampling: the fields of a call that say how to sample."""
         self._session = session
-        self._params = params
+        self._sampling = sampling
         self._system = system or None
         self._said: list[Message] = []
 
@@ -64,12 +66,11 @@ class Conversation:
         return True
 
     async def turn(self, said: str) -> None:
-        """Send a message and stream the answer; an interrupted or refused turn is not kept."""
+        """Send a message and stream the response; an interrupted or refused turn is not kept."""
         question = {"role": "user", "content": said}
         try:
-            text = self._session.template.render([*self.messages, question])
-            ids = self._session.tokenizer.encode(text, add_special_tokens=False)
-            answer = await interruptible(self._session.stream(ids, self._params, turn=True))
+            call = GenerateCall(messages=[*self.messages, question], **self._sampling)
+            answer = await interruptible(self._session.stream(call))
         except RequestError as e:
             note(f"{e}. /clear starts a new conversation, /help lists the commands")
             return

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from cpuserve.config.fields import BY_NAME, FIELDS, GROUPS, SERVER, Field, NoOp, no_op_flags
+from cpuserve.config.field import GROUPS, SERVER, Field
+from cpuserve.config.fields import BY_NAME, FIELDS, NoOp, no_op_flags
 from cpuserve.config.load import Asked, Given, flag_given, load_options, no_op_note
 from cpuserve.config.missing import why_missing
 from cpuserve.config.nearest import nearest
@@ -207,7 +208,7 @@ class Ignore(argparse.Action):
 
 
 def add_options(parser: Parser, *, server: bool, model: bool = True) -> None:
-    """Add MODEL and the flags of all fields, in their groups; `server`: also those of the server.
+    """Add MODEL and the flags of all fields, in their groups; server: with those for the server.
 
     model: False for a command that finds MODEL among its arguments itself (see `take_model`).
     """

@@ -15,7 +15,6 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
-from cpuserve.api.options import HttpOptions
 from cpuserve.cli.flags import asked, normalize
 from cpuserve.cli.main import build_parser
 from cpuserve.cli.terminal import say
@@ -61,15 +60,14 @@ def _flags(command: Sequence[str]) -> list[str]:
 def _connection(serve_flags: Sequence[str], pid: int) -> http.client.HTTPConnection:
     """Return a connection to the address on which the server with these flags listens."""
     args, _ = build_parser().parse_known_args(normalize(["serve", *serve_flags]))
-    server, defaults = asked(args).server, HttpOptions()
-    if server.uds and server.uds != "none":
+    server = asked(args).server
+    if server.socket is not None:
         connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT_S)
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.settimeout(TIMEOUT_S)
-        connection.sock.connect(server.uds)
+        connection.sock.connect(server.socket)
         return connection
-    host = server.host or defaults.host
-    port = defaults.port if server.port is None else server.port
+    host, port = server.host, server.port
     if port == 0:
         host, port = _listening(pid)
     return http.client.HTTPConnection(_LOOPBACK.get(host, host), port, timeout=TIMEOUT_S)

@@ -1,6 +1,6 @@
-"""The `cpuserve` command. A StartupError prints one line on stderr and gives exit code 2.
+"""The `cpuserve` command. A StartupError prints one line on stderr and exits with code 2.
 
-This module imports only argparse and the option table; each command imports what it needs.
+This module imports only argparse and the option table; each command has its own imports.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _run(argv: list[str]) -> int:
         return 0
     args, unknown = parser.parse_known_args(argv)
     if args.version:
-        from cpuserve.cli.about import render
+        from cpuserve.cli.build_info import render
 
         print(render())
         return 0

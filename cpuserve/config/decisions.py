@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from cpuserve.config.engine import Decision, EngineOptions, ServerOptions
-from cpuserve.config.fields import FIELDS, SERVER
+from cpuserve.config.engine import Decision, EngineOptions
+from cpuserve.config.server import FIELDS, ServerOptions
 
 T = TypeVar("T")
 
@@ -38,15 +38,11 @@ def server_decisions(server: ServerOptions, sources: Mapping[str, str]) -> list[
     """Return the settings of the front end, which need no resolution; secrets are not shown."""
     found = []
     for field in FIELDS:
-        asked = getattr(server, field.name, None)
-        if field.group != SERVER or field.name not in ServerOptions.__struct_fields__:
-            continue
-        if asked is None:
+        if field.name not in sources:
             found.append(Decision(field.name, None, "default", field.default, "the default"))
             continue
-        shown = "(set)" if field.secret else asked
-        source = sources.get(field.name, "argument")
-        found.append(Decision(field.name, shown, source, shown, "as asked"))
+        shown = "(set)" if field.secret else getattr(server, field.name)
+        found.append(Decision(field.name, shown, sources[field.name], shown, "as asked"))
     return found
 
 

@@ -69,31 +69,6 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
     disable_log_stats: bool | None = None
 
 
-class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """Requested settings of the front end; None = the default in config/fields.py."""
-
-    host: str | None = None
-    port: int | None = None
-    uds: str | None = None
-    api_key: list[str] | None = None
-    public_metrics: bool | None = None
-    also_serve: list[str] | None = None
-    allowed_hosts: list[str] | None = None
-    allowed_origins: list[str] | None = None
-    allowed_methods: list[str] | None = None
-    allowed_headers: list[str] | None = None
-    allow_credentials: bool | None = None
-    log_level: str | None = None
-    max_num_queued_reqs: int | None = None
-    max_num_queued_tokens: int | None = None
-    max_body_size: int | None = None
-    sse_ping_interval: int | None = None
-    request_timeout: int | None = None
-    drain_timeout: int | None = None
-    drain_delay: int | None = None
-    engine_restart: bool | None = None
-
-
 class KvGroup(msgspec.Struct, frozen=True):
     """Layers that share KV blocks.
 

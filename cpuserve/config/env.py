@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from cpuserve.config.fields import FIELDS, Field, no_op_variables
+from cpuserve.config.field import Field
+from cpuserve.config.fields import FIELDS, no_op_variables
 from cpuserve.config.nearest import nearest
 
 PREFIX = "CPUSERVE_"

@@ -1,195 +1,38 @@
 """The list of all options, with help text, flag, environment variable, aliases and check of each.
 
 The command line, the environment reader, config files, `LLM(...)`, `--help` and the reference table
-in docs/options.md all use this list. A new option needs one `Field` here and one attribute in
-`config/engine.py`.
+in docs/options.md all use this list. A new option of the engine needs one `Field` here and one
+attribute in `config/engine.py`; one of the server is an attribute of `config/server.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from cpuserve.config.adapters import read_modules
+from cpuserve.config.field import (
+    CPU,
+    GROUPS,
+    MEMORY,
+    MODEL,
+    SERVER,
+    Alias,
+    Field,
+    at_least,
+    named,
+    not_empty,
+)
 from cpuserve.config.generation import check_settings
+from cpuserve.config.server import FIELDS as SERVER_FIELDS
 from cpuserve.config.speculation import read_speculation
 from cpuserve.config.values import parse_bind, parse_count, parse_nodes, parse_space
-
-# A "list" flag takes several values. A "names" flag takes one value: names separated by commas, or
-# a JSON list.
-Kind = Literal["text", "count", "flag", "list", "names", "object"]
-TRUE = {"1": True, "true": True, "yes": True, "on": True}
-FALSE = {"0": False, "false": False, "no": False, "off": False}
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """Another server's name for a field; `convert` translates a text given under that name.
-
-    differs: how the value's meaning here differs from its meaning in the other server, if it does.
-    """
-
-    name: str
-    convert: Callable[[str], str] | None = None
-    differs: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One option.
-
-    default: a description of the value that applies if the option is not set. synonyms: other
-    spellings of a choice. words: texts that are accepted in place of a value of `kind`.
-    read(value): converts a value in place of `kind`, and raises a ValueError as `parse` does.
-    check(value): raises a ValueError with the expected values. secret: error messages do not
-    show the value. server: the option belongs to ServerOptions.
-    """
-
-    name: str
-    help: str
-    default: str
-    group: str
-    kind: Kind = "text"
-    flags: tuple[str, ...] = ()
-    env: str | None = None
-    aliases: tuple[Alias, ...] = ()
-    choices: tuple[str, ...] = ()
-    synonyms: Mapping[str, str] = field(default_factory=dict)
-    words: tuple[str, ...] = ()
-    secret: bool = False
-    read: Callable[[object], Any] | None = None
-    check: Callable[[Any], object] | None = None
-    metavar: str | None = None
-    server: bool = False
-
-    @property
-    def flag(self) -> str:
-        """The main name on the command line (the first of `flags`), or ""."""
-        return self.flags[0] if self.flags else ""
-
-    @property
-    def all_flags(self) -> tuple[str, ...]:
-        """Flags and the aliases that are flags."""
-        return self.flags + tuple(a.name for a in self.aliases if a.name.startswith("-"))
-
-    @property
-    def env_aliases(self) -> tuple[Alias, ...]:
-        """Aliases that are environment variables."""
-        return tuple(a for a in self.aliases if not a.name.startswith("-"))
-
-    def convert(self, name: str, text: str) -> str:
-        """Translate `text`, given under alias `name`, to the text that the main name accepts.
-
-        Raises a ValueError with the expected values, without the alias.
-        """
-        for alias in self.aliases:
-            if alias.name == name and alias.convert is not None:
-                return alias.convert(text)
-        return text
-
-    def parse(self, value: object) -> Any:
-        """Convert a text (flag, environment) or a plain value (file, `LLM(...)`) to this type.
-
-        Raises a ValueError with the expected values, without the field.
-        """
-        if self.words and str(value).strip().lower() in self.words:
-            return str(value).strip().lower()
-        parsed = self._typed(value)
-        if self.choices and parsed not in self.choices:
-            msg = f"choose one of {', '.join(self.choices)}"
-            raise ValueError(msg)
-        if self.check is not None:
-            self.check(parsed)
-        return parsed
-
-    def _typed(self, value: object) -> Any:
-        if self.read is not None:
-            return self.read(value)
-        if self.kind == "flag":
-            return _boolean(value)
-        if self.kind == "count":
-            return _count(value)
-        if self.kind == "list":
-            items = value if isinstance(value, list | tuple) else str(value).split(",")
-            return [str(item).strip() for item in items]
-        if self.kind == "names":
-            return _names(value)
-        if self.kind == "object":
-            return _object(value)
-        if isinstance(value, bool | list | tuple | dict) or value is None:
-            msg = "must be text"
-            raise ValueError(msg)
-        text = str(value).strip()
-        lowered = text.lower()
-        if self.choices or self.synonyms:
-            return self.synonyms.get(lowered, lowered if self.choices else text)
-        return text
-
-
-def _boolean(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = str(value).strip().lower()
-    if word in TRUE or word in FALSE:
-        return word in TRUE
-    msg = "must be 1 or 0 (true or false)"
-    raise ValueError(msg)
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        msg = "must be a whole number"
-        raise ValueError(msg)
-    return value if isinstance(value, int) else parse_count(value)
-
-
-def _names(value: object) -> list[str]:
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(value)
-    items = value if isinstance(value, list | tuple) else str(value).split(",")
-    if not items or not all(isinstance(item, str) and item.strip() for item in items):
-        msg = """must be names separated by commas, or a JSON list such as '["a", "b"]'"""
-        raise ValueError(msg)
-    return [item.strip() for item in items]
-
-
-def _object(value: object) -> dict[str, Any]:
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(value)
-    if not isinstance(value, Mapping):
-        msg = """must be a JSON object, such as '{"name": 0.7}'"""
-        raise ValueError(msg)
-    return {str(key): item for key, item in value.items()}
-
-
-def at_least(least: int, most: int = 2**31 - 1) -> Callable[[int], None]:
-    """Return a check that a number is between `least` and `most`."""
-
-    def check(value: int) -> None:
-        if not least <= value <= most:
-            top = f" and at most {most}" if most < 2**31 - 1 else ""
-            msg = f"must be at least {least}{top}"
-            raise ValueError(msg)
-
-    return check
 
 
 def _length(value: int) -> None:
     if value != -1:
         at_least(1)(value)
-
-
-def not_empty(value: str) -> None:
-    """Raise a ValueError for an empty text."""
-    if not value:
-        msg = "must not be empty"
-        raise ValueError(msg)
 
 
 def _model_names(value: list[str]) -> None:
@@ -198,47 +41,12 @@ def _model_names(value: list[str]) -> None:
         raise ValueError(msg)
 
 
-def _named(value: list[str], what: str) -> None:
-    names = [name for name, _, named in (item.partition("=") for item in value) if named]
-    if len(names) < len(value) or not all(names) or len({*names}) < len(names):
-        msg = f"must be pairs NAME={what}, each with a name of its own"
-        raise ValueError(msg)
-
-
-def _named_models(value: list[str]) -> None:
-    _named(value, "MODEL")
-
-
 def _named_paths(value: list[str]) -> None:
-    _named(value, "PATH")
+    named(value, "PATH")
 
 
 def _named_places(value: list[str]) -> None:
-    _named(value, "PLACE")
-
-
-def _hosts(value: list[str]) -> None:
-    if not all(re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9._-]+", name) for name in value):
-        msg = "must be host names without a port: api.example.com, *.example.com, or * for any"
-        raise ValueError(msg)
-
-
-def _origins(value: list[str]) -> None:
-    if not all(re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+", origin) for origin in value):
-        msg = "must be origins without a path, such as https://chat.example.com, or * for any"
-        raise ValueError(msg)
-
-
-def _tokens(value: list[str]) -> None:
-    if not all(re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", token) for token in value):
-        msg = "must be names of HTTP methods or headers, or * for any"
-        raise ValueError(msg)
-
-
-def _keys(value: list[str]) -> None:
-    if not all(key.strip() and key.isascii() for key in value):
-        msg = "keys must be ASCII text and not empty"
-        raise ValueError(msg)
+    named(value, "PLACE")
 
 
 def _amount(text: str) -> None:
@@ -277,10 +85,7 @@ DTYPES = {
     "f32": "float32",
 }
 
-MODEL, SERVER, MEMORY, CPU = "Model", "Server", "Memory and batching", "CPU and threads"
-GROUPS = (MODEL, SERVER, MEMORY, CPU)
-
-FIELDS: tuple[Field, ...] = (
+_ENGINE_FIELDS: tuple[Field, ...] = (
     # -- model -------------------------------------------------------------------------------
     Field(
         "model",
@@ -529,253 +334,6 @@ FIELDS: tuple[Field, ...] = (
         metavar="JSON",
     ),
     # -- server ------------------------------------------------------------------------------
-    Field(
-        "host",
-        "Address to listen on; 0.0.0.0 listens on all IPv4 addresses.",
-        "127.0.0.1",
-        SERVER,
-        flags=("--host",),
-        env="CPUSERVE_HTTP_HOST",
-        check=not_empty,
-        metavar="ADDRESS",
-        server=True,
-    ),
-    Field(
-        "port",
-        "Port to listen on; 0 selects a free one.",
-        "8000",
-        SERVER,
-        kind="count",
-        flags=("--port",),
-        env="CPUSERVE_HTTP_PORT",
-        check=at_least(0, 65535),
-        metavar="PORT",
-        server=True,
-    ),
-    Field(
-        "uds",
-        "Unix socket to listen on instead of host and port; `none` cancels the socket that a "
-        "variable or a config file sets.",
-        "none",
-        SERVER,
-        flags=("--uds",),
-        env="CPUSERVE_UDS",
-        words=("none",),
-        check=not_empty,
-        metavar="PATH",
-        server=True,
-    ),
-    Field(
-        "api_key",
-        "API keys; clients must send one of them. Separate several by commas in the variable, "
-        "which is safer, because other users of the machine can read flags.",
-        "none: everyone who can connect may use the server",
-        SERVER,
-        kind="list",
-        flags=("--api-key",),
-        env="CPUSERVE_API_KEY",
-        aliases=(Alias("VLLM_API_KEY"),),
-        secret=True,
-        check=_keys,
-        metavar="KEY",
-        server=True,
-    ),
-    Field(
-        "public_metrics",
-        "Serve /metrics and /version without an API key, as /health, /ping and /live always are.",
-        "off: they need a key if one is set",
-        SERVER,
-        kind="flag",
-        flags=("--public-metrics",),
-        env="CPUSERVE_PUBLIC_METRICS",
-        server=True,
-    ),
-    Field(
-        "also_serve",
-        "Further models as NAME=MODEL. Each is loaded for a request, and unloaded when "
-        "another one needs its memory. Options that do not describe one model apply to all.",
-        "none",
-        SERVER,
-        kind="names",
-        flags=("--also-serve",),
-        env="CPUSERVE_ALSO_SERVE",
-        check=_named_models,
-        metavar="NAME=MODEL",
-        server=True,
-    ),
-    Field(
-        "allowed_hosts",
-        "Host names that requests may be addressed to, besides localhost and IP addresses: "
-        "a.example.com,*.b.example, or * for any. Requests for other names get 403.",
-        "any; only local names if --host is a loopback address and no API key is set",
-        SERVER,
-        kind="names",
-        flags=("--allowed-hosts",),
-        env="CPUSERVE_ALLOWED_HOSTS",
-        check=_hosts,
-        metavar="NAMES",
-        server=True,
-    ),
-    Field(
-        "allowed_origins",
-        "Origins of web pages that may use the API from a browser (CORS), or * for any.",
-        "none",
-        SERVER,
-        kind="names",
-        flags=("--allowed-origins",),
-        env="CPUSERVE_ALLOWED_ORIGINS",
-        check=_origins,
-        metavar="ORIGINS",
-        server=True,
-    ),
-    Field(
-        "allowed_methods",
-        "HTTP methods that pages of --allowed-origins may use.",
-        "*",
-        SERVER,
-        kind="names",
-        flags=("--allowed-methods",),
-        env="CPUSERVE_ALLOWED_METHODS",
-        check=_tokens,
-        metavar="METHODS",
-        server=True,
-    ),
-    Field(
-        "allowed_headers",
-        "Request headers that pages of --allowed-origins may send.",
-        "*",
-        SERVER,
-        kind="names",
-        flags=("--allowed-headers",),
-        env="CPUSERVE_ALLOWED_HEADERS",
-        check=_tokens,
-        metavar="HEADERS",
-        server=True,
-    ),
-    Field(
-        "allow_credentials",
-        "Allow browsers to send cookies with requests from pages of --allowed-origins.",
-        "off",
-        SERVER,
-        kind="flag",
-        flags=("--allow-credentials",),
-        env="CPUSERVE_ALLOW_CREDENTIALS",
-        server=True,
-    ),
-    Field(
-        "log_level",
-        "Lowest level of the messages that are logged: debug, info, warning, error.",
-        "info",
-        SERVER,
-        flags=("--log-level",),
-        env="CPUSERVE_LOG_LEVEL",
-        aliases=(Alias("--uvicorn-log-level"), Alias("VLLM_LOGGING_LEVEL")),
-        choices=("debug", "info", "warning", "error"),
-        synonyms={"warn": "warning", "critical": "error", "trace": "debug"},
-        metavar="LEVEL",
-        server=True,
-    ),
-    Field(
-        "max_num_queued_reqs",
-        "Maximum requests that wait for their first token; further ones get 429 with Retry-After.",
-        "1024",
-        SERVER,
-        kind="count",
-        flags=("--max-num-queued-reqs",),
-        env="CPUSERVE_MAX_NUM_QUEUED_REQS",
-        check=at_least(1, 65536),
-        metavar="N",
-        server=True,
-    ),
-    Field(
-        "max_num_queued_tokens",
-        "Maximum prompt tokens that wait for a first token; further requests get 429 with "
-        "Retry-After.",
-        "1048576",
-        SERVER,
-        kind="count",
-        flags=("--max-num-queued-tokens",),
-        env="CPUSERVE_MAX_NUM_QUEUED_TOKENS",
-        check=at_least(1),
-        metavar="TOKENS",
-        server=True,
-    ),
-    Field(
-        "max_body_size",
-        "Maximum size of a request body in bytes (4M is 4 MiB); larger ones get 413.",
-        "64 bytes per token of the model's context, and at least 4 MiB",
-        SERVER,
-        kind="count",
-        flags=("--max-body-size",),
-        env="CPUSERVE_MAX_BODY_SIZE",
-        check=at_least(1024, 2**40),
-        metavar="BYTES",
-        server=True,
-    ),
-    Field(
-        "sse_ping_interval",
-        "Seconds without an event after which a stream sends a comment, so that proxies keep it "
-        "open.",
-        "15",
-        SERVER,
-        kind="count",
-        flags=("--sse-ping-interval",),
-        env="CPUSERVE_SSE_PING_INTERVAL",
-        check=at_least(1, 3600),
-        metavar="SECONDS",
-        server=True,
-    ),
-    Field(
-        "request_timeout",
-        "Maximum seconds of a request, time in the queue included; a request's own `timeout` may "
-        "be shorter. 0 = no limit.",
-        "0",
-        SERVER,
-        kind="count",
-        flags=("--request-timeout",),
-        env="CPUSERVE_REQUEST_TIMEOUT",
-        check=at_least(0, 1_000_000),
-        metavar="SECONDS",
-        server=True,
-    ),
-    Field(
-        "drain_timeout",
-        "Seconds that running requests get to finish when a signal stops the server; requests that "
-        "still run then end with an error.",
-        "30",
-        SERVER,
-        kind="count",
-        flags=("--drain-timeout",),
-        env="CPUSERVE_DRAIN_TIMEOUT",
-        aliases=(Alias("--shutdown-timeout"), Alias("--timeout-graceful-shutdown")),
-        check=at_least(0, 86_400),
-        metavar="SECONDS",
-        server=True,
-    ),
-    Field(
-        "drain_delay",
-        "Seconds that the server still accepts requests after that signal, while /health "
-        "returns 503. Set it above the interval at which a load balancer checks /health.",
-        "0",
-        SERVER,
-        kind="count",
-        flags=("--drain-delay",),
-        env="CPUSERVE_DRAIN_DELAY",
-        check=at_least(0, 3600),
-        metavar="SECONDS",
-        server=True,
-    ),
-    Field(
-        "engine_restart",
-        "Restart an engine process that dies; with --no-engine-restart the server exits with code "
-        "1.",
-        "on",
-        SERVER,
-        kind="flag",
-        flags=("--engine-restart",),
-        env="CPUSERVE_ENGINE_RESTART",
-        server=True,
-    ),
     Field(
         "disable_log_stats",
         "Accepted for compatibility: throughput is on /metrics, not in the log.",
@@ -1203,6 +761,10 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp(("VLLM_CPU_CI_ENV", "VLLM_CPU_SIM_MULTI_NUMA"), "it is internal to vLLM"),
 )
 
+# In the order of --help and docs/options.md.
+FIELDS = tuple(
+    sorted((*SERVER_FIELDS, *_ENGINE_FIELDS), key=lambda field: GROUPS.index(field.group))
+)
 BY_NAME: dict[str, Field] = {f.name: f for f in FIELDS}
 
 

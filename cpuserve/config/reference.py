@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cpuserve.config.fields import FIELDS, GROUPS, NO_OPS, Alias, Field
+from cpuserve.config.field import GROUPS, Alias, Field
+from cpuserve.config.fields import FIELDS, NO_OPS
 from cpuserve.config.missing import MISSING
 
 BEGIN = "<!-- options: made by python -m cpuserve.config.reference docs/options.md -->"

@@ -114,9 +114,9 @@ class Engine:
     """One replica: claims cores, starts the engine on them, and serves HTTP."""
 
     async def __init__(self, options: Mapping[str, Any], num_cpus: int) -> None:  # type: ignore[misc]
-        from cpuserve.api.engines import start_engines
-        from cpuserve.api.options import HttpOptions
-        from cpuserve.api.server import FrontEnd
+        from cpuserve.api.lifecycle.engines import start_engines
+        from cpuserve.api.lifecycle.front_end import FrontEnd
+        from cpuserve.config.server import ServerOptions
         from cpuserve.platforms import select
         from cpuserve.prepare import prepare
 
@@ -130,7 +130,7 @@ class Engine:
         # Ray replaces a replica without a living engine, and sends requests to others meanwhile.
         restart = bool(prepared.resolved.others)
         self._client = start_engines(prepared.resolved, _ignore, restart=restart)
-        http = HttpOptions(allowed_hosts=("*",))  # requests come through Ray's proxy
+        http = ServerOptions(allowed_hosts=("*",))  # requests come through Ray's proxy
         try:
             front_end = FrontEnd(
                 self._client, prepared.resolved.replicas, http, "", prepared.platform

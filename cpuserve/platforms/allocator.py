@@ -10,7 +10,7 @@ REPLACEMENTS = r"lib(?:tcmalloc|jemalloc|mimalloc)[\w.-]*"
 # Counted with a preloaded library for one stream of SmolLM2: 14 calls a token in the engine, all
 # for less than 128 KB and none in C++ code, and 2 in the front end. At 50 ns each (estimated) this
 # is 1 us of a token's 7 ms, the most that a faster allocator could save. And the front end returns
-# freed memory to the system by a function that only glibc has (api/freed.py).
+# freed memory to the system by a function that only glibc has (api/request/memory_trim.py).
 ALLOCATOR_MEANS = "malloc is called 16 times a token, so tcmalloc or jemalloc would not help"
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cpuserve.config.server import ServerOptions
+
 # A prompt token takes 2 to 6 bytes of text in any language, and at most about 64 bytes of JSON, in
 # many short messages with escapes for all non-ASCII characters. The minimum allows for requests
-# with many prompts or long lists of token ids, whose sizes do not depend on the context.
+# with many prompts or long lists of token ids; their sizes do not depend on the context.
 BODY_BYTES_PER_TOKEN = 64
 LEAST_BODY_BYTES = 4 << 20
 LEAST_HELD_BYTES = 32 << 20
+
+
+_DEFAULTS = ServerOptions()
 
 
 def default_body_bytes(max_model_len: int) -> int:
@@ -33,11 +38,11 @@ class ClientLimits:
     # A stream's headers wait for its first token, so that an earlier error has its own status. But
     # proxies close connections that are silent for a minute, and a long prompt can take that long:
     # after this time the headers and a comment are sent.
-    silent_s: float = 15.0
+    silent_s: float = _DEFAULTS.sse_ping_interval
     # Of those sequences, how many may wait for their first token, and with how many prompt tokens;
     # see Backlog.
-    max_queued_requests: int = 1024
-    max_queued_tokens: int = 1 << 20
+    max_queued_requests: int = _DEFAULTS.max_num_queued_reqs
+    max_queued_tokens: int = _DEFAULTS.max_num_queued_tokens
     # Sequences that can run at the same time in all engines.
     slots: int = 1
     # The longest time a request may take, including its wait, and the default of its timeout.

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpuserve.api.options import HttpOptions
-from cpuserve.api.server import make_server
+from cpuserve.api.app import app_of
+from cpuserve.api.http.server import make_server
 from cpuserve.api.state import ServerState
+from cpuserve.config.server import ServerOptions
 from cpuserve.serving.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, Script, make_context, speak
 from tests.helpers.patience import PATIENCE_S, until
@@ -85,6 +86,9 @@ def post(path: str, body: dict[str, Any] | bytes, *, close: bool = False) -> byt
     return head + b"content-length: %d\r\n%b\r\n" % (len(data), end) + data
 
 
+TIMEOUTS = ("header_timeout_s", "write_timeout_s")
+
+
 @asynccontextmanager
 async def live(script: Script = speak, *, limits=None, **options: Any):
     """Run a server on a free port of 127.0.0.1."""
@@ -95,8 +99,9 @@ async def live(script: Script = speak, *, limits=None, **options: Any):
         listener.setblocking(False)
         port = listener.getsockname()[1]
         # Tests may send any Host header; those that test host names set allowed_hosts themselves.
-        http = HttpOptions(port=port, **{"allowed_hosts": ("*",), **options})
-        server = make_server(state, http)
+        timeouts = {name: options.pop(name) for name in TIMEOUTS if name in options}
+        http = ServerOptions(port=port, **{"allowed_hosts": ("*",), **options})
+        server = make_server(app_of(state, http), http, **timeouts)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             while not server.started:

@@ -12,10 +12,10 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from cpuserve.api.options import HttpOptions
-from cpuserve.api.preparing import StoppedWhilePreparing
-from cpuserve.api.serve import serve
+from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing
+from cpuserve.api.lifecycle.serve import serve
 from cpuserve.config.engine import Resolved
+from cpuserve.config.server import ServerOptions
 from cpuserve.engine.child import exit_now
 from cpuserve.engine.liveness import HangLimits
 from cpuserve.engine.process import ProcessClient
@@ -38,12 +38,12 @@ def main() -> int:
 
     ProcessClient.spawn = spawn_fake
     config = fake_config(model=options["model"], **options["config"])
-    http = HttpOptions(
+    http = ServerOptions(
         port=options["port"],
         uds=options["uds"],
-        drain_s=options["drain_s"],
-        drain_delay_s=options["drain_delay_s"],
-        api_keys=options["keys"],
+        drain_timeout=options["drain_s"],
+        drain_delay=options["drain_delay_s"],
+        api_key=options["keys"],
         engine_restart=options["restart"],
     )
 

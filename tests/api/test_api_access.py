@@ -6,7 +6,8 @@ import socket
 import pytest
 
 from cpuserve.api.app import Cors
-from cpuserve.api.options import HttpOptions
+from cpuserve.api.middleware.allowed_hosts import host_names
+from cpuserve.config.server import ServerOptions
 from tests.api.fakes import Api, error_of
 from tests.api.live import live
 from tests.api.test_api_connection import runs
@@ -77,15 +78,15 @@ def test_names_that_were_given_are_allowed(host):
         ({"host": "127.8.8.8"}, ()),
         ({"host": "0.0.0.0"}, None),
         ({"host": "10.0.0.1"}, None),
-        ({"api_keys": ("k",)}, None),
+        ({"api_key": ("k",)}, None),
         ({"uds": "/run/x.sock"}, None),
         ({"allowed_hosts": ("a",)}, ("a",)),
-        ({"allowed_hosts": ("a",), "host": "0.0.0.0", "api_keys": ("k",)}, ("a",)),
+        ({"allowed_hosts": ("a",), "host": "0.0.0.0", "api_key": ("k",)}, ("a",)),
         ({"allowed_hosts": ("a", "*")}, None),
     ],
 )
 def test_host_names_are_checked_on_loopback_without_a_key(options, names):
-    assert HttpOptions(**options).host_names == names
+    assert host_names(ServerOptions(**options)) == names
 
 
 @runs
@@ -240,7 +241,7 @@ async def test_a_post_to_a_whole_url_needs_its_key_and_is_answered():
     body = b'{"prompt":"hi"}'
     head = b"POST http://a/v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
     head += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-    async with live(api_keys=("k",)) as server:
+    async with live(api_key=("k",)) as server:
         assert (await server.send(head + b"\r\n" + body)).startswith(b"HTTP/1.1 401 ")
         answer = await server.send(head + b"authorization: Bearer k\r\n\r\n" + body)
         assert answer.startswith(b"HTTP/1.1 200 ")

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from cpuserve.api import errors
+from cpuserve.api.response import errors
 from cpuserve.engine.ipc import Output
 from cpuserve.serving.limits import ClientLimits
 from tests.api.live import STREAM, live, post

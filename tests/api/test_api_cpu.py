@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cpuserve.api.status.view import WINDOW_S, CpuMeter, CpuReport, CpuView, placement_of
+from cpuserve.api.status.cpu_view import WINDOW_S, CpuMeter, CpuReport, CpuView, placement_of
 from cpuserve.engine.ipc import Stats
 from cpuserve.metrics import CpuSample, ServerMetrics
 from cpuserve.platforms.cpu import CpuPlatform

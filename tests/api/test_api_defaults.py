@@ -86,7 +86,7 @@ def test_max_completion_tokens_wins_over_the_default_length():
 
 
 def test_the_fingerprint_changes_with_the_defaults():
-    from cpuserve.api.build import _build
+    from cpuserve.api.lifecycle.model_context import _build
     from tests.helpers.fake_executor import fake_config
 
     builds = [

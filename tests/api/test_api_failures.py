@@ -5,7 +5,7 @@ import logging
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from cpuserve.api import middleware
+from cpuserve.api.middleware import api_keys
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import InvalidRequest, RequestError, TooManyRequests
 from cpuserve.tokenizer.tokenizer import Tokenizer as OurTokenizer
@@ -121,7 +121,7 @@ def test_a_failure_while_a_key_is_checked_is_a_500_too(caplog, monkeypatch):
         msg = "secret"
         raise ZeroDivisionError(msg)
 
-    monkeypatch.setattr(middleware.ApiKeys, "_refusal", fail)
+    monkeypatch.setattr(api_keys.ApiKeys, "_refusal", fail)
     response = ask(Api(api_keys=("key",)), PATHS[0])
     assert response.status_code == 500
     assert "secret" not in error_of(response)["message"]

@@ -1,5 +1,5 @@
 """The request fields that OpenAI, vLLM, llama.cpp and Ollama document: each is honoured, refused
-by name, or listed here as without effect on the answer (the fields are in a file of tests/data)."""
+by name, or listed as without effect on the answer (the fields are in a file of tests/data)."""
 
 import functools
 import json
@@ -11,7 +11,7 @@ from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate, OllamaOptions
 from cpuserve.api.openai.chat.schema import ChatRequest
 from cpuserve.api.openai.completions.schema import CompletionRequest
 from cpuserve.api.openai.responses.schema import ResponsesRequest
-from cpuserve.api.unset import REFUSED
+from cpuserve.api.request import fields
 from tests.api.fakes import Api
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -118,15 +118,20 @@ SETS = {
     "include_reasoning": False, "penalize_newline": False, "length_penalty": 0.5, "min_keep": 3,
     "n_cmpl": 2, "web_search_options": {}, "guided_json": {}, "typical_p": 0.5, "tfs_z": 0.5,
 }  # fmt: skip
-# Refused by other parts than api/unset.py.
-ALSO_REFUSED = {
-    RESPONSES: {
-        "background": True,
-        "context_management": [{"type": "compaction"}],
-        "conversation": "c",
-        "previous_response_id": "resp_1",
-        "prompt": {"id": "p"},
-    },
+# The endpoints by their names in the table of fields.
+ENDPOINTS = {
+    CHAT: fields.CHAT,
+    TEXT: fields.TEXT,
+    RESPONSES: fields.RESPONSES,
+    "/api/chat": fields.OLLAMA,
+    "/api/generate": fields.OLLAMA_TEXT,
+}
+KINDS = {
+    CHAT: ChatRequest,
+    TEXT: CompletionRequest,
+    RESPONSES: ResponsesRequest,
+    "/api/chat": OllamaChat,
+    "/api/generate": OllamaGenerate,
 }
 
 DOCUMENTED = json.loads((Path(__file__).parents[1] / "data" / "request_fields.json").read_text())
@@ -155,6 +160,28 @@ def honoured(path, field):
     if isinstance(value, dict) and value.keys() & BODIES.keys():
         return value.get(path)
     return value
+
+
+def endpoint_of(path, inside):
+    """The name of the endpoint, or of its options, in the table of fields; None without such."""
+    return (fields.OPTIONS if path.startswith("/api") else None) if inside else ENDPOINTS[path]
+
+
+def refused(path, field, inside):
+    """Whether the table has a rule for the field."""
+    place = endpoint_of(path, inside)
+    return any(rule.name == field and place in rule.endpoints for rule in fields.REFUSED)
+
+
+def without_effect(path, inside):
+    """The fields that are in the table as without effect."""
+    place = endpoint_of(path, inside)
+    return {name for row in fields.NO_EFFECT if place in row.endpoints for name in row.names}
+
+
+def read_by(path, inside):
+    """The fields of the endpoint's schema."""
+    return (OllamaOptions if inside else KINDS[path]).__struct_fields__
 
 
 TEMPLATE = (
@@ -193,8 +220,8 @@ def test_a_documented_field_is_honoured_refused_or_without_effect(path, field, i
     value = honoured(path, field)
     if value is not None:
         assert outcome(path, field, value, inside) != plain(path)
-    elif field in REFUSED or field in ALSO_REFUSED.get(path, ()):
-        value = ALSO_REFUSED.get(path, {}).get(field, SETS.get(field, [1]))
+    elif refused(path, field, inside):
+        value = SETS.get(field, [1])
         response = asked(Api(), path, field, value, inside)
         assert response.status_code == 400, response.text
         error = response.json()["error"]
@@ -202,6 +229,7 @@ def test_a_documented_field_is_honoured_refused_or_without_effect(path, field, i
         if isinstance(error, dict):
             assert (error["param"], error["code"]) == (field, "unsupported_parameter")
     else:
+        assert field in without_effect(path, inside) or field in read_by(path, inside)
         given = outcome(path, field, NO_EFFECT[field], inside)
         assert given[:2] == plain(path)[:2]
         echoed = [{**body, field: None} for _, _, body, _ in (given, plain(path))]
@@ -211,29 +239,29 @@ def test_a_documented_field_is_honoured_refused_or_without_effect(path, field, i
             assert echoed[0] == echoed[1]
 
 
-@pytest.mark.parametrize("field", REFUSED)
-def test_a_refused_field_is_read_by_every_endpoint_that_documents_it(field):
-    kinds = {
-        CHAT: ChatRequest,
-        TEXT: CompletionRequest,
-        RESPONSES: ResponsesRequest,
-        "/api/chat": OllamaChat,
-        "/api/generate": OllamaGenerate,
-    }
-    documented = [(path, inside) for path, name, inside in CASES if name == field]
-    assert documented
-    for path, inside in documented:
-        kind = OllamaOptions if inside else kinds[path]
-        assert field in kind.__struct_fields__, path
-    told = REFUSED[field]
-    for off in (None, False, "", [], {}, *told.off):
-        if off in told.sets:
-            continue
-        for path, inside in documented:
-            response = asked(Api(), path, field, off, inside)
+@pytest.mark.parametrize(
+    "rule", fields.REFUSED, ids=lambda rule: f"{rule.name}-{rule.endpoints[0]}"
+)
+def test_a_refused_field_is_read_by_its_endpoints_and_may_be_switched_off(rule):
+    places = [(path, inside) for path in BODIES for inside in ("", "options")]
+    places = [place for place in places if endpoint_of(*place) in rule.endpoints]
+    for path, inside in places:
+        assert rule.name in read_by(path, inside), path
+        for off in (None, False, "", [], {}, *rule.off):
+            if off in rule.sets:
+                continue
+            response = asked(Api(), path, rule.name, off, inside)
             where = response.json().get("error")
             if response.status_code == 400:  # such as images: {}, which has a wrong type
                 assert "not supported" not in str(where), (path, off)
+
+
+def test_every_refused_field_of_another_servers_text_endpoints_is_documented():
+    documented = {field for _, field, _ in CASES}
+    others = {*fields.OPENAI, fields.OLLAMA, fields.OLLAMA_TEXT, fields.OPTIONS}
+    own = {fields.RESPONSES}  # whose rules are for fields of chat completions, too
+    rules = [rule for rule in fields.REFUSED if {*rule.endpoints} & others - own]
+    assert {rule.name for rule in rules} <= documented
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cpuserve.api import http
+from cpuserve.api.http import protocol as http
 from cpuserve.engine.ipc import Output
 from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import ANSWER

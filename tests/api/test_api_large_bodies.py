@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuserve.api import endpoint, errors, freed
-from cpuserve.api.body import FREE_BYTES, decode_request
-from cpuserve.api.errors import ServerBusy
-from cpuserve.api.json_objects import MAX_OBJECTS, num_objects
 from cpuserve.api.openai.chat.schema import ChatRequest
-from cpuserve.api.uploads import BodyBudget, Reservation
+from cpuserve.api.request import context as endpoint
+from cpuserve.api.request import memory_trim as freed
+from cpuserve.api.request.body import FREE_BYTES, decode_request
+from cpuserve.api.request.body_budget import BodyBudget, Reservation
+from cpuserve.api.request.object_limits import MAX_OBJECTS, num_objects
+from cpuserve.api.response import errors
+from cpuserve.api.response.errors import ServerBusy
 from cpuserve.engine.ipc import Output
 from cpuserve.serving.limits import ClientLimits, default_body_bytes
 from tests.api.fakes import MAX_LEN, Api, error_of, tokenizer
@@ -131,7 +133,7 @@ def test_a_field_of_too_many_objects_is_refused_unbuilt(field, value, monkeypatc
 
     api = Api()
     with monkeypatch.context() as patch:
-        patch.setattr("cpuserve.api.body._decoder", never)
+        patch.setattr("cpuserve.api.request.body._decoder", never)
         ask = api.chat if field != "input" else functools.partial(api.post, "/v1/responses")
         error = error_of(ask(**{field: value}))
     assert error["param"] == field

@@ -3,7 +3,7 @@
 import pytest
 
 from cpuserve.api.app import ROUTERS
-from cpuserve.serving.loading import Loading
+from cpuserve.serving.load_progress import LoadProgress
 from tests.api.fakes import ANSWER, MAX_LEN, Api, error_of, tokenizer
 
 KEYS = ("first-key", "sécond")
@@ -64,7 +64,7 @@ def test_health_is_200_and_empty_when_serving(api, method, path):
 
 def loading(api):
     api.context.ready = False
-    api.context.loading = Loading("load", 2, 5)
+    api.context.loading = LoadProgress("load", 2, 5)
 
 
 def dead(api):

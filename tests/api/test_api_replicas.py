@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from cpuserve.api.options import HttpOptions
-from cpuserve.api.server import FrontEnd
+from cpuserve.api.lifecycle.front_end import FrontEnd
+from cpuserve.config.server import ServerOptions
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
 from tests.api.fakes import FakeEngine
@@ -139,23 +139,23 @@ def test_two_native_engines_answer_as_one_does():
 
 
 def test_the_bounds_on_what_waits_are_per_engine():
-    limits = limits_of_two(max_queued_requests=3, max_queued_tokens=100)
+    limits = limits_of_two(max_num_queued_reqs=3, max_num_queued_tokens=100)
     assert (limits.max_queued_requests, limits.max_queued_tokens) == (6, 200)
 
 
 def limits_of_two(**http):
     """Return the limits of a server with two engines that run 64 sequences each."""
     configs = [fake_config(served_model_names=["fake"], max_num_seqs=64)] * 2
-    front_end = FrontEnd(FakeEngine(), configs, HttpOptions(**http), "", CpuPlatform())
+    front_end = FrontEnd(FakeEngine(), configs, ServerOptions(**http), "", CpuPlatform())
     return front_end.context.limits
 
 
 @pytest.mark.parametrize("queued", [1024, 5000])
 def test_no_other_bound_is_met_before_those_on_what_waits(queued):
-    most = limits_of_two(max_queued_requests=queued).max_sequences
+    most = limits_of_two(max_num_queued_reqs=queued).max_sequences
     assert most == 2 * queued + MAX_SEQUENCES_PER_REQUEST + 2 * 64
 
 
 def test_the_largest_request_may_wait_where_few_others_may():
-    most = limits_of_two(max_queued_requests=1).max_sequences
+    most = limits_of_two(max_num_queued_reqs=1).max_sequences
     assert most == 2 + MAX_SEQUENCES_PER_REQUEST + 2 * 64

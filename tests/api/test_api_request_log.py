@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from cpuserve.api.starting import StartupServer
+from cpuserve.api.lifecycle.startup_server import StartupServer
 from cpuserve.engine.ipc import Output
 from cpuserve.errors import EngineDead
 from cpuserve.log import BURST, OneLine, is_record

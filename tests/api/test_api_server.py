@@ -17,14 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuserve.api import serve as serving
-from cpuserve.api import starting
-from cpuserve.api.listener import MOST_FILES, raise_file_limit
-from cpuserve.api.options import HttpOptions
-from cpuserve.api.serve import bound, url_of
-from cpuserve.api.signals import stop_signals
+from cpuserve.api.http.listener import MOST_FILES, open_listener, raise_file_limit, url_of
+from cpuserve.api.lifecycle import serve as serving
+from cpuserve.api.lifecycle import startup_server as starting
+from cpuserve.api.lifecycle.signals import stop_signals
+from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
-from cpuserve.serving.loading import Loading
+from cpuserve.serving.load_progress import LoadProgress
 from tests.api.fakes import Api
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_gone, wait_until
@@ -223,7 +222,7 @@ def test_while_downloading_health_is_503_with_progress_and_live_is_200():
 
 def test_both_that_answer_on_the_port_say_the_same_while_loading():
     api = Api()
-    api.context.ready, api.context.loading = False, Loading("load", 1, 4)
+    api.context.ready, api.context.loading = False, LoadProgress("load", 1, 4)
     for path in ("/health", "/ping", "/live", "/health/"):
         shown = api.get(path)
         answer = starting._response(path.rstrip("/"), api.context.loading)
@@ -264,7 +263,7 @@ def test_a_model_that_is_refused_is_one_line_and_frees_the_port():
         _, err = server.process.communicate(timeout=PATIENCE_S)
         assert server.process.returncode == 2
         assert err == "cpuserve: error: model owner/model cannot be fetched\n"
-        with bound(HttpOptions(port=server.port)):
+        with open_listener(ServerOptions(port=server.port)):
             pass
 
 
@@ -610,12 +609,12 @@ def test_metrics_count_exactly_and_are_zero_after_aborts():
 
 
 def test_a_taken_port_is_told_in_one_line():
-    with bound(HttpOptions(port=0)) as listener:
+    with open_listener(ServerOptions(port=0)) as listener:
         port = listener.getsockname()[1]
         assert url_of(listener) == f"http://127.0.0.1:{port}"
         with (
             pytest.raises(ConfigError, match=f"port {port}: Address already in use.*--port"),
-            bound(HttpOptions(port=port)),
+            open_listener(ServerOptions(port=port)),
         ):
             pass
 
@@ -624,7 +623,7 @@ def test_a_taken_port_is_told_in_one_line():
 def test_an_address_of_another_machine_is_told_in_one_line(host):
     with (
         pytest.raises(ConfigError, match="cannot listen on"),
-        bound(HttpOptions(host=host, port=0)),
+        open_listener(ServerOptions(host=host, port=0)),
     ):
         pass
 
@@ -640,7 +639,7 @@ def test_without_descriptors_connections_are_closed_and_one_line_says_so(monkeyp
     monkeypatch.setattr(socket.socket, "accept", scarce)
     with (
         caplog.at_level(logging.WARNING, "cpuserve"),
-        bound(HttpOptions(port=0)) as listener,
+        open_listener(ServerOptions(port=0)) as listener,
     ):
         before = psutil.Process().num_fds()
         for _ in range(2):
@@ -674,10 +673,10 @@ def test_a_stale_unix_socket_is_replaced_and_a_live_one_is_not(tmp_path):
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(path))
     stale.close()
-    with bound(HttpOptions(uds=str(path))):
+    with open_listener(ServerOptions(uds=str(path))):
         with (
             pytest.raises(ConfigError, match="Address already in use"),
-            bound(HttpOptions(uds=str(path))),
+            open_listener(ServerOptions(uds=str(path))),
         ):
             pass
         assert path.exists()
@@ -689,7 +688,7 @@ def test_a_file_in_the_place_of_a_socket_stays(tmp_path):
     path.write_text("data")
     with (
         pytest.raises(ConfigError, match="cannot listen on the socket"),
-        bound(HttpOptions(uds=str(path))),
+        open_listener(ServerOptions(uds=str(path))),
     ):
         pass
     assert path.read_text() == "data"
@@ -704,12 +703,12 @@ def test_a_file_in_the_place_of_a_socket_stays(tmp_path):
         ({"host": "0.0.0.0"}, True),
         ({"host": "::"}, True),
         ({"host": "192.168.0.1"}, True),
-        ({"host": "0.0.0.0", "api_keys": ("k",)}, False),
+        ({"host": "0.0.0.0", "api_key": ("k",)}, False),
         ({"host": "0.0.0.0", "uds": "/run/x"}, False),
     ],
     ids=str,
 )
 def test_an_open_address_without_a_key_is_warned_about(caplog, options, warns):
     with caplog.at_level(logging.WARNING, logger="cpuserve"):
-        serving._warn_if_open(HttpOptions(**options))
+        serving._warn_if_open(ServerOptions(**options))
     assert bool(caplog.records) == warns

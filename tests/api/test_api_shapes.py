@@ -1,4 +1,4 @@
-"""Every error of every route has the shape of the route's dialect, also those before the app."""
+"""Every error of every route has the format of the route's dialect, also those before the app."""
 
 import asyncio
 import json
@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from cpuserve.api import shapes, starting
 from cpuserve.api.app import DIALECTS, ROUTERS
+from cpuserve.api.lifecycle import startup_server as starting
 from cpuserve.api.lora import router as lora
-from cpuserve.serving.loading import Loading
+from cpuserve.api.response import error_format
+from cpuserve.serving.load_progress import LoadProgress
 from tests.api.fakes import Api
 from tests.api.live import live
 from tests.helpers.patience import PATIENCE_S
@@ -158,7 +159,7 @@ def test_an_error_without_a_request_has_openais_shape():
 @pytest.mark.parametrize("path", [path for _, path in ALL])
 def test_while_a_model_is_downloaded_an_error_has_the_shape_of_its_path(path):
     for given in (path, f"{path}?beta=true", f"{path}/", f"http://host{path}"):
-        answer = starting._answer_to(head("POST", given), Loading())
+        answer = starting._answer_to(head("POST", given), LoadProgress())
         top, _, body = answer.partition(b"\r\n\r\n")
         if path == "/live":
             continue
@@ -169,7 +170,7 @@ def test_while_a_model_is_downloaded_an_error_has_the_shape_of_its_path(path):
 
 def test_both_servers_refuse_in_the_same_words():
     api = Api()
-    api.context.ready, api.context.loading = False, Loading("load", 1, 4)
+    api.context.ready, api.context.loading = False, LoadProgress("load", 1, 4)
     for _, path in WITH_BODIES:
         shown = api.post(path)
         early = starting._answer_to(head("POST", path), api.context.loading)
@@ -181,7 +182,8 @@ def test_both_servers_refuse_in_the_same_words():
 
 
 def test_the_server_of_a_download_needs_no_web_framework():
-    code = "import cpuserve.api.starting, sys; print({'fastapi', 'starlette'} & set(sys.modules))"
+    module = "cpuserve.api.lifecycle.startup_server"
+    code = f"import {module}, sys; print({{'fastapi', 'starlette'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -231,5 +233,5 @@ def test_an_unknown_route_has_the_shape_of_its_beginning(method, path):
 
 
 def test_every_dialect_has_its_shape():
-    given = [dialect.shape for dialect in DIALECTS]
-    assert {shapes.ANTHROPIC, shapes.OLLAMA, shapes.OPENAI} == {*given}
+    given = [dialect.errors for dialect in DIALECTS]
+    assert {error_format.ANTHROPIC, error_format.OLLAMA, error_format.OPENAI} == {*given}

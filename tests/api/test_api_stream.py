@@ -2,9 +2,9 @@
 
 import asyncio
 
-from cpuserve.api.http import DIRECT_BODY
 from cpuserve.api.openai.chunks import FORM, error_chunk
-from cpuserve.api.stream import EventStream
+from cpuserve.api.response.direct_body import DIRECT_BODY
+from cpuserve.api.response.stream import EventStream
 from cpuserve.engine.ipc import Output
 from tests.api.fakes import Api, tokenizer
 from tests.helpers.patience import PATIENCE_S

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from cpuserve.api.build import load_texts
+from cpuserve.api.lifecycle.model_context import load_texts
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import Api, tokenizer
 from tests.api.tools import TEMPLATE, WEATHER, prompt_of

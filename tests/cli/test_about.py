@@ -3,7 +3,7 @@
 import platform
 
 from cpuserve.cli import main as cli
-from cpuserve.cli.about import text
+from cpuserve.cli.build_info import text
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.isa_level import LEVEL_MEANINGS
 from cpuserve.version import version

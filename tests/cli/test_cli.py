@@ -526,7 +526,7 @@ def test_a_taken_port_is_told_before_the_model_is_looked_for(capsys, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "module", ["cpuserve.cli.main as c; c.build_parser()", "cpuserve.api.serve"]
+    "module", ["cpuserve.cli.main as c; c.build_parser()", "cpuserve.api.lifecycle.serve"]
 )
 def test_importing_the_command_line_or_the_server_loads_nothing_heavy(module):
     heavy = ["numpy", "torch", "transformers", "fastapi", "uvicorn", "rich", "psutil", "yaml"]

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpuserve.api import serve
+from cpuserve.api.lifecycle import serve
 from cpuserve.cli import main as cli
-from cpuserve.cli import supported
+from cpuserve.cli import support_tables as supported
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN
 from cpuserve.models import MODELS
@@ -148,8 +148,8 @@ def test_serve_hands_over_the_options_and_writes_the_banner_when_ready(capsys, m
     code, out, _ = run(capsys, "serve", model, *SMALL, *options)
     assert code == 1, "the engine's death"
     assert seen.config.max_model_len == 128
-    assert (seen.http.port, seen.http.api_keys) == (7777, ("k",))
-    assert (seen.http.max_queued_requests, seen.http.longest_s) == (9, 33.0)
+    assert (seen.http.port, seen.http.api_key) == (7777, ["k"])
+    assert (seen.http.max_num_queued_reqs, seen.http.request_timeout) == (9, 33)
     ((name, prepare_other),) = seen.others
     assert (name, prepare_other(0).resolved.config.served_model_names) == ("b", ["b"])
     assert out.startswith("cpuserve ")

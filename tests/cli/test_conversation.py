@@ -4,12 +4,11 @@ import asyncio
 import json
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 
 from cpuserve.cli.conversation import HELP, Conversation
-from cpuserve.cli.typed import AGAIN_S, Lines, interruptible
+from cpuserve.cli.line_input import AGAIN_S, Lines, interruptible
 from cpuserve.errors import InvalidRequest
 
 HELLO = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "answer to hello"}]
@@ -20,18 +19,13 @@ class FakeSession:
 
     def __init__(self):
         self.rendered = []
-        self.template = SimpleNamespace(render=self._render)
-        self.tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: text)
 
-    def _render(self, messages):
-        self.rendered.append([dict(m) for m in messages])
-        if messages[-1]["content"] == "too long":
+    async def stream(self, call):
+        self.rendered.append([dict(m) for m in call.messages])
+        text = call.messages[-1]["content"]
+        if text == "too long":
             msg = "the prompt is too long"
             raise InvalidRequest(msg)
-        return messages[-1]["content"]
-
-    async def stream(self, text, params, *, turn):
-        assert turn
         if text == "stop":
             raise asyncio.CancelledError
         return f"answer to {text}"
@@ -40,7 +34,7 @@ class FakeSession:
 def talk(*lines, system=None):
     """Return (the conversation after `lines`, whether it continues, the inputs of the model)."""
     session = FakeSession()
-    conversation = Conversation(session, system, None)
+    conversation = Conversation(session, system, {})
 
     async def run():
         return [await conversation.take(line) for line in lines]

@@ -12,8 +12,8 @@ import pytest
 
 from cpuserve.cli import doctor
 from cpuserve.cli import main as cli
-from cpuserve.cli.busy import Program, busiest
 from cpuserve.cli.doctor import problems, schema
+from cpuserve.cli.top_processes import Program, busiest
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.engine import EngineOptions
 from cpuserve.config.values import parse_cpu_list

@@ -12,14 +12,17 @@ import pytest
 
 from cpuserve.cli import banner
 from cpuserve.cli import main as cli
-from cpuserve.cli.session import Session
+from cpuserve.cli.session import sampling_fields
 from cpuserve.config.engine import EngineOptions
 from cpuserve.config.fields import FIELDS
 from cpuserve.config.load import from_arguments
+from cpuserve.core.admission import Limits
 from cpuserve.errors import ConfigError, ModelError, StartupError, TooLittleMemory
 from cpuserve.loader.safetensors import SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.prepare import Prepared, for_another, kv_cache_bytes, model_facts, prepare
+from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.params import sampling_params
 from tests.helpers.hosts import LLAMA_1B, SMOLLM2, load_host, resolve
 from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_model
 
@@ -206,6 +209,15 @@ def test_cpuserve_config_shows_the_default_sampling(model, capsys):
     assert rows["override_generation_config"]["source"] == "flag --override-generation-config"
 
 
+def params_of(found, own, *arguments):
+    """How `generate` samples with these flags; own: the length of its answers."""
+    fields = sampling_fields(cli.build_parser().parse_args(arguments))
+    call = GenerateCall(prompt="a", default_max_tokens=own, **fields)
+    limits = Limits(max_model_len=8192, kv_tokens=8192, vocab=256)
+    (params,) = sampling_params(call, [[1]], limits, found.resolved.config.default_sampling)
+    return params
+
+
 @pytest.mark.parametrize(
     ("flags", "temperature", "top_k", "max_tokens"),
     [
@@ -217,8 +229,7 @@ def test_cpuserve_config_shows_the_default_sampling(model, capsys):
 def test_the_terminal_takes_the_defaults_under_its_flags(
     model, flags, temperature, top_k, max_tokens
 ):
-    args = cli.build_parser().parse_args(["generate", str(model), *flags])
-    params = Session(prepared(model), None, None, None).params(args, 256)
+    params = params_of(prepared(model), 256, "generate", str(model), *flags)
     wanted = (temperature, top_k, max_tokens)
     assert (params.temperature, params.top_k, params.max_tokens) == wanted
 
@@ -226,11 +237,10 @@ def test_the_terminal_takes_the_defaults_under_its_flags(
 @pytest.mark.parametrize(("own", "length"), [(None, 1024), (256, 256), (4096, 1024)])
 def test_on_the_terminal_the_shorter_of_two_default_lengths_counts(model, own, length):
     lengths = {"override_generation_config": {"max_new_tokens": 1024}}
-    session = Session(prepared(model, **lengths), None, None, None)
-    plain = cli.build_parser().parse_args(["generate", str(model)])
-    assert session.params(plain, own).max_tokens == length
-    asked = cli.build_parser().parse_args(["generate", str(model), "--max-tokens=2000"])
-    assert session.params(asked, own).max_tokens == 2000
+    found = prepared(model, **lengths)
+    assert params_of(found, own, "generate", str(model)).max_tokens == length
+    asked = params_of(found, own, "generate", str(model), "--max-tokens=2000")
+    assert asked.max_tokens == 2000
 
 
 def test_memory_that_is_promised_to_other_models_is_not_free(monkeypatch):

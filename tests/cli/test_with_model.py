@@ -13,9 +13,10 @@ import pytest
 from cpuserve.bench.server import serve_command
 from cpuserve.cli import banner
 from cpuserve.cli import main as cli
-from cpuserve.config.engine import ServerOptions
-from cpuserve.config.fields import FIELDS, SERVER
+from cpuserve.config.field import SERVER
+from cpuserve.config.fields import FIELDS
 from cpuserve.config.load import from_arguments
+from cpuserve.config.server import ServerOptions
 from cpuserve.prepare import prepare
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_until

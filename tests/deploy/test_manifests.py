@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cpuserve.api.options import HttpOptions
 from cpuserve.cli import main as cli
 from cpuserve.cli.flags import asked, normalize
+from cpuserve.config.server import ServerOptions
 from tests.api.test_api_server import served
 from tests.helpers.patience import wait_until
 
@@ -104,5 +104,5 @@ def test_the_key_comes_from_a_secret_and_the_image_is_not_asked_of_a_registry(co
 def test_compose_does_not_kill_a_server_that_drains():
     service = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]["cpuserve"]
     grace = re.fullmatch(r"(\d+)s", service["stop_grace_period"])
-    http = HttpOptions()
-    assert int(grace[1]) >= http.drain_delay_s + http.drain_s + END_S
+    http = ServerOptions()
+    assert int(grace[1]) >= http.drain_delay + http.drain_timeout + END_S

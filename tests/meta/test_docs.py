@@ -8,8 +8,9 @@ import pytest
 
 from cpuserve.api.app import ROUTERS
 from cpuserve.api.lora import router as lora
+from cpuserve.api.request import field_reference
 from cpuserve.cli import main as cli
-from cpuserve.cli import supported
+from cpuserve.cli import support_tables as supported
 from cpuserve.cli.flags import normalize
 from cpuserve.config.reference import replaced, table
 from cpuserve.models import MODELS, TEXT_PARTS
@@ -48,6 +49,12 @@ def test_the_options_page_has_the_table_of_the_code():
     assert replaced(page) == page, "run: python -m cpuserve.config.reference docs/options.md"
 
 
+def test_the_page_of_fields_has_the_tables_of_the_code():
+    page = (ROOT / "docs" / "fields.md").read_text(encoding="utf-8")
+    made = "run: python -m cpuserve.api.request.field_reference docs/fields.md"
+    assert field_reference.replaced(page) == page, made
+
+
 def test_the_page_on_serving_lists_every_endpoint():
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     table = page.partition("## Endpoints")[2].partition("A request accepts")[0]
@@ -59,7 +66,7 @@ def test_the_page_on_serving_lists_every_endpoint():
 
 def test_the_page_of_models_has_the_tables_of_the_code():
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-    made = "run: python -m cpuserve.cli.supported docs/models.md"
+    made = "run: python -m cpuserve.cli.support_tables docs/models.md"
     assert supported.replaced(page) == page, made
 
 

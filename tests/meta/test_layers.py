@@ -247,7 +247,10 @@ def test_cpp_includes_point_down():
         ("core/a.py", "import cpuserve.runtime.native"),
         ("core/a.py", "def f():\n    from cpuserve import program"),
         ("core/a.py", "if TYPE_CHECKING:\n    from cpuserve.engine.client import EngineClient"),
-        ("serving/a.py", "if TYPE_CHECKING:\n    from cpuserve.api.endpoint import Received"),
+        (
+            "serving/a.py",
+            "if TYPE_CHECKING:\n    from cpuserve.api.request.context import RequestContext",
+        ),
         ("models/a.py", "from cpuserve.quant.base import Weights"),
         ("engine/a.py", "from cpuserve import _C"),
         ("engine/a.py", "from cpuserve.nowhere import x"),

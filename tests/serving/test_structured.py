@@ -9,7 +9,7 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs
 from cpuserve.serving.call import GenerateCall
-from cpuserve.serving.structured import structured_outputs
+from cpuserve.serving.response_format import structured_outputs
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "null"}}}
 

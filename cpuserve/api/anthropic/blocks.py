@@ -1,11 +1,11 @@
-"""Content blocks as text, or as what stands for those that are none."""
+"""Content blocks as text, or as the part that replaces those that are none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from cpuserve.api.unreadable import Part, Unreadable, elsewhere, plain, unreadable
+from cpuserve.api.request.content_parts import NonTextPart, Part, elsewhere, non_text_part, plain
 from cpuserve.errors import InvalidRequest
 
 # Claude Code's first line of the system text, which is about billing and changes with each session:
@@ -42,7 +42,7 @@ def _without_billing(text: str) -> str | None:
 
 
 def shown(block: dict[str, Any], where: str) -> Part:
-    """Return the text of a block that a user may send, or what stands for it.
+    """Return the text of a block that a user may send, or the part that replaces it.
 
     Raises:
       InvalidRequest: the block has no valid form.
@@ -51,11 +51,11 @@ def shown(block: dict[str, Any], where: str) -> Part:
     if kind == "text":
         return text_of(block, where)
     show = _SHOWN.get(kind)
-    return unreadable(kind, where) if show is None else show(block, where)
+    return non_text_part(kind, where) if show is None else show(block, where)
 
 
 def returned(content: object, where: str) -> list[Part]:
-    """Return what a tool returned, which is never refused."""
+    """Return the result of a tool, which is never refused."""
     if not isinstance(content, list):
         return [] if content is None else [plain(content)]
     return [_returned(part, f"{where}.{index}") for index, part in enumerate(content)]
@@ -68,7 +68,7 @@ def _returned(block: object, where: str) -> Part:
     try:
         return shown(block, where)
     except InvalidRequest:
-        return unreadable(kind, where)
+        return non_text_part(kind, where)
 
 
 def of_assistant(block: dict[str, Any]) -> str:
@@ -89,12 +89,12 @@ def text_of(block: dict[str, Any], where: str) -> str:
 
 
 def _document(block: dict[str, Any], where: str) -> Part:
-    """Return a document's title, context and text, each of which begins a line."""
+    """Return a document's title, context and text, each on a line of its own."""
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
     if not isinstance(source, dict) or kind not in ("text", "content"):
         told = f"has type {str(kind)[:40]!r}, which is not supported: {_PLAIN}"
-        return Unreadable(_document_name(block), f"{where}.source {told}")
+        return NonTextPart(_document_name(block), f"{where}.source {told}")
     lines = [_optional(block, name, where) for name in ("title", "context")]
     if kind == "content":
         inner = blocks(source.get("content"), f"{where}.source.content")
@@ -115,7 +115,7 @@ def _document_name(block: dict[str, Any]) -> str:
 
 
 def _search_result(block: dict[str, Any], where: str) -> str:
-    """Return the title, the source and the text of a search result, each of which begins a line."""
+    """Return the title, the source and the text of a search result, each on a line of its own."""
     lines = [_string(block, name, where) for name in ("title", "source")]
     inner = blocks(block.get("content"), f"{where}.content")
     text = "\n".join(text_of(part, path) for path, part in inner)
@@ -123,11 +123,11 @@ def _search_result(block: dict[str, Any], where: str) -> str:
 
 
 def _tool_reference(block: dict[str, Any], where: str) -> str:
-    """Return what a search for tools found: all tools of a request are offered from its start."""
+    """Return the result of a search for tools: all tools of a request are offered at once."""
     return f"[The tool {_string(block, 'tool_name', where)} is among your tools.]"
 
 
-# Other blocks than text that become text. There are no citations in answers.
+# Other blocks than text that become text. There are no citations in responses.
 _SHOWN: dict[str, Callable[[dict[str, Any], str], Part]] = {
     "document": _document,
     "search_result": _search_result,
@@ -147,6 +147,6 @@ def _optional(block: dict[str, Any], name: str, where: str) -> str | None:
 
 
 def refuse(where: str, why: str) -> NoReturn:
-    """Raise InvalidRequest for what is at this path."""
+    """Raise InvalidRequest for the value at this path."""
     msg = f"{where} {why}"
     raise InvalidRequest(msg, param=where.partition(".")[0])

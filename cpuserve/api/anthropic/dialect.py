@@ -1,10 +1,10 @@
-"""Anthropic's API."""
+"""The Anthropic API."""
 
 from __future__ import annotations
 
-from cpuserve.api import shapes
 from cpuserve.api.anthropic import models
 from cpuserve.api.anthropic import router as messages
 from cpuserve.api.dialect import Dialect
+from cpuserve.api.response import error_format
 
-ANTHROPIC = Dialect((messages.router, models.router), shapes.ANTHROPIC)
+ANTHROPIC = Dialect((messages.router, models.router), error_format.ANTHROPIC)

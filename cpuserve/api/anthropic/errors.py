@@ -1,11 +1,12 @@
-"""Errors in Anthropic's format {"type": "error", "error": {"type", "message"}, "request_id"}."""
+"""Errors in the Anthropic format {"type": "error", "error": {"type", "message"}, "request_id"}."""
 
 from __future__ import annotations
 
 import msgspec
 
-from cpuserve.api.envelopes import public_message
-from cpuserve.errors import InvalidRequest, PromptTooLong, RequestError
+from cpuserve.api.request.fields import NO_THREADS
+from cpuserve.api.response.error_json import public_message
+from cpuserve.errors import PromptTooLong, RequestError
 
 _KINDS = {
     400: "invalid_request_error",
@@ -20,21 +21,8 @@ _KINDS = {
 }
 
 
-class NoThreads(InvalidRequest):
-    """The request wants the server to keep its conversation, or to go on with one that it kept.
-
-    Anthropic's clients read these details, and then send the whole conversation each time.
-    """
-
-    code = "thread_unsupported_request"
-
-    def __init__(self) -> None:
-        msg = "thread is not supported: send all messages of the conversation, without it"
-        super().__init__(msg, param="thread")
-
-
 class ErrorDetails(msgspec.Struct):
-    """What clients can read of an error: its cause, and the fields that are not supported."""
+    """The details of an error for clients: its cause, and the fields that are not supported."""
 
     error_code: str
     unsupported: list[str]
@@ -49,7 +37,7 @@ class MessageErrorInfo(msgspec.Struct, omit_defaults=True):
 
 
 class MessageError(msgspec.Struct):
-    """The body of every response whose status is not 2xx."""
+    """The body of every response with an error status."""
 
     type: str
     error: MessageErrorInfo
@@ -62,14 +50,14 @@ def anthropic_error(error: BaseException, request_id: str) -> bytes:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = public_message(error)
     if isinstance(error, PromptTooLong):
-        # Anthropic's words, to the letter: Claude Code reads the numbers, and compacts.
+        # The words of Anthropic, to the letter: Claude Code reads the numbers, and compacts.
         message = f"prompt is too long: {error.num_tokens} tokens > {error.most} maximum"
     info = MessageErrorInfo(kind, message)
-    if isinstance(error, NoThreads):
+    if isinstance(error, RequestError) and error.code == NO_THREADS:
         info.details = ErrorDetails(error.code, ["thread"])
     return msgspec.json.encode(MessageError("error", info, request_id))
 
 
 def error_frame(error: BaseException, request_id: str) -> bytes:
-    """Return `error` as an event of a stream whose status has already been sent."""
+    """Return `error` as an event of a stream that has already begun."""
     return b"event: error\ndata: %b\n\n" % anthropic_error(error, request_id)

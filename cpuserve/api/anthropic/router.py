@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from cpuserve.api.anthropic.errors import MessageError
 from cpuserve.api.anthropic.schema import (
@@ -14,33 +13,36 @@ from cpuserve.api.anthropic.schema import (
     to_call,
 )
 from cpuserve.api.anthropic.writer import MessageWriter
-from cpuserve.api.endpoint import read_call
-from cpuserve.api.openapi import EVENTS, json_body
-from cpuserve.api.respond import respond
-from cpuserve.serving.generate import count_prompt, prepare
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.openapi import EVENTS
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import generate, post, prompt_length
 
 router = APIRouter()
 
 
-@router.post(
-    "/v1/messages", openapi_extra=json_body(MessagesRequest, Message, MessageError, stream=EVENTS)
+@post(
+    router,
+    "/v1/messages",
+    schema=MessagesRequest,
+    response=Message,
+    error=MessageError,
+    id_prefix="msg_",
+    stream=EVENTS,
 )
-async def create_message(request: Request) -> Response:
+async def create_message(received: RequestContext, asked: MessagesRequest) -> Response:
     """Generate the next message of a conversation."""
-    async with read_call(request, "msg_", MessagesRequest) as (received, asked):
-        model = await received.choose(asked.model)
-        generation = await prepare(received.served, to_call(asked), received.body_bytes)
-        writer = MessageWriter(received, generation, model)
-    return respond(generation, writer)
+    return await generate(received, asked, to_call, MessageWriter)
 
 
-@router.post(
-    "/v1/messages/count_tokens", openapi_extra=json_body(CountRequest, TokenCount, MessageError)
+@post(
+    router,
+    "/v1/messages/count_tokens",
+    schema=CountRequest,
+    response=TokenCount,
+    error=MessageError,
+    id_prefix="msg_",
 )
-async def count_tokens(request: Request) -> Response:
+async def count_tokens(received: RequestContext, asked: CountRequest) -> Response:
     """Return how many tokens the prompt of such a message has."""
-    async with read_call(request, "msg_", CountRequest) as (received, asked):
-        await received.choose(asked.model)
-        count = await count_prompt(received.context, to_call(asked), received.body_bytes)
-    body = msgspec.json.encode(TokenCount(count))
-    return Response(body, media_type="application/json")
+    return json_response(TokenCount(await prompt_length(received, asked, to_call)))

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from cpuserve.api.anthropic.conversation import chat_messages
-from cpuserve.api.anthropic.errors import NoThreads
 from cpuserve.api.anthropic.tools import offered
-from cpuserve.api.unset import check_unset
+from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, thinking_variables, unsupported
@@ -18,6 +17,7 @@ _MODEL_DECIDES = ("adaptive", "between_tools")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
+@with_refused("messages")
 class CountRequest(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens: the fields that determine the prompt."""
 
@@ -28,14 +28,11 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
-    # Rejected by name when set, because ignoring them would change the answer.
-    thread: Any = None
-    mcp_servers: Any = None
-    container: Any = None
 
 
+@with_refused("messages")
 class MessagesRequest(CountRequest, kw_only=True):
-    """POST /v1/messages. `max_tokens` is required, as in Anthropic's API."""
+    """POST /v1/messages. `max_tokens` is required, as in the Anthropic API."""
 
     max_tokens: int
     stop_sequences: list[str] | None = None
@@ -48,7 +45,7 @@ class MessagesRequest(CountRequest, kw_only=True):
 
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
-    """Text of the answer."""
+    """Text of the response."""
 
     text: str
 
@@ -91,14 +88,11 @@ class TokenCount(msgspec.Struct):
 
 def to_call(request: CountRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is invalid or not supported."""
-    if request.thread is not None:
-        raise NoThreads
-    check_unset(request, ("mcp_servers", "container"))
     tools = offered(request.tools, request.tool_choice)
     messages = chat_messages(request.messages, request.system, tools.note)
     call = GenerateCall(
         messages=messages,
-        # A last message of the assistant is the beginning of the answer.
+        # A last message of the assistant is the beginning of the response.
         continue_final_message=messages[-1]["role"] == "assistant" or None,
         tools=tools.functions,
         tool_choice=tools.choice,
@@ -130,7 +124,7 @@ def _max_tokens(most: int) -> int:
 def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the template variables that `thinking` sets.
 
-    The types of _MODEL_DECIDES leave it to the model whether it thinks, so an answer without
+    The types of _MODEL_DECIDES leave it to the model whether it thinks, so a response without
     blocks of thoughts is one of those that the client expects.
     """
     kind = None if thinking is None else thinking.get("type")

@@ -1,4 +1,4 @@
-"""Write the events of an answer as Anthropic's message, in a stream or as one body."""
+"""Write the events of a response as an Anthropic message, in a stream or as one body."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from cpuserve.api.anthropic.errors import error_frame
 from cpuserve.api.anthropic.schema import Message, MessageUsage, TextBlock, ToolUseBlock
-from cpuserve.api.stream import StreamFormat
+from cpuserve.api.response.stream import StreamFormat
 from cpuserve.serving.events import (
     Choice,
     Event,
@@ -21,7 +21,8 @@ from cpuserve.serving.events import (
 )
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
+    from cpuserve.api.anthropic.schema import MessagesRequest
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.generate import Generation
 
 _to_json = msgspec.json.Encoder().encode
@@ -29,20 +30,22 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class MessageWriter:
-    """Writes the answer to one request: content blocks, one after the other."""
+    """Writes the response to one request: content blocks, one after the other."""
 
     form = StreamFormat()
 
-    def __init__(self, received: Received, generation: Generation, model: str) -> None:
+    def __init__(
+        self, received: RequestContext, _asked: MessagesRequest, generation: Generation
+    ) -> None:
         self._received = received
-        self._model = model
+        self._model = received.served.name
         self._generation = generation
         self._begun = False
         self._num_blocks = 0
         self._open: str | None = None  # the type of the block that is being written
         self._finish: Finish | None = None
         asked, (job,) = generation.call.max_tokens, generation.jobs
-        # Whether max_tokens was cut to what the context holds.
+        # Whether max_tokens was cut to the length of the context.
         self._cut = asked is not None and (job.params.max_tokens or 0) < asked
 
     def frames(self, events: list[Event]) -> bytes:
@@ -67,7 +70,7 @@ class MessageWriter:
         return out
 
     def _usage_at(self, first: Event) -> Usage:
-        """Return the usage before the answer; `first`: the first event, when the cache was read."""
+        """Return the usage before the response; `first`: the event at which the cache was read."""
         known = self._generation.usage()
         cached = first.cached if isinstance(first, Progress) else known.cached
         return Usage(known.prompt, 0, cached)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
-from cpuserve.api.endpoint import read_call
-from cpuserve.api.ollama.common import check_text, json_response, nanoseconds, to_json
+from cpuserve.api.ollama.common import check_text, nanoseconds, to_json
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.openai.embeddings.schema import check_dimensions
 from cpuserve.api.openai.embeddings.writer import shortened
-from cpuserve.api.openapi import json_body
-from cpuserve.api.respond import respond_whole
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import generate, post
 from cpuserve.errors import PromptTooLong
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import floats_of
-from cpuserve.serving.generate import prepare
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.serving.events import Folded
     from cpuserve.serving.generate import Generation
 
@@ -69,60 +69,99 @@ class OllamaVector(msgspec.Struct):
     embedding: list[float]
 
 
-@router.post("/api/embed", openapi_extra=json_body(OllamaEmbed, OllamaVectors, OllamaError))
-async def embed(request: Request) -> Response:
+@post(
+    router,
+    "/api/embed",
+    schema=OllamaEmbed,
+    response=OllamaVectors,
+    error=OllamaError,
+    id_prefix="ollama-",
+)
+async def embed(received: RequestContext, asked: OllamaEmbed) -> Response:
     """Return a vector for each text."""
-    began = time.monotonic()
-    async with read_call(request, "ollama-", OllamaEmbed) as (received, asked):
+    if not asked.input:
         model = await received.choose(asked.model)
         check_dimensions(asked.dimensions or None, received.context)
-        if not asked.input:
-            check_text(asked, "/api/embed", "input")
-            return json_response(
-                OllamaVectors(model, [], nanoseconds(time.monotonic() - began), 0, 0)
-            )
-        cut = asked.truncate is not False
-        generation = await _prepare(received, asked.input, cut=cut, hint="leave truncate true")
+        check_text(asked, "/api/embed", "input")
+        took = nanoseconds(time.monotonic() - received.begun)
+        return json_response(OllamaVectors(model, [], took, 0, 0))
 
-    def body(answer: Folded) -> bytes:
+    def call(asked: OllamaEmbed) -> GenerateCall:
+        check_dimensions(asked.dimensions or None, received.context)
+        return _call(asked.input or "", cut=asked.truncate is not False)
+
+    with _told_how_to_cut("leave truncate true"):
+        return await generate(received, asked, call, EmbedWriter)
+
+
+@post(
+    router,
+    "/api/embeddings",
+    schema=OllamaEmbedOne,
+    response=OllamaVector,
+    error=OllamaError,
+    id_prefix="ollama-",
+)
+async def embed_one(received: RequestContext, asked: OllamaEmbedOne) -> Response:
+    """Return the vector of a text."""
+    if not asked.prompt:
+        await received.choose(asked.model)
+        check_text(asked, "/api/embeddings", "prompt")
+        return json_response(OllamaVector([]))
+
+    def call(asked: OllamaEmbedOne) -> GenerateCall:
+        return _call(asked.prompt or "", cut=False)
+
+    with _told_how_to_cut("use /api/embed"):
+        return await generate(received, asked, call, EmbedOneWriter)
+
+
+class EmbedWriter:
+    """Writes the response of /api/embed."""
+
+    def __init__(
+        self, received: RequestContext, asked: OllamaEmbed, _generation: Generation
+    ) -> None:
+        self._received = received
+        self._dimensions = asked.dimensions or None
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return the whole response as JSON."""
         vectors = [
-            shortened(floats_of(choice.vector), asked.dimensions or None).tolist()
+            shortened(floats_of(choice.vector), self._dimensions).tolist()
             for choice in answer.choices
         ]
-        took = nanoseconds(time.monotonic() - began)
-        return to_json(OllamaVectors(model, vectors, took, 0, answer.usage.prompt))
-
-    return respond_whole(generation, body)
+        model, took = self._received.served.name, time.monotonic() - self._received.begun
+        return to_json(OllamaVectors(model, vectors, nanoseconds(took), 0, answer.usage.prompt))
 
 
-@router.post("/api/embeddings", openapi_extra=json_body(OllamaEmbedOne, OllamaVector, OllamaError))
-async def embed_one(request: Request) -> Response:
-    """Return the vector of a text."""
-    async with read_call(request, "ollama-", OllamaEmbedOne) as (received, asked):
-        await received.choose(asked.model)
-        if not asked.prompt:
-            check_text(asked, "/api/embeddings", "prompt")
-            return json_response(OllamaVector([]))
-        generation = await _prepare(received, asked.prompt, cut=False, hint="use /api/embed")
+class EmbedOneWriter:
+    """Writes the response of /api/embeddings."""
 
-    def body(answer: Folded) -> bytes:
+    def __init__(
+        self, _received: RequestContext, _asked: OllamaEmbedOne, _generation: Generation
+    ) -> None:
+        pass
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return the whole response as JSON."""
         return to_json(OllamaVector(floats_of(answer.choices[0].vector).tolist()))
 
-    return respond_whole(generation, body)
 
-
-async def _prepare(
-    received: Received, texts: str | list[str], *, cut: bool, hint: str
-) -> Generation:
-    """Return the generation of vectors; hint: how longer texts are cut, for a message."""
-    call = GenerateCall(
+def _call(texts: str | list[str], *, cut: bool) -> GenerateCall:
+    return GenerateCall(
         prompt=texts if isinstance(texts, str) else list(texts),
         truncate_prompt_tokens=-1 if cut else None,
         max_tokens=0,
         embed=True,
     )
+
+
+@contextmanager
+def _told_how_to_cut(hint: str) -> Iterator[None]:
+    """Add to the error of a text that is too long how the server cuts it."""
     try:
-        return await prepare(received.served, call, received.body_bytes)
+        yield
     except PromptTooLong as error:
         error.message = (
             f"This model's maximum context length is {error.most} tokens, and a text is longer: "

@@ -1,4 +1,4 @@
-"""What clients ask of the models: tags, ps, show and version."""
+"""The endpoints about models: tags, ps, show and version."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import read_call
-from cpuserve.api.ollama.common import json_response, timestamp
+from cpuserve.api.ollama.common import timestamp
 from cpuserve.api.ollama.errors import OllamaError
-from cpuserve.api.openapi import json_answer, json_body
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.openapi import json_answer
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import post
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
 from cpuserve.version import version
@@ -31,7 +33,7 @@ _DETAILS = {
     "parameter_size": "",
     "quantization_level": "",
 }
-_NEVER = "2200-01-01T00:00:00Z"  # Ollama's client shows a time so far away as "Forever"
+_NEVER = "2200-01-01T00:00:00Z"  # The Ollama client shows a time so far away as "Forever"
 
 
 class OllamaShow(msgspec.Struct):
@@ -55,7 +57,7 @@ class OllamaVersion(msgspec.Struct):
 
 
 class OllamaModel(msgspec.Struct):
-    """The body of POST /api/show: what the model can do, and the length of its context."""
+    """The body of POST /api/show: the capabilities of the model, and the length of its context."""
 
     template: str
     details: dict[str, Any]
@@ -90,32 +92,38 @@ async def loaded(request: Request) -> Response:
 
 
 def _listed(name: str, at: str) -> dict[str, Any]:
-    # Ollama's own client shows the first digits of a digest, and fails without any.
+    # The client of Ollama shows the first digits of a digest, and fails without any.
     digest = hashlib.sha256(name.encode()).hexdigest()
     named: dict[str, Any] = {"name": name, "model": name, "modified_at": at}
     return {**named, "size": 0, "digest": digest, "details": dict(_DETAILS)}
 
 
-@router.post("/api/show", openapi_extra=json_body(OllamaShow, OllamaModel, OllamaError))
-async def show(request: Request) -> Response:
+@post(
+    router,
+    "/api/show",
+    schema=OllamaShow,
+    response=OllamaModel,
+    error=OllamaError,
+    id_prefix="ollama-",
+)
+async def show(received: RequestContext, asked: OllamaShow) -> Response:
     """Describe a model and what it can do. A model that is not loaded yet is loaded first."""
-    async with read_call(request, "ollama-", OllamaShow) as (received, asked):
-        model = asked.model or asked.name
-        if not model:
-            msg = "model is missing"
-            raise InvalidRequest(msg, param="model")
-        await received.choose(model)
-        context = received.context
-        able = {"none": ["completion"], "rank": []}.get(context.pooling, ["embedding"])
-        if context.tool_format is not None:
-            able.append("tools")
-        info = {
-            "general.architecture": "model",
-            "general.basename": model,
-            "model.context_length": context.max_model_len,
-        }
-        template = _template(context, calls_tools="tools" in able)
-        return json_response(OllamaModel(template, dict(_DETAILS), info, able))
+    model = asked.model or asked.name
+    if not model:
+        msg = "model is missing"
+        raise InvalidRequest(msg, param="model")
+    await received.choose(model)
+    context = received.context
+    able = {"none": ["completion"], "rank": []}.get(context.pooling, ["embedding"])
+    if context.tool_format is not None:
+        able.append("tools")
+    info = {
+        "general.architecture": "model",
+        "general.basename": model,
+        "model.context_length": context.max_model_len,
+    }
+    template = _template(context, calls_tools="tools" in able)
+    return json_response(OllamaModel(template, dict(_DETAILS), info, able))
 
 
 def _template(context: ModelContext, *, calls_tools: bool) -> str:
@@ -130,5 +138,5 @@ def _template(context: ModelContext, *, calls_tools: bool) -> str:
 
 @router.get("/api/version", openapi_extra=json_answer(OllamaVersion, OllamaError))
 async def show_version() -> Response:
-    """The version of Ollama's API that this server has, and the version of cpuserve."""
+    """The version of the Ollama API that this server has, and the version of cpuserve."""
     return json_response(OllamaVersion(_OLLAMA, version()))

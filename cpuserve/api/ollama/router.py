@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
-from cpuserve.api.endpoint import read_call
-from cpuserve.api.ollama.common import check_text, json_response
+from cpuserve.api import route
+from cpuserve.api.ollama.common import check_text
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.ollama.schema import (
     OllamaAnswer,
@@ -19,61 +20,62 @@ from cpuserve.api.ollama.schema import (
     generate_call,
     is_zero,
 )
-from cpuserve.api.ollama.writer import Writer
-from cpuserve.api.openapi import LINES, json_body
-from cpuserve.api.respond import respond
-from cpuserve.serving.generate import prepare
+from cpuserve.api.ollama.writer import OllamaWriter, part_of
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.openapi import LINES
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import post
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.serving.call import GenerateCall
 
 router = APIRouter()
 T = TypeVar("T", bound=OllamaRequest)
 
 
-@router.post(
-    "/api/chat", openapi_extra=json_body(OllamaChat, OllamaAnswer, OllamaError, stream=LINES)
+@post(
+    router,
+    "/api/chat",
+    schema=OllamaChat,
+    response=OllamaAnswer,
+    error=OllamaError,
+    id_prefix="ollama-",
+    stream=LINES,
 )
-async def chat(request: Request) -> Response:
+async def chat(received: RequestContext, asked: OllamaChat) -> Response:
     """Generate the next message of a conversation."""
-    async with read_call(request, "ollama-", OllamaChat) as (received, asked):
-        return await _answer(received, asked, chat_call, chat=True)
-
-
-@router.post(
-    "/api/generate",
-    openapi_extra=json_body(OllamaGenerate, OllamaAnswer, OllamaError, stream=LINES),
-)
-async def generate(request: Request) -> Response:
-    """Answer a prompt."""
-    async with read_call(request, "ollama-", OllamaGenerate) as (received, asked):
-        return await _answer(received, asked, generate_call, chat=False)
-
-
-async def _answer(
-    received: Received,
-    asked: T,
-    to_call: Callable[[T, Received], GenerateCall],
-    *,
-    chat: bool,
-) -> Response:
     if not asked.asks:
-        check_text(asked, *(("/api/chat", "messages") if chat else ("/api/generate", "prompt")))
-    if not asked.asks and is_zero(asked.keep_alive):
-        return await _unload(received, asked.model, chat=chat)
-    model = await received.choose(asked.model)
-    if not asked.asks:  # clients load a model like this; the one that they name is loaded now
-        told = Writer(model, chat=chat).part("", done=True, done_reason="load")
-        return json_response(told)
-    call = to_call(asked, received)
-    generation = await prepare(received.served, call, received.body_bytes)
-    return respond(generation, Writer(model, chat=chat, generation=generation))
+        check_text(asked, "/api/chat", "messages")
+    return await _respond(received, asked, chat_call, chat=True)
 
 
-async def _unload(received: Received, name: str, *, chat: bool) -> Response:
-    """Unload a model that is not used, without loading it first; the first model stays."""
-    received.names(name)
-    model = received.models.resolve(name)
-    await received.models.unload(model)
-    return json_response(Writer(model, chat=chat).part("", done=True, done_reason="unload"))
+@post(
+    router,
+    "/api/generate",
+    schema=OllamaGenerate,
+    response=OllamaAnswer,
+    error=OllamaError,
+    id_prefix="ollama-",
+    stream=LINES,
+)
+async def generate(received: RequestContext, asked: OllamaGenerate) -> Response:
+    """Answer a prompt."""
+    if not asked.asks:
+        check_text(asked, "/api/generate", "prompt")
+    return await _respond(received, asked, partial(generate_call, received), chat=False)
+
+
+async def _respond(
+    received: RequestContext, asked: T, to_call: Callable[[T], GenerateCall], *, chat: bool
+) -> Response:
+    """Return the response; a request without text loads the model, or unloads it."""
+    if asked.asks:
+        return await route.generate(received, asked, to_call, partial(OllamaWriter, chat=chat))
+    if is_zero(asked.keep_alive):
+        # Unload a model that is not used, without loading it first; the first model stays.
+        received.names(asked.model)
+        name, reason = received.models.resolve(asked.model), "unload"
+        await received.models.unload(name)
+    else:
+        name, reason = await received.choose(asked.model), "load"
+    return json_response(part_of(name, "", chat=chat, done=True, done_reason=reason))

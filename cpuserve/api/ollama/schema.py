@@ -9,8 +9,8 @@ import msgspec
 
 from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.chat.schema import ChatLogprob
-from cpuserve.api.unreadable import Unreadable, plain
-from cpuserve.api.unset import check_repeat_last_n, check_unset
+from cpuserve.api.request.content_parts import NonTextPart, plain
+from cpuserve.api.request.fields import check_fields, check_repeat_last_n, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import (
@@ -23,12 +23,13 @@ from cpuserve.serving.call import (
 from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
+    from cpuserve.api.request.context import RequestContext
 
 _ZERO = re.compile(r"[-+]?0+(\.0*)?(ns|us|ms|s|m|h)?")
 _LEVELS = ("low", "medium", "high", "max")  # of thinking
 
 
+@with_refused("ollama options")
 class OllamaOptions(msgspec.Struct, kw_only=True):
     """How to sample. Sizes of the context and of the machine are the server's, and ignored."""
 
@@ -43,10 +44,6 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    mirostat: Any = None
-    penalize_newline: Any = None
-    typical_p: Any = None
-    tfs_z: Any = None
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
@@ -63,7 +60,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
     @property
     def asks(self) -> bool:
-        """Whether the request asks for an answer; others load or unload a model."""
+        """Whether the request asks for a response; others load or unload a model."""
         raise NotImplementedError
 
 
@@ -81,16 +78,13 @@ class OllamaChat(OllamaRequest, kw_only=True):
         return bool(self.messages)
 
 
+@with_refused("ollama generate")
 class OllamaGenerate(OllamaRequest, kw_only=True):
     """POST /api/generate; with `raw` the prompt passes no chat template."""
 
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
-    suffix: Any = None
-    images: Any = None
-    template: Any = None
-    context: Any = None
     messages: Any = None
     input: Any = None
 
@@ -109,7 +103,7 @@ class OllamaMessage(msgspec.Struct):
 
 
 class OllamaAnswer(msgspec.Struct, kw_only=True):
-    """A part of an answer, or all of it: `message` of a chat, else `response`.
+    """A part of a response, or all of it: `message` of a chat, else `response`.
 
     The last part is done, and says why and how long it took in nanoseconds. The time in the queue
     counts as evaluation of the prompt.
@@ -137,21 +131,20 @@ def is_zero(keep_alive: Any) -> bool:
     return keep_alive == 0 and keep_alive is not False
 
 
-def chat_call(asked: OllamaChat, _: Received) -> GenerateCall:
-    """Return the call; InvalidRequest for what is not supported."""
+def chat_call(asked: OllamaChat) -> GenerateCall:
+    """Return the call; InvalidRequest for a part that is not supported."""
     messages = chat_messages([_message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)])
     return _call(
         asked,
         messages=messages,
         tools=asked.tools,
-        # A last message of the assistant is the beginning of the answer.
+        # A last message of the assistant is the beginning of the response.
         continue_final_message=messages[-1].get("role") == "assistant" or None,
     )
 
 
-def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall:
+def generate_call(received: RequestContext, asked: OllamaGenerate) -> GenerateCall:
     """As chat_call."""
-    check_unset(asked)
     bare = received.context.get_chat_template().source is None and not asked.system
     if asked.raw or bare:
         return _call(asked, prompt=asked.prompt)
@@ -161,7 +154,7 @@ def generate_call(asked: OllamaGenerate, received: Received) -> GenerateCall:
 
 def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
     options = asked.options or OllamaOptions()
-    check_unset(options)
+    check_fields(options)
     check_repeat_penalty(options.repeat_penalty)
     check_repeat_last_n(
         options.repeat_last_n,
@@ -189,7 +182,7 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
 
 
 def _thinking(call: GenerateCall, think: Any) -> None:
-    """Set what the chat template reads of `think`: whether to think, and how much."""
+    """Set the template variables for `think`: whether to think, and how much."""
     if think is True or think is False:
         call.chat_template_kwargs = thinking_variables(think)
     elif think is not None and think in _LEVELS:
@@ -211,7 +204,7 @@ def _message(message: dict[str, Any], where: str) -> Message:
         told = f"{where}.images is not supported: this model reads text only"
         count = len(images) if isinstance(images, list) else 1
         text = {"type": "text", "text": plain(message.get("content"))}
-        known["content"] = [text, *[Unreadable("an image", told)] * count]
+        known["content"] = [text, *[NonTextPart("an image", told)] * count]
     return known
 
 

@@ -1,8 +1,9 @@
-"""Write the events of an answer as lines of JSON, or as one body."""
+"""Write the events of a response as lines of JSON, or as one body."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,38 +12,47 @@ from cpuserve.api.ollama.common import nanoseconds, timestamp, to_json
 from cpuserve.api.ollama.errors import ollama_error
 from cpuserve.api.ollama.schema import OllamaAnswer, OllamaMessage
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
-from cpuserve.api.stream import StreamFormat
+from cpuserve.api.response.stream import StreamFormat
 from cpuserve.serving.events import Call, Event, Finish, Folded, Text, ToolCall, Usage
 
 if TYPE_CHECKING:
+    from cpuserve.api.ollama.schema import OllamaRequest
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.generate import Generation
 
 
-class Writer:
-    """Writes the answer to one request: a line of JSON for each list of events, or all at once."""
+def part_of(
+    model: str, text: str, calls: list[dict[str, Any]] | None = None, *, chat: bool, **more: Any
+) -> OllamaAnswer:
+    """Return a part of a response; `more`: the fields of the last one."""
+    answer = OllamaAnswer(model=model, created_at=timestamp(time.time()), **more)
+    if chat:
+        answer.message = OllamaMessage("assistant", text, calls or msgspec.UNSET)
+    else:
+        answer.response = text
+    return answer
 
-    def __init__(self, model: str, *, chat: bool, generation: Generation | None = None) -> None:
-        self._model = model
-        self._chat = chat
-        self._jobs = generation.jobs if generation is not None else []
+
+class OllamaWriter:
+    """Writes the response to one request: a line of JSON a list of events, or all at once."""
+
+    def __init__(
+        self,
+        received: RequestContext,
+        _asked: OllamaRequest,
+        generation: Generation,
+        *,
+        chat: bool,
+    ) -> None:
+        self._part = partial(part_of, received.served.name, chat=chat)
+        self._jobs = generation.jobs
         self._generation = generation
         self._names: TokenNames | None = None
         self._call: Call | None = None  # the call that is being written
         self._num_calls = 0
         self._reason = "stop"
-        self.form = StreamFormat(b"application/x-ndjson", self._line(self.part("")))
-
-    def part(
-        self, text: str, calls: list[dict[str, Any]] | None = None, **more: Any
-    ) -> OllamaAnswer:
-        """Return a part of the answer; `more`: the fields of the last one."""
-        answer = OllamaAnswer(model=self._model, created_at=timestamp(time.time()), **more)
-        if self._chat:
-            answer.message = OllamaMessage("assistant", text, calls or msgspec.UNSET)
-        else:
-            answer.response = text
-        return answer
+        self.form = StreamFormat(b"application/x-ndjson", self._line(self._part("")))
 
     def frames(self, events: list[Event]) -> bytes:
         """Return the lines of the events of one output."""
@@ -51,7 +61,7 @@ class Writer:
             if isinstance(event, Text):
                 logprobs = self._logprobs(event.logprobs)
                 if event.text or "logprobs" in logprobs:
-                    out += self._line(self.part(event.text, **logprobs))
+                    out += self._line(self._part(event.text, **logprobs))
             elif isinstance(event, ToolCall):
                 if event.id is not None:
                     out += self._end_call()
@@ -62,7 +72,7 @@ class Writer:
                 out += self._end_call()
                 self._reason = event.reason
             elif isinstance(event, Usage):
-                out += self._line(self.part("", **self._end(event)))
+                out += self._line(self._part("", **self._end(event)))
         return out
 
     def _end_call(self) -> bytes:
@@ -71,23 +81,23 @@ class Writer:
         if call is None:
             return b""
         self._num_calls += 1
-        return self._line(self.part("", [_call_body(call, self._num_calls - 1)]))
+        return self._line(self._part("", [_call_body(call, self._num_calls - 1)]))
 
     def failed(self, error: BaseException) -> bytes:
         """Return the line of an error after the beginning of the stream."""
         return ollama_error(error) + b"\n"
 
     def whole(self, answer: Folded) -> bytes:
-        """Return the whole answer as JSON."""
+        """Return the whole response as JSON."""
         (choice,) = answer.choices
         self._reason = choice.reason or "stop"
         calls = [_call_body(call, number) for number, call in enumerate(choice.calls)]
         told = {**self._logprobs(choice.logprobs), **self._end(answer.usage)}
-        return to_json(self.part("".join(choice.text), calls, **told))
+        return to_json(self._part("".join(choice.text), calls, **told))
 
     def _logprobs(self, entries: list[TokenLogprob] | None) -> dict[str, Any]:
-        """Return the logprobs of tokens as a field of an answer, if there are some."""
-        if not entries or self._generation is None:
+        """Return the logprobs of tokens as a field of a response, if there are some."""
+        if not entries:
             return {}
         if self._names is None:
             tokenizer = self._generation.context.get_tokenizer()

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.api.envelopes import error_json
 from cpuserve.api.openai.usage import usage_body
-from cpuserve.api.stream import StreamFormat
+from cpuserve.api.response.error_json import error_json
+from cpuserve.api.response.stream import StreamFormat
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.api.openai.schema import StreamOptions
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.events import Progress, Usage
 
 to_json = msgspec.json.Encoder().encode
@@ -26,7 +26,7 @@ FORM = StreamFormat(done=b"data: [DONE]\n\n")
 
 
 def error_chunk(error: BaseException) -> bytes:
-    """Return `error` as an event of a stream whose status has already been sent."""
+    """Return `error` as an event of a stream that has already begun."""
     return b"data: " + error_json(error) + b"\n\n"
 
 
@@ -34,7 +34,7 @@ class ChunkFormat:
     """Encodes choices as chunks of one stream.
 
     With `with_usage` every chunk has a usage member, which is null unless a usage is given, as in
-    OpenAI's API.
+    The OpenAI API.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class ChunkFormat:
 
     @classmethod
     def of(
-        cls, received: Received, object_name: str, model: str, options: StreamOptions | None
+        cls, received: RequestContext, object_name: str, options: StreamOptions | None
     ) -> ChunkFormat:
         """Return the encoder for the chunks of one request's stream."""
         return cls(
             request_id=received.id,
             object_name=object_name,
             created=received.created,
-            model=model,
+            model=received.served.name,
             fingerprint=received.context.fingerprint,
             with_usage=bool(options and options.include_usage),
         )

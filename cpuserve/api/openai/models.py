@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.openapi import json_answer
+from cpuserve.api.response.openapi import json_answer
 from cpuserve.api.state import get_state
 from cpuserve.serving.registry import ModelRegistry
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from cpuserve.api.unset import check_unset
+from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall
-
-_UNSUPPORTED = ("max_chunks_per_doc", "max_tokens_per_doc", "rank_fields")
 
 
 class Document(msgspec.Struct):
@@ -20,7 +16,7 @@ class Document(msgspec.Struct):
 
 
 class ScoringRequest(msgspec.Struct, kw_only=True):
-    """What both requests have beside their texts; instruction: for models that take one."""
+    """The fields that both requests share; instruction: for models that take one."""
 
     model: str | None = None
     instruction: str | None = None
@@ -30,11 +26,9 @@ class ScoringRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     timeout: float | None = None
     truncate_prompt_tokens: int | None = None
-    max_chunks_per_doc: Any = None
-    max_tokens_per_doc: Any = None
-    rank_fields: Any = None
 
 
+@with_refused("rerank")
 class RerankRequest(ScoringRequest, kw_only=True):
     """POST /rerank: documents to be ordered by how well they answer the query."""
 
@@ -44,6 +38,7 @@ class RerankRequest(ScoringRequest, kw_only=True):
     return_documents: bool | None = None
 
 
+@with_refused("rerank")
 class ScoreRequest(ScoringRequest, kw_only=True):
     """POST /score: one text and others, or pairs of texts from two lists of equal length."""
 
@@ -132,7 +127,6 @@ def texts_of(given: str | Document | list[str | Document], name: str) -> list[st
 
 
 def _call(request: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall:
-    check_unset(request, _UNSUPPORTED)
     if request.use_activation is False:
         msg = "use_activation must be true: scores are what the model's activation makes of them"
         raise InvalidRequest(msg, param="use_activation")

@@ -1,4 +1,4 @@
-"""Write the answers of /rerank and /score."""
+"""Write the responses of /rerank and /score."""
 
 from __future__ import annotations
 
@@ -17,36 +17,61 @@ from cpuserve.api.scores.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cpuserve.api.endpoint import Received
-    from cpuserve.api.scores.schema import RerankRequest
+    from cpuserve.api.request.context import RequestContext
+    from cpuserve.api.scores.schema import RerankRequest, ScoreRequest
     from cpuserve.serving.events import Folded
-
-    Scores = Callable[[list[bytes]], list[float]]
-
-
-def rerank_body(
-    answer: Folded, received: Received, asked: RerankRequest, model: str, scores: Scores
-) -> bytes:
-    """Return the answer of /rerank as JSON; documents of equal scores keep their order."""
-    texts = texts_of(asked.documents, "documents")
-    shown = asked.return_documents is not False
-    results = [
-        RerankResult(index, score, Document(texts[index]) if shown else None)
-        for index, score in sorted(enumerate(scores(_vectors(answer))), key=lambda item: -item[1])
-    ]
-    whole = RerankAnswer(received.id, model, _usage(answer), results[: asked.top_n])
-    return msgspec.json.encode(whole)
+    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.similarity import PairScores
 
 
-def score_body(answer: Folded, received: Received, model: str, scores: Scores) -> bytes:
-    """Return the answer of /score as JSON."""
-    found = scores(_vectors(answer))
-    items = [ScoreItem(index, "score", score) for index, score in enumerate(found)]
-    usage = _usage(answer)
-    whole = ScoreAnswer(received.id, "list", received.created, model, items, usage)
-    return msgspec.json.encode(whole)
+class RerankWriter:
+    """Writes the response of /rerank; documents of equal scores keep their order."""
+
+    def __init__(
+        self,
+        received: RequestContext,
+        asked: RerankRequest,
+        _generation: Generation,
+        scores: PairScores,
+    ) -> None:
+        self._received = received
+        self._asked = asked
+        self._scores = scores
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return the whole response as JSON."""
+        asked, received = self._asked, self._received
+        texts = texts_of(asked.documents, "documents")
+        shown = asked.return_documents is not False
+        ranked = sorted(enumerate(self._scores.of(_vectors(answer))), key=lambda item: -item[1])
+        results = [
+            RerankResult(index, score, Document(texts[index]) if shown else None)
+            for index, score in ranked[: asked.top_n]
+        ]
+        model = received.served.name
+        return msgspec.json.encode(RerankAnswer(received.id, model, _usage(answer), results))
+
+
+class ScoreWriter:
+    """Writes the response of /score."""
+
+    def __init__(
+        self,
+        received: RequestContext,
+        _asked: ScoreRequest,
+        _generation: Generation,
+        scores: PairScores,
+    ) -> None:
+        self._received = received
+        self._scores = scores
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return the whole response as JSON."""
+        received, found = self._received, self._scores.of(_vectors(answer))
+        items = [ScoreItem(index, "score", score) for index, score in enumerate(found)]
+        model, usage = received.served.name, _usage(answer)
+        whole = ScoreAnswer(received.id, "list", received.created, model, items, usage)
+        return msgspec.json.encode(whole)
 
 
 def _vectors(answer: Folded) -> list[bytes]:

@@ -7,14 +7,14 @@ import asyncio
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.openapi import json_answer
+from cpuserve.api.response.openapi import json_answer
 from cpuserve.api.state import get_state
-from cpuserve.api.status.view import CpuReport
+from cpuserve.api.status.cpu_view import CpuReport
 from cpuserve.errors import DeadlineExceeded, NotFound
 
 router = APIRouter()
 
-REPORT_S = 10.0  # how long the engine may take to finish its step and answer
+REPORT_S = 10.0  # how long the engine may take to finish its step and respond
 
 
 @router.get("/v1/cpu", openapi_extra=json_answer(CpuReport))

@@ -1,15 +1,17 @@
-"""POST /tokenize and /detokenize, in vLLM's formats."""
+"""POST /tokenize and /detokenize, in the vLLM formats."""
 
 from __future__ import annotations
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.chat.schema import without_custom
 from cpuserve.api.openai.logprobs import TokenNames
-from cpuserve.api.openapi import json_answer, json_body
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.request.fields import check_fields
+from cpuserve.api.response.openapi import json_answer
+from cpuserve.api.route import post
 from cpuserve.api.state import get_state
 from cpuserve.api.tokenize.schema import (
     DetokenizeRequest,
@@ -18,9 +20,8 @@ from cpuserve.api.tokenize.schema import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from cpuserve.api.unset import check_unset
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import call_from, unsupported
+from cpuserve.serving.call import call_from
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.params import check_token_ids
 from cpuserve.serving.prompts import chat_prompt, encode, most_counted
@@ -33,17 +34,19 @@ _INPUTS = ("prompt", "messages", "content")
 _CLASS = "PreTrainedTokenizerFast"
 
 
-@router.post("/tokenize", openapi_extra=json_body(TokenizeRequest, TokenizeResponse))
-async def tokenize(request: Request) -> Response:
+@post(
+    router,
+    "/tokenize",
+    schema=TokenizeRequest,
+    response=TokenizeResponse,
+    id_prefix="tokenize-",
+)
+async def tokenize(received: RequestContext, asked: TokenizeRequest) -> Response:
     """Return the token ids of a text, or of messages rendered with the chat template."""
-    async with read_call(request, "tokenize-", TokenizeRequest) as (received, asked):
-        await received.choose(asked.model)
-        check_unset(asked, ("chat_template",))
-        if asked.with_pieces:
-            msg = "with_pieces is llama.cpp's name: set return_token_strs"
-            raise unsupported(msg, "with_pieces")
-        ids = await _token_ids(received.context, asked, received.body_bytes)
-        body = await run_sized(len(ids), lambda: _answer(received.context, asked, ids))
+    await received.choose(asked.model)
+    check_fields(asked)
+    ids = await _token_ids(received.context, asked, received.body_bytes)
+    body = await run_sized(len(ids), lambda: _answer(received.context, asked, ids))
     return Response(body, media_type="application/json")
 
 
@@ -87,12 +90,17 @@ async def tokenizer_info(request: Request) -> Response:
     return Response(msgspec.json.encode(told), media_type="application/json")
 
 
-@router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest, DetokenizeResponse))
-async def detokenize(request: Request) -> Response:
+@post(
+    router,
+    "/detokenize",
+    schema=DetokenizeRequest,
+    response=DetokenizeResponse,
+    id_prefix="detokenize-",
+)
+async def detokenize(received: RequestContext, asked: DetokenizeRequest) -> Response:
     """Return the text of token ids, special tokens included."""
-    async with read_call(request, "detokenize-", DetokenizeRequest) as (received, asked):
-        await received.choose(asked.model)
-        body = await run_sized(len(asked.tokens), lambda: _text(received.context, asked.tokens))
+    await received.choose(asked.model)
+    body = await run_sized(len(asked.tokens), lambda: _text(received.context, asked.tokens))
     return Response(body, media_type="application/json")
 
 

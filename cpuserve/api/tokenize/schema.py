@@ -6,11 +6,14 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.api.request.fields import with_refused
 
+
+@with_refused("tokenize")
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /tokenize: either `prompt` or `messages`.
 
-    content, add_special: llama.cpp's names for the prompt, and for add_special_tokens, which is
+    content, add_special: the llama.cpp names for the prompt, and for add_special_tokens, which is
     then false unless it is set.
     """
 
@@ -26,9 +29,6 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     reasoning_effort: str | None = None
     return_token_strs: bool | None = None
     tools: list[dict[str, Any]] | None = None
-    # Rejected by name when set, as in chat completions, because it would change the token ids.
-    chat_template: Any = None
-    with_pieces: Any = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -48,7 +48,7 @@ class TokenizeResponse(msgspec.Struct):
 
 
 class TokenizerInfo(msgspec.Struct, omit_defaults=True):
-    """The body of GET /tokenizer_info: what a tokenizer_config.json has. Tokens are texts."""
+    """The body of GET /tokenizer_info: fields of a tokenizer_config.json. Tokens are texts."""
 
     tokenizer_class: str
     model_max_length: int

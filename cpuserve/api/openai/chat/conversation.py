@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpuserve.api.unreadable import Unreadable, lines_for, plain, unreadable
+from cpuserve.api.request.content_parts import NonTextPart, lines_for, non_text_part, plain
 from cpuserve.serving.call import Message
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
-# What clients call the model's earlier thoughts; the first of these that has some counts.
+# Fields of clients for the model's earlier thoughts; the first with a text counts.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _CHANGED = frozenset((*_THOUGHTS, "tool_calls"))
 
@@ -16,7 +16,7 @@ _CHANGED = frozenset((*_THOUGHTS, "tool_calls"))
 def chat_messages(messages: list[dict[str, Any]]) -> list[Message]:
     """Return the messages with text only, and with an assistant's thoughts in one field.
 
-    What else a message has stays, and is checked where the template is rendered.
+    Its other fields stay, and are checked where the template is rendered.
 
     Raises:
       InvalidRequest: the last turn of the user has something that is no text.
@@ -92,21 +92,23 @@ def _part(part: Any, where: str, index: int) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind in _TEXTS:
         return part
-    return unreadable(kind, f"{where}.content[{index}]")
+    return non_text_part(kind, f"{where}.content[{index}]")
 
 
-def _lenient(content: Any, where: str) -> str | list[str | Unreadable]:
+def _lenient(content: Any, where: str) -> str | list[str | NonTextPart]:
     """Return the content of a message that is never refused."""
     if not isinstance(content, list):
         return plain(content)
     return [_any_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
 
 
-def _any_part(part: Any, where: str) -> str | Unreadable:
+def _any_part(part: Any, where: str) -> str | NonTextPart:
     if not isinstance(part, dict):
-        return part if isinstance(part, Unreadable) else plain(part)
+        return part if isinstance(part, NonTextPart) else plain(part)
     text = part.get("refusal" if part.get("type") == "refusal" else "text")
     if isinstance(text, str):
         return text
     kind = part.get("type")
-    return unreadable(kind, where) if isinstance(kind, str) and kind not in _TEXTS else plain(text)
+    return (
+        non_text_part(kind, where) if isinstance(kind, str) and kind not in _TEXTS else plain(text)
+    )

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
-from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.chat.schema import ChatCompletion, ChatRequest, to_call
 from cpuserve.api.openai.chat.writer import ChatWriter
-from cpuserve.api.openapi import EVENTS, json_body
-from cpuserve.api.respond import respond
-from cpuserve.serving.generate import prepare
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.openapi import EVENTS
+from cpuserve.api.route import generate, post
 
 router = APIRouter()
 
 
-@router.post(
-    "/v1/chat/completions", openapi_extra=json_body(ChatRequest, ChatCompletion, stream=EVENTS)
+@post(
+    router,
+    "/v1/chat/completions",
+    schema=ChatRequest,
+    response=ChatCompletion,
+    id_prefix="chatcmpl-",
+    stream=EVENTS,
 )
-async def create_chat_completion(request: Request) -> Response:
+async def create_chat_completion(received: RequestContext, asked: ChatRequest) -> Response:
     """Generate the next message of a conversation."""
-    async with read_call(request, "chatcmpl-", ChatRequest) as (received, asked):
-        model = await received.choose(asked.model)
-        generation = await prepare(received.served, to_call(asked), received.body_bytes)
-        writer = ChatWriter(received, asked, generation, model)
-    return respond(generation, writer)
+    return await generate(received, asked, to_call, ChatWriter)

@@ -7,16 +7,15 @@ from typing import Any
 import msgspec
 
 from cpuserve.api.openai.chat.conversation import chat_messages
-from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
-from cpuserve.api.openai.supported import (
-    check_stream,
-    check_supported,
+from cpuserve.api.openai.checks import (
+    check_fields_together,
     length,
     repetition_penalty,
     usage_in_each,
 )
+from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.openai.tool_choice import Spelling, check_offers, function_name, tool_choice
-from cpuserve.api.unset import REFUSED, check_unset
+from cpuserve.api.request.fields import is_set, refused_names, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs
@@ -33,6 +32,7 @@ _SPELLING = Spelling(
 _THINKING = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
 
 
+@with_refused("chat")
 class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -98,7 +98,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """One of n answers; stop_reason is the stop string or stop token id that ended it."""
+    """One of n responses; stop_reason is the stop string or stop token id that ended it."""
 
     index: int
     message: ChatMessage
@@ -124,7 +124,7 @@ class ChatCompletion(msgspec.Struct):
 
 def to_call(request: ChatRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
-    check_supported(request)
+    check_fields_together(request)
     _check_functions(request)
     if any(kind != "text" for kind in request.modalities or ()):
         msg = 'modalities can only be ["text"]: this server writes nothing else'
@@ -132,13 +132,12 @@ def to_call(request: ChatRequest) -> GenerateCall:
     if request.echo not in (None, False):
         msg = "echo is not supported yet by chat completions: use /v1/completions"
         raise unsupported(msg, "echo")
-    check_stream(request)
     functions = without_custom(request.tools, request.tool_choice)
     choice, function, tools = tool_choice(request.tool_choice, functions, _SPELLING)
     most = length(request, request.max_completion_tokens)
     return call_from(
         request,
-        REFUSED,
+        refused_names(request),
         messages=chat_messages(request.messages),
         max_tokens=most.tokens,
         max_tokens_name=most.name,
@@ -171,7 +170,8 @@ def _is_custom(tool: object) -> bool:
 def _template_kwargs(request: ChatRequest) -> dict[str, Any] | None:
     """Return the variables of the template, with those that `thinking` sets.
 
-    Z.ai's API and DeepSeek's have this field, and the templates of their models these variables.
+    The APIs of Z.ai and DeepSeek have this field, and the templates of their models these
+    variables.
     """
     thinking = request.thinking
     if thinking in (None, {}):
@@ -195,8 +195,9 @@ def _logprobs(request: ChatRequest) -> int | None:
 
 def _check_functions(request: ChatRequest) -> None:
     """Raise InvalidRequest if the model may call functions as before OpenAI had tools."""
-    if request.function_call != "none":
-        check_unset(request, ("functions",))
+    if request.function_call != "none" and is_set(request.functions):
+        msg = "functions is not supported yet: omit it"
+        raise unsupported(msg, "functions")
     if request.function_call not in (None, "", "none", "auto"):
         msg = "function_call is not supported yet: omit it, or use none or auto"
         raise unsupported(msg, "function_call")

@@ -23,8 +23,8 @@ from cpuserve.serving.events import (
 )
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.api.openai.chat.schema import ChatRequest
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.generate import Generation
 
 _ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
@@ -32,22 +32,22 @@ _NOTHING = b',"delta":{},"logprobs":null,"finish_reason":null'
 
 
 class ChatWriter:
-    """Writes the answer to one request."""
+    """Writes the response to one request."""
 
     form = FORM
 
     def __init__(
-        self, received: Received, asked: ChatRequest, generation: Generation, model: str
+        self, received: RequestContext, asked: ChatRequest, generation: Generation
     ) -> None:
         first = generation.jobs[0]
         self._received = received
-        self._model = model
+        self._model = received.served.name
         self._ids = bool(asked.return_token_ids)
         self._top = first.params.logprobs
         self._prompt_top = first.params.prompt_logprobs
         self._prompt_ids = first.prompt.ids
         options = asked.stream_options
-        self._chunks = ChunkFormat.of(received, "chat.completion.chunk", model, options)
+        self._chunks = ChunkFormat.of(received, "chat.completion.chunk", options)
         self._names = TokenNames(
             received.context.get_tokenizer(),
             as_ids=bool(asked.return_tokens_as_token_ids),

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
-from cpuserve.api.endpoint import read_call
 from cpuserve.api.openai.completions.schema import Completion, CompletionRequest, to_call
 from cpuserve.api.openai.completions.writer import CompletionWriter
-from cpuserve.api.openapi import EVENTS, json_body
-from cpuserve.api.respond import respond
-from cpuserve.serving.generate import prepare
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.openapi import EVENTS
+from cpuserve.api.route import generate, post
 
 router = APIRouter()
 
 
-@router.post(
-    "/v1/completions", openapi_extra=json_body(CompletionRequest, Completion, stream=EVENTS)
+@post(
+    router,
+    "/v1/completions",
+    schema=CompletionRequest,
+    response=Completion,
+    id_prefix="cmpl-",
+    stream=EVENTS,
 )
-async def create_completion(request: Request) -> Response:
+async def create_completion(received: RequestContext, asked: CompletionRequest) -> Response:
     """Continue one or several prompts, or compute their logprobs."""
-    async with read_call(request, "cmpl-", CompletionRequest) as (received, asked):
-        model = await received.choose(asked.model)
-        generation = await prepare(received.served, to_call(asked), received.body_bytes)
-        writer = CompletionWriter(received, asked, generation, model)
-    return respond(generation, writer)
+    return await generate(received, asked, to_call, CompletionWriter)

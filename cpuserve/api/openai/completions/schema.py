@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
-from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
-from cpuserve.api.openai.supported import (
-    check_stream,
-    check_supported,
+from cpuserve.api.openai.checks import (
+    check_fields_together,
     length,
     repetition_penalty,
     usage_in_each,
 )
-from cpuserve.api.unset import REFUSED, check_unset
+from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
+from cpuserve.api.request.fields import refused_names, with_refused
 from cpuserve.serving.call import GenerateCall, call_from
 
-# max_tokens of completion requests that do not set it, as in OpenAI's API and vLLM. The server's
+# max_tokens of completion requests that do not set it, as in the OpenAI API and vLLM. The server's
 # default (from the model or --override-generation-config) applies if it is lower.
 COMPLETION_TOKENS = 16
 
 
+@with_refused("completions")
 class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions; `prompt` is a text, token ids, or a list of texts or of token ids."""
 
@@ -65,13 +65,11 @@ class Completion(msgspec.Struct):
 
 def to_call(request: CompletionRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
-    check_supported(request)
-    check_unset(request, ("thinking",))  # there is no template that could read it
-    check_stream(request)
+    check_fields_together(request)
     most = length(request, request.max_completion_tokens)
     return call_from(
         request,
-        REFUSED,
+        refused_names(request),
         max_tokens=most.tokens,
         max_tokens_name=most.name,
         repetition_penalty=repetition_penalty(request),

@@ -13,9 +13,9 @@ from cpuserve.api.openai.usage import usage_body
 from cpuserve.serving.events import Choice, Event, Finish, Folded, Progress, Scored, Text, Usage
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.api.openai.completions.schema import CompletionRequest, LegacyLogprobs
     from cpuserve.api.openai.schema import PromptLogprobs
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.call import Prompt
     from cpuserve.serving.generate import Generation
@@ -25,20 +25,20 @@ _Scores = list["TokenLogprob | None"]
 
 
 class CompletionWriter:
-    """Writes the answer to one request."""
+    """Writes the response to one request."""
 
     form = FORM
 
     def __init__(
-        self, received: Received, asked: CompletionRequest, generation: Generation, model: str
+        self, received: RequestContext, asked: CompletionRequest, generation: Generation
     ) -> None:
         jobs = generation.jobs
         self._received = received
-        self._model = model
+        self._model = received.served.name
         self._ids = bool(asked.return_token_ids)
         self._prompt_top = asked.prompt_logprobs
         options = asked.stream_options
-        self._chunks = ChunkFormat.of(received, "text_completion", model, options)
+        self._chunks = ChunkFormat.of(received, "text_completion", options)
         echo, skip_special = bool(asked.echo), jobs[0].params.skip_special_tokens
         self._names = TokenNames(
             received.context.get_tokenizer(),
@@ -136,7 +136,7 @@ class _Part:
 
     def __init__(
         self,
-        received: Received,
+        received: RequestContext,
         names: TokenNames,
         prompt: Prompt,
         top: int | None,
@@ -162,7 +162,7 @@ class _Part:
     def logprobs(
         self, tokens: list[int], entries: list[TokenLogprob], scores: _Scores | None
     ) -> LegacyLogprobs | None:
-        """Return the logprobs of `tokens`; the first call adds those of an echoed prompt."""
+        """Return the logprobs of `tokens`; the first call adds the logprobs of an echoed prompt."""
         first, self.first = self.first, False
         if self._legacy is None:
             return None

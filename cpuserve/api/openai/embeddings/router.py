@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from functools import partial
+from fastapi import APIRouter, Response
 
-from fastapi import APIRouter, Request, Response
-
-from cpuserve.api.endpoint import read_call
-from cpuserve.api.openai.embeddings.schema import (
-    EmbeddingAnswer,
-    EmbeddingRequest,
-    check_dimensions,
-    to_call,
-)
-from cpuserve.api.openai.embeddings.writer import answer_body
-from cpuserve.api.openapi import json_body
-from cpuserve.api.respond import respond_whole
-from cpuserve.errors import InvalidRequest
-from cpuserve.serving.generate import prepare
+from cpuserve.api.openai.embeddings.schema import EmbeddingAnswer, EmbeddingRequest, to_call
+from cpuserve.api.openai.embeddings.writer import EmbeddingWriter
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.route import generate, post
+from cpuserve.serving.call import GenerateCall
 
 router = APIRouter()
 
 
-@router.post("/v1/embeddings", openapi_extra=json_body(EmbeddingRequest, EmbeddingAnswer))
-async def create_embeddings(request: Request) -> Response:
+@post(
+    router,
+    "/v1/embeddings",
+    schema=EmbeddingRequest,
+    response=EmbeddingAnswer,
+    id_prefix="embd-",
+)
+async def create_embeddings(received: RequestContext, asked: EmbeddingRequest) -> Response:
     """Return a vector for each input."""
-    async with read_call(request, "embd-", EmbeddingRequest) as (received, asked):
-        model = await received.choose(asked.model)
-        call = to_call(asked)
-        check_dimensions(asked.dimensions, received.context)
-        try:
-            generation = await prepare(received.served, call, received.body_bytes)
-        except InvalidRequest as error:
-            if error.param == "prompt":
-                error.param = "input"  # this endpoint's name for it
-            raise
-    return respond_whole(generation, partial(answer_body, asked=asked, model=model))
+
+    def call(asked: EmbeddingRequest) -> GenerateCall:
+        return to_call(asked, received.context)
+
+    names = {"prompt": "input"}
+    return await generate(received, asked, call, EmbeddingWriter, field_names=names)

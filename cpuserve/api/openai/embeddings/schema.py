@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.api.unset import check_unset
+from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 FORMATS = ("float", "base64")
 
 
+@with_refused("embeddings")
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """POST /v1/embeddings; `input` is a text, token ids, or a list of texts or of token ids.
 
-    prompt_name: of the checkpoint's prompts, the one before each text (TEI's field).
+    prompt_name: the one of the checkpoint's prompts that goes before each text (a TEI field).
     """
 
     input: str | list[str | int | list[int]]
@@ -31,7 +32,6 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None
-    messages: Any = None
     truncate_prompt_tokens: int | None = None
     prompt_name: str | None = None
     normalize: bool | None = None
@@ -61,15 +61,15 @@ class EmbeddingAnswer(msgspec.Struct):
     usage: EmbeddingUsage
 
 
-def to_call(request: EmbeddingRequest) -> GenerateCall:
-    """Return the call; InvalidRequest for a field that is not supported."""
-    check_unset(request, ("messages",))
+def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
+    """Return the call; InvalidRequest for a field that is not supported by `context`."""
     if (request.encoding_format or "float") not in FORMATS:
         msg = f"encoding_format must be one of {', '.join(FORMATS)}"
         raise InvalidRequest(msg, param="encoding_format")
     if request.normalize is False:
         msg = "normalize must be true: all embeddings have the length 1"
         raise InvalidRequest(msg, param="normalize")
+    check_dimensions(request.dimensions, context)
     return GenerateCall(
         model=request.model,
         prompt=request.input,
@@ -85,9 +85,9 @@ def to_call(request: EmbeddingRequest) -> GenerateCall:
 
 
 def check_dimensions(dimensions: int | None, context: ModelContext) -> None:
-    """Raise InvalidRequest if the model gives vectors that cannot be cut to the wanted length.
+    """Raise InvalidRequest if the model's vectors cannot be cut to the wanted length.
 
-    That it gives none is for `prepare` to say.
+    Whether it has vectors is for `prepare` to check.
     """
     width = context.vector_width
     if dimensions is not None and context.embeds and not 1 <= dimensions <= width:

@@ -1,4 +1,4 @@
-"""Write the answer of POST /v1/embeddings."""
+"""Write the response of POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -15,20 +15,32 @@ from cpuserve.serving.events import floats_of
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.embeddings.schema import EmbeddingRequest
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.events import Folded
+    from cpuserve.serving.generate import Generation
 
 
-def answer_body(answer: Folded, asked: EmbeddingRequest, model: str) -> bytes:
-    """Return the whole answer as JSON."""
-    as_text, prompt = asked.encoding_format == "base64", answer.usage.prompt
+class EmbeddingWriter:
+    """Writes the response to one request."""
 
-    def item(index: int, vector: bytes) -> EmbeddingItem:
-        values = shortened(floats_of(vector), asked.dimensions)
-        shown = _base64(values) if as_text else values.tolist()
-        return EmbeddingItem("embedding", index, shown)
+    def __init__(
+        self, received: RequestContext, asked: EmbeddingRequest, _generation: Generation
+    ) -> None:
+        self._model = received.served.name
+        self._asked = asked
 
-    data = [item(choice.index, choice.vector) for choice in answer.choices]
-    return msgspec.json.encode(EmbeddingAnswer("list", data, model, EmbeddingUsage(prompt, prompt)))
+    def whole(self, answer: Folded) -> bytes:
+        """Return the whole response as JSON."""
+        as_text, prompt = self._asked.encoding_format == "base64", answer.usage.prompt
+
+        def item(index: int, vector: bytes) -> EmbeddingItem:
+            values = shortened(floats_of(vector), self._asked.dimensions)
+            shown = _base64(values) if as_text else values.tolist()
+            return EmbeddingItem("embedding", index, shown)
+
+        data = [item(choice.index, choice.vector) for choice in answer.choices]
+        usage = EmbeddingUsage(prompt, prompt)
+        return msgspec.json.encode(EmbeddingAnswer("list", data, self._model, usage))
 
 
 def shortened(values: array[float], dimensions: int | None) -> array[float]:

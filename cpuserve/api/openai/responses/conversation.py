@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from cpuserve.api.openai.responses.other_items import (
+from cpuserve.api.openai.responses.foreign_items import (
     CLIENT_CALLS,
     CLIENT_OUTPUTS,
     KINDS,
@@ -13,7 +13,7 @@ from cpuserve.api.openai.responses.other_items import (
     thoughts_of,
 )
 from cpuserve.api.openai.responses.tools import flat_name
-from cpuserve.api.unreadable import Part, joined, plain, unreadable
+from cpuserve.api.request.content_parts import Part, joined, non_text_part, plain
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import Message, unsupported
 
@@ -32,7 +32,7 @@ _REFERENCE = (
 
 
 def chat_messages(items: str | list[dict[str, Any]], instructions: str | None) -> list[Message]:
-    """Return the messages; InvalidRequest names what is invalid by its path.
+    """Return the messages; InvalidRequest with the path of an invalid part.
 
     The items of one turn of the assistant become one message: templates write the calls of a
     message after its text, and the results of calls after these.
@@ -56,7 +56,7 @@ def chat_messages(items: str | list[dict[str, Any]], instructions: str | None) -
 
 
 class _Conversation:
-    """The messages of the items so far, and the calls among them, each of which needs an output."""
+    """The messages of the items so far, and the calls among them, which each need an output."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -148,7 +148,7 @@ class _Conversation:
 
 
 def _parts(content: object, where: str) -> list[Part]:
-    """Return a string, or the parts of a list, as parts that are text or stand for something else.
+    """Return a string, or the parts of a list, as parts that are text or replace something else.
 
     Raises:
       InvalidRequest: the content has no valid form.
@@ -165,7 +165,7 @@ def _part(part: object, where: str) -> Part:
     if not isinstance(part, dict) or not isinstance(kind, str):
         _refuse(where, 'must be a part with a type, such as {"type": "input_text", "text": ""}')
     if kind not in _TEXTS:
-        return unreadable(kind, where)
+        return non_text_part(kind, where)
     text = part.get(_TEXTS[kind])
     if not isinstance(text, str):
         _refuse(where, "must have its text as a string")
@@ -173,7 +173,7 @@ def _part(part: object, where: str) -> Part:
 
 
 def _returned(content: object, where: str) -> list[Part]:
-    """Return what a tool or the model wrote, which is never refused."""
+    """Return the text of a tool or the model, which is never refused."""
     if isinstance(content, dict) and isinstance(content.get("type"), str):
         content = [content]
     if not isinstance(content, list):
@@ -185,7 +185,7 @@ def _any_part(part: object, where: str) -> Part:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         return plain(part)
-    return plain(part.get(_TEXTS[kind])) if kind in _TEXTS else unreadable(kind, where)
+    return plain(part.get(_TEXTS[kind])) if kind in _TEXTS else non_text_part(kind, where)
 
 
 def _refuse(where: str, why: str) -> NoReturn:

@@ -2,49 +2,46 @@
 
 from __future__ import annotations
 
-import msgspec
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, HTTPException, Response
 
-from cpuserve.api.endpoint import read_call
-from cpuserve.api.openai.responses import answer
+from cpuserve.api.openai.responses import response_object
 from cpuserve.api.openai.responses.schema import ResponsesRequest, to_call
 from cpuserve.api.openai.responses.writer import ResponseWriter
-from cpuserve.api.openapi import EVENTS, json_body
-from cpuserve.api.respond import respond
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.openapi import EVENTS
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import generate, post, prompt_length
 from cpuserve.errors import NotFound
-from cpuserve.serving.generate import count_prompt, prepare
 
 router = APIRouter()
 
 
-@router.post(
-    "/v1/responses", openapi_extra=json_body(ResponsesRequest, answer.Response, stream=EVENTS)
+@post(
+    router,
+    "/v1/responses",
+    schema=ResponsesRequest,
+    response=response_object.Response,
+    id_prefix="resp_",
+    stream=EVENTS,
+    conversation="input",
 )
-async def create_response(request: Request) -> Response:
+async def create_response(received: RequestContext, asked: ResponsesRequest) -> Response:
     """Generate the next items of a conversation."""
-    async with read_call(request, "resp_", ResponsesRequest, conversation="input") as (
-        received,
-        asked,
-    ):
-        model = await received.choose(asked.model)
-        generation = await prepare(received.served, to_call(asked), received.body_bytes)
-        writer = ResponseWriter(received, asked, generation, model)
-    return respond(generation, writer)
+    return await generate(received, asked, to_call, ResponseWriter)
 
 
-@router.post(
-    "/v1/responses/input_tokens", openapi_extra=json_body(ResponsesRequest, answer.InputTokens)
+@post(
+    router,
+    "/v1/responses/input_tokens",
+    schema=ResponsesRequest,
+    response=response_object.InputTokens,
+    id_prefix="resp_",
+    conversation="input",
 )
-async def count_tokens(request: Request) -> Response:
+async def count_tokens(received: RequestContext, asked: ResponsesRequest) -> Response:
     """Return how many tokens the prompt of such a response has."""
-    async with read_call(request, "resp_", ResponsesRequest, conversation="input") as (
-        received,
-        asked,
-    ):
-        await received.choose(asked.model)
-        count = await count_prompt(received.context, to_call(asked), received.body_bytes)
-    body = msgspec.json.encode(answer.InputTokens(count))
-    return Response(body, media_type="application/json")
+    count = await prompt_length(received, asked, to_call)
+    return json_response(response_object.InputTokens(count))
 
 
 @router.get("/v1/responses/{response_id}", include_in_schema=False)

@@ -6,18 +6,18 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.api.openai.checks import check_fields_together, repetition_penalty
 from cpuserve.api.openai.responses.conversation import chat_messages
 from cpuserve.api.openai.responses.tools import chosen_tools
 from cpuserve.api.openai.schema import GenerationRequest
-from cpuserve.api.openai.supported import check_stream, check_supported, repetition_penalty
-from cpuserve.api.unset import REFUSED, check_unset, first_set
+from cpuserve.api.request.fields import refused_names, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs
 
 _LOGPROBS = "message.output_text.logprobs"
-# What an answer may include. Only logprobs can be in one of this server, which writes no items of
+# Values of `include`. Only logprobs can be in a response of this server, which writes no items of
 # the other kinds.
 _INCLUDES = (
     "file_search_call.results",
@@ -29,41 +29,12 @@ _INCLUDES = (
     "reasoning.encrypted_content",
     _LOGPROBS,
 )
-_STORES_NOTHING = "this server stores no responses"
-_STATE = {
-    "previous_response_id": f"{_STORES_NOTHING}: send the items of all turns as input, with the "
-    "output of each response before the next message",
-    "conversation": f"{_STORES_NOTHING}: send the items of all turns as input",
-    "background": f"{_STORES_NOTHING}: omit it, and set stream to true for a long answer",
-    "prompt": "this server has no stored prompts: send the text as instructions and input",
-}
-_MOVED = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "n_predict": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "thinking": "reasoning.effort",
-    "logprobs": f'include: ["{_LOGPROBS}"]',
-}
-# Nothing in a Response could hold what these ask for.
-_UNSUPPORTED = (
-    "prompt_logprobs",
-    "return_token_ids",
-    "context_management",
-    "add_generation_prompt",
-    "continue_final_message",
-    "echo",
-    "functions",
-    "function_call",
-)
-# OpenAI's limits of metadata, which every event that has the response repeats.
+# The OpenAI limits of metadata, which every event that has the response repeats.
 _MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
 class TextConfig(msgspec.Struct):
-    """The `text` of a request: the form of the answer. `verbosity` has no effect."""
+    """The `text` of a request: the form of the response. `verbosity` has no effect."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
@@ -76,6 +47,7 @@ class Reasoning(msgspec.Struct):
     summary: str | None = None
 
 
+@with_refused("responses")
 class ResponsesRequest(GenerationRequest, kw_only=True):
     """POST /v1/responses. Nothing is stored, whatever `store` is."""
 
@@ -97,33 +69,17 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     prompt_cache_key: str | None = None
     service_tier: str | None = None
     store: bool | None = None
-    # Rejected by name when set, because ignoring them would change the answer.
-    previous_response_id: Any = None
-    conversation: Any = None
-    background: Any = None
-    prompt: Any = None
-    context_management: Any = None
-    add_generation_prompt: Any = None
-    continue_final_message: Any = None
-    echo: Any = None
-    functions: Any = None
-    function_call: Any = None
-    messages: Any = None
-    max_completion_tokens: Any = None
-    reasoning_effort: Any = None
-    logprobs: Any = None
 
 
 def to_call(request: ResponsesRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
-    check_supported(request)
-    _check_fields(request)
-    check_stream(request)
+    check_fields_together(request)
+    _check_own_fields(request)
     tools = chosen_tools(request.tools, request.tool_choice)
     calls = bool(tools.tools) and tools.choice != "none"
     return call_from(
         request,
-        (*REFUSED, *_MOVED, *_UNSUPPORTED),
+        refused_names(request),
         prompt=None,
         messages=chat_messages(_input(request), request.instructions),
         max_tokens=request.max_output_tokens,
@@ -139,14 +95,7 @@ def to_call(request: ResponsesRequest) -> GenerateCall:
     )
 
 
-def _check_fields(request: ResponsesRequest) -> None:
-    if (name := first_set(request, _STATE)) is not None:
-        msg = f"{name} is not supported, because {_STATE[name]}"
-        raise unsupported(msg, name)
-    if (name := first_set(request, _MOVED)) is not None:
-        msg = f"{name} is no field of /v1/responses: use {_MOVED[name]}"
-        raise unsupported(msg, name)
-    check_unset(request, _UNSUPPORTED)
+def _check_own_fields(request: ResponsesRequest) -> None:
     if request.n not in (None, 1):
         msg = "n is not supported: a response is one answer. Send several requests"
         raise unsupported(msg, "n")
@@ -176,7 +125,7 @@ def _input(request: ResponsesRequest) -> str | list[dict[str, Any]]:
 
 
 def _logprobs(request: ResponsesRequest, *, calls: bool) -> int | None:
-    """Return how many alternatives to report; calls: whether the answer may have tool calls."""
+    """Return how many alternatives to report; calls: whether the response may have tool calls."""
     top = request.top_logprobs
     if _LOGPROBS not in (request.include or ()):
         if top:
@@ -185,7 +134,7 @@ def _logprobs(request: ResponsesRequest, *, calls: bool) -> int | None:
         return None
     check_logprobs("top_logprobs", top)
     if calls:
-        # They would be those of the text and of the calls, which have no place for any.
+        # They would include logprobs of the calls, which have no place for any.
         msg = f"include cannot have {_LOGPROBS} together with tools: omit one of them"
         raise unsupported(msg, "include")
     return top or 0

@@ -1,4 +1,4 @@
-"""Write the events of an answer as a Response, in a stream or as one body."""
+"""Write the events of a response as a Response, in a stream or as one body."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.api.envelopes import public_message
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
-from cpuserve.api.openai.responses.answer import (
+from cpuserve.api.openai.responses.items import Item, items_of
+from cpuserve.api.openai.responses.response_object import (
     IncompleteDetails,
     InputDetails,
     OutputDetails,
@@ -18,17 +18,17 @@ from cpuserve.api.openai.responses.answer import (
     ResponseError,
     ResponseUsage,
 )
-from cpuserve.api.openai.responses.begin import begun
-from cpuserve.api.openai.responses.items import Item, items_of
+from cpuserve.api.openai.responses.response_start import begun
 from cpuserve.api.openai.responses.tools import namespaces_of
-from cpuserve.api.stream import StreamFormat
+from cpuserve.api.response.error_json import public_message
+from cpuserve.api.response.stream import StreamFormat
 from cpuserve.errors import RequestError
 from cpuserve.serving.events import Call, Event, Finish, Folded, Progress, Text, ToolCall, Usage
 
 if TYPE_CHECKING:
-    from cpuserve.api.endpoint import Received
     from cpuserve.api.openai.chat.schema import ChatLogprob
     from cpuserve.api.openai.responses.schema import ResponsesRequest
+    from cpuserve.api.request.context import RequestContext
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.generate import Generation
 
@@ -39,19 +39,19 @@ _PERIOD_S = 5.0
 
 
 class ResponseWriter:
-    """Writes the answer to one request: items, one after the other.
+    """Writes the response to one request: items, one after the other.
 
-    A text is a message with one part. A text behind a call is a message of its own.
+    A text is a message with one part. A text after a call is a message of its own.
     """
 
     form = StreamFormat()
 
     def __init__(
-        self, received: Received, asked: ResponsesRequest, generation: Generation, model: str
+        self, received: RequestContext, asked: ResponsesRequest, generation: Generation
     ) -> None:
         params = generation.jobs[0].params
         self._request_id = received.request_id
-        self._response = begun(received, asked, params, model)
+        self._response = begun(received, asked, params)
         # Agents offer tools of 40 kB, so only the last event repeats them.
         self._brief = msgspec.structs.replace(self._response, tools=msgspec.Raw(b"[]"))
         self._namespaces = namespaces_of(asked.tools or [])
@@ -155,7 +155,7 @@ class ResponseWriter:
 
     def _end(self, usage: Usage) -> bytes:
         out = b""
-        if self._open is None:  # an answer without any text is an empty message
+        if self._open is None:  # a response without any text is an empty message
             out = self._text(Text(0, "", [], []))
         out += self._close(self._reason)
         response = self._ended(self._reason, usage)
@@ -190,7 +190,7 @@ class ResponseWriter:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the code of a failed Response, which is one of those that OpenAI's clients know."""
+    """Return the code of a failed Response, which is one of those that the OpenAI clients know."""
     status = error.status if isinstance(error, RequestError) else 500
     if status == 429:
         return "rate_limit_exceeded"

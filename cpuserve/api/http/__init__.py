@@ -1,0 +1,1 @@
+"""HTTP below the application: the listening socket and uvicorn's protocol."""

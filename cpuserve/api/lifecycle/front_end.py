@@ -1,0 +1,250 @@
+"""The front end process: HTTP server, loading, signals and shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from cpuserve.api.app import app_of
+from cpuserve.api.http.server import make_server
+from cpuserve.api.lifecycle.model_context import load_texts, make_context
+from cpuserve.api.lifecycle.signals import stop_signals
+from cpuserve.api.state import ServerState
+from cpuserve.errors import CpuserveError, EngineDead
+from cpuserve.log import get_logger
+from cpuserve.serving.load_progress import LoadProgress
+from cpuserve.serving.registry import ModelRegistry
+from cpuserve.tokenizer.rendering.client import RENDERER
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from starlette.types import ASGIApp
+
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.config.server import ServerOptions
+    from cpuserve.engine.client import EngineClient
+    from cpuserve.engine.ipc import Stats
+    from cpuserve.platforms import Platform
+    from cpuserve.serving.registry import Loader
+    from cpuserve.serving.tools.learn import AnswerFormat
+    from cpuserve.tokenizer.chat import ChatTemplate
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+    ShowFn = Callable[[str, EngineClient], Awaitable[None]]
+
+log = get_logger("serve")
+
+EXIT_OK = 0
+EXIT_ENGINE_DEAD = 1
+
+# How long connections may take to send the errors that end their requests at a shutdown.
+_FLUSH_S = 1.0
+# How long clients can read why the engine died, before a supervisor may restart the server.
+_DEAD_GRACE_S = 1.0
+_POLL_S = 0.1
+
+
+class FrontEnd:
+    """One HTTP server for one engine or several replicas."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        configs: Sequence[EngineConfig],
+        http: ServerOptions,
+        url: str,
+        platform: Platform,
+        *,
+        kv_bytes: int = 0,
+        loaders: Sequence[Loader] = (),
+    ) -> None:
+        """`configs`: one for each engine of `client`; all settings that the API shows are equal.
+
+        kv_bytes: the memory for KV caches. loaders: further models, which requests may name.
+        """
+        config = configs[0]
+        self._client = client
+        self._config = config
+        self._http = http
+        self._url = url
+        self.context, cpu = make_context(client, configs, http, platform, kv_bytes)
+        self.models = ModelRegistry(self.context, loaders)
+        self.state = ServerState(self.models, cpu)
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._first_signal = self._last_signal = 0
+        self._app = app_of(self.state, http)
+        self._server = make_server(self._app, http)
+
+    def on_step(self, stats: Stats) -> None:
+        """Update the metrics after an engine step."""
+        self.context.metrics.on_step(stats)
+        if self.state.cpu is not None:
+            self.state.cpu.meter.on_step(stats)
+
+    def on_progress(self, stage: str, done: int, total: int) -> None:
+        """Update the loading progress that /health shows."""
+        self.context.loading = LoadProgress.of(stage, done, total)
+
+    async def run(self, listener: socket.socket, on_ready: ShowFn | None = None) -> int:
+        """Serve on `listener` until a signal or the engine's death; returns the exit code.
+
+        Raises:
+          StartupError: the engine or the tokenizer could not be loaded.
+        """
+        http = asyncio.create_task(self._server.serve(sockets=[listener]))
+        try:
+            self._take_signals()
+            return await self._serve(http, on_ready)
+        finally:
+            await self._close(http)
+
+    async def _serve(self, http: asyncio.Task[None], on_ready: ShowFn | None) -> int:
+        stopped = asyncio.create_task(self._stop.wait())
+        loading = asyncio.create_task(self.load())
+        watching = asyncio.create_task(self._watch())
+        shown: asyncio.Task[None] | None = None
+        try:
+            await asyncio.wait((stopped, loading, http), return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+                if on_ready is not None:
+                    shown = asyncio.create_task(_shown(on_ready, self._url, self._client))
+                await asyncio.wait((stopped, watching, http), return_when=asyncio.FIRST_COMPLETED)
+            if http.done():
+                http.result()
+            if watching.done() and not stopped.done():
+                return await self._after_death()
+            await self._drain(http)
+            return 128 + self._last_signal if self._stop_now.is_set() else EXIT_OK
+        finally:
+            for task in (stopped, loading, watching, shown):
+                if task is not None:
+                    task.cancel()
+
+    @property
+    def app(self) -> ASGIApp:
+        """The application, for use with another HTTP server; it serves requests after `load`."""
+        return self._app
+
+    async def load(self) -> None:
+        """Load tokenizer and engine concurrently; raise the first StartupError immediately."""
+        tokenizer = asyncio.create_task(self._load_tokenizer())
+        engine = asyncio.create_task(self._client.wait_ready())
+        try:
+            loaded, _ = await asyncio.gather(tokenizer, engine)
+            self.context.set_ready(*loaded)
+        finally:
+            tokenizer.cancel()
+            engine.cancel()
+
+    async def _load_tokenizer(self) -> tuple[Tokenizer, ChatTemplate, AnswerFormat]:
+        # Loaded objects stay in memory: exclude them from further garbage collections. The engine
+        # takes longer than the tokenizer, so this delays no response.
+        gc.freeze()
+        loaded = await asyncio.to_thread(load_texts, self._config)
+        gc.collect()
+        gc.freeze()
+        return loaded
+
+    async def _watch(self) -> None:
+        """Return when the only engine has died, or when all replicas have and none restarts."""
+        while not self.context.ready or not self._client.ended:
+            await asyncio.sleep(_POLL_S)
+
+    async def _after_death(self) -> int:
+        self.context.failed = "The engine process has died: the server will exit"
+        try:
+            await asyncio.wait_for(self._client.ask("check"), _DEAD_GRACE_S)
+        except EngineDead as error:
+            self.context.failed = error.message
+        except asyncio.TimeoutError:
+            pass
+        log.error("%s; all running requests ended with an error", self.context.failed)
+        await asyncio.sleep(_DEAD_GRACE_S)
+        return EXIT_ENGINE_DEAD
+
+    async def _drain(self, http: asyncio.Task[None]) -> None:
+        """Wait until load balancers notice, then close the port and let running requests finish.
+
+        The first wait takes drain_delay, the second at most drain_timeout. A second signal ends
+        both.
+        """
+        self.state.draining = True
+        delay_s = self._http.drain_delay if self.context.ready else 0.0
+        running = len(self._server.server_state.tasks)
+        plan = ""
+        if delay_s or running:
+            plan = (
+                f": new requests are accepted for {delay_s:g} s, then running requests (now "
+                f"{running}) have {self._http.drain_timeout:g} s to finish; a second signal ends "
+                "them immediately"
+            )
+        log.info("%s: shutting down%s", signal.Signals(self._first_signal).name, plan)
+        stop_now = asyncio.create_task(self._stop_now.wait())
+        try:
+            await asyncio.wait((stop_now,), timeout=delay_s)
+            self.models.stop_loading()  # a download may take longer than drain_timeout
+            # uvicorn closes the port and idle connections, and its task ends with the last request.
+            self._server.should_exit = True
+            if self.context.ready and not stop_now.done():
+                waits_for = (http, stop_now)
+                await asyncio.wait(
+                    waits_for, timeout=self._http.drain_timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            stop_now.cancel()
+
+    async def _close(self, http: asyncio.Task[None]) -> None:
+        """Stop the engine, which ends running requests with an error, then the connections."""
+        self.state.draining = self.state.stopping = True
+        self._server.should_exit = True
+        await asyncio.gather(self._client.close(), self.models.close())
+        await asyncio.to_thread(RENDERER.close)  # the interpreter waits for threads that render
+        await asyncio.wait((http,), timeout=_FLUSH_S)
+        if not http.done():
+            self._server.force_exit = True
+            http.cancel()
+            await asyncio.wait((http,), timeout=_FLUSH_S)
+
+    def _take_signals(self) -> None:
+        """Handle signals: the first drains, the second ends running requests, the third exits.
+
+        The handlers stay installed, because a third signal must also interrupt a slow shutdown.
+        """
+        loop = asyncio.get_running_loop()
+        for number in stop_signals():
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stop_now.is_set():
+            # The engine process ends by itself when its socket closes.
+            with suppress(OSError, ValueError):  # the terminal may be closed
+                sys.stderr.flush()
+            os._exit(128 + number)
+        if self._stop.is_set():
+            log.info("%s: running requests are ended", signal.Signals(number).name)
+            self._last_signal = number
+            self._stop_now.set()
+        else:
+            self._first_signal = number
+        self._stop.set()
+
+
+async def _shown(on_ready: ShowFn, url: str, client: EngineClient) -> None:
+    """Run on_ready; a banner that fails must not end the server."""
+    try:
+        await on_ready(url, client)
+    except (EngineDead, BrokenPipeError):  # standard output may be closed, as with `| head`
+        pass
+    except CpuserveError as error:  # for example, standard output is a file on a full disk
+        log.warning("%s", error)
+    except Exception:
+        log.exception("the banner could not be shown; the server continues")

@@ -1,0 +1,122 @@
+"""Make a ModelContext from the settings of a model's engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpuserve.api.status.cpu_view import CpuView
+from cpuserve.log import get_logger
+from cpuserve.metrics import ServerMetrics
+from cpuserve.serving.context import ModelContext
+from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
+from cpuserve.serving.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
+from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format
+from cpuserve.tokenizer.load import load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.config.server import ServerOptions
+    from cpuserve.engine.client import EngineClient
+    from cpuserve.platforms import Platform
+    from cpuserve.serving.tools.learn import AnswerFormat
+    from cpuserve.tokenizer.chat import ChatTemplate
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+log = get_logger("serve")
+
+
+def make_context(
+    client: EngineClient,
+    configs: Sequence[EngineConfig],
+    http: ServerOptions,
+    platform: Platform,
+    kv_bytes: int,
+) -> tuple[ModelContext, CpuView]:
+    """Return the context of the model that `client` serves, and the view of its CPUs.
+
+    configs: one for each engine of `client`. kv_bytes: what their KV caches may take.
+    """
+    config = configs[0]
+    cpu = CpuView(platform, configs)
+    most_body = http.max_body_size or default_body_bytes(config.max_model_len)
+    metrics = ServerMetrics(
+        model_name=config.served_model_names[0],
+        max_model_len=config.max_model_len,
+        stats=lambda: client.stats,
+        cache=_cache_facts(config),
+        cpu=lambda: cpu.sample(client.stats, client.info),
+        replicas=lambda: client.replicas,
+        several=len(configs) > 1,
+        tiers=_tiers(config),
+        drafts=config.speculation is not None,
+    )
+    context = ModelContext(
+        client,
+        metrics,
+        tuple(config.served_model_names),
+        config.max_model_len,
+        ClientLimits(
+            max_body_bytes=most_body,
+            max_held_bytes=max(LEAST_HELD_BYTES, 4 * most_body),
+            max_sequences=_most_sequences(configs, http),
+            silent_s=http.sse_ping_interval,
+            slots=sum(config.max_num_seqs for config in configs),
+            max_queued_requests=http.max_num_queued_reqs * len(configs),
+            max_queued_tokens=http.max_num_queued_tokens * len(configs),
+            longest_s=http.request_timeout or None,
+        ),
+        default_sampling=config.default_sampling,
+        build=_build(config),
+        kv_bytes=kv_bytes,
+        pooling=config.pooling,
+        adapters=dict(config.adapters),
+        adapters_change=config.adapter_slots > 0,
+    )
+    return context, cpu
+
+
+def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, AnswerFormat]:
+    """Return the tokenizer, the chat template and how it writes responses.
+
+    It logs a warning if the template is broken.
+
+    A model with a broken one still completes prompts. That of --chat-template was checked before.
+
+    Raises:
+      ModelError: see load_tokenizer.
+    """
+    tokenizer, template = load_tokenizer(config.tokenizer_path, config.chat_template)
+    fault = template.fault() if config.pooling == "none" else None
+    if fault is not None:
+        log.warning("%s: %s", config.served_model_names[0], fault)
+    generates = config.pooling == "none" and fault is None
+    return tokenizer, template, learn_format(template) if generates else NO_TEMPLATE
+
+
+def _most_sequences(configs: Sequence[EngineConfig], http: ServerOptions) -> int:
+    """Return the limit of sequences: those waiting, one last request of any size, those running."""
+    waiting = http.max_num_queued_reqs * len(configs) + MAX_SEQUENCES_PER_REQUEST
+    return waiting + sum(config.max_num_seqs for config in configs)
+
+
+def _build(config: EngineConfig) -> str:
+    """Return the settings, besides version and model, that change responses to seeded requests."""
+    facts = (config.architecture, config.dtype, config.activation_bits, config.isa, config.executor)
+    return "|".join(map(str, (*facts, sorted(config.default_sampling.items()))))
+
+
+def _tiers(config: EngineConfig) -> list[str]:
+    """Return the names of the offload tiers of the KV cache."""
+    kept = {"swap": config.swap_bytes, "disk": config.prefix_cache_dir, **config.kv_tiers}
+    return [name for name, asked in kept.items() if asked and config.enable_prefix_caching]
+
+
+def _cache_facts(config: EngineConfig) -> dict[str, object]:
+    return {
+        "block_size": config.block_size,
+        "num_gpu_blocks": config.kv_blocks,
+        "cache_dtype": config.kv_dtype,
+        "enable_prefix_caching": config.enable_prefix_caching,
+    }

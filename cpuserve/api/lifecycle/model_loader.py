@@ -1,0 +1,87 @@
+"""ModelLoader: a further model of the server, with engine processes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cpuserve.api.lifecycle.engines import start_engines
+from cpuserve.api.lifecycle.model_context import load_texts, make_context
+from cpuserve.api.lifecycle.preparation import in_background
+from cpuserve.prepare import kv_cache_bytes
+from cpuserve.serving.limits import default_body_bytes
+
+if TYPE_CHECKING:
+    from cpuserve.config.server import ServerOptions
+    from cpuserve.engine.ipc import Progress, Stats
+    from cpuserve.engine.replicas import ReplicaClient
+    from cpuserve.prepare import Prepared
+    from cpuserve.serving.context import ModelContext
+
+
+class ModelLoader:
+    """Loads one model; see serving/registry.py."""
+
+    def __init__(
+        self, name: str, prepare: Callable[[int], Prepared], http: ServerOptions, cpus: set[int]
+    ) -> None:
+        """`cpus`: those that the engines may use; the front end may be pinned to others."""
+        self.name = name
+        self._prepare = prepare
+        self._http = http
+        self._cpus = cpus
+        # Its context length is not known before it is loaded; few have one of more than 1M tokens.
+        self.most_body_bytes = http.max_body_size or default_body_bytes(1 << 20)
+
+    async def load(self, promised_bytes: int) -> ModelContext:
+        """Prepare the model, start its engines and load its tokenizer; see Loader."""
+        preparing = in_background(lambda: self._prepared(promised_bytes))
+        prepared = await asyncio.wrap_future(preparing)
+        client = self._start(prepared)
+        try:
+            config = prepared.resolved.config
+            loaded, _ = await asyncio.gather(
+                asyncio.to_thread(load_texts, config), client.wait_ready()
+            )
+            configs, platform = prepared.resolved.replicas, prepared.platform
+            kv_bytes = kv_cache_bytes(prepared)
+            context, _ = make_context(client, configs, self._http, platform, kv_bytes)
+            context.set_ready(*loaded)
+        except BaseException:
+            await client.close()
+            raise
+
+        def on_step(stats: Stats) -> None:
+            context.metrics.on_step(stats)
+
+        client.on_step = on_step
+        return context
+
+    def _prepared(self, promised_bytes: int) -> Prepared:
+        with self._on_all_cpus():  # the settings depend on the CPUs of this thread
+            return self._prepare(promised_bytes)
+
+    def _start(self, prepared: Prepared) -> ReplicaClient:
+        """Start the engines. On the event loop's thread: they end with the thread that does it."""
+        with self._on_all_cpus():
+            restart = self._http.engine_restart
+            return start_engines(prepared.resolved, _quietly, restart=restart)
+
+    @contextmanager
+    def _on_all_cpus(self) -> Iterator[None]:
+        """Let this thread, and the processes that it starts, use the CPUs of the engines."""
+        own = os.sched_getaffinity(0) if self._cpus else set()
+        if self._cpus:
+            os.sched_setaffinity(0, self._cpus)
+        try:
+            yield
+        finally:
+            if own:
+                os.sched_setaffinity(0, own)
+
+
+def _quietly(_progress: Progress) -> None:
+    """Show no progress: the terminal and /health show the first model."""

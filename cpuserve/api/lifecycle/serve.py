@@ -1,0 +1,201 @@
+"""`cpuserve serve`: the start of the server, in the order of `cpuserve.api.lifecycle`.
+
+FastAPI and the tokenizer are loaded while the engine loads the model, so this file must not import
+anything heavy at its top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from cpuserve.api.http.listener import is_loopback, open_listener, raise_file_limit, url_of
+from cpuserve.api.lifecycle.engines import start_engines
+from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing, in_background, is_preparing
+from cpuserve.api.lifecycle.signals import stop_signals
+from cpuserve.api.lifecycle.startup_server import StartupServer
+from cpuserve.config.server import ServerOptions
+from cpuserve.errors import ConfigError
+from cpuserve.log import get_logger
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.engine.client import EngineClient
+    from cpuserve.engine.ipc import Progress
+    from cpuserve.prepare import Prepared
+
+log = get_logger("serve")
+
+ProgressFn = Callable[[str, int, int], None]
+ReadyFn = Callable[["Prepared", str, "EngineClient"], Awaitable[None]]
+PrepareFn = Callable[[int], "Prepared"]
+T = TypeVar("T")
+
+
+def serve(
+    prepare: Callable[[ProgressFn], Prepared],
+    http: ServerOptions | None = None,
+    *,
+    progress: ProgressFn | None = None,
+    on_ready: ReadyFn | None = None,
+    others: Sequence[tuple[str, PrepareFn]] = (),
+) -> int:
+    """Serve until a signal stops the server; return the exit code.
+
+    The exit code is 0 after a signal. It is 1 if http.engine_restart is off and all engines have
+    died; otherwise an engine that dies is restarted.
+
+    prepare(progress) finds the model, which may need a long download, and resolves the settings; it
+    runs on its own thread. progress(stage, done, total) is called while `prepare` runs and while
+    the engine loads. on_ready(prepared, url, client) prints the banner as soon as the server is
+    ready. others: further models, which are loaded when a request asks for one: its name, and what
+    prepares each, given the bytes that the loaded models will still take.
+
+    Raises:
+      StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.
+      StoppedWhilePreparing: a signal arrived while a model was being prepared.
+    """
+    http = http or ServerOptions()
+    raise_file_limit()
+    try:
+        with _stop_signals_raise(), open_listener(http) as listener:
+            _warn_if_open(http)
+            return _run(listener, prepare, http, LoadingReports(progress), on_ready, others)
+    except _Stopped as stopped:
+        log.info("%s: stopped before the server was ready", stopped)
+        return 0
+
+
+def _run(
+    listener: socket.socket,
+    prepare: Callable[[ProgressFn], Prepared],
+    http: ServerOptions,
+    reports: LoadingReports,
+    on_ready: ReadyFn | None,
+    others: Sequence[tuple[str, PrepareFn]],
+) -> int:
+    starting = StartupServer(listener)
+    reports.also = starting.on_progress
+    try:
+        prepared = _wait(in_background(lambda: prepare(reports.tell)))
+        resolved = prepared.resolved
+        _check_names([name for name, _ in others], resolved.config)
+        client = start_engines(resolved, reports, restart=http.engine_restart)
+        try:
+            cpus = _pin(resolved.config.frontend_cpus)
+            from cpuserve.api.lifecycle.front_end import FrontEnd
+            from cpuserve.api.lifecycle.model_loader import ModelLoader
+            from cpuserve.prepare import kv_cache_bytes
+
+            url = url_of(listener)
+            front_end = FrontEnd(
+                client,
+                resolved.replicas,
+                http,
+                url,
+                prepared.platform,
+                kv_bytes=kv_cache_bytes(prepared),
+                loaders=[ModelLoader(name, how, http, cpus) for name, how in others],
+            )
+        except BaseException:
+            client.kill()
+            raise
+        reports.also = front_end.on_progress
+        client.on_step = front_end.on_step
+    finally:
+        starting.stop()
+    shown = None if on_ready is None else partial(on_ready, prepared)
+    code = asyncio.run(front_end.run(listener, shown))
+    log.info("stopped with exit code %d", code)
+    if is_preparing():  # a model that a request has named
+        raise StoppedWhilePreparing(code)
+    return code
+
+
+def _check_names(others: Sequence[str], first: EngineConfig) -> None:
+    """Raise ConfigError if a further model has a name of the first one or of its adapters."""
+    for name in others:
+        what = "the first model" if name in first.served_model_names else "an adapter"
+        if name in (*first.served_model_names, *first.adapters):
+            msg = f"flag --also-serve={name}: {what} has this name: choose another"
+            raise ConfigError(msg)
+
+
+def _wait(preparing: Future[T]) -> T:
+    """Return the result; StoppedWhilePreparing if a signal comes first."""
+    try:
+        return preparing.result()
+    except _Stopped as stopped:
+        log.info("%s: stopped before the server was ready", stopped)
+        raise StoppedWhilePreparing from None
+
+
+def _pin(cpus: list[int] | None) -> set[int]:
+    """Pin this process and its future threads to `cpus`; log a warning if that is refused.
+
+    Returns the CPUs that it could use before.
+    """
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    if not cpus:
+        return before
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:  # the cpuset has changed, or a sandbox forbids it
+        log.warning("the front end cannot be pinned to CPU %s: %s", cpus, error.strerror)
+    return before
+
+
+class LoadingReports:
+    """Passes progress reports to the terminal and to /health."""
+
+    def __init__(self, progress: ProgressFn | None) -> None:
+        self._progress = progress
+        self.also: ProgressFn | None = None
+
+    def __call__(self, report: Progress) -> None:
+        """Pass on a report of the engine."""
+        self.tell(report.stage, report.done, report.total)
+
+    def tell(self, stage: str, done: int, total: int) -> None:
+        """Report that `done` of `total` bytes of a stage are finished."""
+        for listener in (self._progress, self.also):
+            if listener is not None:
+                listener(stage, done, total)
+
+
+class _Stopped(BaseException):
+    """A signal arrived before the event loop handled signals; the text is its name."""
+
+
+@contextmanager
+def _stop_signals_raise() -> Iterator[None]:
+    """Make stop signals raise _Stopped until the event loop handles them."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise _Stopped(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _warn_if_open(http: ServerOptions) -> None:
+    if http.socket or http.api_key or is_loopback(http.host):
+        return
+    log.warning(
+        "listening on %s without an API key: everyone who can connect to this address can use "
+        "the server. Set CPUSERVE_API_KEY, or leave --host at 127.0.0.1",
+        http.host,
+    )

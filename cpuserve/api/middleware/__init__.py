@@ -1,0 +1,1 @@
+"""ASGI middleware: what happens to every request around its route."""

@@ -1,0 +1,64 @@
+"""Middleware: requests need an API key, except those for public routes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import TYPE_CHECKING
+
+from cpuserve.api.request.headers import KEY_DIGEST, header
+from cpuserve.api.response.errors import Unauthorized, error_response
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+# Load balancers and supervisors may request these without a key; they only show the server's state.
+PUBLIC_PATHS = frozenset({"/health", "/ping", "/live"})
+# With --public-metrics these need no key either, for Prometheus and inventory tools.
+METRICS_PATHS = frozenset({"/metrics", "/version"})
+
+
+class ApiKeys:
+    """Responds with 401 unless the request has one of the keys or its route is public."""
+
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], public: Collection[str] = PUBLIC_PATHS
+    ) -> None:
+        self._app = app
+        self._public = public
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] == "http" and scope["path"] not in self._public:
+            error = self._refusal(scope)
+            if error is not None:
+                await error_response(error, None, scope)(scope, receive, send)
+                return
+            scope[KEY_DIGEST] = _digest(_key(scope)).hex()
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Unauthorized | None:
+        key = _key(scope)
+        if not key:
+            return Unauthorized("Missing API key: send the header Authorization: Bearer KEY")
+        # Comparing digests of equal length, with all keys, takes a time that reveals nothing.
+        digest = _digest(key)
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if any(matches):
+            return None
+        return Unauthorized("Wrong API key: send a key that this server was started with")
+
+
+def _key(scope: Scope) -> bytes:
+    """Return the API key of a request, b"" if it has none."""
+    scheme, _, key = header(scope, b"authorization").partition(b" ")
+    if scheme.lower() != b"bearer":
+        key = header(scope, b"x-api-key")  # of Anthropic clients
+    return key.strip()
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,30 @@
+"""Release the models of a request after the last byte of its response."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from cpuserve.serving.registry import Lease
+
+# The key of a scope with the leases of the request; `RequestContext.choose` adds to them.
+LEASES = "cpuserve.leases"
+
+
+class ModelLeases:
+    """Releases the leases of a request when it has been answered, or its client has gone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        held: list[Lease] = []
+        scope[LEASES] = held
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            for lease in held:
+                lease.release()

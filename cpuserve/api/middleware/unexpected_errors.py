@@ -1,0 +1,42 @@
+"""Middleware: a response for exceptions that no handler expected."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpuserve.api.request.body import ClientGone
+from cpuserve.api.request.log import RECORD
+from cpuserve.api.response.errors import error_response, log_failure
+from cpuserve.serving.cancellation import CANCELLATIONS
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class UnexpectedErrors:
+    """Logs unexpected exceptions and responds to them with 500, without the exception's text."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except ClientGone:
+            if RECORD in scope:
+                scope[RECORD].gone = True
+        except CANCELLATIONS:
+            raise
+        except BaseException as error:
+            log_failure(error, scope)
+            if started:
+                raise  # the response has started, so uvicorn can only close the connection
+            await error_response(error, None, scope)(scope, receive, send)

@@ -1,0 +1,79 @@
+"""Items of other servers' histories, which this server does not write itself.
+
+A conversation may begin on one server and go on here, so the model gets all of its content.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuserve.api.request.content_parts import elsewhere, plain
+
+# Calls that clients run, in place of a function's: the member that has the arguments.
+CLIENT_CALLS = {
+    "custom_tool_call": "input",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
+    "computer_call": "action",
+}
+CLIENT_OUTPUTS = frozenset(f"{kind}_output" for kind in CLIENT_CALLS)
+# Actions of the other server in the model's turn.
+_DONE_ELSEWHERE = frozenset(
+    (
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "tool_search_call",
+        "tool_search_output",
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "program",
+        "program_output",
+    )
+)
+_COMPACTED = frozenset(("compaction", "compaction_summary", "context_compaction"))
+# They are about the other server, and say nothing to a model.
+_SILENT = frozenset(
+    ("compaction_trigger", "configuration_update", "additional_tools", "ghost_snapshot")
+)
+KINDS = _DONE_ELSEWHERE | _COMPACTED | _SILENT
+_UNREADABLE = (
+    "[An earlier part of this conversation was compacted by another server. It is encrypted, so "
+    "you cannot read it.]"
+)
+
+
+def line_of(item: dict[str, Any]) -> str:
+    """Return the text that the model gets for an item of KINDS; "" = none."""
+    kind = item["type"]
+    if kind in _SILENT:
+        return ""
+    if kind in _COMPACTED:
+        summary = item.get("summary")
+        return summary if isinstance(summary, str) and summary else _UNREADABLE
+    return elsewhere(kind, item)
+
+
+def name_and_arguments(item: dict[str, Any]) -> tuple[object, object]:
+    """Return a call that a client runs as a chat template reads it: the call of a function."""
+    kind = item["type"]
+    given = item.get(CLIENT_CALLS[kind])
+    if kind == "custom_tool_call":
+        return item.get("name"), {"input": given}
+    arguments = given if isinstance(given, dict) else {"actions": item.get("actions")}
+    return kind.removesuffix("_call"), arguments
+
+
+def thoughts_of(item: dict[str, Any]) -> str:
+    """Return the text of a reasoning item, or else its summary; "" if only OpenAI can read it."""
+    for member in ("content", "summary"):
+        parts = item.get(member)
+        given = parts if isinstance(parts, list) else []
+        texts = [plain(part.get("text")) for part in given if isinstance(part, dict)]
+        if found := "\n".join(filter(None, texts)):
+            return found
+    return ""

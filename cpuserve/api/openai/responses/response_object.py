@@ -1,0 +1,150 @@
+"""The response of POST /v1/responses: a Response, and the items of its output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cpuserve.api.openai.chat.schema import ChatLogprob
+
+
+class ResponseText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """Text of a message; there are no annotations."""
+
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChatLogprob]
+
+
+class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
+    """A message of the model. It is incomplete if the response reached max_output_tokens in it."""
+
+    id: str
+    status: str
+    role: str
+    content: list[ResponseText]
+
+
+class ResponseCall(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A call; `arguments` is the JSON that the model wrote, which is cut off if incomplete.
+
+    namespace: the namespace of the function, if it is in one.
+    """
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+
+
+OutputItem = ResponseMessage | ResponseCall
+
+
+class InputDetails(msgspec.Struct):
+    """How many tokens of the prompt came from the prefix cache. Writing to it is not counted."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct):
+    """The number of tokens in thoughts, which are counted as text."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct):
+    """Token counts of the request."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    """Why a stream failed after its beginning."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why the response is incomplete."""
+
+    reason: str
+
+
+class ResponseFunction(msgspec.Struct, tag_field="type", tag="function"):
+    """A function that was offered to the model."""
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool
+
+
+class ResponseNamespace(msgspec.Struct, tag_field="type", tag="namespace"):
+    """Functions that were offered to the model by the name of the namespace and their own."""
+
+    name: str
+    description: str | None
+    tools: list[ResponseFunction]
+
+
+class ResponseReasoning(msgspec.Struct):
+    """The effort of the request; there are no summaries."""
+
+    effort: str | None = None
+    summary: None = None
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """The body of POST /v1/responses, which events of its stream contain as well.
+
+    Copies of lists and objects of the request are written once for all events: metadata, text
+    (its format), tool_choice and tools, which are the functions that were offered
+    (ResponseFunction, ResponseNamespace).
+    """
+
+    id: str
+    object: str = "response"
+    created_at: int
+    status: str = "in_progress"
+    background: bool = False
+    completed_at: int | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: msgspec.Raw
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    prompt_cache_key: str | None
+    reasoning: ResponseReasoning
+    safety_identifier: str | None
+    service_tier: str = "default"
+    store: bool = False
+    temperature: float
+    text: msgspec.Raw
+    tool_choice: msgspec.Raw
+    tools: msgspec.Raw
+    top_logprobs: int
+    top_p: float
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+
+
+class InputTokens(msgspec.Struct):
+    """The body of POST /v1/responses/input_tokens."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"

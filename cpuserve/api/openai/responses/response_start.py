@@ -1,0 +1,73 @@
+"""The Response at its beginning: the settings of the request, and no output yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.api.openai.responses.response_object import (
+    Response,
+    ResponseFunction,
+    ResponseNamespace,
+    ResponseReasoning,
+)
+from cpuserve.api.openai.responses.tools import is_function
+from cpuserve.api.openai.tool_choice import plain_choice
+
+if TYPE_CHECKING:
+    from cpuserve.api.openai.responses.schema import ResponsesRequest
+    from cpuserve.api.request.context import RequestContext
+    from cpuserve.sampling.params import SamplingParams
+
+
+def begun(received: RequestContext, asked: ResponsesRequest, params: SamplingParams) -> Response:
+    """Return the Response of a request that has been checked, with its sampling parameters."""
+    return Response(
+        id=received.id,
+        created_at=received.created,
+        instructions=asked.instructions,
+        max_output_tokens=asked.max_output_tokens,
+        max_tool_calls=asked.max_tool_calls,
+        metadata=_written(asked.metadata or {}),
+        model=received.served.name,
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        prompt_cache_key=asked.prompt_cache_key,
+        reasoning=ResponseReasoning(asked.reasoning.effort if asked.reasoning else None),
+        safety_identifier=asked.safety_identifier,
+        temperature=params.temperature,
+        text=_written(_text(asked)),
+        tool_choice=_written(plain_choice(asked.tool_choice) or "auto"),
+        tools=_written(_functions(asked.tools or [])),
+        top_logprobs=params.logprobs or 0,
+        top_p=params.top_p,
+        user=asked.user,
+    )
+
+
+def _written(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _text(asked: ResponsesRequest) -> dict[str, Any]:
+    text = asked.text
+    verbosity = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
+    form = None if text is None else text.format
+    return {"format": form or {"type": "text"}, **verbosity}
+
+
+def _functions(tools: list[dict[str, Any]]) -> list[ResponseFunction | ResponseNamespace]:
+    """Return the offered tools; fields that a tool omits have the defaults that apply."""
+    found: list[ResponseFunction | ResponseNamespace] = []
+    for tool in tools:
+        if is_function(tool):
+            found.append(_function(tool))
+        elif tool["type"] == "namespace":
+            inner = [_function(function) for function in tool["tools"] if is_function(function)]
+            found.append(ResponseNamespace(tool["name"], tool.get("description"), inner))
+    return found
+
+
+def _function(tool: dict[str, Any]) -> ResponseFunction:
+    shown = tool.get("description"), tool.get("parameters"), tool.get("strict") is True
+    return ResponseFunction(tool["name"], *shown)

@@ -1,0 +1,197 @@
+"""Read request bodies with limits on size and time, and decode them to the protocol's types."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from cpuserve.api.request.field_errors import not_json, not_utf8, wrong_field
+from cpuserve.api.request.object_limits import check_objects
+from cpuserve.api.response.errors import (
+    PayloadTooLarge,
+    RequestTimeout,
+    UnsupportedMediaType,
+)
+from cpuserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastapi import Request
+
+    from cpuserve.api.request.body_budget import Reservation
+    from cpuserve.serving.limits import ClientLimits
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+# Bodies up to this size are read without a reservation: the buffers of a connection hold as much
+# anyway, and small requests need not wait for large ones. They are decoded on the event loop,
+# which takes too little time to delay the tokens of streams.
+FREE_BYTES = 1 << 16
+
+
+class ClientGone(Exception):
+    """The client closed the connection."""
+
+
+async def read_body(
+    request: Request, limits: ClientLimits, held: Reservation, most: int
+) -> bytearray:
+    """Return the whole body, of at most `most` bytes.
+
+    If it exceeds FREE_BYTES, its length is reserved in `held` before the rest is read.
+
+    Raises:
+      PayloadTooLarge: the body exceeds `most`; no more than that is ever held.
+      ServerBusy: the memory for bodies was in use for longer than limits.body_wait_s.
+      RequestTimeout: the body was not complete within limits.body_timeout_s.
+      ClientGone: the client closed the connection before the end.
+    """
+    declared = request.headers.get("content-length", "")
+    expected = most
+    if declared.isdigit():
+        expected = int(declared) if len(declared) <= 18 else most + 1
+        check_size(expected, most)
+    try:
+        receiving = _receive_all(request, limits, held, expected, most)
+        return await asyncio.wait_for(receiving, limits.body_timeout_s)
+    except asyncio.TimeoutError:
+        msg = (
+            f"The request body was not complete within {limits.body_timeout_s:g} s: send less, or "
+            "use a faster connection"
+        )
+        raise RequestTimeout(msg) from None
+
+
+async def _receive_all(
+    request: Request, limits: ClientLimits, held: Reservation, expected: int, most: int
+) -> bytearray:
+    body = bytearray()
+    while True:
+        message = await request.receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        body += message.get("body", b"")
+        check_size(len(body), most)
+        if not message.get("more_body", False):
+            held.shrink(len(body))
+            return body
+        if len(body) > FREE_BYTES and not held.size:
+            await held.take(expected, limits.body_wait_s)
+
+
+def check_size(num_bytes: int, most: int) -> None:
+    """Raise PayloadTooLarge if a body has more than `most` bytes."""
+    if num_bytes > most:
+        msg = (
+            f"The request body is larger than {most} bytes, this server's limit: send less, or "
+            "start the server with a larger --max-body-size"
+        )
+        raise PayloadTooLarge(msg)
+
+
+# Browsers add Origin to each POST of a page (Fetch standard, "append a request Origin header"; it
+# may be "null"), new ones also the other, and no page can leave them out.
+_BROWSER_HEADERS = ("origin", "sec-fetch-site")
+# The default of curl with -d, even for JSON. The Ollama documentation has such commands.
+_CURLS_DEFAULT = "application/x-www-form-urlencoded"
+
+
+def check_media_type(request: Request) -> None:
+    """Raise UnsupportedMediaType unless the body is declared as uncompressed JSON.
+
+    Any web page may post some other types to 127.0.0.1 without a CORS preflight request ("simple
+    requests"), and a body without a type (a Blob). So a body of another type is never parsed as
+    JSON, and one without a type, or with curl's default, only if no browser can have sent it: some
+    clients, such as LiteLLM's for Ollama, declare none.
+    """
+    declared = request.headers.get("content-type")
+    kind = None if declared is None else declared.partition(";")[0].strip().lower()
+    if kind is None or kind == _CURLS_DEFAULT:
+        if any(name in request.headers for name in _BROWSER_HEADERS):
+            what = "missing" if declared is None else repr(declared)
+            msg = f"Content-Type is {what}. A request with Origin needs application/json: send that"
+            raise UnsupportedMediaType(msg)
+    elif kind != "application/json":
+        msg = f"Content-Type is {declared!r}: send application/json"
+        raise UnsupportedMediaType(msg)
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        msg = f"Content-Encoding is {encoding!r}: send the body uncompressed"
+        raise UnsupportedMediaType(msg)
+
+
+def decode_request(
+    body: bytes | bytearray, kind: type[T], most_objects: Mapping[str, int] | None = None
+) -> T:
+    """Decode `body`, a JSON object, to a `kind`; fields that `kind` does not have are ignored.
+
+    A number such as 5.0 is the integer 5 where a field needs one. most_objects: the limits of
+    check_objects, which checks bodies above FREE_BYTES.
+
+    Raises:
+      InvalidRequest: the body is not a valid `kind`; the error has the invalid field.
+    """
+    try:
+        if not body.isascii():
+            body.decode()  # msgspec does not check the fields that it ignores
+        if len(body) > FREE_BYTES:
+            check_objects(body, kind, most_objects or {})
+        if log.isEnabledFor(logging.DEBUG):
+            _log_unknown(body, kind)
+        return _decoded(body, kind)
+    except msgspec.ValidationError as error:
+        raise wrong_field(error) from None
+    except msgspec.DecodeError as error:
+        raise not_json(body, error) from None
+    except UnicodeDecodeError:
+        raise not_utf8(body) from None
+    except RecursionError:
+        msg = "The request body is nested too deeply: use fewer levels of lists and objects"
+        raise InvalidRequest(msg) from None
+
+
+def _decoded(body: bytes | bytearray, kind: type[T]) -> T:
+    decoder: msgspec.json.Decoder[T] = _decoder(kind)
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+        values = msgspec.json.decode(body)
+        if not isinstance(values, dict):
+            raise
+        values = _whole_numbers(values)
+        if isinstance(options := values.get("options"), dict):  # Ollama
+            values["options"] = _whole_numbers(options)
+        return msgspec.convert(values, kind)
+
+
+def _whole_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return `values` with 5 in place of 5.0; values inside lists and objects stay.
+
+    JSON has one type of numbers, and some libraries (Gson, Lua's) write all of them like this.
+    """
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in values.items()
+    }
+
+
+@cache
+def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _log_unknown(body: bytes | bytearray, kind: type[msgspec.Struct]) -> None:
+    known = {f.encode_name for f in msgspec.structs.fields(kind)}
+    given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    if unknown := sorted(set(given) - known):
+        log.debug("ignored unknown request fields: %s", unknown)

@@ -1,0 +1,95 @@
+"""Limit the bytes of request bodies in memory, including unfinished uploads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from cpuserve.api.response.errors import ServerBusy
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class BodyBudget:
+    """Limits the bytes that all request bodies hold together.
+
+    A body reserves its whole length before it is read, in order of arrival, so that every body that
+    was started can finish. A body larger than the budget is admitted when no other is held.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.held = 0
+        self._most = most
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, size: int, wait_s: float) -> None:
+        """Reserve `size` bytes; ServerBusy (503) if they are not available within wait_s."""
+        if not self._waiting and self._fits(size):
+            self.held += size
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (size, granted)
+        self._waiting.append(entry)
+        try:
+            await asyncio.wait((granted,), timeout=wait_s)
+        except asyncio.CancelledError:
+            self._withdraw(entry)
+            raise
+        if not granted.done():
+            self._withdraw(entry)
+            msg = (
+                f"The server holds {self.held} bytes of other request bodies, and the limit is "
+                f"{self._most} bytes: try again later"
+            )
+            raise ServerBusy(msg, retry_after_s=wait_s)
+
+    def give_back(self, size: int) -> None:
+        """Free `size` reserved bytes, and admit bodies that waited for them."""
+        self.held -= size
+        while self._waiting and self._fits(self._waiting[0][0]):
+            wanted, granted = self._waiting.popleft()
+            self.held += wanted
+            granted.set_result(None)
+
+    def _fits(self, size: int) -> bool:
+        return self.held == 0 or self.held + size <= self._most
+
+    def _withdraw(self, entry: tuple[int, asyncio.Future[None]]) -> None:
+        size, granted = entry
+        if granted.done():
+            self.give_back(size)
+        else:
+            self._waiting.remove(entry)
+            self.give_back(0)  # smaller bodies may have waited for it
+
+
+class Reservation:
+    """The bytes that one body has reserved; leaving the `with` block frees them."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self.size = 0
+        self._budget = budget
+
+    async def take(self, size: int, wait_s: float) -> None:
+        """Reserve `size` bytes; see BodyBudget.take."""
+        await self._budget.take(size, wait_s)
+        self.size += size
+
+    def shrink(self, size: int) -> None:
+        """Free all reserved bytes beyond `size`."""
+        if size < self.size:
+            self._budget.give_back(self.size - size)
+            self.size = size
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shrink(0)

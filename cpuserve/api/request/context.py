@@ -1,0 +1,175 @@
+"""The first steps of every POST endpoint: check the server's state, read and decode the body."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import msgspec
+
+from cpuserve.api.middleware.leases import LEASES
+from cpuserve.api.request.body import (
+    FREE_BYTES,
+    check_media_type,
+    check_size,
+    decode_request,
+    read_body,
+)
+from cpuserve.api.request.body_budget import Reservation
+from cpuserve.api.request.headers import caller_of
+from cpuserve.api.request.log import RECORD
+from cpuserve.api.request.memory_trim import trim_soon
+from cpuserve.api.request.object_limits import MAX_OBJECTS
+from cpuserve.api.response.errors import REQUEST_ID
+from cpuserve.api.state import get_state
+from cpuserve.errors import ServiceUnavailable
+from cpuserve.serving.call import MAX_PROMPTS
+from cpuserve.serving.caller import CALLER
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from fastapi import Request
+
+    from cpuserve.api.request.log import RequestRecord
+    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.registry import Lease, ModelRegistry, Served
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One request with its body read; `id` is its request_id after the endpoint's prefix.
+
+    body_bytes is 0 until the body has been read. record: the line of the log for the request.
+    created, begun: when it came, in seconds of time.time() and time.monotonic().
+    """
+
+    models: ModelRegistry
+    leases: list[Lease]
+    request_id: str
+    id: str
+    body_bytes: int = 0
+    record: RequestRecord | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    begun: float = field(default_factory=time.monotonic)
+    _served: Served | None = None
+
+    async def choose(self, model: str | None) -> str:
+        """Find the model that the request asks for, set `served`, and return the name.
+
+        The model stays loaded until the response has been sent.
+
+        Raises:
+          NotFound, ServiceUnavailable: see ModelRegistry.find.
+        """
+        self.names(model)
+        if self._served is None:
+            self._served = await self.models.find(model)
+            self.leases.append(self._served.lease)
+            if (reason := self._served.context.unavailable()) is not None:
+                raise ServiceUnavailable(reason)
+        return self._served.name
+
+    def names(self, model: str | None) -> None:
+        """Note the name of the model for the log."""
+        if self.record is not None:
+            self.record.model = model
+
+    @property
+    def served(self) -> Served:
+        """The model that the request asks for, after `choose`."""
+        assert self._served is not None
+        return self._served
+
+    @property
+    def context(self) -> ModelContext:
+        """The model of the request, after `choose`."""
+        return self.served.context
+
+
+class Named(Protocol):
+    """A body that may name a model."""
+
+    @property
+    def model(self) -> str | None:
+        """The name; None = the first model."""
+
+
+class _ModelName(msgspec.Struct):
+    """The field of a body that says which model's limits it has."""
+
+    model: str | None = None
+
+
+@asynccontextmanager
+async def read_call(
+    request: Request, prefix: str, kind: type[T], *, conversation: str = "messages"
+) -> AsyncGenerator[tuple[RequestContext, T], None]:
+    """Yield the request and its decoded body; its bytes stay reserved until the block ends.
+
+    conversation: the field that may have as many objects as the context has tokens, and more.
+
+    Raises:
+      ServiceUnavailable: the server cannot serve requests now.
+      InvalidRequest: the body is not a valid `kind`.
+      RequestError: the body has another media type, is too large or too late; see read_body.
+    """
+    state = get_state(request)
+    state.check_open()
+    check_media_type(request)
+    CALLER.set(caller_of(request.scope))
+    number = request_id(request)
+    leases, record = request.scope.get(LEASES, []), request.scope.get(RECORD)
+    received = RequestContext(state.models, leases, number, prefix + number, record=record)
+    size = None
+    with Reservation(state.bodies) as held:
+        try:
+            body = await read_body(request, state.limits, held, state.models.most_body_bytes)
+            size = received.body_bytes = len(body)
+            if size <= FREE_BYTES:
+                asked = decode_request(body, kind)
+            else:
+                context = await _model_of_large(received, body)
+                most = {conversation: _most_objects(context.max_model_len)}
+                most["prompt"] = MAX_PROMPTS + 1
+                asked = await asyncio.to_thread(decode_request, body, kind, most)
+            body.clear()
+            yield received, asked
+        finally:
+            if size is None or size > FREE_BYTES:
+                trim_soon()
+
+
+async def _model_of_large(received: RequestContext, body: bytearray) -> ModelContext:
+    """Return the model that a large body is for, after checking its limit of a body's size.
+
+    Raises:
+      PayloadTooLarge: the body is larger than that model accepts.
+    """
+    models = received.models
+    if not models.several:
+        return models.first  # read_body has checked the size
+    named = await asyncio.to_thread(decode_request, body, _ModelName)
+    await received.choose(named.model)
+    check_size(len(body), received.context.limits.max_body_bytes)
+    return received.context
+
+
+def _most_objects(max_model_len: int) -> int:
+    """Return the most JSON lists, objects and strings in a conversation.
+
+    A message has 5 of them, and takes at least one token of the context.
+    """
+    return MAX_OBJECTS + 4 * max_model_len
+
+
+def request_id(request: Request) -> str:
+    """Return the request's id, which middleware.py sets, or a new one."""
+    known = request.scope.get(REQUEST_ID)
+    return known if isinstance(known, str) else uuid.uuid4().hex

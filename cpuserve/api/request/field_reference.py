@@ -1,0 +1,96 @@
+"""Make the tables of docs/fields.md: which request fields each endpoint honours or refuses.
+
+`python -m cpuserve.api.request.field_reference docs/fields.md` writes them between two markers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from cpuserve.api.anthropic.schema import MessagesRequest
+from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate, OllamaOptions
+from cpuserve.api.openai.chat.schema import ChatRequest
+from cpuserve.api.openai.completions.schema import CompletionRequest
+from cpuserve.api.openai.embeddings.schema import EmbeddingRequest
+from cpuserve.api.openai.responses.schema import ResponsesRequest
+from cpuserve.api.request import fields
+from cpuserve.api.scores.schema import RerankRequest, ScoreRequest
+from cpuserve.api.tokenize.schema import TokenizeRequest
+from cpuserve.config.reference import between
+
+BEGIN = "<!-- fields: made by python -m cpuserve.api.request.field_reference docs/fields.md -->"
+END = "<!-- end of fields -->"
+# The endpoints by their names in the table of fields, with the path and the schema of each.
+SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
+    (fields.CHAT, "/v1/chat/completions", ChatRequest),
+    (fields.TEXT, "/v1/completions", CompletionRequest),
+    (fields.RESPONSES, "/v1/responses", ResponsesRequest),
+    (fields.MESSAGES, "/v1/messages", MessagesRequest),
+    (fields.OLLAMA, "/api/chat", OllamaChat),
+    (fields.OLLAMA_TEXT, "/api/generate", OllamaGenerate),
+    (fields.OPTIONS, "options of /api/chat and /api/generate", OllamaOptions),
+    (fields.EMBEDDINGS, "/v1/embeddings", EmbeddingRequest),
+    (fields.RERANK, "/v1/rerank", RerankRequest),
+    (fields.RERANK, "/v1/score", ScoreRequest),
+    (fields.TOKENIZE, "/tokenize", TokenizeRequest),
+)
+
+
+def tables() -> str:
+    """Return Markdown: the fields that are honoured, refused, and without effect."""
+    return "\n".join([*_honoured(), "", *_refused(), "", *_without_effect()])
+
+
+def replaced(text: str) -> str:
+    """Return `text` with new tables between the markers; ValueError as `between`."""
+    return between(text, BEGIN, END, tables())
+
+
+def honoured(endpoint: str, schema: type[msgspec.Struct]) -> list[str]:
+    """Return the fields of `schema` that its endpoint reads and does not refuse."""
+    refused = {rule.name for rule in fields.refused_by(schema)}
+    unread = {name for row in fields.NO_EFFECT if endpoint in row.endpoints for name in row.names}
+    return sorted({*schema.__struct_fields__} - refused - unread)
+
+
+def _honoured() -> Iterator[str]:
+    yield from ("Honoured:", "", "| endpoint | fields |", "|---|---|")
+    for endpoint, shown, schema in SCHEMAS:
+        yield f"| {_code(shown)} | {_codes(honoured(endpoint, schema))} |"
+
+
+def _refused() -> Iterator[str]:
+    yield from ("Refused:", "", "| field | endpoints | message |", "|---|---|---|")
+    for rule in fields.REFUSED:
+        yield f"| `{rule.name}` | {_paths(rule.endpoints)} | {rule.name} {rule.why} |"
+
+
+def _without_effect() -> Iterator[str]:
+    yield from ("Without effect:", "", "| fields | endpoints | reason |", "|---|---|---|")
+    for row in fields.NO_EFFECT:
+        yield f"| {_codes(row.names)} | {_paths(row.endpoints)} | {row.why} |"
+
+
+def _paths(endpoints: tuple[str, ...]) -> str:
+    return ", ".join(_code(path) for endpoint, path, _ in SCHEMAS if endpoint in endpoints)
+
+
+def _code(shown: str) -> str:
+    return f"`{shown}`" if shown.startswith("/") else shown
+
+
+def _codes(names: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def main(path: Path) -> None:
+    """Write the tables into the file at `path`."""
+    path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,294 @@
+"""The fields of other servers' requests that are refused here, or have no effect: one table.
+
+A field that is in no list is honoured if the schema of its endpoint has it, and ignored otherwise.
+`python -m cpuserve.api.request.field_reference docs/fields.md` writes the table of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import unsupported
+
+S = TypeVar("S", bound=type[msgspec.Struct])
+
+# The endpoints of the table. Those of one row of fields mean the same by them.
+CHAT, TEXT, RESPONSES = "chat", "completions", "responses"
+MESSAGES, EMBEDDINGS, RERANK, TOKENIZE = "messages", "embeddings", "rerank", "tokenize"
+OLLAMA, OLLAMA_TEXT, OPTIONS = "ollama chat", "ollama generate", "ollama options"
+OPENAI = (CHAT, TEXT, RESPONSES)
+# The Anthropic clients look for this code, and then send the whole conversation each time.
+NO_THREADS = "thread_unsupported_request"
+
+
+class Refused(NamedTuple):
+    """A field that is refused by name, because ignoring it would change the response.
+
+    why: the message after the name. None, false and empty values count as not set, because clients
+    send them. off: further values that change nothing. sets: values that change something although
+    they look like none. code: the code of the error.
+    """
+
+    name: str
+    endpoints: tuple[str, ...]
+    why: str = "is not supported yet: omit it"
+    off: tuple[Any, ...] = ()
+    sets: tuple[Any, ...] = ()
+    code: str = "unsupported_parameter"
+
+    def is_set_by(self, value: object) -> bool:
+        """Return whether a request with this value asks for something that is not supported."""
+        return value in self.sets or (is_set(value) and value not in self.off)
+
+
+class NoEffect(NamedTuple):
+    """Fields that change no response here, and why."""
+
+    names: tuple[str, ...]
+    endpoints: tuple[str, ...]
+    why: str
+
+
+def is_set(value: object) -> bool:
+    """Return whether a value is other than those that clients send for "not set"."""
+    return value is not None and value is not False and value not in ("", [], {})
+
+
+def _send(what: str) -> str:
+    return f"is not supported yet: send {what}"
+
+
+def _moved(where: str) -> str:
+    return f"is no field of /v1/responses: use {where}"
+
+
+def _stored(instead: str) -> str:
+    return f"is not supported, because this server stores no responses: {instead}"
+
+
+_TRUE = "is not supported yet: omit it, or set it to true"
+_JSON = _send("structured_outputs")
+_ALL_ITEMS = "send the items of all turns as input"
+_LOGPROBS = 'include: ["message.output_text.logprobs"]'
+
+# tests/api/test_api_fields.py compares them with what OpenAI, vLLM, llama.cpp and Ollama document.
+# Of several that are set, the first one is named.
+REFUSED = (
+    # OpenAI
+    Refused("audio", OPENAI),
+    Refused("moderation", OPENAI),
+    Refused("prediction", OPENAI),
+    Refused("suffix", (*OPENAI, OLLAMA_TEXT)),
+    Refused("web_search_options", OPENAI, sets=({},)),  # it switches a search on
+    # vLLM
+    Refused("bad_words", OPENAI),
+    Refused("chat_template", (*OPENAI, TOKENIZE)),
+    Refused("documents", OPENAI),
+    Refused("guided_choice", OPENAI, _JSON),
+    Refused("guided_grammar", OPENAI, _JSON),
+    Refused("guided_json", OPENAI, _JSON, sets=({},)),  # which matches any JSON, but no text
+    Refused("guided_regex", OPENAI, _JSON),
+    Refused("guided_whitespace_pattern", OPENAI),
+    Refused("include_reasoning", OPENAI, _TRUE, off=(True,), sets=(False,)),
+    Refused("length_penalty", OPENAI, off=(1,)),
+    Refused("logits_processors", OPENAI),
+    Refused("logprob_token_ids", OPENAI),
+    Refused("prompt_embeds", OPENAI),
+    Refused("repetition_detection", OPENAI),
+    Refused("return_prompt_text", OPENAI),
+    Refused("thinking_token_budget", OPENAI, off=(-1,)),
+    Refused("truncate_prompt_tokens", OPENAI),
+    Refused("use_beam_search", OPENAI),
+    Refused("vllm_xargs", OPENAI),
+    # llama.cpp
+    Refused("adaptive_target", OPENAI, off=(-1,)),
+    Refused("dry_multiplier", OPENAI, off=(0,)),
+    Refused("dynatemp_range", OPENAI, off=(0,)),
+    Refused("grammar", OPENAI, _send('structured_outputs: {"grammar": ...}, which may be in GBNF')),
+    Refused("image_data", OPENAI),
+    Refused("json_schema", OPENAI, _send('structured_outputs: {"json": ...}')),
+    Refused("lora", OPENAI, "is not supported yet: name the adapter as the model"),
+    Refused("min_keep", OPENAI, off=(0,)),
+    Refused("mirostat", (*OPENAI, OPTIONS), off=(0,)),
+    Refused("n_cmpl", OPENAI, _send("n"), off=(1,)),
+    Refused("n_indent", OPENAI, off=(0,)),
+    Refused("n_probs", OPENAI, _send("logprobs"), off=(0,)),
+    Refused("penalize_nl", OPENAI),
+    Refused("post_sampling_probs", OPENAI),
+    Refused("reasoning_budget_tokens", OPENAI, off=(-1,)),
+    Refused("response_fields", OPENAI),
+    Refused("return_tokens", OPENAI, _send("return_token_ids")),
+    Refused("samplers", OPENAI),
+    Refused("t_max_predict_ms", OPENAI, off=(0, -1)),
+    Refused("tfs_z", (*OPENAI, OPTIONS), off=(1,)),
+    Refused("thinking_budget_tokens", OPENAI, off=(-1,)),
+    Refused("top_n_sigma", OPENAI, off=(-1, 0)),
+    Refused("typical_p", (*OPENAI, OPTIONS), off=(1,)),
+    Refused("xtc_probability", OPENAI, off=(0,)),
+    Refused("with_pieces", (TOKENIZE,), "is llama.cpp's name: set return_token_strs"),
+    # Ollama
+    Refused("context", (OLLAMA_TEXT,), _send("messages")),
+    Refused("images", (OLLAMA_TEXT,)),
+    Refused("penalize_newline", (OPTIONS,), _TRUE, off=(True,), sets=(False,)),
+    Refused("template", (OLLAMA_TEXT,)),
+    # Anthropic
+    Refused(
+        "thread",
+        (MESSAGES,),
+        "is not supported: send all messages of the conversation, without it",
+        sets=(False, "", [], {}),
+        code=NO_THREADS,
+    ),
+    Refused("mcp_servers", (MESSAGES,)),
+    Refused("container", (MESSAGES,)),
+    # Fields of one endpoint that another one has under the same name or another.
+    Refused("thinking", (TEXT,)),  # there is no template that could read it
+    Refused(
+        "previous_response_id",
+        (RESPONSES,),
+        _stored(f"{_ALL_ITEMS}, with the output of each response before the next message"),
+    ),
+    Refused("conversation", (RESPONSES,), _stored(_ALL_ITEMS)),
+    Refused(
+        "background",
+        (RESPONSES,),
+        _stored("omit it, and set stream to true for a long answer"),
+    ),
+    Refused(
+        "prompt",
+        (RESPONSES,),
+        "is not supported, because this server has no stored prompts: send the text as "
+        "instructions and input",
+    ),
+    Refused("messages", (RESPONSES,), _moved("input")),
+    Refused("max_tokens", (RESPONSES,), _moved("max_output_tokens")),
+    Refused("max_completion_tokens", (RESPONSES,), _moved("max_output_tokens")),
+    Refused("n_predict", (RESPONSES,), _moved("max_output_tokens")),
+    Refused("response_format", (RESPONSES,), _moved("text.format")),
+    Refused("reasoning_effort", (RESPONSES,), _moved("reasoning.effort")),
+    Refused("thinking", (RESPONSES,), _moved("reasoning.effort")),
+    Refused("logprobs", (RESPONSES,), _moved(_LOGPROBS)),
+    # Nothing in a Response could hold what these ask for.
+    Refused("prompt_logprobs", (RESPONSES,)),
+    Refused("return_token_ids", (RESPONSES,)),
+    Refused("context_management", (RESPONSES,)),
+    Refused("add_generation_prompt", (RESPONSES,)),
+    Refused("continue_final_message", (RESPONSES,)),
+    Refused("echo", (RESPONSES,)),
+    Refused("functions", (RESPONSES,)),
+    Refused("function_call", (RESPONSES,)),
+    Refused("messages", (EMBEDDINGS,)),
+    Refused("max_chunks_per_doc", (RERANK,)),
+    Refused("max_tokens_per_doc", (RERANK,)),
+    Refused("rank_fields", (RERANK,)),
+)
+
+_CACHES = "caches and machines are the server's"
+_EVENTS = "how events are cut and timed is the server's"
+_SAMPLERS = "it belongs to a sampler that is refused when it is switched on"
+_CONTEXT = "a context is never shifted or cut, so nothing is kept of it"
+NO_EFFECT = (
+    NoEffect(
+        ("user", "metadata", "store", "safety_identifier", "service_tier", "request_id",
+         "session_id"),
+        OPENAI,
+        "who asks, or what is kept elsewhere, changes no response",
+    ),
+    NoEffect(
+        ("prompt_cache_key", "prompt_cache_retention", "cache_prompt", "id_slot",
+         "kv_transfer_params", "guided_decoding_backend"),
+        OPENAI,
+        _CACHES,
+    ),
+    NoEffect(("user",), (EMBEDDINGS, RERANK), "who asks changes no response"),
+    NoEffect(("metadata",), (MESSAGES,), "who asks changes no response"),
+    NoEffect(("prompt", "input"), (OLLAMA,), "another endpoint's; refused if `messages` is empty"),
+    NoEffect(("messages", "input"), (OLLAMA_TEXT,), "another endpoint's; refused without `prompt`"),
+    NoEffect(("keep_alive",), (OLLAMA, OLLAMA_TEXT), f"{_CACHES}; 0 unloads an idle model"),
+    NoEffect(
+        ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa",
+         "low_vram", "f16_kv", "vocab_only", "use_mlock", "logits_all", "embedding_only",
+         "draft_num_predict"),
+        (OPTIONS,),
+        _CACHES,
+    ),
+    NoEffect(("stream_interval", "timings_per_token", "sse_ping_interval"), OPENAI, _EVENTS),
+    NoEffect(("n_keep", "n_discard", "truncation_side"), OPENAI, _CONTEXT),
+    NoEffect(("truncate", "shift"), (OLLAMA, OLLAMA_TEXT), _CONTEXT),
+    NoEffect(("num_keep",), (OPTIONS,), _CONTEXT),
+    NoEffect(("mm_processor_kwargs", "media_io_kwargs"), OPENAI, "images are refused themselves"),
+    NoEffect(
+        ("mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+         "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent", "adaptive_decay",
+         "backend_sampling"),
+        (*OPENAI, OPTIONS),
+        _SAMPLERS,
+    ),
+    NoEffect(
+        ("spaces_between_special_tokens",), OPENAI, "the tokenizer decides where spaces are"
+    ),
+    NoEffect(("verbosity",), OPENAI, "no chat template reads it"),
+    NoEffect(("reasoning_format",), OPENAI, "thoughts are a part of the text"),
+)  # fmt: skip
+
+_REFUSED_BY: dict[type[msgspec.Struct], tuple[Refused, ...]] = {}
+
+
+def with_refused(*endpoints: str) -> Callable[[S], S]:
+    """Return a decorator that adds the fields that its endpoints refuse to a schema.
+
+    They are of any type, and `check_fields` reads them.
+    """
+    rules = tuple(rule for rule in REFUSED if set(endpoints) & set(rule.endpoints))
+
+    def extend(schema: S) -> S:
+        known = schema.__struct_fields__
+        extended = msgspec.defstruct(
+            schema.__name__,
+            [(rule.name, Any, None) for rule in rules if rule.name not in known],
+            bases=(schema,),
+            module=schema.__module__,
+            namespace={"__doc__": schema.__doc__},
+            kw_only=True,
+        )
+        _REFUSED_BY[extended] = rules
+        return extended  # type: ignore[return-value]
+
+    return extend
+
+
+def check_fields(asked: msgspec.Struct) -> None:
+    """Raise InvalidRequest for the first field that is set and that the endpoint refuses."""
+    for rule in refused_by(type(asked)):
+        value = getattr(asked, rule.name)
+        if value is not None and rule.is_set_by(value):
+            msg = f"{rule.name} {rule.why}"
+            raise InvalidRequest(msg, param=rule.name, code=rule.code)
+
+
+def refused_by(schema: type[msgspec.Struct]) -> Iterable[Refused]:
+    """Return the fields that the endpoints of `schema` refuse."""
+    return _REFUSED_BY.get(schema, ())
+
+
+def refused_names(asked: msgspec.Struct) -> set[str]:
+    """Return the names of these fields: a value of them that passed is no value for a call."""
+    return {rule.name for rule in refused_by(type(asked))}
+
+
+def check_repeat_last_n(value: int | None, *penalties: tuple[float | None, float]) -> None:
+    """Raise InvalidRequest if penalties should count fewer tokens than they do here: all.
+
+    penalties: the value of each, and the one that switches it off.
+    """
+    if value in (None, -1) or all(given in (None, off) for given, off in penalties):
+        return
+    msg = (
+        "repeat_last_n is not supported, because penalties count all tokens: omit it, or set it to "
+        "-1 (0 would mean no penalties: omit them)"
+    )
+    raise unsupported(msg, "repeat_last_n")

@@ -1,0 +1,97 @@
+"""One line of the log for each request that fails, and for each client that disconnects.
+
+A line has no text of a prompt, and of the client's own words only the model's name and the path,
+shortened.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import RequestError
+from cpuserve.log import get_logger, limited_as
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from cpuserve.serving.events import Usage
+
+log = get_logger("requests")
+
+# The key of a scope with the RequestRecord of its request.
+RECORD = "cpuserve.record"
+
+_MAX_SHOWN = 100
+# The first bytes of a TLS connection: a handshake record of version 3.x.
+_TLS = b"\x16\x03"
+_TLS_HINT = ". It looks like TLS: use http://, or end TLS in a proxy (deploy/nginx.conf)"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The line of the log for one request.
+
+    status: the status of the response, 0 before it. failure: the status and code of an error; the
+    stream may have another status. usage: counts the tokens so far.
+    """
+
+    request_id: str = ""
+    model: str | None = None
+    status: int = 0
+    failure: tuple[int, str] | None = None
+    gone: bool = False
+    usage: Callable[[], Usage] | None = None
+    begun: float = field(default_factory=time.monotonic)
+
+    def write(self, method: str, route: str) -> None:
+        """Log a failed request; nothing of one that was answered."""
+        if self.status >= 400:
+            outcome = f"{self.status} {self.failure[1] if self.failure else ''}".rstrip()
+        elif self.failure is not None:
+            outcome = f"{self.failure[0]} {self.failure[1]} during the response"
+        elif self.gone:
+            outcome = f"client disconnected {'during' if self.status else 'before'} the response"
+        else:
+            return
+        facts = [outcome]
+        if self.usage is not None:
+            counted = self.usage()
+            facts.append(f"{counted.prompt} + {counted.completion} tokens")
+        facts.append(f"{time.monotonic() - self.begun:.3f} s")
+        model = "" if self.model is None else f" model {self.model[:_MAX_SHOWN]!r}"
+        _write(
+            max(self.status, self.failure[0] if self.failure else 0),
+            f"request {self.request_id}: {method[:_MAX_SHOWN]} {route[:_MAX_SHOWN]}{model}: "
+            + ", ".join(facts),
+        )
+
+
+def _write(status: int, line: str) -> None:
+    level = logging.WARNING if status >= 500 else logging.INFO
+    # A flood of one kind of failures must not hide the others.
+    log.log(level, "%s", line, extra=limited_as(f"requests {status // 100}xx"))
+
+
+def note_failure(error: BaseException, scope: Mapping[str, Any]) -> None:
+    """Put the status and code of an error into the record of the request of `scope`."""
+    record = scope.get(RECORD)
+    if record is not None:
+        shown = error if isinstance(error, RequestError) else RequestError("")
+        record.failure = shown.status, shown.code
+
+
+def log_unready(method: str, path: str) -> None:
+    """Log the refusal of a request that came before the server was ready."""
+    shown = f"{method[:_MAX_SHOWN]} {path[:_MAX_SHOWN]}"
+    _write(503, f"request {shown}: 503 service_unavailable, the server is not ready")
+
+
+def log_refused(client: tuple[str, int] | None, error: RequestError, data: bytes) -> None:
+    """Log the refusal of a connection on which `data` was received instead of a request."""
+    place = f" from {client[0]}:{client[1]}" if client else ""
+    hint = _TLS_HINT if data.startswith(_TLS) else ""
+    _write(error.status, f"invalid HTTP request{place}: {error.status} {error.code}{hint}")

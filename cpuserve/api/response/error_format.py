@@ -1,0 +1,72 @@
+"""The format of errors, which depends on the dialect of a path.
+
+No web framework is imported here, because the server that responds while a model is downloaded has
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from cpuserve.api.anthropic.errors import anthropic_error
+from cpuserve.api.ollama.errors import ollama_error
+from cpuserve.api.response.error_json import Envelope, error_json
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFormat:
+    """How a dialect writes errors, and on which paths.
+
+    beginnings: paths begin with these, existing or not; `error` writes their errors.
+    Errors of all other paths have the OpenAI format. id_headers: headers of the responses of these
+    paths with the request's id, besides x-request-id. shared: beginnings of the OpenAI paths that
+    are this dialect's in requests with `header`.
+    """
+
+    error: Envelope = error_json
+    beginnings: tuple[str, ...] = ()
+    id_headers: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    header: bytes = b""
+
+
+OPENAI = ErrorFormat()
+# All clients of Anthropic send the header, and none of OpenAI.
+ANTHROPIC = ErrorFormat(
+    anthropic_error,
+    ("/v1/messages",),
+    ("request-id",),
+    shared=("/v1/models",),
+    header=b"anthropic-version",
+)
+OLLAMA = ErrorFormat(ollama_error, ("/api",))
+_FORMATS = (ANTHROPIC, OLLAMA)
+
+
+def error_format_of(path: str, header_names: Collection[bytes]) -> ErrorFormat:
+    """Return the format of the errors of `path` in a request with these headers (lower case).
+
+    path: also a full URL, as clients of a proxy send it.
+    """
+    if not path.startswith("/") and "://" in path:
+        path = "/" + path.partition("://")[2].partition("/")[2]
+    for known in _FORMATS:
+        if _begins(path, known.beginnings):
+            return known
+        if _begins(path, known.shared) and known.header in header_names:
+            return known
+    return OPENAI
+
+
+def error_format_of_head(head: bytes) -> ErrorFormat:
+    """Return the format for a request with this head, which may be invalid or incomplete."""
+    line, *fields = head.splitlines() or [b""]
+    target = line.decode("latin-1").split(" ")[1:2]
+    path = unquote("".join(target).partition("?")[0])
+    return error_format_of(path, {field.partition(b":")[0].strip().lower() for field in fields})
+
+
+def _begins(path: str, beginnings: Collection[str]) -> bool:
+    return any(f"{path}/".startswith(f"{beginning}/") for beginning in beginnings)

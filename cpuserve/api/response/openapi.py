@@ -1,0 +1,73 @@
+"""Add the request and response types to /openapi.json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.api.response.error_json import ErrorBody
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+# The media types of streams.
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+
+_TYPES: dict[str, type[msgspec.Struct]] = {"ErrorBody": ErrorBody}
+
+
+def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    _TYPES[kind.__name__] = kind
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+
+
+def json_answer(
+    response: type[msgspec.Struct], error: type[msgspec.Struct] = ErrorBody
+) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that responds with `response`, or with `error`."""
+    bad = {"description": "An error in the dialect's format", "content": _ref(error)}
+    good = {"description": "Success", "content": _ref(response)}
+    return {"responses": {"200": good, "4XX": bad, "5XX": bad}}
+
+
+def json_body(
+    request: type[msgspec.Struct],
+    response: type[msgspec.Struct],
+    error: type[msgspec.Struct] = ErrorBody,
+    *,
+    stream: str | None = None,
+) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that takes `request` and responds with `response`.
+
+    stream: the media type of its streams, if it has some.
+    """
+    body = {"required": True, "content": _ref(request)}
+    described = {"requestBody": body, **json_answer(response, error)}
+    if stream is not None:
+        described["responses"]["200"]["content"][stream] = {"schema": {"type": "string"}}
+    return described
+
+
+def text_answer(request: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that takes `request` and responds with a text."""
+    text = {"description": "Success", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    described = json_body(request, ErrorBody)
+    return {**described, "responses": {**described["responses"], "200": text}}
+
+
+def install_schema(app: FastAPI) -> None:
+    """Add the types that json_body and json_answer name to the app's /openapi.json."""
+    base = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = base()
+            _, components = msgspec.json.schema_components(
+                list(_TYPES.values()), ref_template="#/components/schemas/{name}"
+            )
+            document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

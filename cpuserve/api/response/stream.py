@@ -1,0 +1,193 @@
+"""Responses that are cancelled when the client disconnects: JSON and streams."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastapi.responses import Response
+
+from cpuserve.api.request.body import ClientGone
+from cpuserve.api.request.log import RECORD
+from cpuserve.api.response.direct_body import DIRECT_BODY
+from cpuserve.api.response.errors import log_failure
+from cpuserve.serving.cancellation import CANCELLATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+
+    from starlette.types import Receive, Scope, Send
+
+    from cpuserve.api.response.direct_body import DirectBody
+    from cpuserve.serving.events import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """How a dialect streams: its media type, the event during silence, and the end."""
+
+    media_type: bytes = b"text/event-stream; charset=utf-8"
+    ping: bytes = b": keep-alive\n\n"
+    done: bytes = b""
+
+
+_HEADERS = [
+    (b"cache-control", b"no-cache"),
+    # nginx buffers responses by default, and then a stream arrives in one piece.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; if the client disconnects, cancel it, wait for its end and raise ClientGone."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watching.cancel()
+        working.cancel()  # no effect if it has ended
+        await asyncio.wait((working, watching))
+    if working.cancelled():
+        raise ClientGone
+    working.result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _count_by(usage: Callable[[], Usage] | None, scope: Scope) -> None:
+    if RECORD in scope:
+        scope[RECORD].usage = usage
+
+
+class JsonResult(Response):
+    """Sends the JSON bytes of a coroutine, which is cancelled when the client disconnects."""
+
+    def __init__(
+        self, work: Callable[[], Awaitable[bytes]], usage: Callable[[], Usage] | None = None
+    ) -> None:
+        """`usage`: counts the tokens so far, for the log."""
+        super().__init__()
+        self._work = work
+        self._usage = usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond, or raise the error of the coroutine."""
+        _count_by(self._usage, scope)
+        await until_gone(receive, self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._work()
+        await Response(body, 200, media_type="application/json")(scope, receive, send)
+
+
+class EventStream(Response):
+    """Sends events from a generator of encoded events, then what ends a stream of `form`.
+
+    The headers wait for the first event, so that an error before it has its own status. After
+    `silent_s` without an event the headers and a ping are sent, and then a ping after each
+    further `silent_s`, so that proxies do not close the connection during a long prompt. An error
+    after the headers is sent as the event that `failed` makes of it. The generator is closed when
+    the client disconnects. usage: counts the tokens so far, for the log.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        silent_s: float,
+        form: StreamFormat,
+        failed: Callable[[BaseException], bytes],
+        usage: Callable[[], Usage] | None = None,
+    ) -> None:
+        super().__init__()
+        self._usage = usage
+        self._form = form
+        self._failed = failed
+        self._events = events
+        self._silent_s = silent_s
+        self._writing = False
+        self._num_written = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream, or raise an error that occurs before the headers are sent."""
+        _count_by(self._usage, scope)
+        writer = _Writer(send, scope.get(DIRECT_BODY), self._form.media_type)
+        await until_gone(receive, self._run(writer, scope))
+
+    async def _run(self, writer: _Writer, scope: Scope) -> None:
+        pings: asyncio.Task[None] | None = None
+        async with aclosing(self._events) as events:
+            try:
+                await writer.write(await self._first(events, writer))
+                write = writer.body.write if writer.body is not None else writer.write
+                pings = asyncio.ensure_future(self._ping(write))
+                async for event in events:
+                    self._writing = True
+                    await write(event)
+                    self._writing = False
+                    self._num_written += 1
+            except CANCELLATIONS:
+                raise
+            except BaseException as error:
+                if not writer.started:
+                    raise
+                log_failure(error, scope)
+                await writer.write(self._failed(error))
+            finally:
+                if pings is not None:
+                    pings.cancel()
+        await writer.end(self._form.done)
+
+    async def _ping(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write a ping if nothing was written for silent_s, checked once per silent_s."""
+        before = -1
+        while True:
+            if self._num_written == before and not self._writing:
+                await write(self._form.ping)
+            before = self._num_written
+            await asyncio.sleep(self._silent_s)
+
+    async def _first(self, events: AsyncGenerator[bytes, None], writer: _Writer) -> bytes:
+        """Return the first event; pings are written while waiting for it."""
+        waiting = asyncio.ensure_future(_next(events))
+        try:
+            while not (await asyncio.wait((waiting,), timeout=self._silent_s))[0]:
+                await writer.write(self._form.ping)
+            return waiting.result()
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait((waiting,))
+
+
+async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
+    async for event in events:
+        return event
+    return b""
+
+
+class _Writer:
+    """Sends the headers with the first bytes; `body`, if any, writes later bytes directly."""
+
+    def __init__(self, send: Send, body: DirectBody | None, media_type: bytes) -> None:
+        self._send = send
+        self._headers = [(b"content-type", media_type), *_HEADERS]
+        self.body = body
+        self.started = False
+
+    async def write(self, data: bytes) -> None:
+        """Send `data`; wait while the write buffer is full."""
+        if not self.started:
+            self.started = True
+            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+            await self._send(start)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes) -> None:
+        """Send `data` as the last piece of the body."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})

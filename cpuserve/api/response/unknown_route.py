@@ -1,0 +1,120 @@
+"""Error messages for unknown routes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from starlette.routing import BaseRoute, Route
+
+BASE = "/v1"
+_BASES = (BASE, "/api")
+_CHAT = f"{BASE}/chat/completions"
+_TEXT = f"{BASE}/completions"
+_MAX_SHOWN = 200
+
+_MODELS = "models are served from the start: see --also-serve"
+# Prefixes of other servers' routes, and what to use on this server. The first match counts.
+_ELSEWHERE = (
+    (f"{BASE}/messages/batches", "batches are not supported: send each request by itself"),
+    (
+        f"{BASE}/responses/compact",
+        "there is no compaction, which only OpenAI's server could read again: ask the model for a "
+        "summary, and begin a conversation with it",
+    ),
+    ("/pooling", f"vLLM's route for vectors is not supported: use {BASE}/embeddings"),
+    ("/classify", f"classification is not supported: {BASE}/score gives scores of pairs of texts"),
+    ("/reranking", f"llama.cpp's own API is not supported: use {BASE}/rerank"),
+    (f"{BASE}/audio", "audio is not supported: this server reads and writes text only"),
+    (f"{BASE}/realtime", "audio is not supported: this server reads and writes text only"),
+    (f"{BASE}/images", "images are not supported: this server reads and writes text only"),
+    (f"{BASE}/moderations", "moderation is not supported: this server generates text only"),
+    (f"{BASE}/files", "files are not supported: send each request by itself"),
+    (f"{BASE}/batches", "batch files are not supported: send each request by itself"),
+    (f"{BASE}/fine_tuning", "this server does not train models"),
+    (f"{BASE}/assistants", f"OpenAI's Assistants API is not supported: use {_CHAT}"),
+    (f"{BASE}/threads", f"OpenAI's Assistants API is not supported: use {_CHAT}"),
+    (
+        f"{BASE}/load_lora_adapter",
+        "adapters are loaded at the start (--lora-modules), unless it is started with "
+        "--allow-runtime-lora-updating",
+    ),
+    (
+        f"{BASE}/unload_lora_adapter",
+        "adapters stay loaded, unless it is started with --allow-runtime-lora-updating",
+    ),
+    ("/invocations", f"SageMaker's route is not supported: use {_CHAT}"),
+    ("/embedding", f"llama.cpp's own API is not supported: use {BASE}/embeddings"),
+    *((f"/api/{verb}", _MODELS) for verb in ("pull", "push", "create", "copy", "delete", "blobs")),
+    ("/api/web_search", "there is no search of the web"),
+    ("/api/web_fetch", "there is no access to the web"),
+    ("/api/me", "there are no accounts: see --api-key"),
+    ("/api/signin", "there are no accounts: see --api-key"),
+    ("/api/signout", "there are no accounts: see --api-key"),
+    ("/generate", f"this route of other servers is not supported: use {_TEXT}"),
+    ("/completion", f"llama.cpp's own API is not supported: use {_TEXT}"),
+    ("/props", f"llama.cpp's own API is not supported: use {BASE}/models"),
+    ("/slots", "llama.cpp's own API is not supported: use /metrics"),
+    ("/docs", "there are no documentation pages: /openapi.json has the schema"),
+    ("/redoc", "there are no documentation pages: /openapi.json has the schema"),
+)
+
+
+def allowed_methods(path: str, routes: Iterable[BaseRoute]) -> list[str]:
+    """Return the methods that some route of `path` has, sorted.
+
+    A route with just this path hides those with a parameter in its place: `input_tokens` in
+    /v1/responses/input_tokens is no id of a response.
+    """
+    own = [r for r in routes if isinstance(r, Route) and r.path_regex.match(path)]
+    literal = [route for route in own if route.path == path]
+    return sorted({method for route in literal or own for method in route.methods or ()})
+
+
+def unknown_route(method: str, path: str, known: Sequence[str]) -> str:
+    """Return the error message for `path`; it suggests an alternative or the most similar route."""
+    shown = path[:_MAX_SHOWN]
+    what = f"Unknown route: {method} {shown}"
+    if shown == BASE:
+        return f"{what}. It is the base URL of the API: POST to {_CHAT}, or GET {BASE}/models"
+    for beginning, instead in _ELSEWHERE:
+        if any(f"{full}/".startswith(f"{beginning}/") for full in (shown, BASE + shown)):
+            return f"{what}. On this server {instead}"
+    near = _near(shown, known)
+    if near is None:
+        return f"{what}. GET / lists the routes"
+    hint = f" The base URL of this API ends with {BASE}" if _is_base_missing(shown, near) else ""
+    return f"{what}. Did you mean {near}?{hint}"
+
+
+def _near(path: str, known: Sequence[str]) -> str | None:
+    """Return the route that `path` probably means, or None.
+
+    The first of these: a route with a part after /v1 that ends `path` (a wrong base URL), one that
+    begins with `path`, a route with a similar spelling.
+    """
+    lowered = path.lower()
+    others = [route for route in known if route != "/"]
+    for route in sorted(others, key=len, reverse=True):
+        if lowered.endswith(route.removeprefix(BASE)):
+            return route
+    for route in others:
+        if route.startswith(f"{lowered}/"):
+            return route
+    # The beginning that all routes of an API share does not count.
+    known_bare = {_bare(route): route for route in others}
+    close = difflib.get_close_matches(_bare(lowered), known_bare, n=1, cutoff=0.75)
+    if not close:
+        return None
+    same = next((base for base in _BASES if lowered.startswith(f"{base}/")), "") + close[0]
+    return same if same in others else known_bare[close[0]]
+
+
+def _bare(path: str) -> str:
+    """Return the path without the base of its API."""
+    base = next((base for base in _BASES if path.startswith(f"{base}/")), "")
+    return path.removeprefix(base)
+
+
+def _is_base_missing(path: str, near: str) -> bool:
+    return near.startswith(BASE) and not path.lower().startswith(BASE)

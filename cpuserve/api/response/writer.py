@@ -1,0 +1,74 @@
+"""Answer a generation in a dialect: its writer turns events into frames, or into one body."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
+from fastapi import Response
+
+from cpuserve.api.response.stream import EventStream, JsonResult, StreamFormat
+from cpuserve.serving.events import Event, Folded, Scored, num_entries
+from cpuserve.serving.threads import run_sized
+
+if TYPE_CHECKING:
+    from cpuserve.serving.generate import Generation
+
+
+class Writer(Protocol):
+    """Writes the response to one request in a dialect."""
+
+    def whole(self, answer: Folded) -> bytes:
+        """Return a response that is no stream, as JSON."""
+
+
+class StreamWriter(Writer, Protocol):
+    """A writer that can also stream."""
+
+    @property
+    def form(self) -> StreamFormat:
+        """How the dialect streams."""
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return the frame of an error after the beginning of the stream."""
+
+    def frames(self, events: list[Event]) -> bytes:
+        """Return the frames of one list of events (see serving/events.py); they may be b""."""
+
+
+def respond(generation: Generation, writer: Writer) -> Response:
+    """Return the response that runs `generation`, as a stream if the call asks for one.
+
+    writer: a StreamWriter if the call can ask for a stream.
+    """
+    if generation.call.stream:
+        streams = cast("StreamWriter", writer)
+        frames, silent_s = _frames(generation, streams), generation.context.limits.silent_s
+        return EventStream(frames, silent_s, streams.form, streams.failed, generation.usage)
+
+    async def body() -> bytes:
+        answer = await generation.folded()
+        return await run_sized(answer.num_shown, lambda: writer.whole(answer))
+
+    return JsonResult(body, generation.usage)
+
+
+def json_response(body: object) -> Response:
+    """Return a response with the JSON of `body`."""
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+async def _frames(generation: Generation, writer: StreamWriter) -> AsyncGenerator[bytes, None]:
+    async with aclosing(generation.events()) as batches:
+        async for events in batches:
+            first = events[0]
+            if isinstance(first, Scored):
+                size = num_entries(first.scores)
+                frames = await run_sized(size, partial(writer.frames, events))
+            else:
+                frames = writer.frames(events)
+            if frames:
+                yield frames

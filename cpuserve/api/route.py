@@ -1,0 +1,109 @@
+"""The POST route of every dialect: a schema for the body, a call from it, a writer of the response.
+
+`post` reads and decodes the body. Most of its handlers return what `generate` does: it finds the
+model, refuses fields, makes the call, prepares it and returns a response of the dialect's writer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.request.context import Named, RequestContext, read_call
+from cpuserve.api.request.fields import check_fields
+from cpuserve.api.response.error_json import ErrorBody
+from cpuserve.api.response.openapi import json_body, text_answer
+from cpuserve.api.response.writer import Writer, respond
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.generate import count_prompt, prepare
+
+if TYPE_CHECKING:
+    from cpuserve.serving.call import GenerateCall
+    from cpuserve.serving.generate import Generation
+
+T = TypeVar("T", bound=msgspec.Struct)
+N = TypeVar("N", bound=Named)
+Handler = Callable[[RequestContext, T], Awaitable[Response]]
+
+
+def post(
+    router: APIRouter,
+    *paths: str,
+    schema: type[T],
+    response: type[msgspec.Struct] | None,
+    id_prefix: str,
+    error: type[msgspec.Struct] = ErrorBody,
+    stream: str | None = None,
+    conversation: str = "messages",
+) -> Callable[[Handler[T]], Handler[T]]:
+    """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
+
+    schema, response, error: the types of the bodies; a response of None is a text. id_prefix: of
+    the id in the response. stream: the media type of streams, if there are some. conversation: see
+    read_call. The operation in /openapi.json has the handler's name and docstring.
+    """
+
+    def add(handler: Handler[T]) -> Handler[T]:
+        async def endpoint(request: Request) -> Response:
+            async with read_call(request, id_prefix, schema, conversation=conversation) as (
+                received,
+                asked,
+            ):
+                return await handler(received, asked)
+
+        shown = (
+            text_answer(schema)
+            if response is None
+            else json_body(schema, response, error, stream=stream)
+        )
+        for path in paths:
+            router.add_api_route(
+                path,
+                endpoint,
+                methods=["POST"],
+                name=handler.__name__,
+                description=inspect.getdoc(handler),
+                openapi_extra=shown,
+            )
+        return handler
+
+    return add
+
+
+async def generate(
+    received: RequestContext,
+    asked: N,
+    to_call: Callable[[N], GenerateCall],
+    writer: Callable[[RequestContext, N, Generation], Writer],
+    *,
+    field_names: Mapping[str, str] | None = None,
+) -> Response:
+    """Return the response to a body that asks for texts, vectors or scores.
+
+    field_names: the dialect's names of fields that have another name in a call, for errors.
+
+    Raises:
+      RequestError: the model cannot be found, or the body is invalid; see `prepare`.
+    """
+    await received.choose(asked.model)
+    check_fields(asked)
+    try:
+        generation = await prepare(received.served, to_call(asked), received.body_bytes)
+    except InvalidRequest as error:
+        if error.param is not None and field_names is not None:
+            error.param = field_names.get(error.param, error.param)
+        raise
+    return respond(generation, writer(received, asked, generation))
+
+
+async def prompt_length(
+    received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
+) -> int:
+    """Return how many tokens the prompt of such a body has; RequestError as `generate`."""
+    await received.choose(asked.model)
+    check_fields(asked)
+    return await count_prompt(received.context, to_call(asked), received.body_bytes)

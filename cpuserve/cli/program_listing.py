@@ -1,0 +1,107 @@
+"""Shows a Program as text or JSON: its operations with the shapes they read and write."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from cpuserve.program.ops import Op, Rope
+from cpuserve.program.program import Program
+
+# Fields that contain the id of a value.
+VALUES = ("x", "qkv", "q", "latent", "kv", "routing", "gates", "target", "like", "more", "out")
+WEIGHTS = ("weight", "weights", "bias", "biases", "factors", "q_norm", "k_norm", "norm", "sinks")
+MOST_WEIGHTS = 4  # in one line
+SHAPES = ("width", "vocab", "rows", "in_features", "features")  # already visible in the shapes
+
+
+def render(program: Program) -> str:
+    """Return one line per operation, and a last line with totals."""
+    shapes = {need.name: need.shape for need in program.weights}
+    lines = [_line(i, op, program, shapes) for i, op in enumerate(program.ops)]
+    parameters = sum(_elements(shape) for shape in shapes.values())
+    lines.append(
+        f"{len(program.ops)} operations, {len(program.weights)} tensors, "
+        f"{parameters:,} parameters, {len(program.cache)} KV layers; T = tokens of a step"
+    )
+    return "\n".join(lines)
+
+
+def as_records(program: Program) -> list[dict[str, Any]]:
+    """Return the operations as plain data: values with widths, weights with shapes, parameters."""
+    shapes = {need.name: need.shape for need in program.weights}
+    return [
+        {
+            "op": op_name(op),
+            "values": {f: _value(program, value) for f, value in _values(op)},
+            "weights": {w: list(shapes.get(w, ())) for w in _weights(op)},
+            "parameters": dict(_parameters(op)),
+        }
+        for op in program.ops
+    ]
+
+
+def op_name(op: Op) -> str:
+    """RopeStoreKV -> rope_store_kv."""
+    name = type(op).__name__.removesuffix("Op")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _line(index: int, op: Op, program: Program, shapes: dict[str, tuple[int, ...]]) -> str:
+    reads = [_value(program, value) for f, value in _values(op) if f != "out"]
+    writes = f" -> {_value(program, op.out)}" if hasattr(op, "out") else ""
+    names = _weights(op)
+    weights = " ".join(f"{w}{list(shapes.get(w, ()))}" for w in names[:MOST_WEIGHTS])
+    if len(names) > MOST_WEIGHTS:  # of 128 experts
+        weights += f" and {len(names) - MOST_WEIGHTS} more"
+    parameters = " ".join(f"{k}={v}" for k, v in _parameters(op))
+    parts = [f"{index:4d} {op_name(op):<14} {', '.join(reads)}{writes}", weights, parameters]
+    return "  ".join(p for p in parts if p)
+
+
+def _value(program: Program, value_id: int) -> str:
+    value = next(v for v in program.values if v.id == value_id)
+    rows = "T" if value.copies == 1 else f"{value.copies} T"
+    return f"{value.name}[{rows}, {value.width}]"
+
+
+def _values(op: Op) -> list[tuple[str, int]]:
+    held = [(field, getattr(op, field, None)) for field in VALUES]
+    return [(field, value) for field, value in held if value is not None]
+
+
+def _weights(op: Op) -> list[str]:
+    names: list[str] = []
+    for field in WEIGHTS:
+        held = getattr(op, field, None)
+        for each in held if isinstance(held, tuple) else (held,):
+            names += [n for n in (each if isinstance(each, tuple) else (each,)) if n]
+    return names
+
+
+def _parameters(op: Op) -> list[tuple[str, Any]]:
+    """Return the other fields of an operation that differ from their defaults."""
+    found: list[tuple[str, Any]] = []
+    for field in msgspec.structs.fields(op):
+        held = getattr(op, field.name)
+        if field.name in (*VALUES, *WEIGHTS, *SHAPES) or held is None:
+            continue
+        if field.default is not msgspec.NODEFAULT and held == field.default:
+            continue
+        found.append((field.name, _short(held)))
+    return found
+
+
+def _short(held: Any) -> Any:
+    if isinstance(held, Rope):
+        return f"rotary {held.rotary}"
+    return float(f"{held:.6g}") if isinstance(held, float) else held
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

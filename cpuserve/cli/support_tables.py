@@ -1,0 +1,125 @@
+"""The tables of `cpuserve models --supported`: families, formats, and kernels of this CPU.
+
+`python -m cpuserve.cli.support_tables docs/models.md` writes the tables of families and formats,
+which are made from the registries, between the two markers in the file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from cpuserve.config.reference import between
+
+BEGIN = "<!-- models: made by python -m cpuserve.cli.support_tables docs/models.md -->"
+END = "<!-- end of models -->"
+# Families with files of another name; the metadata of a file decides between them.
+SAME_FILES = {
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "Glm4MoeLiteForCausalLM": "deepseek2",
+    "Olmo3ForCausalLM": "olmo2",
+    "RobertaModel": "bert",
+    "XLMRobertaModel": "bert",
+}
+ROWS = {
+    "bf16": "bf16",
+    "f32": "fp32",
+    "q8g32": "int8, a scale for 32",
+    "q8g128": "int8, a scale for 128",
+    "q8g256": "int8, a scale for 256",
+    "q8row": "int8, a scale for a row",
+}
+
+
+def families() -> list[list[str]]:
+    """A row for each architecture: its name, a description, and its names in GGUF files."""
+    from cpuserve.loader.gguf_archs import ARCHS
+    from cpuserve.models import MODELS, RERANKERS, TEXT_PARTS
+
+    rows = [["architecture", "what sets it apart", "in GGUF files"]]
+    for name in MODELS.names():
+        archs = [arch for arch, found in ARCHS.items() if found.family == name]
+        archs += [SAME_FILES[name]] if name in SAME_FILES else []
+        rows.append([name, _sentence(MODELS.get(name)), ", ".join(archs)])
+    rows += [[name, f"its part for text, {part}", ""] for name, part in TEXT_PARTS.items()]
+    rows += [[name, f"a reranker: {part} and a head", ""] for name, part in RERANKERS.items()]
+    return rows
+
+
+def formats() -> list[list[str]]:
+    """A row for each format of safetensors (quant_method): its name and a description."""
+    from cpuserve.quant.registry import BUILTIN
+
+    rows = [["quant_method", "what is read"]]
+    for name, place in BUILTIN.items():
+        if name != "gguf":
+            shown = "none" if name == "dense" else name
+            rows.append([shown, _sentence(import_module(place.partition(":")[0]))])
+    return rows
+
+
+def types() -> list[list[str]]:
+    """A row for each GGUF type: its name, the weight kind, and what its rows are multiplied by."""
+    from cpuserve.program.row_formats import ACT_FORMAT, CONVERTED_KIND
+    from cpuserve.quant.gguf import QUANTIZED
+    from cpuserve.quant.gguf_converted import CONVERTED
+    from cpuserve.quant.gguf_sizes import DECODED
+    from cpuserve.quant.stored import QUANTIZED_KINDS
+
+    rows = [["GGUF type", "weight kind", "activations"]]
+    for dtype, source in QUANTIZED.items():
+        kind = QUANTIZED_KINDS[source]
+        rows.append([dtype, kind, ROWS[ACT_FORMAT[kind]]])
+    rows += [[dtype, f"converted to {how.to}", ""] for dtype, how in CONVERTED.items()]
+    rows += [[dtype, f"converted to {CONVERTED_KIND}", ""] for dtype in DECODED]
+    return rows
+
+
+def levels() -> list[list[str]]:
+    """A row for each kernel: its name, and for each level of this CPU the level of its kernel."""
+    from cpuserve.platforms.cpu import CpuPlatform
+
+    platform = CpuPlatform()
+    names = platform.host().isa_levels
+    tables = [platform.kernels(level) for level in names]
+    kernels = tables[0] if tables else {}
+    return [["kernel", *names]] + [[k, *(table[k] for table in tables)] for k in kernels]
+
+
+def page() -> str:
+    """Markdown: the tables that are the same on every machine."""
+    return "\n\n".join("\n".join(markdown(rows)) for rows in (families(), formats(), types()))
+
+
+def replaced(text: str) -> str:
+    """`text` with new tables between the markers; ValueError as `reference.between`."""
+    return between(text, BEGIN, END, page())
+
+
+def _sentence(described: object) -> str:
+    """Return the first paragraph of its docstring, without its source."""
+    paragraph = (inspect.getdoc(described) or "").split("\n\n")[0].replace("\n", " ")
+    return re.sub(r" ?Source:.*", "", paragraph)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a Markdown table; the first row is its head."""
+    head, *body = rows
+    for cells in (head, ["---"] * len(head), *body):
+        yield f"| {' | '.join(cells)} |"
+
+
+def main(path: Path) -> None:
+    """Write the tables into the file at `path`."""
+    path.write_text(replaced(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,189 @@
+"""What one option is: its texts, names and checks, and how its value is parsed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cpuserve.config.values import parse_count
+
+MODEL, SERVER, MEMORY, CPU = "Model", "Server", "Memory and batching", "CPU and threads"
+GROUPS = (MODEL, SERVER, MEMORY, CPU)
+
+# A "list" flag takes several values. A "names" flag takes one value: names separated by commas, or
+# a JSON list.
+Kind = Literal["text", "count", "flag", "list", "names", "object"]
+TRUE = {"1": True, "true": True, "yes": True, "on": True}
+FALSE = {"0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another server's name for a field; `convert` translates a text given under that name.
+
+    differs: how the value's meaning here differs from its meaning in the other server, if it does.
+    """
+
+    name: str
+    convert: Callable[[str], str] | None = None
+    differs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One option.
+
+    default: a description of the value that applies if the option is not set. synonyms: other
+    spellings of a choice. words: texts that are accepted in place of a value of `kind`.
+    read(value): converts a value in place of `kind`, and raises a ValueError as `parse` does.
+    check(value): raises a ValueError with the expected values. secret: error messages do not
+    show the value. server: the option belongs to ServerOptions.
+    """
+
+    name: str
+    help: str
+    default: str
+    group: str
+    kind: Kind = "text"
+    flags: tuple[str, ...] = ()
+    env: str | None = None
+    aliases: tuple[Alias, ...] = ()
+    choices: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    secret: bool = False
+    read: Callable[[object], Any] | None = None
+    check: Callable[[Any], object] | None = None
+    metavar: str | None = None
+    server: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The main name on the command line (the first of `flags`), or ""."""
+        return self.flags[0] if self.flags else ""
+
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        """Flags and the aliases that are flags."""
+        return self.flags + tuple(a.name for a in self.aliases if a.name.startswith("-"))
+
+    @property
+    def env_aliases(self) -> tuple[Alias, ...]:
+        """Aliases that are environment variables."""
+        return tuple(a for a in self.aliases if not a.name.startswith("-"))
+
+    def convert(self, name: str, text: str) -> str:
+        """Translate `text`, given under alias `name`, to the text that the main name accepts.
+
+        Raises a ValueError with the expected values, without the alias.
+        """
+        for alias in self.aliases:
+            if alias.name == name and alias.convert is not None:
+                return alias.convert(text)
+        return text
+
+    def parse(self, value: object) -> Any:
+        """Convert a text (flag, environment) or a plain value (file, `LLM(...)`) to this type.
+
+        Raises a ValueError with the expected values, without the field.
+        """
+        if self.words and str(value).strip().lower() in self.words:
+            return str(value).strip().lower()
+        parsed = self._typed(value)
+        if self.choices and parsed not in self.choices:
+            msg = f"choose one of {', '.join(self.choices)}"
+            raise ValueError(msg)
+        if self.check is not None:
+            self.check(parsed)
+        return parsed
+
+    def _typed(self, value: object) -> Any:
+        if self.read is not None:
+            return self.read(value)
+        if self.kind == "flag":
+            return _boolean(value)
+        if self.kind == "count":
+            return _count(value)
+        if self.kind == "list":
+            items = value if isinstance(value, list | tuple) else str(value).split(",")
+            return [str(item).strip() for item in items]
+        if self.kind == "names":
+            return _names(value)
+        if self.kind == "object":
+            return _object(value)
+        if isinstance(value, bool | list | tuple | dict) or value is None:
+            msg = "must be text"
+            raise ValueError(msg)
+        text = str(value).strip()
+        lowered = text.lower()
+        if self.choices or self.synonyms:
+            return self.synonyms.get(lowered, lowered if self.choices else text)
+        return text
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word in TRUE or word in FALSE:
+        return word in TRUE
+    msg = "must be 1 or 0 (true or false)"
+    raise ValueError(msg)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        msg = "must be a whole number"
+        raise ValueError(msg)
+    return value if isinstance(value, int) else parse_count(value)
+
+
+def _names(value: object) -> list[str]:
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    items = value if isinstance(value, list | tuple) else str(value).split(",")
+    if not items or not all(isinstance(item, str) and item.strip() for item in items):
+        msg = """must be names separated by commas, or a JSON list such as '["a", "b"]'"""
+        raise ValueError(msg)
+    return [item.strip() for item in items]
+
+
+def _object(value: object) -> dict[str, Any]:
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if not isinstance(value, Mapping):
+        msg = """must be a JSON object, such as '{"name": 0.7}'"""
+        raise ValueError(msg)
+    return {str(key): item for key, item in value.items()}
+
+
+def at_least(least: int, most: int = 2**31 - 1) -> Callable[[int], None]:
+    """Return a check that a number is between `least` and `most`."""
+
+    def check(value: int) -> None:
+        if not least <= value <= most:
+            top = f" and at most {most}" if most < 2**31 - 1 else ""
+            msg = f"must be at least {least}{top}"
+            raise ValueError(msg)
+
+    return check
+
+
+def not_empty(value: str) -> None:
+    """Raise a ValueError for an empty text."""
+    if not value:
+        msg = "must not be empty"
+        raise ValueError(msg)
+
+
+def named(value: list[str], what: str) -> None:
+    """Raise a ValueError unless the items are NAME=VALUE with different names."""
+    names = [name for name, _, named in (item.partition("=") for item in value) if named]
+    if len(names) < len(value) or not all(names) or len({*names}) < len(names):
+        msg = f"must be pairs NAME={what}, each with a name of its own"
+        raise ValueError(msg)

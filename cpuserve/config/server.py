@@ -1,0 +1,317 @@
+"""The options of the server: one record with the type, default, texts and names of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+
+from cpuserve.config.field import SERVER, Alias, Field, at_least, named, not_empty
+
+
+def option(text: str, default: str = "", **names: Any) -> Field:
+    """Return an option of the server with this help text.
+
+    default: the text of the help on the default; "" = the value of the attribute.
+    """
+    return Field("", text, default, SERVER, server=True, **names)
+
+
+def _named_models(value: list[str]) -> None:
+    named(value, "MODEL")
+
+
+def _hosts(value: list[str]) -> None:
+    if not all(re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9._-]+", name) for name in value):
+        msg = "must be host names without a port: api.example.com, *.example.com, or * for any"
+        raise ValueError(msg)
+
+
+def _origins(value: list[str]) -> None:
+    if not all(re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+", origin) for origin in value):
+        msg = "must be origins without a path, such as https://chat.example.com, or * for any"
+        raise ValueError(msg)
+
+
+def _tokens(value: list[str]) -> None:
+    if not all(re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", token) for token in value):
+        msg = "must be names of HTTP methods or headers, or * for any"
+        raise ValueError(msg)
+
+
+def _keys(value: list[str]) -> None:
+    if not all(key.strip() and key.isascii() for key in value):
+        msg = "keys must be ASCII text and not empty"
+        raise ValueError(msg)
+
+
+class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """Settings of the front end. Each has the help text of its flag.
+
+    uds: "none" means None. request_timeout: 0 = no limit.
+    """
+
+    host: Annotated[
+        str,
+        option(
+            "Address to listen on; 0.0.0.0 listens on all IPv4 addresses.",
+            flags=("--host",),
+            env="CPUSERVE_HTTP_HOST",
+            check=not_empty,
+            metavar="ADDRESS",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int,
+        option(
+            "Port to listen on; 0 selects a free one.",
+            kind="count",
+            flags=("--port",),
+            env="CPUSERVE_HTTP_PORT",
+            check=at_least(0, 65535),
+            metavar="PORT",
+        ),
+    ] = 8000
+    uds: Annotated[
+        str | None,
+        option(
+            "Unix socket to listen on instead of host and port; `none` cancels the socket that a "
+            "variable or a config file sets.",
+            default="none",
+            flags=("--uds",),
+            env="CPUSERVE_UDS",
+            words=("none",),
+            check=not_empty,
+            metavar="PATH",
+        ),
+    ] = None
+    api_key: Annotated[
+        Sequence[str],
+        option(
+            "API keys; clients must send one of them. Separate several by commas in the variable,"
+            " which is safer, because other users of the machine can read flags.",
+            default="none: everyone who can connect may use the server",
+            kind="list",
+            flags=("--api-key",),
+            env="CPUSERVE_API_KEY",
+            aliases=(Alias("VLLM_API_KEY"),),
+            secret=True,
+            check=_keys,
+            metavar="KEY",
+        ),
+    ] = ()
+    public_metrics: Annotated[
+        bool,
+        option(
+            "Serve /metrics and /version without an API key, as /health, /ping and /live always "
+            "are.",
+            default="off: they need a key if one is set",
+            kind="flag",
+            flags=("--public-metrics",),
+            env="CPUSERVE_PUBLIC_METRICS",
+        ),
+    ] = False
+    also_serve: Annotated[
+        Sequence[str],
+        option(
+            "Further models as NAME=MODEL. Each is loaded for a request, and unloaded "
+            "when another one needs its memory. Options that do not describe one model apply to "
+            "all.",
+            kind="names",
+            flags=("--also-serve",),
+            env="CPUSERVE_ALSO_SERVE",
+            check=_named_models,
+            metavar="NAME=MODEL",
+        ),
+    ] = ()
+    allowed_hosts: Annotated[
+        Sequence[str],
+        option(
+            "Host names that requests may be addressed to, besides localhost and IP addresses: "
+            "a.example.com,*.b.example, or * for any. Requests for other names get 403.",
+            default="any; only local names if --host is a loopback address and no API key is set",
+            kind="names",
+            flags=("--allowed-hosts",),
+            env="CPUSERVE_ALLOWED_HOSTS",
+            check=_hosts,
+            metavar="NAMES",
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        Sequence[str],
+        option(
+            "Origins of web pages that may use the API from a browser (CORS), or * for any.",
+            kind="names",
+            flags=("--allowed-origins",),
+            env="CPUSERVE_ALLOWED_ORIGINS",
+            check=_origins,
+            metavar="ORIGINS",
+        ),
+    ] = ()
+    allowed_methods: Annotated[
+        Sequence[str],
+        option(
+            "HTTP methods that pages of --allowed-origins may use.",
+            kind="names",
+            flags=("--allowed-methods",),
+            env="CPUSERVE_ALLOWED_METHODS",
+            check=_tokens,
+            metavar="METHODS",
+        ),
+    ] = ("*",)
+    allowed_headers: Annotated[
+        Sequence[str],
+        option(
+            "Request headers that pages of --allowed-origins may send.",
+            kind="names",
+            flags=("--allowed-headers",),
+            env="CPUSERVE_ALLOWED_HEADERS",
+            check=_tokens,
+            metavar="HEADERS",
+        ),
+    ] = ("*",)
+    allow_credentials: Annotated[
+        bool,
+        option(
+            "Allow browsers to send cookies with requests from pages of --allowed-origins.",
+            kind="flag",
+            flags=("--allow-credentials",),
+            env="CPUSERVE_ALLOW_CREDENTIALS",
+        ),
+    ] = False
+    log_level: Annotated[
+        str,
+        option(
+            "Lowest level of the messages that are logged: debug, info, warning, error.",
+            flags=("--log-level",),
+            env="CPUSERVE_LOG_LEVEL",
+            aliases=(Alias("--uvicorn-log-level"), Alias("VLLM_LOGGING_LEVEL")),
+            choices=("debug", "info", "warning", "error"),
+            synonyms={"warn": "warning", "critical": "error", "trace": "debug"},
+            metavar="LEVEL",
+        ),
+    ] = "info"
+    max_num_queued_reqs: Annotated[
+        int,
+        option(
+            "Maximum requests that wait for their first token; further ones get 429 with "
+            "Retry-After.",
+            kind="count",
+            flags=("--max-num-queued-reqs",),
+            env="CPUSERVE_MAX_NUM_QUEUED_REQS",
+            check=at_least(1, 65536),
+            metavar="N",
+        ),
+    ] = 1024
+    max_num_queued_tokens: Annotated[
+        int,
+        option(
+            "Maximum prompt tokens that wait for a first token; further requests get 429 with "
+            "Retry-After.",
+            kind="count",
+            flags=("--max-num-queued-tokens",),
+            env="CPUSERVE_MAX_NUM_QUEUED_TOKENS",
+            check=at_least(1),
+            metavar="TOKENS",
+        ),
+    ] = 1 << 20
+    max_body_size: Annotated[
+        int | None,
+        option(
+            "Maximum size of a request body in bytes (4M is 4 MiB); larger ones get 413.",
+            default="64 bytes per token of the model's context, and at least 4 MiB",
+            kind="count",
+            flags=("--max-body-size",),
+            env="CPUSERVE_MAX_BODY_SIZE",
+            check=at_least(1024, 2**40),
+            metavar="BYTES",
+        ),
+    ] = None
+    sse_ping_interval: Annotated[
+        float,
+        option(
+            "Seconds without an event after which a stream sends a comment, so that proxies keep "
+            "it open.",
+            kind="count",
+            flags=("--sse-ping-interval",),
+            env="CPUSERVE_SSE_PING_INTERVAL",
+            check=at_least(1, 3600),
+            metavar="SECONDS",
+        ),
+    ] = 15
+    request_timeout: Annotated[
+        float,
+        option(
+            "Maximum seconds of a request, time in the queue included; a request's own `timeout` "
+            "may be shorter. 0 = no limit.",
+            kind="count",
+            flags=("--request-timeout",),
+            env="CPUSERVE_REQUEST_TIMEOUT",
+            check=at_least(0, 1_000_000),
+            metavar="SECONDS",
+        ),
+    ] = 0
+    drain_timeout: Annotated[
+        float,
+        option(
+            "Seconds that running requests get to finish when a signal stops the server; requests"
+            " that still run then end with an error.",
+            kind="count",
+            flags=("--drain-timeout",),
+            env="CPUSERVE_DRAIN_TIMEOUT",
+            aliases=(Alias("--shutdown-timeout"), Alias("--timeout-graceful-shutdown")),
+            check=at_least(0, 86_400),
+            metavar="SECONDS",
+        ),
+    ] = 30
+    drain_delay: Annotated[
+        float,
+        option(
+            "Seconds for which the server still accepts requests after that signal, while /health"
+            " returns 503. Set it above the interval at which a load balancer checks /health.",
+            kind="count",
+            flags=("--drain-delay",),
+            env="CPUSERVE_DRAIN_DELAY",
+            check=at_least(0, 3600),
+            metavar="SECONDS",
+        ),
+    ] = 0
+    engine_restart: Annotated[
+        bool,
+        option(
+            "Restart an engine process that dies; with --no-engine-restart the server exits with "
+            "code 1.",
+            kind="flag",
+            flags=("--engine-restart",),
+            env="CPUSERVE_ENGINE_RESTART",
+        ),
+    ] = True
+
+    @property
+    def socket(self) -> str | None:
+        """The path of the Unix socket to listen on, in place of host and port."""
+        return None if self.uds == "none" else self.uds
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ",".join(value) or "none"
+    return str(value)
+
+
+def _fields() -> tuple[Field, ...]:
+    hints = get_type_hints(ServerOptions, include_extras=True)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(ServerOptions)}
+    found: dict[str, Field] = {name: hints[name].__metadata__[0] for name in defaults}
+    return tuple(
+        replace(field, name=name, default=field.default or _shown(defaults[name]))
+        for name, field in found.items()
+    )
+
+
+FIELDS = _fields()

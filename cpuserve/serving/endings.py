@@ -1,9 +1,0 @@
-"""The exceptions that end a task or the process."""
-
-from __future__ import annotations
-
-import asyncio
-
-# They must propagate. All others are failures of a request and get an error response. That includes
-# BaseExceptions: a panic in a Rust library raises one.
-ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)

@@ -1,0 +1,72 @@
+"""The structured output that a request asks for: response_format and structured_outputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.structured import StructuredOutputs, structured_from
+from cpuserve.serving.call import unsupported
+
+if TYPE_CHECKING:
+    from cpuserve.serving.call import GenerateCall
+
+_FIELD = "response_format"
+_FORMATS = "text, json_object or json_schema"
+
+
+def structured_outputs(call: GenerateCall) -> StructuredOutputs | None:
+    """Return the form that the text must have, or None if it is free, or if there will be none.
+
+    Raises:
+      InvalidRequest: a field is invalid, both are set, or structured_outputs and a forced call.
+    """
+    form = _response_format(call.response_format)
+    if call.structured_outputs not in (None, {}):
+        if form is not None:
+            msg = "response_format and structured_outputs exclude each other: set one of them"
+            raise InvalidRequest(msg, param="structured_outputs")
+        form = structured_from(call.structured_outputs)
+    if form is not None and call.tools and call.tool_choice == "required":
+        # The formats of a response go with every request of an agent, and mean its texts.
+        if form.field != "structured_outputs":
+            return None
+        msg = f"{form.field} and a forced tool_choice exclude each other: set one of them"
+        raise InvalidRequest(msg, param="tool_choice")
+    return form
+
+
+def _response_format(value: Any) -> StructuredOutputs | None:
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, dict) else None
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return _json_object(value.get("schema"))
+        case "json_schema":
+            return _json_schema(value.get("json_schema"))
+        case "structural_tag":
+            msg = f"response_format {kind} is not supported: use {_FORMATS}"
+            raise unsupported(msg, _FIELD)
+    msg = f"response_format must be an object whose type is {_FORMATS}"
+    raise InvalidRequest(msg, param=_FIELD)
+
+
+def _json_object(schema: Any) -> StructuredOutputs:
+    """Return the output for any object, or for a schema, which llama.cpp clients may add."""
+    if schema is None:
+        return StructuredOutputs(json_object=True, field=_FIELD)
+    if not isinstance(schema, dict):
+        msg = "the schema of response_format json_object must be a JSON schema, which is an object"
+        raise InvalidRequest(msg, param=_FIELD)
+    return StructuredOutputs(json=schema, field=_FIELD)
+
+
+def _json_schema(value: Any) -> StructuredOutputs:
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if not isinstance(schema, dict | bool):
+        msg = 'response_format needs {"json_schema": {"name": ..., "schema": a JSON schema}}'
+        raise InvalidRequest(msg, param=_FIELD)
+    return StructuredOutputs(json=schema, field=_FIELD)
