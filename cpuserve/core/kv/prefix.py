@@ -18,6 +18,7 @@ from typing import NewType
 
 import msgspec
 
+from cpuserve.core.kv.table import BlockTable
 from cpuserve.ids import BlockId
 
 BlockHash = NewType("BlockHash", bytes)
@@ -81,7 +82,7 @@ class PrefixMatch:
 
     entries: list[CachedBlock] = field(default_factory=list)
     num_tokens: int = 0
-    tables: list[list[BlockId]] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=list)
     blocks: list[BlockId] = field(default_factory=list)
     branch: int = 0
 
