@@ -419,8 +419,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/kv/manager.py",
-        "if found.served < 0 or found.alterations != self.index.alterations:",
-        "if found.served < 0:",
+        "state = found.last, found.revivals, self.index.alterations",
+        "state = found.last, found.revivals, 0",
         "tests/core/test_scheduler_state_machine.py",
     ),
     Fault(

@@ -163,12 +163,12 @@ class KvManager:
     def _cached(self, chain: PrefixChain, token_ids: Sequence[int]) -> FoundPrefix:
         """Return the longest cached prefix, and how much of it every cache group can serve."""
         if not self.prefix_caching:
-            return FoundPrefix(served=0)
+            return FoundPrefix()
         most = (len(token_ids) - 1) // self.block_size
         found = self.index.search(chain, token_ids, most)
-        if found.served < 0 or found.alterations != self.index.alterations:
-            found.alterations = self.index.alterations
-            found.served = self._served(found.entries, 0)
+        state = found.last, found.revivals, self.index.alterations
+        if found.served_of != state:
+            found.served, found.served_of = self._served(found.entries, 0), state
         return found
 
     def _served(self, entries: Sequence[CachedBlock], begin: int) -> int:
