@@ -9,6 +9,11 @@ while --waiting further prompts wait. Each has --tokens tokens, 15/16 of them in
 and enough slots and blocks are free for all. `schedule_windows` is the same for a model with one
 full and five sliding-window cache groups. `arrival` is the time of a new prompt on the engine
 thread: from its message to the first search in the prefix cache.
+
+The other lines are parts of a decode step of many streams: `schedule()`, `pack()`, and `step()` of
+the native executor, which checks the step and runs a model of one embedding. They are measured at
+a long and at a short context, so the difference is the cost of long block tables. `64x32k` has one
+cache group, `8x128k` one full and five of sliding windows, as Gemma 3.
 """
 
 import argparse
@@ -18,12 +23,15 @@ from array import array
 
 import numpy as np
 
+from cpuserve import _C
 from cpuserve.bench.schema import percentile
 from cpuserve.config.cache_groups import CacheUse
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import RowResult
+from cpuserve.runtime.executor import StepOutputs
+from cpuserve.runtime.pack import pack, unpack
 from cpuserve.sampling.params import SamplingParams
 
 BLOCK = 32
@@ -108,6 +116,65 @@ def arrival(tokens, rounds):
     return seconds
 
 
+class OneEmbedding:
+    """A native executor of the smallest model with cache groups; call it inside `team.run`."""
+
+    def __init__(self, team, groups, num_seqs, num_blocks):
+        program = _C.Program(_C.isa_levels()[-1], num_seqs, num_seqs)
+        x = program.value("x", 32, "f32")
+        embed = program.matrix("embed", "dense_f32", 8, 32, [8], False)
+        program.embed(x, embed, 1.0)
+        for group in range(groups):
+            program.kv_layer(1, 16, group)
+        program.logits(x, embed, -1, 1.0, 0.0)
+        self.native = _C.Executor(team, program, num_blocks, "bf16", num_seqs, 5)
+        rows = np.ones((8, 32), np.float32).view(np.uint8)
+        self.native.load_matrix(embed, [(rows, "f32", None)])
+
+    def admit(self, slot, *_):
+        ints, floats = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        self.native.admit(
+            slot, temperature=0.0, top_p=1.0, min_p=0.0, top_k=0, repetition=1.0, frequency=0.0,
+            presence=0.0, seed=0, min_tokens=0, stop_ids=ints, bias_ids=ints, bias_values=floats,
+            allowed=None, prompt=ints, output=ints,
+        )  # fmt: skip
+
+    def release(self, slot):
+        self.native.release(slot)
+
+    def step(self, arrays):
+        n = self.native
+        n.step(arrays.words)
+        return StepOutputs(n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs)
+
+
+def decode_seconds(team, windows, streams, tokens, rounds):
+    """Return the seconds of (schedule, pack, execute) of decode steps at `tokens` of context."""
+    need = (tokens + rounds) // BLOCK + 3
+    spans = [min(need, (w + BUDGET) // BLOCK + 3) if w else need for w in windows]
+    blocks = streams * sum(spans)
+    kv = KvManager(blocks, BLOCK, prefix_caching=False, use=CacheUse(windows, BUDGET, BLOCK))
+    executor = OneEmbedding(team, len(windows), streams, blocks + 1)
+    scheduler = Scheduler(kv, executor, max_num_seqs=streams, max_num_batched_tokens=BUDGET)
+    for number in range(streams):
+        scheduler.add(request(number, [1] * tokens))
+    while any(r.num_computed < tokens for r in scheduler.requests.values()):
+        scheduler.update(results(scheduler.schedule()))
+    parts = [], [], []
+    for _ in range(rounds):
+        times = [time.perf_counter()]
+        batch = scheduler.schedule()
+        times.append(time.perf_counter())
+        arrays = pack(batch)
+        times.append(time.perf_counter())
+        outputs = executor.step(arrays)
+        times.append(time.perf_counter())
+        scheduler.update(unpack(outputs, arrays.tops))
+        for part, begin, end in zip(parts, times, times[1:], strict=False):
+            part.append(end - begin)
+    return [part[3:] for part in parts]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--waiting", type=int, default=32)
@@ -126,6 +193,18 @@ def main():
     write("schedule_windows_alone", alone)
     write("schedule_windows", beside)
     write("arrival", arrival(flags.tokens, flags.rounds))
+
+    def decode(name, windows, streams, tokens):
+        team = _C.Team(1)
+        parts = []
+        team.run(lambda: parts.extend(decode_seconds(team, windows, streams, tokens, 200)))
+        for part, seconds in zip(("schedule", "pack", "execute"), parts, strict=True):
+            write(f"{part}_{name}", seconds)
+        write(f"all_{name}", [sum(each) for each in zip(*parts, strict=True)])
+
+    for streams, windows, tokens in ((64, (0,), 32768), (8, (0, *[1024] * 5), 131072)):
+        decode(f"{streams}x{tokens // 1024}k", windows, streams, tokens)
+        decode(f"{streams}x64", windows, streams, 64)
 
 
 if __name__ == "__main__":

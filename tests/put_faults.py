@@ -419,8 +419,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/kv/manager.py",
-        "if found.served < 0 or found.alterations != self.index.alterations:",
-        "if found.served < 0:",
+        "state = found.last, found.revivals, self.index.alterations",
+        "state = found.last, found.revivals, 0",
         "tests/core/test_scheduler_state_machine.py",
     ),
     Fault(
@@ -437,9 +437,64 @@ FAULTS = [
     ),
     Fault(
         "csrc/runtime/worker.cpp",
-        "in.block_tables + e.kv_.group(op.layer) * in.blocks + ",
-        "in.block_tables + ",
+        "e.table(u.seq, e.kv_.group(op.layer))",
+        "e.table(u.seq, 0)",
         "tests/runtime/test_cache_groups.py -k no_bit",
+    ),
+    # --- block tables that executors keep -----------------------------------------------------
+    Fault(
+        "cpuserve/core/kv/table.py",
+        "        self.sent = min(self.sent, index)\n",
+        "",
+        "tests/core/test_scheduler_state_machine.py",
+    ),
+    Fault(
+        "cpuserve/core/kv/table.py",
+        "            self.sent = min(self.sent, begin)\n",
+        "",
+        "tests/core/test_scheduler_state_machine.py",
+    ),
+    Fault(
+        "cpuserve/core/kv/table.py",
+        "        self.sent = min(self.sent, end)\n",
+        "",
+        "tests/core/test_scheduler_state_machine.py",
+    ),
+    Fault(
+        "cpuserve/core/kv/table.py",
+        "        self._left = min(self._left, index)\n",
+        "",
+        "tests/runtime/test_pack.py -k leaves_each_block",
+    ),
+    Fault(
+        "csrc/runtime/executor.h",
+        "    tables_.release(slot);\n",
+        "",
+        "tests/runtime/test_native_executor.py -k keeps_its_table",
+    ),
+    Fault(
+        "csrc/runtime/step_input.cpp",
+        'check_range("table_first", at, in.table_first[at], 0, kept.size() + 1);',
+        'check_range("table_first", at, in.table_first[at], 0, kept.size() + 2);',
+        "ctest test_executor",
+    ),
+    Fault(
+        "csrc/runtime/step_input.cpp",
+        "check_argument(tables.claim(slot), ",
+        "check_argument(tables.claim(slot) || true, ",
+        "ctest test_executor",
+    ),
+    Fault(
+        "csrc/runtime/step_input.cpp",
+        "(b < first ? kept[b] : entries[b - first]) != gone",
+        "b < first || entries[b - first] != gone",
+        "ctest test_executor",
+    ),
+    Fault(
+        "csrc/runtime/executor.cpp",
+        "base ? slot_of(base - 1) : -1",
+        "base ? slot_of(base) : -1",
+        "tests/program/test_native_ops.py",
     ),
     # --- placement and memory -----------------------------------------------------------------
     Fault(

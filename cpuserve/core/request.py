@@ -9,10 +9,11 @@ import msgspec
 
 from cpuserve.core.exclusion import excluding_fields, stop_ids
 from cpuserve.core.kv.prefix import PrefixChain
+from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.ngram import NgramIndex
 from cpuserve.core.pool import Pool
 from cpuserve.core.step import HIDDEN, LogitRow, RowResult
-from cpuserve.ids import BlockId, RequestId, SlotId
+from cpuserve.ids import RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -55,7 +56,7 @@ class Request:
     num_prompt: int = 0
     num_computed: int = 0
     slot: SlotId = NO_SLOT
-    tables: list[list[BlockId]] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
     num_top: int = -1
     prompt_rows: list[RowResult | None] | None = None

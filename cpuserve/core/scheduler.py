@@ -70,7 +70,7 @@ class SlotHost(Protocol):
         """(Re)set the sampler state of `slot`."""
 
     def release(self, slot: int) -> None:
-        """Forget `slot`."""
+        """Forget `slot`: its sampler state and block tables."""
 
 
 class Scheduler:
@@ -154,7 +154,6 @@ class Scheduler:
     def end_with_the_grammar(self, request: Request) -> None:
         """Let a running request end before its min_tokens, because its text is complete."""
         request.params = msgspec.structs.replace(request.params, min_tokens=0)
-        self._slots.release(request.slot)
         self._admit(request, request.slot)
 
     def abort(self, request_id: RequestId) -> bool:

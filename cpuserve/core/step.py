@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cpuserve.ids import BlockId, SlotId
+from cpuserve.core.kv.table import BlockTable
+from cpuserve.ids import SlotId
 
 SAMPLE, HIDDEN = -1, -2  # targets of rows that are not scored
 
@@ -42,7 +43,7 @@ class SeqChunk(msgspec.Struct):
     slot: SlotId
     token_ids: list[int]
     start: int
-    tables: list[list[BlockId]]
+    tables: list[BlockTable]
     rows: list[LogitRow] = []
     num_drafts: int = 0
     adapter: int = -1

@@ -118,6 +118,7 @@ class EngineCore:
         self._bytes_per_step = float(executor.bytes_per_step)
         self._seeds = random.Random(config.seed)
         self._refused: list[Output] = []
+        self._early: dict[int, Request] = {}  # requests that came during a step
         self._stale = False
         self._asked: list[Ask] = []
         self.turns = 0  # of the loop
@@ -155,9 +156,9 @@ class EngineCore:
         return self.scheduler.has_work or bool(self._refused) or self._stale or compiled
 
     def _add(self, message: AddRequest) -> None:
-        ids = np.frombuffer(message.prompt, np.int32)
-        prompt: list[int] = ids.tolist()
-        params = message.params
+        ids, params = np.frombuffer(message.prompt, np.int32), message.params
+        early = self._early.pop(message.id, None)
+        prompt: list[int] = ids.tolist() if early is None else early.token_ids
         try:
             check_request(ids, params, self.limits)
         except RequestError as error:
@@ -187,6 +188,8 @@ class EngineCore:
             adapter=number,
             salt=salt,
         )
+        if early is not None and early.chain.salt == salt:
+            request.chain = early.chain
         if params.structured_outputs is None or self._add_grammar(request):
             self.scheduler.add(request)
 
@@ -197,13 +200,23 @@ class EngineCore:
             elapsed = time.perf_counter() - started
             if len(message.prompt) > 4 * self.limits.max_model_len:
                 return False  # it will be refused
-            prompt = np.frombuffer(message.prompt, np.int32).tolist()
-            params, priority = message.params, message.priority
-            request = Request(RequestId(message.id), prompt, params, 1, 0, priority=priority)
-            request.ready = params.structured_outputs is None  # its grammar may have to compile
-            return self.scheduler.ends_for(request, elapsed)
+            return self.scheduler.ends_for(self._read_early(message), elapsed)
 
         return ends_for
+
+    def _read_early(self, message: AddRequest) -> Request:
+        """Read a prompt during a step, and search the cache for it: then `_add` need not."""
+        request = self._early.get(message.id)
+        if request is None:
+            prompt, params = np.frombuffer(message.prompt, np.int32).tolist(), message.params
+            request = Request(
+                RequestId(message.id), prompt, params, 1, 0, priority=message.priority
+            )
+            request.ready = params.structured_outputs is None  # its grammar may have to compile
+            if request.reads_prefixes and params.adapter is None:
+                self.kv.num_cached_tokens(request.chain, prompt)
+            self._early[message.id] = request
+        return request
 
     # --- adapters -----------------------------------------------------------------------------
 

@@ -59,7 +59,15 @@ from cpuserve.program.program import CacheLayer, Program, group_of
 from cpuserve.program.recurrent import DeltaStates, DeltaWeights, Part, parts_of
 from cpuserve.program.row_formats import ACT_FORMAT, FLOAT_ROWS
 from cpuserve.program.tables import alibi_slopes, rope_tables
-from cpuserve.program.view import HasWords, StepView, check_step, key_slots, token_slots, view
+from cpuserve.program.view import (
+    HasWords,
+    KeptTables,
+    StepView,
+    check_step,
+    key_slots,
+    token_slots,
+    view,
+)
 
 Mode = Literal["reference", "emulated"]
 
@@ -179,6 +187,7 @@ class Interpreter:
         self._tensors = {need.name: _tensor(tensors, need.name) for need in program.weights}
         self._check_shapes()
         self._make_cache()
+        self._kept = KeptTables()
         self._states = make_states(program, num_states)
         self._last_use = last_uses(program)
         self._alibi = {
@@ -233,7 +242,7 @@ class Interpreter:
 
     def begin(self, arrays: HasWords) -> None:
         """Set the step for the following `run_op` calls; ValueError for an index out of range."""
-        step = view(arrays)
+        step = view(arrays, self._kept)
         check_step(
             step,
             vocab=self.program.vocab,
@@ -242,6 +251,7 @@ class Interpreter:
             groups=self._groups,
             num_states=self._num_states,
         )
+        self._kept.keep(step)
         self._step: StepView = step
         self._slots = [
             torch.from_numpy(token_slots(step, BLOCK, group)).long()
@@ -249,6 +259,10 @@ class Interpreter:
         ]
         self._positions = torch.from_numpy(step.positions).long()
         self._row_token = torch.from_numpy(step.row_token).long()
+
+    def release(self, slot: int) -> None:
+        """Forget the block tables of `slot`."""
+        self._kept.release(slot)
 
     def run_op(self, index: int, inputs: Sequence[Tensor]) -> Tensor:
         """Run op `index` of the step set by `begin`; returns its output in fp32.

@@ -1,8 +1,11 @@
-"""StepView: the sections of one packed step by name (layout: runtime/executor.py, StepArrays)."""
+"""StepView: the sections of one packed step by name (layout: runtime/executor.py, StepArrays).
+
+KeptTables: the block tables that earlier steps have sent.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
@@ -13,6 +16,7 @@ Int32 = npt.NDArray[np.int32]
 
 HEADER = 8  # int32 words before the first section, as in runtime/executor.py
 MORE_GROUPS = 6  # word of the header: number of cache groups less one
+EMPTY: Int32 = np.zeros(0, np.int32)
 
 
 class HasWords(Protocol):
@@ -23,23 +27,49 @@ class HasWords(Protocol):
         """The flat int32 block."""
 
 
+class KeptTables:
+    """The block tables of sequences by their slots, as the steps so far have sent them."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, list[Int32]] = {}
+
+    def table(self, slot: int, group: int) -> Int32:
+        """The table of a slot for the layers of `group`; empty if none has been sent."""
+        tables = self._tables.get(slot, [])
+        return tables[group] if group < len(tables) else EMPTY
+
+    def keep(self, step: StepView) -> None:
+        """Take what a step changes, after it has been checked."""
+        for seq, slot in enumerate(step.seq_slot.tolist()):
+            self._tables[slot] = [step.table(seq, group) for group in range(step.num_groups)]
+
+    def release(self, slot: int) -> None:
+        """Forget the tables of `slot`."""
+        self._tables.pop(slot, None)
+
+
 @dataclass(frozen=True, slots=True)
 class StepView:
     """The sections of a packed step, as views of its words.
 
-    T: tokens, S: sequences, R: logit rows, G: cache groups, B: entries of all block tables of one.
+    T: tokens, S: sequences, R: logit rows, G: cache groups, B: new entries of all block tables.
 
-    token_ids, positions [T]; query_start, table_start [S + 1]; kv_len [S]; block_tables [G * B];
-    adapters [S], or [0] if no sequence has one; row_token, row_slot, row_target, row_top [R];
-    row_draft, row_mask [R], or [0] in a step without drafts or masks.
+    token_ids, positions [T]; query_start [S + 1]; kv_len, seq_slot [S]; table_first [S * G];
+    table_start [S * G + 1]; table_entries [B]; adapters [S], or [0] if no sequence has one;
+    row_token, row_slot, row_target, row_top [R]; row_draft, row_mask [R], or [0] in a step without
+    drafts or masks.
+
+    kept: the tables that the slots have; they do not change with the view.
     """
 
     token_ids: Int32
     positions: Int32
     query_start: Int32
     kv_len: Int32
+    seq_slot: Int32
+    table_first: Int32
     table_start: Int32
-    block_tables: Int32
+    table_entries: Int32
     adapters: Int32
     row_token: Int32
     row_slot: Int32
@@ -47,6 +77,7 @@ class StepView:
     row_top: Int32
     row_draft: Int32
     row_mask: Int32
+    kept: KeptTables = field(default_factory=KeptTables)
 
     def draft(self, row: int) -> int:
         """The token that `row` has to give for the next row to be sampled, or -1."""
@@ -65,13 +96,14 @@ class StepView:
     @property
     def num_groups(self) -> int:
         """G."""
-        total = int(self.table_start[-1])
-        return len(self.block_tables) // total if total else 1
+        return len(self.table_first) // self.num_seqs if self.num_seqs else 1
 
     def table(self, seq: int, group: int = 0) -> Int32:
-        """Block table of sequence `seq` for the layers of `group`."""
-        first = group * int(self.table_start[-1])
-        return self.block_tables[first + self.table_start[seq] : first + self.table_start[seq + 1]]
+        """Block table of sequence `seq` for the layers of `group`, with what the step changes."""
+        at = seq * self.num_groups + group
+        new = self.table_entries[self.table_start[at] : self.table_start[at + 1]]
+        kept = self.kept.table(int(self.seq_slot[seq]), group)
+        return np.concatenate((kept[: self.table_first[at]], new))
 
     def token_adapters(self) -> Int32:
         """The adapter of each token, -1 = none [T]."""
@@ -84,28 +116,38 @@ class StepView:
 
 
 def section_lengths(
-    tokens: int, seqs: int, rows: int, blocks: int, masks: int, adapters: int, drafts: int
+    tokens: int,
+    seqs: int,
+    rows: int,
+    entries: int,
+    masks: int,
+    adapters: int,
+    groups: int,
+    drafts: int,
 ) -> tuple[int, ...]:
     """Words of each section, in the order of StepView's fields."""
-    by_seq = (seqs + 1, seqs, seqs + 1, blocks, adapters)
+    by_seq = (seqs + 1, seqs, seqs, seqs * groups, seqs * groups + 1, entries, adapters)
     by_row = (rows, rows, rows, rows, drafts, rows if masks else 0)
     return (tokens, tokens, *by_seq, *by_row)
 
 
-def view(arrays: HasWords) -> StepView:
-    """The sections of `arrays`; ValueError if their total length does not match the header."""
+def view(arrays: HasWords, kept: KeptTables | None = None) -> StepView:
+    """The sections of `arrays`; ValueError if their total length does not match the header.
+
+    kept: the tables that earlier steps have sent, which only `check_step` and later users need.
+    """
     words = arrays.words
-    tokens, seqs, rows, blocks, masks = (int(n) for n in words[:5])
+    tokens, seqs, rows, entries, masks = (int(n) for n in words[:5])
     adapters, more_groups, drafts = (int(n) for n in words[5:HEADER])
-    all_blocks = blocks * (more_groups + 1)
-    lengths = section_lengths(tokens, seqs, rows, all_blocks, masks, adapters, drafts)
-    fits = min(tokens, seqs, rows, blocks, masks, more_groups) >= 0
+    groups = more_groups + 1
+    lengths = section_lengths(tokens, seqs, rows, entries, masks, adapters, groups, drafts)
+    fits = min(tokens, seqs, rows, entries, masks, more_groups) >= 0
     fits = fits and drafts in (0, rows) and adapters in (0, seqs)
     if not fits or HEADER + sum(lengths) != len(words):
         msg = f"a step of {len(words)} words does not match its header {words[:HEADER].tolist()}"
         raise ValueError(msg)
     ends = np.cumsum((HEADER, *lengths))
-    return StepView(*(words[a:b] for a, b in pairwise(ends)))
+    return StepView(*(words[a:b] for a, b in pairwise(ends)), kept or KeptTables())
 
 
 def check_step(
@@ -125,8 +167,10 @@ def check_step(
         msg = f"the step has block tables for {step.num_groups} cache groups, not {groups}"
         raise ValueError(msg)
     _check_range("token id", step.token_ids, vocab)
-    blocks = len(step.block_tables) // groups * (groups - bool(num_states))
-    _check_range("block id", step.block_tables[:blocks], num_blocks)
+    _check_changes(step)
+    for seq in range(step.num_seqs):
+        for group in range(groups - bool(num_states)):
+            _check_range("block id", step.table(seq, group), num_blocks)
     if num_states:
         _check_states(step, num_blocks, block, num_states)
     _check_range("row token", step.row_token, step.num_tokens)
@@ -144,10 +188,32 @@ def check_step(
         if start < 0 or not np.array_equal(positions, np.arange(start, kv_len)):
             msg = f"positions of sequence {seq} do not end at its {kv_len} keys"
             raise ValueError(msg)
-        if kv_len > len(step.table(seq)) * block:
+        held = min(len(step.table(seq, group)) for group in range(groups))
+        if kv_len > held * block:
             msg = (
-                f"sequence {seq} has {kv_len} keys and {len(step.table(seq))} blocks of {block}, "
+                f"sequence {seq} has {kv_len} keys and {held} blocks of {block}, "
                 "which cannot hold them"
+            )
+            raise ValueError(msg)
+
+
+def _check_changes(step: StepView) -> None:
+    """Raise ValueError unless all changes of tables follow what their slots have."""
+    slots = step.seq_slot.tolist()
+    starts = step.table_start
+    if len(set(slots)) < len(slots):
+        msg = f"two sequences of the step have the same slot: {slots}"
+        raise ValueError(msg)
+    if starts[0] != 0 or starts[-1] != len(step.table_entries) or np.any(np.diff(starts) < 0):
+        msg = "the new entries of the step's tables are not in their order"
+        raise ValueError(msg)
+    for at, first in enumerate(step.table_first.tolist()):
+        seq, group = divmod(at, step.num_groups)
+        has = len(step.kept.table(slots[seq], group))
+        if not 0 <= first <= has:
+            msg = (
+                f"table {group} of sequence {seq} goes on after {first} entries, but slot "
+                f"{slots[seq]} has {has}"
             )
             raise ValueError(msg)
 

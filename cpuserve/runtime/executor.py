@@ -23,14 +23,19 @@ HEADER = 8  # int32 words before the first section
 class StepArrays:
     """One step as a flat block of int32, which the C++ executor reads without conversion.
 
-    words[0:8] = num_tokens T, num_seqs S, num_rows R, num_blocks B (sum of the table lengths of one
-    cache group), num_masks M, num_adapters A (S, or 0 if no sequence has one), number of cache
-    groups G - 1, num_drafts D (0 or R); then, in order: token_ids [T], positions [T], query_start
-    [S + 1], kv_len [S] (keys after this step), table_start [S + 1], block_tables [G, B], adapters
-    [A] (-1 = none), row_token [R] (index into T), row_slot [R], row_target [R] (-1 = sample, -2 =
-    the row's vector), row_top [R] (-1 = no logprobs), row_draft [D] (-1 = none; else the token
-    after this one, which the next row follows), and if M > 0 row_mask [R] (index of a mask, -1 =
-    none). The tables of a sequence have the same length in all groups.
+    words[0:8] = num_tokens T, num_seqs S, num_rows R, num_entries B (new ones of all block tables),
+    num_masks M, num_adapters A (S, or 0 if no sequence has one), number of cache groups G - 1,
+    num_drafts D (0 or R); then, in order: token_ids [T], positions [T], query_start [S + 1], kv_len
+    [S] (keys after this step), seq_slot [S] (all different), table_first [S, G], table_start [S * G
+    + 1], table_entries [B], adapters [A] (-1 = none), row_token [R] (index into T), row_slot [R],
+    row_target [R] (-1 = sample, -2 = the row's vector), row_top [R] (-1 = no logprobs), row_draft
+    [D] (-1 = none; else the token after this one, which the next row follows), and if M > 0
+    row_mask [R] (index of a mask, -1 = none).
+
+    An executor keeps the block tables of a sequence by its slot, until `release`. A step sends only
+    what has changed: table i = sequence * G + group goes on after its first table_first[i] entries
+    with table_entries[table_start[i] : table_start[i + 1]], and ends with these. A step that is
+    refused changes no table.
 
     Rows that verify drafts are sampled in order, each with the sampler state after the tokens
     before it, until one does not give its draft.
@@ -125,13 +130,13 @@ class Executor(Protocol):
         """
 
     def release(self, slot: int) -> None:
-        """Discard the sampler state of `slot`."""
+        """Discard the sampler state and the block tables of `slot`."""
 
     def step(self, arrays: StepArrays) -> StepOutputs:
         """Run one step. The arrays of the result are valid until the next step.
 
         Raises:
-            ValueError: an index is out of range; nothing has run.
+            ValueError: an index is out of range; nothing has run or changed.
             RuntimeError: the step was cancelled; keys and values of its tokens may be written, and
                 slots that verify drafts have to be admitted again.
         """

@@ -16,6 +16,8 @@ from cpuserve.runtime.executor import Int32, StepArrays, StepOutputs
 def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     """Return the batch as one flat block of int32 (layout: StepArrays).
 
+    What is new in its block tables counts as sent: the executor has to be given this step.
+
     masks: one by slot, for the rows that are masked; None if no row is.
 
     The sections are joined as one list, by loops in C, and converted once. A numpy array for each
@@ -26,8 +28,7 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     starts = list(accumulate(lengths, initial=0))
     ends = [c.start + n for c, n in zip(chunks, lengths, strict=True)]
     groups = len(chunks[0].tables) if chunks else 1
-    tables = [c.tables[0] for c in chunks] if groups == 1 else _tables_of(chunks, groups)
-    table_starts = list(accumulate(map(len, tables[: len(chunks)]), initial=0))
+    firsts, table_starts, entries = _changes(chunks)
     rows = [row for c in chunks for row in c.rows]
     slots = [c.slot for c in chunks for _ in c.rows]
     # Most steps have no drafts and no adapters. A step of one token a sequence cannot have drafts,
@@ -38,7 +39,7 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     if max(adapters, default=-1) < 0:
         adapters = []
     num_masks = 0 if masks is None else len(masks)
-    counts = (starts[-1], len(chunks), len(rows), table_starts[-1])
+    counts = (starts[-1], len(chunks), len(rows), len(entries))
     words = [*counts, num_masks, len(adapters), groups - 1, len(drafts)]
     for c in chunks:
         words += c.token_ids
@@ -46,9 +47,10 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
         words += range(c.start, end)
     words += starts
     words += ends
+    words += [c.slot for c in chunks]
+    words += firsts
     words += table_starts
-    for table in tables:
-        words += table
+    words += entries
     words += adapters
     words += [start + r.index for start, c in zip(starts, chunks, strict=False) for r in c.rows]
     words += slots
@@ -61,13 +63,20 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     return StepArrays(np.frombuffer(array("i", words), np.int32), masks, tops)
 
 
-def _tables_of(chunks: Sequence[SeqChunk], groups: int) -> list[list[BlockId]]:
-    """Return the tables of each group in turn, those of a sequence with the same length in all.
-
-    The tables of windows may end earlier than others, but behind the step's tokens.
-    """
-    ends = [min(map(len, c.tables)) for c in chunks]
-    return [c.tables[g][:end] for g in range(groups) for c, end in zip(chunks, ends, strict=True)]
+def _changes(chunks: Sequence[SeqChunk]) -> tuple[list[int], list[int], list[BlockId]]:
+    """Return what is new in all tables of the step: table_first, table_start, table_entries."""
+    firsts: list[int] = []
+    entries: list[BlockId] = []
+    starts = [0]
+    for chunk in chunks:
+        for table in chunk.tables:
+            first = table.sent
+            firsts.append(first)
+            if first < len(table):
+                entries += table[first:]
+                table.sent = len(table)
+            starts.append(len(entries))
+    return firsts, starts, entries
 
 
 def unpack(outputs: StepOutputs, tops: Sequence[int]) -> StepResult:

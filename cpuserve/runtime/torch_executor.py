@@ -64,6 +64,9 @@ class LogitModel(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [n, vocab] of hidden states."""
 
+    def release(self, slot: int) -> None:
+        """Forget the block tables of `slot`."""
+
     def kv_parts(self, block: int) -> list[torch.Tensor]:
         """Return views of the content of KV block `block`, in a fixed order."""
 
@@ -96,8 +99,9 @@ class TorchSampling:
         self._slots[slot] = SlotSampler(params, seed, prompt, output, stop_ids, self._vocab)
 
     def release(self, slot: int) -> None:
-        """Discard the sampler state of `slot`."""
+        """Discard the sampler state and the block tables of `slot`."""
         self._slots.pop(slot, None)
+        self._model.release(slot)
 
     def step(self, arrays: StepArrays) -> StepOutputs:
         """Run one step; ValueError, before anything runs, if an index is out of range."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from cpuserve.config.engine import EngineConfig
 from cpuserve.errors import ModelError
 from cpuserve.models import find_model
-from cpuserve.program.view import StepView, check_step, key_slots, view
+from cpuserve.program.view import KeptTables, StepView, check_step, key_slots, view
 from cpuserve.runtime.executor import Executor, Float32, StepArrays
 from cpuserve.runtime.torch_executor import TorchSampling
 
@@ -101,6 +101,7 @@ class PagedModel:
         self.cancelled = False
         self._model = model
         self._num_blocks = num_blocks
+        self._kept = KeptTables()
         parameters = inspect.signature(model.forward).parameters
         self._picks_rows = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
@@ -118,8 +119,9 @@ class PagedModel:
 
     def hidden(self, arrays: StepArrays) -> Tensor:
         """Run the step; logits [R, vocab] of its logit rows."""
-        step = view(arrays)
+        step = view(arrays, self._kept)
         check_step(step, vocab=self.vocab, num_blocks=self._num_blocks, block=BLOCK)
+        self._kept.keep(step)
         rows = torch.from_numpy(step.row_token).long()
         out = torch.zeros(len(rows), self.vocab)
         for seq in range(step.num_seqs):
@@ -131,6 +133,10 @@ class PagedModel:
             logits = self._run_sequence(step, seq, rows[mine] - at.start)
             out[mine] = logits
         return out
+
+    def release(self, slot: int) -> None:
+        """Forget the block tables of `slot`."""
+        self._kept.release(slot)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What `hidden` gave are logits already."""

@@ -200,7 +200,7 @@ void register_executor(py::module_& m) {
            py::arg("stop_ids"), py::arg("bias_ids"), py::arg("bias_values"), py::arg("allowed"),
            py::arg("prompt"), py::arg("output"))
       .def(
-          "release", [](Executor& e, int64_t slot) { e.sampler().release(slot); }, py::arg("slot"))
+          "release", [](Executor& e, int64_t slot) { e.release(slot); }, py::arg("slot"))
       .def(
           "step",
           [](Executor& e, const Words& words, const std::optional<Words>& masks) {

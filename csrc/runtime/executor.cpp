@@ -76,8 +76,11 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       sampler_(checked("num_slots", num_slots, 1), program.vocab(), program.max_positions()),
       limits_(
           limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0), num_states)),
+      tables_(num_slots, program.table_groups()),
       queue_(team.threads()),
       slots_(static_cast<size_t>(program.max_tokens() * program.cache_groups())),
+      state_slots_(program.states().empty() ? 0 : static_cast<size_t>(program.max_tokens())),
+      state_before_(program.states().empty() ? 0 : static_cast<size_t>(program.max_seqs())),
       routing_(make_routing(program)),
       op_seconds_(program.ops().size()) {
   check_kernels();
@@ -226,13 +229,46 @@ void Executor::interleave(const std::vector<int>& nodes) {
   }
 }
 
-StepInput Executor::parse(Span<const int32_t> words, Span<const int32_t> masks) const {
-  const StepInput in = parse_step(words, limits_, masks);
+StepInput Executor::parse(Span<const int32_t> words, Span<const int32_t> masks) {
+  const StepInput in = parse_step(words, limits_, tables_, masks);
   for (int64_t r = 0; r < in.rows; r++) {
     check_argument(in.row_target[r] != kSampledRow || sampler_.admitted(in.row_slot[r]),
                    "row_slot[", r, "] = ", in.row_slot[r], " has not been admitted");
   }
   return in;
+}
+
+// Checks a step, and gives its changes to the block tables.
+StepInput Executor::accept(Span<const int32_t> words, Span<const int32_t> masks) {
+  const StepInput in = parse(words, masks);
+  for (int64_t s = 0; s < in.seqs; s++) {
+    for (int64_t g = 0; g < in.groups; g++) {
+      const int64_t first = in.table_first[s * in.groups + g];
+      tables_.change(in.seq_slot[s], g, first, in.new_entries(s, g));
+    }
+  }
+  return in;
+}
+
+// Finds the state slot of every token. A slot serves the blocks before it that have none.
+void Executor::find_state_slots() {
+  if (state_slots_.empty()) return;
+  const int32_t gone = static_cast<int32_t>(limits_.num_blocks - 1);
+  for (int64_t s = 0; s < input_.seqs; s++) {
+    const int32_t* table = this->table(s, program_->cache_groups());
+    const int64_t first = input_.query_start[s], last = input_.query_start[s + 1] - 1;
+    int64_t at = input_.positions[last] / kBlock;
+    while (table[at] == gone) at++;
+    const auto slot_of = [&](int64_t position) {  // none is after the one asked for before
+      if (table[position / kBlock] != gone) at = position / kBlock;
+      return int64_t{table[at] - gone - 1};
+    };
+    for (int64_t t = last; t >= first; t--) {
+      state_slots_[static_cast<size_t>(t)] = slot_of(input_.positions[t]);
+    }
+    const int64_t base = input_.positions[first] / kStateChunk * kStateChunk;
+    state_before_[static_cast<size_t>(s)] = base ? slot_of(base - 1) : -1;
+  }
 }
 
 void Executor::begin_step(const StepInput& in) {
@@ -241,7 +277,7 @@ void Executor::begin_step(const StepInput& in) {
   for (int32_t g = 0; g < program_->cache_groups(); g++) {
     int32_t* slots = slots_.data() + g * program_->max_tokens();
     for (int64_t s = 0; s < in.seqs; s++) {
-      const int32_t* table = in.block_tables + g * in.blocks + in.table_start[s];
+      const int32_t* table = this->table(s, g);
       for (int64_t t = in.query_start[s]; t < in.query_start[s + 1]; t++) {
         const int32_t p = in.positions[t];
         const int32_t block = table[p / kBlock];
@@ -251,6 +287,7 @@ void Executor::begin_step(const StepInput& in) {
     }
   }
   kv_.use(*team_);
+  find_state_slots();
   for (AttentionPlan& plan : plans_) plan.build(in);
 }
 
@@ -277,8 +314,9 @@ bool Executor::run_ops(int64_t first, int64_t last) {
 }
 
 int64_t Executor::run_step(Span<const int32_t> words, Span<const int32_t> masks, float* logits) {
+  const StepInput in = accept(words, masks);
   const int64_t allocations_before = allocations();
-  begin_step(parse(words, masks));
+  begin_step(in);
   logits_copy_ = logits;
   const bool finished = run_ops(0, static_cast<int64_t>(program_->ops().size()));
   logits_copy_ = nullptr;

@@ -1,6 +1,6 @@
 // Runs forward steps of a program: one dispatch to the team per step, in which every worker walks
-// through all ops with a barrier after each. The constructor sizes everything, and a step allocates
-// nothing.
+// through all ops with a barrier after each. The constructor sizes everything but the block tables,
+// which grow before a step runs, and a step allocates nothing.
 #pragma once
 #include <atomic>
 #include <map>
@@ -15,6 +15,7 @@
 #include "parallel/partition.h"
 #include "parallel/team.h"
 #include "runtime/attention_plan.h"
+#include "runtime/block_tables.h"
 #include "runtime/kv_cache.h"
 #include "runtime/program.h"
 #include "runtime/routing.h"
@@ -76,9 +77,15 @@ class Executor {
   Team& team() { return *team_; }
   const Program& program() const { return *program_; }
   int64_t max_top() const { return limits_.max_top; }
+  // Forgets the sampler state and the block tables of a slot.
+  void release(int64_t slot) {
+    sampler_.release(slot);
+    tables_.release(slot);
+  }
 
   // Runs one step and returns the number of its logit rows; results() holds their results until the
-  // next step. Throws std::invalid_argument, before anything runs, if an index is out of range.
+  // next step. Throws std::invalid_argument, before anything runs or changes, if an index is out of
+  // range.
   // Throws std::runtime_error if cancelled (KV slots of the tokens of the step may have been
   // written, and slots with drafts have to be admitted again). A row whose draft was not sampled
   // leaves the rows that would follow it without a token (-1). `masks` is the memory of the step's
@@ -87,7 +94,7 @@ class Executor {
   // The same, and also copies the unmodified logits [rows, vocab] to `logits`, which the caller has
   // sized.
   int64_t step_logits(Span<const int32_t> words, float* logits);
-  int64_t count_rows(Span<const int32_t> words) const { return parse(words).rows; }
+  int64_t count_rows(Span<const int32_t> words) { return parse(words).rows; }
   // Runs the ops before `op`, then `op`. If the previous call tapped an earlier op of the same
   // step, it continues from there. Nothing is sampled, but the ops store keys and values.
   Tap tap(Span<const int32_t> words, int64_t op);
@@ -146,7 +153,8 @@ class Executor {
   static int64_t blocks_of(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
   static Routing make_routing(const Program& program);
   static Buffer make_activations(const Program& program, std::vector<Rows>& values);
-  StepInput parse(Span<const int32_t> words, Span<const int32_t> masks = {}) const;
+  StepInput parse(Span<const int32_t> words, Span<const int32_t> masks = {});
+  StepInput accept(Span<const int32_t> words, Span<const int32_t> masks = {});
   void check_kernels() const;
   void check_block(int32_t block) const;
   void check_group(int32_t group) const;
@@ -155,6 +163,10 @@ class Executor {
   void plan_attention();
   void carve_work_memory();
   void begin_step(const StepInput& in);
+  void find_state_slots();
+  const int32_t* table(int64_t seq, int64_t group) const noexcept {
+    return tables_.table(input_.seq_slot[seq], group).data();
+  }
   bool run_ops(int64_t first, int64_t last);
   int64_t run_step(Span<const int32_t> words, Span<const int32_t> masks, float* logits);
   void append_samples();
@@ -172,6 +184,7 @@ class Executor {
   MemoryBinding binding_;
   Sampler sampler_;
   StepLimits limits_;
+  BlockTables tables_;
   std::vector<AttentionPlan> plans_;
   std::vector<int> plan_of_op_;  // by op, -1 where it is not attention
 
@@ -184,7 +197,10 @@ class Executor {
   int64_t phase_ = 0;
 
   StepInput input_{};
-  std::vector<int32_t> slots_;      // KV slot of each token: [groups][max_tokens]
+  std::vector<int32_t> slots_;  // KV slot of each token: [groups][max_tokens]
+  // Of recurrent layers: the state slot of each token's block, and by sequence that of the last
+  // closed state before its first token (-1: there is none).
+  std::vector<int64_t> state_slots_, state_before_;
   Routing routing_;                 // of the last RouteOp
   std::vector<int32_t> tap_words_;  // the step of the last tap
   int64_t tap_next_ = -1;           // the op after the tapped one; -1: the next tap starts again

@@ -82,6 +82,7 @@ void KvCache::place_rank(const Ranks& ranks, int rank, int32_t groups) {
   rank_bytes_.push_back(block);
   arenas_.emplace_back(slab_bytes(static_cast<size_t>(rank), num_blocks_));
   committed_.emplace_back(arenas_.back().size() / Buffer::kPage);
+  first_bare_.push_back(0);
   pages_.emplace_back().reserve(committed_.back().size());  // a step allocates nothing
   for (int32_t g = 0; g < groups; g++) {
     auto at = reinterpret_cast<uintptr_t>(arenas_.back().data());
@@ -133,7 +134,9 @@ bool KvCache::grow(Team& team, int64_t ahead) {
 // if there are more.
 bool KvCache::list_pages(size_t rank, size_t begin, size_t end, size_t most) {
   constexpr size_t kPage = Buffer::kPage;
-  for (size_t page = begin / kPage; page < (end + kPage - 1) / kPage; page++) {
+  size_t& first = first_bare_[rank];
+  while (first < committed_[rank].size() && committed_[rank][first]) first++;
+  for (size_t page = std::max(begin / kPage, first); page < (end + kPage - 1) / kPage; page++) {
     if (committed_[rank][page]) continue;
     if (pages_[rank].size() == most) return true;
     pages_[rank].push_back(page);

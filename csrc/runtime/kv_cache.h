@@ -66,9 +66,10 @@ class KvCache {
   size_t block_bytes_ = 0;
   KvType type_;
   std::vector<int32_t> groups_;               // by layer
-  std::vector<Buffer> arenas_;                // by rank, as the next three
+  std::vector<Buffer> arenas_;                // by rank, as the next four
   std::vector<size_t> rank_bytes_;            // of a block, whatever its group
   std::vector<std::vector<bool>> committed_;  // huge pages
+  std::vector<size_t> first_bare_;            // at most the first page that has no memory
   std::vector<std::vector<size_t>> pages_;    // pages that get memory next
   std::vector<bool> has_memory_;              // slabs
   std::vector<size_t> wanted_;                // slabs

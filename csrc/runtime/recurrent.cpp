@@ -58,13 +58,6 @@ void Executor::Worker::operator()(const GateOp& op) noexcept {
   }
 }
 
-// The state slot that serves a block of a sequence: its own, or that of the next which has one.
-int64_t Executor::Worker::state_slot(const int32_t* table, int64_t block) const noexcept {
-  const int64_t gone = e.limits_.num_blocks - 1;
-  while (table[block] == gone) block++;
-  return table[block] - gone - 1;
-}
-
 void Executor::Worker::operator()(const GatedDeltaOp& op) noexcept {
   each_unit(op, [&](int64_t unit, const ChunkRows& r) {
     delta_rows(op, unit, r.t0, r.rows, r.num_open, r.slot, r.before, next_of(op, unit, r));

@@ -36,43 +36,74 @@ void check_range(const char* what, int64_t index, int64_t value, int64_t low, in
                  ", ", high, ")");
 }
 
-void check_offsets(const char* what, const int32_t* start, int64_t n, int64_t total) {
+// least: of an entry's distance to the next one.
+void check_offsets(const char* what, const int32_t* start, int64_t n, int64_t total,
+                   int64_t least) {
   check_argument(start[0] == 0 && start[n] == total, what, " does not run from 0 to ", total);
   for (int64_t i = 0; i < n; i++) {
-    check_argument(start[i] < start[i + 1], what, "[", i, "] is not below the next entry");
+    check_argument(start[i + 1] - int64_t{start[i]} >= least, what, "[", i, "] is not ",
+                   least > 0 ? "below" : "at most", " the next entry");
   }
 }
 
-void check_sequence(const StepInput& in, const StepLimits& limits, int64_t s) {
+// Checks the new entries of a table of keys and values, and that it holds the keys of its sequence.
+void check_table(const StepInput& in, const StepLimits& limits, int64_t s, int64_t g) {
+  const Span<const int32_t> entries = in.new_entries(s, g);
+  for (const int32_t& block : entries) {
+    check_range("block_tables", &block - in.table_entries, block, 0, limits.num_blocks);
+  }
+  const int64_t blocks = in.table_first[s * in.groups + g] + entries.size();
+  check_argument(blocks * kBlock >= in.kv_len[s], "sequence ", s, " has ", blocks, " blocks for ",
+                 in.kv_len[s], " keys");
+}
+
+// The same for the table of state slots. These are counted on from the blocks; the last block
+// stands where there is none. A slot serves the blocks before it, so there must be one for the last
+// token's block, or after it.
+void check_states(const StepInput& in, const StepLimits& limits, int64_t s,
+                  Span<const int32_t> kept) {
+  const int64_t g = in.groups - 1, first = in.table_first[s * in.groups + g];
+  const int32_t gone = static_cast<int32_t>(limits.num_blocks - 1);
+  const Span<const int32_t> entries = in.new_entries(s, g);
+  for (const int32_t& slot : entries) {
+    check_range("state table", &slot - in.table_entries, slot, gone,
+                limits.num_blocks + limits.states);
+  }
+  bool found = false;
+  for (int64_t b = (in.kv_len[s] - 1) / kBlock; b < first + entries.size() && !found; b++) {
+    found = (b < first ? kept[b] : entries[b - first]) != gone;
+  }
+  check_argument(found, "sequence ", s, " has no state slot for its last token");
+}
+
+void check_tables(const StepInput& in, const StepLimits& limits, BlockTables& tables, int64_t s) {
+  const int64_t slot = in.seq_slot[s];
+  check_range("seq_slot", s, slot, 0, limits.num_slots);
+  check_argument(tables.claim(slot), "seq_slot[", s, "] = ", slot,
+                 " is that of another sequence of the step");
+  for (int64_t g = 0; g < in.groups; g++) {
+    const Span<const int32_t> kept = tables.table(slot, g);
+    const int64_t at = s * in.groups + g;
+    check_range("table_first", at, in.table_first[at], 0, kept.size() + 1);
+    if (limits.states > 0 && g == in.groups - 1) {
+      check_states(in, limits, s, kept);
+    } else {
+      check_table(in, limits, s, g);
+    }
+  }
+}
+
+void check_sequence(const StepInput& in, const StepLimits& limits, BlockTables& tables, int64_t s) {
   const int64_t first = in.query_start[s], queries = in.query_start[s + 1] - first;
-  const int64_t keys = in.kv_len[s], blocks = in.table_start[s + 1] - in.table_start[s];
+  const int64_t keys = in.kv_len[s];
   check_range("kv_len", s, keys, queries, limits.max_positions + 1);
-  check_argument(blocks * kBlock >= keys, "sequence ", s, " has ", blocks, " blocks for ", keys,
-                 " keys");
+  check_tables(in, limits, tables, s);
   for (int64_t i = 0; i < queries; i++) {
     const int64_t t = first + i;
     check_argument(in.positions[t] == keys - queries + i, "positions[", t, "] = ", in.positions[t],
                    ", but sequence ", s, " is at ", keys - queries + i);
     check_range("token_ids", t, in.token_ids[t], 0, limits.embed_rows);
   }
-  const int64_t kv_groups = limits.groups - (limits.states > 0 ? 1 : 0);
-  for (int64_t g = 0; g < kv_groups; g++) {
-    for (int64_t b = g * in.blocks + in.table_start[s]; b < g * in.blocks + in.table_start[s + 1];
-         b++) {
-      check_range("block_tables", b, in.block_tables[b], 0, limits.num_blocks);
-    }
-  }
-  if (limits.states == 0) return;
-  // State slots are counted on from the blocks; the last block stands where there is none. A slot
-  // serves the blocks before it, so there must be one for the last token's block, or behind it.
-  const int32_t* table = in.block_tables + kv_groups * in.blocks + in.table_start[s];
-  const int64_t gone = limits.num_blocks - 1;
-  for (int64_t b = 0; b < blocks; b++) {
-    check_range("state table", b, table[b], gone, limits.num_blocks + limits.states);
-  }
-  const int32_t* last = table + (keys - 1) / kBlock;
-  check_argument(std::any_of(last, table + blocks, [&](int32_t slot) { return slot != gone; }),
-                 "sequence ", s, " has no state slot for its last token");
 }
 
 void check_row(const StepInput& in, const StepLimits& limits, int64_t r) {
@@ -121,7 +152,7 @@ void check_drafts(const StepInput& in, const StepLimits& limits) {
 
 }  // namespace
 
-StepInput parse_step(Span<const int32_t> words, const StepLimits& limits,
+StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockTables& tables,
                      Span<const int32_t> masks) {
   Reader reader(words);
   const int32_t* header = reader.take(kHeader);
@@ -129,7 +160,8 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits,
   in.tokens = header[0];
   in.seqs = header[1];
   in.rows = header[2];
-  const int64_t blocks = in.blocks = header[3], adapters = header[kAdapters];
+  in.groups = limits.groups;
+  const int64_t blocks = header[3], adapters = header[kAdapters];
   const int64_t num_masks = header[kMasks];
   check_argument(in.tokens >= 1 && in.tokens <= limits.max_tokens, "a step must have 1 to ",
                  limits.max_tokens, " tokens, not ", in.tokens);
@@ -139,7 +171,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits,
                  limits.max_tokens, " logit rows, not ", in.rows);
   check_argument(in.rows == 0 || limits.vocab > 0 || limits.hidden,
                  "the step has rows, but this program has neither a logits nor a hidden op");
-  check_argument(blocks >= 0, "a step cannot have ", blocks, " blocks");
+  check_argument(blocks >= 0, "a step cannot have ", blocks, " new blocks");
   check_argument(header[kMoreGroups] == limits.groups - 1, "the step has block tables for ",
                  int64_t{header[kMoreGroups]} + 1, " groups of layers, but the program has ",
                  limits.groups);
@@ -157,8 +189,10 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits,
   in.positions = reader.take(in.tokens);
   in.query_start = reader.take(in.seqs + 1);
   in.kv_len = reader.take(in.seqs);
-  in.table_start = reader.take(in.seqs + 1);
-  in.block_tables = reader.take(limits.groups * blocks);
+  in.seq_slot = reader.take(in.seqs);
+  in.table_first = reader.take(in.seqs * in.groups);
+  in.table_start = reader.take(in.seqs * in.groups + 1);
+  in.table_entries = reader.take(blocks);
   in.adapters = adapters > 0 ? reader.take(adapters) : nullptr;
   in.row_token = reader.take(in.rows);
   in.row_slot = reader.take(in.rows);
@@ -170,9 +204,10 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits,
   check_argument(reader.left() == 0, "the words of the step are too long: ", reader.left(),
                  " are left over");
 
-  check_offsets("query_start", in.query_start, in.seqs, in.tokens);
-  check_offsets("table_start", in.table_start, in.seqs, blocks);
-  for (int64_t s = 0; s < in.seqs; s++) check_sequence(in, limits, s);
+  check_offsets("query_start", in.query_start, in.seqs, in.tokens, 1);
+  check_offsets("table_start", in.table_start, in.seqs * in.groups, blocks, 0);
+  tables.begin_step();
+  for (int64_t s = 0; s < in.seqs; s++) check_sequence(in, limits, tables, s);
   for (int64_t s = 0; s < adapters; s++) {
     check_range("adapters", s, in.adapters[s], -1, limits.adapters);
   }

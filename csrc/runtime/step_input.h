@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/span.h"
+#include "runtime/block_tables.h"
 
 namespace cpuserve {
 
@@ -11,17 +12,24 @@ constexpr int32_t kSampledRow = -1, kHiddenRow = -2;
 
 // Pointers into the words of the caller, valid as long as those exist.
 struct StepInput {
-  int64_t tokens, seqs, rows;
+  int64_t tokens, seqs, rows, groups;
   const int32_t *token_ids, *positions;                        // [tokens]
   const int32_t* query_start;                                  // [seqs + 1]
   const int32_t* kv_len;                                       // [seqs] keys after this step
-  int64_t blocks;                                              // of all tables of one group
-  const int32_t *table_start, *block_tables;                   // [seqs + 1], [groups][blocks]
+  const int32_t* seq_slot;                                     // [seqs] all different
+  const int32_t *table_first, *table_start;                    // [seqs][groups], and 1 + that
+  const int32_t* table_entries;                                // new ones of all tables
   const int32_t* adapters;                                     // [seqs], or none
   const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
   const int32_t* row_draft;                                    // [rows], or null without drafts
   const int32_t* row_mask;                                     // [rows], or null without masks
   const int32_t* masks;                                        // [masks, mask_words(vocab)]
+
+  // The new entries of a table, which follow its first `table_first` ones.
+  Span<const int32_t> new_entries(int64_t seq, int64_t group) const noexcept {
+    const int32_t* start = table_start + seq * groups + group;
+    return {table_entries + start[0], start[1] - start[0]};
+  }
 
   // The token that row r has to give for the next row to be sampled, or -1.
   int32_t draft(int64_t r) const noexcept { return row_draft ? row_draft[r] : -1; }
@@ -39,8 +47,9 @@ struct StepLimits {
 };
 
 // Throws std::invalid_argument that names the first index out of range, before anything runs.
-// Checks everything that kernels use as an index, because kernels do not check it again.
-StepInput parse_step(Span<const int32_t> words, const StepLimits& limits,
+// Checks everything that kernels use as an index, because kernels do not check it again. Of the
+// block tables only the new entries are checked: `tables` has the others, and does not change.
+StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockTables& tables,
                      Span<const int32_t> masks = {});
 
 }  // namespace cpuserve

@@ -75,9 +75,9 @@ Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   const bool goes_on = same && tap_next_ >= 0 && op >= tap_next_;
   const int64_t begin = goes_on ? tap_next_ : 0;
   if (goes_on) {
-    input_ = parse(words);  // the same, but maybe elsewhere in memory
+    input_ = accept(words);  // the same, but maybe elsewhere in memory
   } else {
-    begin_step(parse(words));
+    begin_step(accept(words));
     tap_words_.assign(words.begin(), words.end());
   }
   tap_next_ = -1;

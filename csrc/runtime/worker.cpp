@@ -274,7 +274,7 @@ void Executor::Worker::attend(const AttentionOp& op, const AttentionUnit& u) noe
   args.rows = u.rows;
   args.t0 = in.query_start[u.seq];
   args.pos0 = in.positions[args.t0];
-  args.block_table = in.block_tables + e.kv_.group(op.layer) * in.blocks + in.table_start[u.seq];
+  args.block_table = e.table(u.seq, e.kv_.group(op.layer));
   args.chunk0 = u.chunk0;
   args.chunk1 = u.chunk1;
   args.window = op.window;

@@ -116,7 +116,6 @@ struct Executor::Worker {
   Product product(Id matrix, const Rows& x, const Epilogue& ep, uint8_t* work) const noexcept;
   void attend(const AttentionOp& op, const AttentionUnit& unit) noexcept;
   void merge(const AttentionOp& op, const MergeUnit& unit) noexcept;
-  int64_t state_slot(const int32_t* table, int64_t block) const noexcept;
   // Tokens [t0, t0 + rows) of a chunk that has `num_open` open rows before them. They stand in
   // `slot`, which also takes the state once the chunk is full; `before` holds the last closed
   // state, or is -1 at the beginning of a sequence. `last`: the sequence's last ones in this step.
@@ -158,13 +157,12 @@ void Executor::Worker::each_unit(const Op& op, const Run& run) noexcept {
   drain(crew, in.seqs * own.size(), 1, [&](int64_t i, int64_t) {
     const int64_t seq = i / own.size(), unit = own.begin + i % own.size();
     const int64_t t0 = in.query_start[seq], end = in.query_start[seq + 1];
-    const int32_t* table =
-        in.block_tables + e.program_->cache_groups() * in.blocks + in.table_start[seq];
     for (int64_t t = t0; t < end;) {
       const int64_t p = in.positions[t], base = p / kStateChunk * kStateChunk;
       const int64_t rows = std::min(end - t, base + kStateChunk - p);
-      const int64_t slot = state_slot(table, p / kBlock);
-      const int64_t before = base ? state_slot(table, (base - 1) / kBlock) : -1;
+      const int64_t slot = e.state_slots_[static_cast<size_t>(t)];
+      const int64_t before = t > t0 ? e.state_slots_[static_cast<size_t>(t - 1)]
+                                    : e.state_before_[static_cast<size_t>(seq)];
       run(unit, ChunkRows{t, rows, p - base, slot, before, t + rows == end});
       t += rows;
     }

@@ -6,6 +6,7 @@ from cpuserve.config.cache_groups import CacheUse
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.pool import BlockPool
 from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex, PrefixMatch
+from cpuserve.core.kv.table import BlockTable
 
 
 def test_pool_gives_low_ids_first_and_reuses_the_block_freed_last():
@@ -54,7 +55,8 @@ def test_blocks_for_rounds_up(tokens, blocks):
 
 
 def test_grow_takes_what_is_missing_or_nothing():
-    kv, tables = KvManager(4, 32), [[]]
+    kv = KvManager(4, 32)
+    tables = kv.new_tables()
     assert kv.grow(tables, 40)
     assert len(tables[0]) == 2
     assert kv.grow(tables, 64)
@@ -161,7 +163,7 @@ def test_caching_turned_off_shares_nothing():
 
 def test_content_computed_twice_is_kept_once():
     kv = KvManager(8, 2)
-    one, other, chain = [], [], PrefixChain()
+    one, other, chain = BlockTable(), BlockTable(), PrefixChain()
     kv.grow([one], 4)
     kv.grow([other], 4)
     kv.publish([one], PrefixChain(), [1, 2, 3, 4], 4, computed=False)
@@ -176,7 +178,7 @@ def test_content_computed_twice_is_kept_once():
 def test_sequence_catches_up_with_what_was_published_after_it_started():
     kv = KvManager(16, 2)
     tokens = list(range(9))
-    late, chain = [], PrefixChain()
+    late, chain = BlockTable(), PrefixChain()
     kv.grow([late], 9)
     early, _ = fill(kv, tokens)
     assert kv.catch_up([late], chain, tokens, 1) == 0, "not at the end of a block"
@@ -191,9 +193,9 @@ def test_evicted_prefix_is_not_found_and_the_end_goes_first():
     tokens = [1, 2, 3, 4, 5, 6, 7, 8]
     table, _ = fill(kv, tokens)
     kv.free([table])
-    kv.grow([[]], 2)
+    kv.grow(kv.new_tables(), 2)
     assert len(hit(kv, [*tokens, 9])) == 3
-    kv.grow([[]], 2)
+    kv.grow(kv.new_tables(), 2)
     assert len(hit(kv, [*tokens, 9])) == 2
 
 
@@ -290,7 +292,7 @@ def test_unpublishing_its_own_leaves_what_is_in_its_old_block_now():
 )
 def test_slide_frees_the_blocks_that_no_later_token_sees(num_tokens, gone):
     """Token n attends to keys n - 5 .. n; a block of 4 is freed when no later token needs it."""
-    kv, table = KvManager(8, 4, use=CacheUse((6,), 0, 4)), []
+    kv, table = KvManager(8, 4, use=CacheUse((6,), 0, 4)), BlockTable()
     assert all((4 * block + 3 < num_tokens - 5) == (block < gone) for block in range(5)), (
         "the case itself"
     )
@@ -306,7 +308,7 @@ def test_slide_frees_the_blocks_that_no_later_token_sees(num_tokens, gone):
 
 
 def test_without_a_window_nothing_slides():
-    kv, table = KvManager(8, 4), []
+    kv, table = KvManager(8, 4), BlockTable()
     kv.grow([table], 20)
     kv.slide([table], 20)
     assert table == [0, 1, 2, 3, 4]
@@ -314,7 +316,7 @@ def test_without_a_window_nothing_slides():
 
 def slid(kv, tokens):
     """Return (block table, chain) of a sequence that has computed `tokens` one by one."""
-    table, chain = [], PrefixChain()
+    table, chain = BlockTable(), PrefixChain()
     for count in range(1, len(tokens) + 1):
         assert kv.grow([table], count)
         kv.publish([table], chain, tokens, count, computed=True)

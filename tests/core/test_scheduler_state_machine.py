@@ -37,6 +37,7 @@ from cpuserve.core.kv.tier import TierNeeds
 from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.errors import InvalidRequest
+from cpuserve.runtime.pack import pack
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import (
     NOTHING,
@@ -50,6 +51,7 @@ from tests.helpers.fake_executor import (
     stored,
     tokens_of_state,
     top,
+    unflatten,
     widest,
 )
 
@@ -429,14 +431,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def fail_step(self):
         """Let the executor raise after it has overwritten all blocks of the step with garbage."""
-        self.model.spoil(self.scheduler.schedule())
+        self.model.spoil(self.sent(self.scheduler.schedule()))
         for delta in self.scheduler.fail("broken"):
             assert delta.finish == "error"
             self.aborted.add(delta.request.id)
 
     def abandon_step(self):
         """Abort all requests of the step while it runs, so that it ends incomplete."""
-        self.model.spoil(self.scheduler.schedule())
+        self.model.spoil(self.sent(self.scheduler.schedule()))
         gone = {request.id for request in self.scheduler.batch_requests}
         assert not self.scheduler.abandon()
         assert not any(self.scheduler.abort(number) for number in gone)
@@ -454,7 +456,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         requests = self.scheduler.batch_requests
         chunks = [(r, c.start) for r, c in zip(requests, batch.chunks, strict=True)]
-        self.model.spoil(batch)
+        self.model.spoil(self.sent(batch))
         for delta in self.scheduler.rewind(1e-3):
             self.take(delta)
         # A later chunk may rely on blocks that an earlier one of the same step was to compute; such
@@ -500,10 +502,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def finish_step(self, batch, seconds):
         """Run what has been scheduled."""
-        results = self.model.run(batch) if batch.chunks else []
+        results = self.model.run(self.sent(batch)) if batch.chunks else []
         for delta in self.scheduler.update(results):
             self.take(delta)
         self.scheduler.cost.observe(self.scheduler.work, seconds)
+
+    def sent(self, batch):
+        """Return the batch as an executor gets it: with the tables that steps have sent so far."""
+        if not batch.chunks:
+            return batch
+        received = unflatten(pack(batch).words, self.model.kept)
+        for chunk, other in zip(batch.chunks, received.chunks, strict=True):
+            assert other.tables == chunk.tables, "the executor has another table"
+        return received
 
     def check_order(self, batch, decoding, before):
         unready = [r for r in self.scheduler.requests.values() if not r.ready]
@@ -564,6 +575,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             self.scheduler.check_invariants()
             assert set(self.model.slots) == {r.slot for r in self.scheduler.running}
+
+    @invariant()
+    def an_executor_has_what_counts_as_sent(self):
+        if not hasattr(self, "scheduler"):
+            return
+        assert set(self.model.kept) <= {r.slot for r in self.scheduler.running}
+        for request in self.scheduler.running:
+            kept = self.model.kept.get(request.slot) or [[] for _ in request.tables]
+            for table, has in zip(request.tables, kept, strict=True):
+                assert table[: table.sent] == has[: table.sent], "a change is not going to be sent"
 
     @invariant()
     def a_sliding_window_holds_no_more_than_it_covers(self):

@@ -127,6 +127,34 @@ def add(core, number, prompt=PROMPT, **params):
     )
 
 
+def test_a_prompt_that_comes_during_a_step_is_hashed_by_the_thread_that_received_it():
+    prompt, late = [n % 7 for n in range(40)], []
+
+    def receive(_number, _outputs):
+        if late:
+            reader = threading.Thread(target=core.interrupt.see, args=(late[0],))
+            reader.start()
+            reader.join()
+
+    core = fake_core(fake_config(max_num_batched_tokens=64, itl_target_ms=50), fault=receive)
+    add(core, 1, prompt, max_tokens=1)
+    while core.has_work:
+        core.step()
+    add(core, 2, max_tokens=2)
+    late.append(added(3, prompt))
+    hashed, digest = [], core.kv.index._digest
+    core.kv.index._digest = lambda data: hashed.append(threading.get_ident()) or digest(data)
+    core.step()
+    core.handle(late.pop())
+    reader = [thread for thread in hashed if thread != threading.get_ident()]
+    assert len(reader) > 40 // core.config.block_size - 1, "the blocks and the root"
+    hashed.clear()
+    request = core.scheduler.requests[3]
+    assert core.kv.num_cached_tokens(request.chain, request.token_ids) == 36
+    assert not hashed, "the engine's thread has hashed them again"
+    assert core.check() == {"ok": True}
+
+
 def cancelled_step(core, *ids):
     """Run one step and abort `ids` while it runs."""
     message = Abort(list(ids))

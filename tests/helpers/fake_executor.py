@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from cpuserve.config.engine import EngineConfig
+from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import (
     HIDDEN,
     LogitRow,
@@ -31,6 +32,7 @@ from cpuserve.sampling.params import SamplingParams
 
 VOCAB = 1000
 NOTHING = -1
+SlotTables = dict[int, list[list[int]]]  # by slot: for each cache group, the blocks of a sequence
 REPEATS = 1 << 20  # seeds from here on: three of four tokens repeat an earlier one
 
 
@@ -120,16 +122,19 @@ class FakeModel:
         self.max_tokens = max_tokens
         self.kv = [[NOTHING] * block_size for _ in range(num_blocks)]
         self.slots: dict[int, tuple[SamplingParams, int, list[int], list[int], list[int]]] = {}
+        self.kept: SlotTables = {}  # the tables that steps have sent, for `unflatten`
         self.steps = 0
         self.largest_step = 0
 
     def admit(self, slot, params, seed, prompt, output, stop_ids) -> None:
         assert 0 <= slot < self.num_slots
-        assert slot not in self.slots, "slot admitted twice"
+        held = self.slots.get(slot)
+        assert held is None or held[2:4] == (prompt, output), "the slot is another request's"
         self.slots[slot] = (params, seed, list(prompt), list(output), list(stop_ids))
 
     def release(self, slot) -> None:
         del self.slots[slot]
+        self.kept.pop(slot, None)
 
     def run(self, batch: StepBatch, masks=None) -> StepResult:
         assert 0 < batch.num_tokens <= self.max_tokens, "token budget exceeded"
@@ -391,7 +396,7 @@ class FakeExecutor(Executor):
         return self._cancelled.is_set()
 
     def step(self, arrays):
-        batch = unflatten(arrays.words)
+        batch = unflatten(arrays.words, self.model.kept)
         self._steps += 1
         if self._cancelled.wait(self._delay_s):
             self.model.spoil(batch)
@@ -421,30 +426,37 @@ class FakeExecutor(Executor):
         return {"bytes_per_s": 1e9}
 
 
-def unflatten(words) -> StepBatch:
-    """The StepBatch that StepArrays `words` describe."""
+def unflatten(words, kept: SlotTables) -> StepBatch:
+    """The StepBatch that StepArrays `words` describe, after the changes that they bring to `kept`.
+
+    kept: what earlier steps have sent.
+    """
     values = words.tolist()
-    num_tokens, num_seqs, num_rows, num_blocks, num_masks, num_adapters = values[:6]
+    num_tokens, num_seqs, num_rows, num_entries, num_masks, num_adapters = values[:6]
     num_drafts, groups = values[HEADER - 1], values[MORE_GROUPS] + 1
     assert num_drafts in (0, num_rows)
     sections, start = [], HEADER
-    sizes = (num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs + 1, num_blocks * groups)
-    for size in (*sizes, num_adapters, *[num_rows] * 4, num_drafts, num_rows if num_masks else 0):
+    num_tables = num_seqs * groups
+    sizes = (num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs, num_tables, num_tables + 1)
+    sizes += (num_entries, num_adapters, *[num_rows] * 4, num_drafts, num_rows if num_masks else 0)
+    for size in sizes:
         sections.append(values[start : start + size])
         start += size
     assert start == len(values)
-    ids, positions, query, kv_len, tables, blocks, adapters, *of_rows = sections
+    ids, positions, query, kv_len, slots, firsts, tables, entries, adapters, *of_rows = sections
     token, slot, target, num_top, draft, mask = of_rows
     draft = draft or [-1] * num_rows
+    assert len(set(slots)) == num_seqs, "a slot has two sequences"
     chunks, row = [], 0
     for i in range(num_seqs):
         begin, end = query[i], query[i + 1]
         assert positions[begin:end] == list(range(kv_len[i] - (end - begin), kv_len[i]))
-        own = [
-            blocks[group * num_blocks + tables[i] : group * num_blocks + tables[i + 1]]
-            for group in range(groups)
-        ]
-        chunk = SeqChunk(-1, ids[begin:end], positions[begin], own)
+        own = kept.setdefault(slots[i], [[] for _ in range(groups)])
+        for at, table in enumerate(own, i * groups):
+            assert firsts[at] <= len(table), "the slot lacks entries of its table"
+            table[firsts[at] :] = entries[tables[at] : tables[at + 1]]
+        own = [BlockTable(table) for table in own]
+        chunk = SeqChunk(slots[i], ids[begin:end], positions[begin], own)
         chunk.adapter = adapters[i] if adapters else -1
         while row < num_rows and token[row] < end:
             masked = bool(mask) and mask[row] >= 0
@@ -452,10 +464,8 @@ def unflatten(words) -> StepBatch:
             index = token[row] - begin
             chunk.rows.append(LogitRow(index, target[row], num_top[row], draft[row], masked))
             chunk.num_drafts += draft[row] >= 0
-            chunk.slot = slot[row]
+            assert slot[row] == slots[i], "a row has the slot of another sequence"
             row += 1
-        if chunk.slot < 0:
-            chunk.slot = -1 - i  # a chunk without rows names no slot
         chunks.append(chunk)
     assert row == num_rows
     return StepBatch(chunks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
 from cpuserve.runtime.executor import StepArrays
 from cpuserve.runtime.pack import pack
@@ -32,9 +33,9 @@ class Sequence:
         start, self.done = self.done, self.done + length
         used = self.blocks[: -(-self.done // BLOCK)]
         rows = [LogitRow(length - 1)] if rows is None else rows
-        tables = [used]
+        tables = [BlockTable(used)]
         if self.first_state:
-            tables.append([self.first_state + block for block in used])
+            tables.append(BlockTable(self.first_state + block for block in used))
         return SeqChunk(self.slot, self.tokens[start : self.done], start, tables, rows)
 
 

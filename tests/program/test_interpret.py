@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from cpuserve.core.kv.table import BlockTable
 from cpuserve.models import spec_from_config
 from cpuserve.program.builder import Builder
 from cpuserve.program.interpret import (
@@ -90,7 +91,7 @@ def test_index_out_of_range_is_refused_before_anything_runs():
     with pytest.raises(ValueError, match=r"token id of the step is outside \[0, 512\)"):
         interpreter.run(step(Sequence(0, [512], [0]).chunk()))
     chunk = Sequence(0, list(range(33)), [0, 1]).chunk()
-    chunk.tables = [[0]]
+    chunk.tables = [BlockTable([0])]
     with pytest.raises(ValueError, match="33 keys and 1 blocks of 32"):
         interpreter.run(step(chunk))
     assert all((cache == 0).all() for cache in interpreter._cache)

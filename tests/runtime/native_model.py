@@ -231,6 +231,7 @@ def words(*chunks, row_masks=(), num_masks=0):
     lengths = [len(c.ids) for c in chunks]
     starts = np.concatenate([[0], np.cumsum(lengths)])
     tables = np.concatenate([[0], np.cumsum([len(c.blocks) for c in chunks])])
+    slots = range(len(chunks))  # which keep the tables; each step sends them whole
     rows = [(starts[i] + r[0], c.slot, r[1], r[2]) for i, c in enumerate(chunks) for r in c.rows]
     parts = [
         [starts[-1], len(chunks), len(rows), tables[-1], num_masks, 0, 0, 0],
@@ -238,6 +239,8 @@ def words(*chunks, row_masks=(), num_masks=0):
         *[range(c.start, c.start + n) for c, n in zip(chunks, lengths, strict=True)],
         starts,
         [c.start + n for c, n in zip(chunks, lengths, strict=True)],
+        slots,
+        [0] * len(chunks),
         tables,
         *[c.blocks for c in chunks],
         *[[r[column] for r in rows] for column in range(4)],

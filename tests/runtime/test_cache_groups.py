@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cpuserve import _C
+from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
 from cpuserve.runtime.pack import pack
 
@@ -62,7 +63,7 @@ class Layers:
     def tables(self, first=0):
         """Return tables of 10 blocks, which the groups take alternately, from `first` on."""
         return [
-            list(range(first + g, first + 10 * self.groups, self.groups))
+            BlockTable(range(first + g, first + 10 * self.groups, self.groups))
             for g in range(self.groups)
         ]
 
@@ -122,7 +123,7 @@ def test_a_step_has_tables_for_every_group():
         with pytest.raises(ValueError, match=r"block tables for 1 groups .* but the program has 2"):
             model.logits(0, 10, one)
         with pytest.raises(ValueError, match=r"block_tables\[1\] = 64 is not in"):
-            model.logits(0, 10, [[0], [64]])
+            model.logits(0, 10, [BlockTable([0]), BlockTable([64])])
         for bad in (-1, 2):
             with pytest.raises(ValueError, match=f"there is no group {bad}"):
                 model.executor.read_blocks(np.array([0], np.int32), bad)

@@ -405,7 +405,8 @@ def good_words():
 
 
 # offsets in good_words(): header 8, ids 8-10, positions 11-13, query_start 14-15, kv_len 16,
-# table_start 17-18, block table 19, row_token 20, row_slot 21, row_target 22, row_top 23
+# seq_slot 17, table_first 18, table_start 19-20, table entry 21, row_token 22, row_slot 23,
+# row_target 24, row_top 25
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
@@ -418,14 +419,19 @@ def good_words():
         (16, 2, "kv_len"),
         (16, 1201, "kv_len"),
         (16, 33, "blocks for 33 keys"),
-        (18, 2, "table_start"),
-        (19, 64, "block_tables"),
-        (19, -1, "block_tables"),
-        (20, 3, "row_token"),
-        (21, 8, "row_slot"),
-        (21, 1, "has not been admitted"),
-        (22, 101, "row_target"),
-        (23, 6, "row_top"),
+        (17, 8, "seq_slot"),
+        (17, -1, "seq_slot"),
+        (18, 1, "table_first"),
+        (18, -1, "table_first"),
+        (19, 1, "table_start"),
+        (20, 2, "table_start"),
+        (21, 64, "block_tables"),
+        (21, -1, "block_tables"),
+        (22, 3, "row_token"),
+        (23, 8, "row_slot"),
+        (23, 1, "has not been admitted"),
+        (24, 101, "row_target"),
+        (25, 6, "row_top"),
         (0, 0, "tokens"),
         (0, 1201, "tokens"),
         (1, 0, "sequences"),
@@ -445,6 +451,22 @@ def test_an_index_out_of_range_is_refused_before_anything_runs(model, at, value,
         return m.executor.step(good_words())  # and the next step is answered
 
     assert Native(model).run(use) == 1
+
+
+def test_a_slot_keeps_its_table_until_its_release(model):
+    def use(m):
+        m.executor.step(words(Chunk(PROMPT[:40], 0, [5, 9])))
+        # as above, but of one token: seq_slot 13, table_first 14, table_start 15-16, table entry 17
+        more = words(Chunk(PROMPT[40:41], 40, [9], all_rows(1)))
+        more[14] = 1  # the table goes on after its first entry
+        logits = m.executor.step_logits(more)
+        m.executor.release(0)
+        with pytest.raises(ValueError, match=r"table_first\[0\] = 1 is not in \[0, 1\)"):
+            m.executor.step(more)
+        return logits
+
+    want = Native(model).run(lambda m: prompt_logits(m, PROMPT[:41]))[-1:]
+    assert np.array_equal(Native(model).run(use), want)
 
 
 def test_words_of_another_type_or_cut_short_are_refused(model):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cpuserve import _C
+from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
@@ -69,9 +70,10 @@ def run(isa, kind, bits, threads, use, kv=None, ranks=(), family="llama"):
         fill_vectors(executor, lowered, checkpoint.weights)
 
         def step(*chunks):
-            if program.states:  # each block has a state slot
-                for c in chunks:
-                    c.tables.append([BLOCKS + block for block in c.tables[0]])
+            for slot, c in enumerate(chunks):
+                c.slot = slot
+                if program.states:  # each block has a state slot
+                    c.tables.append(BlockTable(BLOCKS + block for block in c.tables[0]))
             return executor.step_logits(pack(StepBatch(list(chunks))).words)
 
         out.append(use(step))
@@ -83,8 +85,8 @@ def run(isa, kind, bits, threads, use, kv=None, ranks=(), family="llama"):
 
 def chunk(tokens, start, first_block, *, rows=()):
     """Tokens from `start` of a sequence in blocks from `first_block`; every row is scored."""
-    blocks = list(range(first_block, first_block + -(-(start + len(tokens)) // 32)))
-    return SeqChunk(0, list(tokens), start, [blocks], [LogitRow(r, target=1) for r in rows])
+    table = BlockTable(range(first_block, first_block + -(-(start + len(tokens)) // 32)))
+    return SeqChunk(0, list(tokens), start, [table], [LogitRow(r, target=1) for r in rows])
 
 
 def last_row_among(step, rows):

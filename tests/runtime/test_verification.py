@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
@@ -33,7 +34,8 @@ PARAMS = [
 def verifying(ids, drafts, blocks=(3, 1, 2)):
     """The chunk of the last of `ids`, and drafts behind it."""
     rows = [LogitRow(i, num_top=2, draft=draft) for i, draft in enumerate([*drafts, -1])]
-    return SeqChunk(0, [ids[-1], *drafts], len(ids) - 1, [list(blocks)], rows, len(drafts))
+    tables = [BlockTable(blocks)]
+    return SeqChunk(0, [ids[-1], *drafts], len(ids) - 1, tables, rows, len(drafts))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def executor():
 def answer(executor, params, truth, drafts, wrong):
     """20 tokens and their alternatives, with `drafts` of `truth` a step, some of them wrong."""
     executor.admit(0, params, 5, PROMPT, [], STOPS)
-    executor.step(pack(StepBatch([SeqChunk(0, PROMPT[:-1], 0, [[3, 1, 2]], [])])))
+    executor.step(pack(StepBatch([SeqChunk(0, PROMPT[:-1], 0, [BlockTable([3, 1, 2])], [])])))
     ids, found = list(PROMPT), []
     while len(found) < 20:
         guess = [row.token for row in truth[len(found) : len(found) + drafts]]
@@ -82,7 +84,7 @@ def test_torch_verifies_with_the_state_that_single_tokens_would_have(executor, p
 
 def test_drafts_are_a_section_of_their_own_only_where_there_are_any():
     ids = [5, 6, 7]
-    chunks = [SeqChunk(1, [9], 4, [[0]], [LogitRow(0)]), verifying(ids, [8, 4])]
+    chunks = [SeqChunk(1, [9], 4, [BlockTable([0])], [LogitRow(0)]), verifying(ids, [8, 4])]
     words = pack(StepBatch(chunks)).words
     assert words[:8].tolist() == [4, 2, 4, 4, 0, 0, 0, 4]
     step = view(StepArrays(words))
@@ -108,7 +110,7 @@ def test_drafts_are_a_section_of_their_own_only_where_there_are_any():
     ],
 )
 def test_a_draft_that_the_next_row_does_not_follow_is_refused(field, index, value):
-    other = SeqChunk(1, [9], 4, [[0]], [])
+    other = SeqChunk(1, [9], 4, [BlockTable([0])], [])
     step = view(StepArrays(pack(StepBatch([verifying([5, 6, 7], [8, 4]), other])).words.copy()))
     check_step(step, vocab=10, num_blocks=9, block=32)
     getattr(step, field)[index] = value

@@ -37,9 +37,10 @@ from cpuserve.core.kv.prefix import (
     RestorePlan,
     sha256,
 )
+from cpuserve.core.kv.table import BlockTable
 from cpuserve.ids import BlockId
 
-Tables = list[list[BlockId]]
+Tables = list[BlockTable]
 
 
 class KvManager:
@@ -112,7 +113,7 @@ class KvManager:
 
     def new_tables(self) -> Tables:
         """Return the empty block tables of a sequence."""
-        return [[] for _ in self.windows]
+        return [BlockTable() for _ in self.windows]
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks of a group hold `num_tokens` tokens."""
@@ -151,7 +152,7 @@ class KvManager:
         for group, table in enumerate(tables):
             first = min(self._first(group, end * self.block_size), end)
             shared = [entry.blocks[group] for entry in entries[first:]]
-            table += [self.gone] * first + shared
+            table.extend([self.gone] * first + shared)
             blocks += shared
         return PrefixMatch(entries, end * self.block_size, tables, blocks, len(found.entries))
 
@@ -162,12 +163,12 @@ class KvManager:
     def _cached(self, chain: PrefixChain, token_ids: Sequence[int]) -> FoundPrefix:
         """Return the longest cached prefix, and how much of it every cache group can serve."""
         if not self.prefix_caching:
-            return FoundPrefix(served=0)
+            return FoundPrefix()
         most = (len(token_ids) - 1) // self.block_size
         found = self.index.search(chain, token_ids, most)
-        if found.served < 0 or found.alterations != self.index.alterations:
-            found.alterations = self.index.alterations
-            found.served = self._served(found.entries, 0)
+        state = found.last, found.revivals, self.index.alterations
+        if found.served_of != state:
+            found.served, found.served_of = self._served(found.entries, 0), state
         return found
 
     def _served(self, entries: Sequence[CachedBlock], begin: int) -> int:
@@ -229,7 +230,7 @@ class KvManager:
             chain.advance(entry)
         return (end - begin) * size
 
-    def _put(self, table: list[BlockId], index: int, block: BlockId) -> None:
+    def _put(self, table: BlockTable, index: int, block: BlockId) -> None:
         """Make `block` block `index` of `table`, instead of another one or behind all."""
         if block != self.gone:
             self._share((block,))
@@ -238,7 +239,7 @@ class KvManager:
             return
         if table[index] != self.gone:
             self._pool_of(table[index]).release((table[index],))
-        table[index] = block
+        table.put(index, block)
 
     def _pool_of(self, block: BlockId) -> BlockPool:
         return self.states if block > self.gone else self.pool
@@ -518,15 +519,14 @@ class KvManager:
         chain.advance(entry)
         return True
 
-    def _block_to_fill(self, group: int, table: list[BlockId], index: int) -> BlockId:
+    def _block_to_fill(self, group: int, table: BlockTable, index: int) -> BlockId:
         """Return block `index` of `table`; of the states, a slot that becomes this block.
 
         The slots before it are not needed any more, so the sequence has STATES_OF_ONE at most.
         """
         if self._is_state(group) and table[index] == self.gone:
-            self.states.release(slot for slot in table[:index] if slot != self.gone)
-            table[:index] = [self.gone] * index
-            table[index] = self.states.take(1)[0]
+            self.states.release(table.leave(index, self.gone))
+            table.put(index, self.states.take(1)[0])
         return table[index]
 
     # --- blocks -------------------------------------------------------------------------------
@@ -575,7 +575,7 @@ class KvManager:
             self._grow_states(tables[-1], num_tokens, snapshots)
         return True
 
-    def _grow_states(self, table: list[BlockId], num_tokens: int, snapshots: Iterable[int]) -> None:
+    def _grow_states(self, table: BlockTable, num_tokens: int, snapshots: Iterable[int]) -> None:
         """Give the last block a slot, and the last full one; those before share the next.
 
         There are slots for that: STATES_OF_ONE for each request that can run.
@@ -583,7 +583,7 @@ class KvManager:
         end = self.blocks_for(num_tokens)
         wanted = {end - 1, num_tokens // self.block_size - 1, *snapshots}
         for index in range(len(table), end):
-            table += self.states.take(1) if index in wanted else [self.gone]
+            table.append(self.states.take(1)[0] if index in wanted else self.gone)
 
     def snapshots_of(self, match: PrefixMatch, num_tokens: int) -> frozenset[int]:
         """Return the blocks at whose end a sequence that adopts `match` keeps its states.
@@ -602,19 +602,15 @@ class KvManager:
         for pool, table in zip(self._pools, tables, strict=True):
             if end < len(table):
                 pool.release(reversed(self._held(table[end:])))
-                del table[end:]
+                table.cut(end)
 
     def slide(self, tables: Tables, num_tokens: int) -> None:
         """Free the blocks that no token after the first `num_tokens` tokens can see."""
         if not self.slides:
             return
         for group, table in enumerate(tables):
-            end = first = min(self._first(group, num_tokens), len(table))
-            sparse = self._is_state(group)
-            while first > 0 and (sparse or table[first - 1] != self.gone):
-                first -= 1
-            self._pools[group].release(b for b in reversed(table[first:end]) if b != self.gone)
-            table[first:end] = [self.gone] * (end - first)
+            left = table.leave(min(self._first(group, num_tokens), len(table)), self.gone)
+            self._pools[group].release(reversed(left))
 
     def reach(self, tables: Tables, computed: int, num_tokens: int) -> int:
         """Slide behind `computed` tokens and extend `tables`, to `num_tokens` if possible.
@@ -649,7 +645,7 @@ class KvManager:
         """
         for pool, table in zip(self._pools, tables, strict=True):
             pool.release(reversed(self._held(table)))
-            table.clear()
+            table.cut(0)
 
     def check_invariants(self, tables: Iterable[Tables]) -> None:
         """Raise AssertionError unless all blocks are free, cached, or used by `tables`."""

@@ -18,6 +18,7 @@ from typing import NewType
 
 import msgspec
 
+from cpuserve.core.kv.table import BlockTable
 from cpuserve.ids import BlockId
 
 BlockHash = NewType("BlockHash", bytes)
@@ -61,14 +62,19 @@ class FoundPrefix:
     """What the last search for the prefix of a waiting sequence found.
 
     entries: the entries of its first blocks; each is the parent of the next. revivals:
-    `PrefixIndex.revivals` at that time. served: how many of these blocks every cache group can
-    serve, -1 = unknown. alterations: `PrefixIndex.alterations` when `served` was computed.
+    `PrefixIndex.revivals` at that time. served: how many of these blocks every cache group could
+    serve when the last entry, `revivals` and `PrefixIndex.alterations` were `served_of`.
     """
 
     entries: list[CachedBlock] = field(default_factory=list)
     revivals: int = 0
-    served: int = -1
-    alterations: int = 0
+    served: int = 0
+    served_of: tuple[CachedBlock | None, int, int] = (None, 0, 0)
+
+    @property
+    def last(self) -> CachedBlock | None:
+        """The last entry, or None."""
+        return self.entries[-1] if self.entries else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ class PrefixMatch:
 
     entries: list[CachedBlock] = field(default_factory=list)
     num_tokens: int = 0
-    tables: list[list[BlockId]] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=list)
     blocks: list[BlockId] = field(default_factory=list)
     branch: int = 0
 
@@ -226,14 +232,10 @@ class PrefixIndex:
         entries = found.entries
         if found.revivals != self.revivals:
             entries.clear()
-            found.revivals, found.served = self.revivals, -1
+            found.revivals = self.revivals
         if len(entries) > most or (entries and entries[-1].forgotten):
             del entries[bisect_left(entries, True, hi=min(most, len(entries)), key=_forgotten) :]
-            found.served = -1
-        more = self.walk(chain, token_ids, len(entries), most, entries[-1] if entries else None)
-        if more:
-            entries += more
-            found.served = -1
+        entries += self.walk(chain, token_ids, len(entries), most, found.last)
         return found
 
     def walk(

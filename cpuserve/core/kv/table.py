@@ -1,0 +1,47 @@
+"""BlockTable: the blocks of a sequence in one cache group, and which of them an executor has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cpuserve.ids import BlockId
+
+
+class BlockTable(list[BlockId]):
+    """A list of blocks that knows what has changed since it was sent.
+
+    An executor keeps the table of each sequence, and each step sends it the entries from `sent` on
+    (runtime/pack.py). So blocks may be added as to any list, but other changes have to be made by
+    the methods below.
+    """
+
+    __slots__ = ("_left", "sent")
+
+    def __init__(self, blocks: Iterable[BlockId] = ()) -> None:
+        super().__init__(blocks)
+        self.sent = 0  # the first entries that the executor has
+        self._left = 0  # before it, no block is left
+
+    def put(self, index: int, block: BlockId) -> None:
+        """Make `block` entry `index`."""
+        self[index] = block
+        self.sent = min(self.sent, index)
+        self._left = min(self._left, index)
+
+    def leave(self, end: int, gone: BlockId) -> list[BlockId]:
+        """Make `gone` of all entries before `end`; return the blocks that were there, in order."""
+        begin = self._left
+        if begin >= end:
+            return []
+        left = [block for block in self[begin:end] if block != gone]
+        if left:
+            self[begin:end] = [gone] * (end - begin)
+            self.sent = min(self.sent, begin)
+        self._left = end
+        return left
+
+    def cut(self, end: int) -> None:
+        """Remove the entries from `end` on."""
+        del self[end:]
+        self.sent = min(self.sent, end)
+        self._left = min(self._left, end)
