@@ -141,6 +141,11 @@ CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
 #define CPUSERVE_ONE_REGION
 #endif
 
+// Whether the quads of a group are a loop, in a tile with so many products of a quad. Where a
+// product takes several instructions, the eight quads of a tile would be thousands of them, which
+// take long to compile and do not run faster.
+constexpr bool loops_over_quads(int products) { return kEmulatesDots && products >= 4; }
+
 // Prefetches `left` lines, `a_step` of them with every step of a tile, so that memory works while
 // the tile computes.
 struct LineFetch {
