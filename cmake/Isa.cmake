@@ -67,9 +67,12 @@ function(cpuserve_add_isa level)
     DEPENDS $<TARGET_OBJECTS:${target}> "${CMAKE_CURRENT_SOURCE_DIR}/cmake/CheckIsaLeaks.cmake"
     VERBATIM COMMENT "Checking that ${level} leaks no symbol")
   add_custom_target(${target}_leaks ALL DEPENDS "${stamp}")
+  set_property(GLOBAL APPEND PROPERTY CPUSERVE_ISA_CHECKS "${stamp}")
 endfunction()
 
-# Writes the list of units and links all of them into `target` after their leak checks.
+# Writes the list of units and links all of them into `target`, a static library. What links it waits
+# for the leak checks; the sources of `target` do not, so that they keep a core busy while another one
+# compiles the last unit.
 function(cpuserve_link_isa_units target)
   get_property(units GLOBAL PROPERTY CPUSERVE_ISA_UNITS)
   get_property(targets GLOBAL PROPERTY CPUSERVE_ISA_TARGETS)
@@ -78,8 +81,7 @@ function(cpuserve_link_isa_units target)
   target_include_directories(${target} PRIVATE "${CPUSERVE_GENERATED_DIR}")
   foreach(unit IN LISTS targets)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:${unit}>)
-    if(NOT CPUSERVE_SANITIZE)
-      add_dependencies(${target} ${unit}_leaks)
-    endif()
   endforeach()
+  get_property(checks GLOBAL PROPERTY CPUSERVE_ISA_CHECKS)
+  set_property(TARGET ${target} PROPERTY INTERFACE_LINK_DEPENDS "${checks}")
 endfunction()

@@ -68,7 +68,8 @@ void for_each_entry(KernelTable& to, const KernelTable& from, Visit visit) {
   ENTRY(rope_store);
   ENTRY(latent_store);
   for (int i = 0; i < kKvTypes; i++) {
-    visit(kAttentionNames[i], to.attention[i], from.attention[i], from.attention[i] != nullptr);
+    visit(kAttentionNames[i], to.attention[i], from.attention[i],
+          from.attention[i].attend != nullptr);
   }
   ENTRY(attention_merge);
   ENTRY(recurrent);
@@ -93,11 +94,21 @@ template <class Function>
 void replace(Function*& to, Function* from) {
   to = from;
 }
-// Few rows keep the product of the level below.
+// Few rows keep the product of the level below, and weights its packing where a unit has none.
 void replace(LinearKernel& to, const LinearKernel& from) {
-  const auto below = to.product;
+  const LinearKernel below = to;
   to = from;
-  if (from.few_rows > 0) to.few_product = below;
+  if (from.few_rows > 0) to.few_product = below.product;
+  if (from.pack) return;
+  to.panel_bytes = below.panel_bytes;
+  to.pack = below.pack;
+  to.row = below.row;
+}
+// Wide heads keep the attention of the level below.
+void replace(AttentionKernel& to, const AttentionKernel& from) {
+  const auto below = to.attend;
+  to = from;
+  to.attend_wider = below;
 }
 
 // Replaces the entries of `level` that a unit provides.

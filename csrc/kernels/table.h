@@ -398,6 +398,7 @@ constexpr bool rows_stay_in_l2(int64_t rows, size_t x_stride, const WorkSizes& s
 
 struct LinearKernel {
   ActFormat act;
+  // A level that packs weights as the level below does leaves panel_bytes, pack and row null.
   size_t (*panel_bytes)(int64_t k) noexcept;
   void (*pack)(const PackArgs&) noexcept;
   void (*product)(const LinearArgs&) noexcept;
@@ -575,6 +576,16 @@ struct AttentionArgs {
   int32_t keys = 0;
 };
 constexpr int kMaxHeadDim = 576;  // padded
+struct AttentionKernel {
+  void (*attend)(const AttentionArgs&) noexcept;
+  // Heads wider than this (padded) take the kernel of the level below.
+  int32_t widest_head = kMaxHeadDim;
+  void (*attend_wider)(const AttentionArgs&) noexcept = nullptr;
+
+  void operator()(const AttentionArgs& a) const noexcept {
+    (a.kv.hd_pad > widest_head ? attend_wider : attend)(a);
+  }
+};
 // K or V of one head in the blocks of a chunk.
 inline size_t kv_chunk_bytes(KvType t, int32_t hd_pad) {
   return kv_half_bytes(t, hd_pad) * (kChunk / kBlock);
@@ -771,7 +782,7 @@ struct KernelTable {
   void (*activation)(const ActivationArgs&) noexcept;
   void (*rope_store)(const RopeStoreArgs&) noexcept;
   void (*latent_store)(const LatentStoreArgs&) noexcept;
-  void (*attention[static_cast<int>(KvType::count)])(const AttentionArgs&) noexcept;
+  AttentionKernel attention[static_cast<int>(KvType::count)];
   void (*attention_merge)(const AttentionMergeArgs&) noexcept;
   void (*recurrent)(const RecurrentArgs&) noexcept;
   void (*short_conv)(const ShortConvArgs&) noexcept;

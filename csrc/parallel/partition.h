@@ -10,6 +10,8 @@
 
 namespace cpuserve {
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 struct Range {
   int64_t begin, end;
   int64_t size() const { return end - begin; }

@@ -37,8 +37,6 @@ constexpr int64_t kMergePartials = 128;
 constexpr int64_t kLeastPartialFloats = int64_t{4} << 20;
 constexpr int64_t kPartialHeader = 16;  // floats in front of o (table.h)
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 }  // namespace
 
 AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& limits, Ranks ranks)

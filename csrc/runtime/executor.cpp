@@ -133,7 +133,7 @@ void Executor::check_kernels() const {
   const KernelTable& t = *table_;
   const auto attention = t.attention[static_cast<int>(kv_.type())];
   check_argument(t.rms_norm && t.layer_norm && t.convert && t.add && t.activation && t.rope_store &&
-                     t.latent_store && attention && t.attention_merge && t.recurrent &&
+                     t.latent_store && attention.attend && t.attention_merge && t.recurrent &&
                      t.short_conv && t.gated_norm && t.scale_logits && t.sample && t.probe_read &&
                      std::all_of(std::begin(t.probe_dot), std::end(t.probe_dot),
                                  [](auto probe) { return probe != nullptr; }),

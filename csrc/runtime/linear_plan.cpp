@@ -26,8 +26,6 @@ constexpr int64_t kEnoughTasks = 16;  // per thread; more of them even out nothi
 // many panels: with AMX, 2 bytes at 10 a cycle, and 32 operations at 700 a cycle.
 constexpr int64_t kRowPanels = 4;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // The next width to consider: half strips and less by halves, wider tasks by pairs of panels, or
 // by strips if the columns of one share a scale.
 int64_t narrower(int64_t width, int64_t grain) {

@@ -1,15 +1,9 @@
 // Short convolutions and Mamba2 in a step, and the norm that ends a Mamba2 layer.
 #include <algorithm>
-#include <cmath>
 
 #include "runtime/worker.h"
 
 namespace cpuserve {
-namespace {
-
-float softplus(float x) noexcept { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
-}  // namespace
 
 void Executor::Worker::operator()(const ShortConvOp& op) noexcept {
   each_unit(op, [&](int64_t unit, const ChunkRows& r) { conv_rows(op, unit, r); });

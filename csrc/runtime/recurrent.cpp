@@ -11,7 +11,6 @@ namespace {
 constexpr float kLengthEps = 1e-6f;  // of the squared length of a query or key
 
 float sigmoid(float x) noexcept { return 1.0f / (1.0f + std::exp(-x)); }
-float softplus(float x) noexcept { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 // Divides x by its length and multiplies it by `scale`. Sixteen sums, so that compilers vectorize
 // them, are added in one order.

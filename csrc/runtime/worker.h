@@ -1,10 +1,15 @@
 // The work of one thread in a step. Only the source files of the executor include this.
 #pragma once
+#include <cmath>
+
 #include "runtime/executor.h"
 #include "runtime/linear_plan.h"
 #include "runtime/rows.h"
 
 namespace cpuserve {
+
+// Makes a positive time step of what a recurrent layer computed for it.
+inline float softplus(float x) noexcept { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 struct Executor::Worker {
   Executor& e;

@@ -464,18 +464,24 @@ static inline void attend_unit(const AttentionArgs& a) {
   }
 }
 
-// The kernel for a cache of what Kv multiplies.
 template <class Kv>
 static void attention(const AttentionArgs& a) noexcept {
 #ifdef CPUSERVE_UNIT_TILES
-  if (!Kv::kScaled || a.kv.hd_pad <= kWidestScaledHead) {
-    attend_unit<OnTiles<Kv>>(a);
-    return tile_release();
-  }
-  if constexpr (Kv::kScaled) attend_unit<Kv>(a);
+  attend_unit<OnTiles<Kv>>(a);
+  tile_release();
 #else
   attend_unit<Kv>(a);
 #endif
+}
+
+// The kernel for a cache of what Kv multiplies.
+template <class Kv>
+static constexpr AttentionKernel attention_kernel() {
+  AttentionKernel kernel{attention<Kv>};
+#ifdef CPUSERVE_UNIT_TILES
+  if (Kv::kScaled) kernel.widest_head = kWidestScaledHead;
+#endif
+  return kernel;
 }
 
 // Computes the factors of `n` partial results of one row, starting from m and l, which are updated.

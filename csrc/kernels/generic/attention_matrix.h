@@ -24,7 +24,7 @@ struct OnTiles : Kv {
   static constexpr int kMostRows = kJobRows;
 };
 // Widened keys and values of a chunk with wider heads do not fit the scratch. Such heads are
-// multiplied on vectors.
+// multiplied on vectors, by the level below.
 constexpr int kWidestScaledHead = 256;
 
 // The blocks of a chunk as pairs of bf16: in the cache, or widened.

@@ -22,6 +22,9 @@ namespace CPUSERVE_NS {
 // that strips tile the 32 keys of a block.
 constexpr int kWide = kTileVecs >= 4 ? 4 : kTileVecs >= 2 ? 2 : 1;
 constexpr int kTallRows = kWide == 4 ? 8 : kTileRows;
+// Rows of a tile, at least, where a unit has more than one: then the last two are equal parts
+// (tile_rows in attention.h).
+constexpr int kLeastOfMany = (kTallRows + 1) / 2;
 
 // Whether two and more rows are multiplied in pairs, by BFMMLA (attention_pairs.h).
 #ifdef CPUSERVE_UNIT_BFMMLA
@@ -483,7 +486,9 @@ struct Strips {
 
 template <class Kv, int R, int V, Ahead kAhead>
 static constexpr typename Strips<Kv>::Score score_function() {
-  if constexpr (Kv::kRowPairs && R > 1) {
+  if constexpr (kAhead == Ahead::light && R < kLeastOfMany) {
+    return nullptr;
+  } else if constexpr (Kv::kRowPairs && R > 1) {
     return score_pairs<Kv, R, V, kAhead>;
   } else {
     return score_strip<Kv, R, V, kAhead>;

@@ -54,10 +54,10 @@ namespace {
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16) || defined(CPUSERVE_UNIT_BFMMLA) || \
     defined(CPUSERVE_UNIT_TILES)
 constexpr void set_pair_attention(KernelTable& t) {
-  t.attention[static_cast<int>(KvType::bf16)] = attention<KvBf16>;
-  t.attention[static_cast<int>(KvType::int8)] = attention<KvInt8>;
-  t.attention[static_cast<int>(KvType::e4m3)] = attention<KvE4m3>;
-  t.attention[static_cast<int>(KvType::e5m2)] = attention<KvE5m2>;
+  t.attention[static_cast<int>(KvType::bf16)] = attention_kernel<KvBf16>();
+  t.attention[static_cast<int>(KvType::int8)] = attention_kernel<KvInt8>();
+  t.attention[static_cast<int>(KvType::e4m3)] = attention_kernel<KvE4m3>();
+  t.attention[static_cast<int>(KvType::e5m2)] = attention_kernel<KvE5m2>();
 }
 #endif
 
@@ -192,8 +192,8 @@ constexpr KernelTable make_table(const char* isa) {
   set_pair_attention(t);
 #endif
 #ifdef CPUSERVE_UNIT_ALL
-  t.attention[static_cast<int>(KvType::f16)] = attention<KvF16>;
-  t.attention[static_cast<int>(KvType::f32)] = attention<KvF32>;
+  t.attention[static_cast<int>(KvType::f16)] = attention_kernel<KvF16>();
+  t.attention[static_cast<int>(KvType::f32)] = attention_kernel<KvF32>();
   t.linear[static_cast<int>(WeightKind::dense_f16)] = dense_kernel<F16Element>();
   t.linear[static_cast<int>(WeightKind::dense_f32)] = dense_kernel<F32Element>();
   t.rms_norm = rms_norm;
@@ -220,6 +220,13 @@ constexpr KernelTable make_table(const char* isa) {
 #if !defined(CPUSERVE_UNIT_BF16) && !defined(CPUSERVE_UNIT_BFMMLA)
   t.probe_dot[dot(DotKind::int8)] = probe_bytes<W8Group>;
   t.probe_dot[dot(DotKind::int4)] = probe_bytes<W4Group<false>>;
+#endif
+#if !defined(CPUSERVE_UNIT_ALL) && !defined(CPUSERVE_UNIT_MMLA)
+  for (LinearKernel& kernel : t.linear) {  // those below pack weights as these read them
+    kernel.panel_bytes = nullptr;
+    kernel.pack = nullptr;
+    kernel.row = nullptr;
+  }
 #endif
   return t;
 }

@@ -141,6 +141,11 @@ CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
 #define CPUSERVE_ONE_REGION
 #endif
 
+// Whether the quads of a group are a loop, in a tile with so many products of a quad. Where a
+// product takes several instructions, the eight quads of a tile would be thousands of them, which
+// take long to compile and do not run faster.
+constexpr bool loops_over_quads(int products) { return kEmulatesDots && products >= 4; }
+
 // Prefetches `left` lines, `a_step` of them with every step of a tile, so that memory works while
 // the tile computes.
 struct LineFetch {
@@ -232,8 +237,9 @@ CPUSERVE_INLINE void join_terms(float* c, int stride, int panels) {
 
 // The same for `rows` rows of sums, each of which is one of the `terms` of a row of activations,
 // then the epilogue.
-CPUSERVE_INLINE void finish_terms(const LinearArgs& a, bool plain, int64_t row0, int rows,
-                                  int64_t panel0, int panels, float* c, int stride) {
+static __attribute__((noinline)) void finish_terms(const LinearArgs& a, bool plain, int64_t row0,
+                                                   int rows, int64_t panel0, int panels, float* c,
+                                                   int stride) {
   if (a.terms == 2) {
     for (int r = 0; r < rows; r += 2) join_terms(c + r * stride, stride, panels);
   }
@@ -243,8 +249,8 @@ CPUSERVE_INLINE void finish_terms(const LinearArgs& a, bool plain, int64_t row0,
 
 // Prefetches the output lines that a tile will write or add to, while it computes. They were last
 // used a layer ago, and waiting for them takes up to a fifth of the time of the tile.
-CPUSERVE_INLINE void fetch_output(const Epilogue& ep, int64_t row0, int64_t rows, int64_t panel0,
-                                  int panels) {
+static __attribute__((noinline)) void fetch_output(const Epilogue& ep, int64_t row0, int64_t rows,
+                                                   int64_t panel0, int panels) {
   const int halves = ep.glu ? 2 : 1;
   const int64_t column0 = panel0 * kPanel / halves, n = panels * kPanel / halves;
   const int64_t padded = round_up(ep.out.width, 32);

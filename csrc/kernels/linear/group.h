@@ -103,34 +103,50 @@ CPUSERVE_INLINE void fetch_line(const GroupAt& at, int i) {
   keep_here();
 }
 
-// Products of the eight quads from `quad0` on, for MR rows x NV vectors.
+// Products of a quad, the first or second of line `line` of a group, for MR rows x NV vectors.
+template <class W, int NPF, int MR, int NV>
+CPUSERVE_INLINE void quad_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at, int line,
+                                   int high, const uint8_t* lines, const uint8_t* quads) {
+  // One base pointer per quad: otherwise gcc keeps an offset for each quad and row on the stack.
+  opaque(lines);
+  opaque(quads);
+  if (high == 0) fetch_line<NPF>(at, line);
+  Q wq[NV];
+#pragma GCC unroll 16
+  for (int v = 0; v < NV; v++) {
+    const uint8_t* at_v =
+        lines + static_cast<size_t>(v / kVecs) * at.panel_bytes + v % kVecs * kLanes * 4;
+    wq[v] = W::quads(at_v, high);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; r++) {
+    const Q a =
+        set1_quad(reinterpret_cast<const int8_t*>(quads + static_cast<size_t>(r) * at.x_stride));
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; v++) acc[r][v] = W::dot(acc[r][v], wq[v], a);
+  }
+}
+
+// Products of the eight quads from `quad0` on.
 template <class W, int NPF, int MR, int NV>
 CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at, int quad0) {
-  const uint8_t* w = at.w + UnitOf<W>::kHeader + quad0 / W::kQuadsPerLine * 64;
+  constexpr int kQuads = W::kQuadsPerLine;
+  const uint8_t* w = at.w + UnitOf<W>::kHeader + quad0 / kQuads * 64;
   const uint8_t* x = at.x + quad0 * 4;
+  if constexpr (loops_over_quads(MR * NV)) {
+#pragma GCC unroll 1
+    for (int line = 0; line < 8 / kQuads; line++) {
+#pragma GCC unroll 2
+      for (int i = 0; i < kQuads; i++) {
+        quad_products<W, NPF>(acc, at, quad0 / kQuads + line, i, w + line * 64,
+                              x + (line * kQuads + i) * 4);
+      }
+    }
+  } else {
 #pragma GCC unroll 8
-  for (int quad = 0; quad < 8; quad++) {
-    // One base pointer per quad: otherwise gcc keeps an offset for each quad and row on the stack.
-    const uint8_t* lines = w + quad / W::kQuadsPerLine * 64;
-    const uint8_t* quads = x + quad * 4;
-    opaque(lines);
-    opaque(quads);
-    if (quad % W::kQuadsPerLine == 0) {
-      fetch_line<NPF>(at, (quad0 + quad) / W::kQuadsPerLine);
-    }
-    Q wq[NV];
-#pragma GCC unroll 16
-    for (int v = 0; v < NV; v++) {
-      const uint8_t* line =
-          lines + static_cast<size_t>(v / kVecs) * at.panel_bytes + v % kVecs * kLanes * 4;
-      wq[v] = W::quads(line, quad % W::kQuadsPerLine);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; r++) {
-      const Q a =
-          set1_quad(reinterpret_cast<const int8_t*>(quads + static_cast<size_t>(r) * at.x_stride));
-#pragma GCC unroll 16
-      for (int v = 0; v < NV; v++) acc[r][v] = W::dot(acc[r][v], wq[v], a);
+    for (int quad = 0; quad < 8; quad++) {
+      quad_products<W, NPF>(acc, at, (quad0 + quad) / kQuads, quad % kQuads, w + quad / kQuads * 64,
+                            x + quad * 4);
     }
   }
 }

@@ -103,6 +103,27 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     return x;
   }
 
+  // The same where i is a variable; kOdd is i % 2.
+  template <int kOdd>
+  CPUSERVE_INLINE Q quad_at(const uint8_t* line, int i) {
+    const auto bits_of = [&](int first_line, int n) __attribute__((always_inline)) {
+      const int each = 8 / n;  // quads in a line
+      return shift_right(load_quads(line + (first_line + i / each) * 64), i % each * n);
+    };
+    Q x;
+    if constexpr (G::kLow == 4) {
+      x = load_quads(line + i / 2 * 64);
+      x = kOdd ? high_nibbles(x) : low_nibbles(x);
+    } else {
+      x = take_bits<0, 0, 2>(bits_of(0, 2));
+    }
+    if constexpr (G::kHigh != 0) {
+      x = either(x, take_bits<0, G::kLow, G::kHigh>(bits_of(G::kLow, G::kHigh)));
+    }
+    if constexpr (G::kTable) x = lookup16(G::values(), x);
+    return x;
+  }
+
   // The scale and the minimum of columns [column, column + kLanes) of a unit.
   CPUSERVE_INLINE void factors(const uint8_t* unit, int column, F* scale, F* least) {
     const auto* halves = reinterpret_cast<const uint16_t*>(unit) + column;
@@ -214,39 +235,60 @@ struct PlaneAt {
   int64_t left, groups;  // that `unit` is the header of; those of a header
 };
 
-// Products of quads [kQuad, kEnd) of a group, for MR rows x NV vectors. A line of the weights ahead
-// is fetched with each quad, not all at once: that would fill the miss buffers of the core. It goes
-// to L2, as in linear/group.h.
+// Products of quad i of a group, for MR rows x NV vectors. take(lines) is the quad of a vector. A
+// line of the weights ahead is fetched with each quad, not all at once: that would fill the miss
+// buffers of the core. It goes to L2, as in linear/group.h.
+template <class W, int NPF, int MR, int NV, class Take>
+CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& at, int i,
+                                const Take& take) {
+  // One base pointer per quad: otherwise gcc keeps an offset for each quad and row on the stack.
+  const uint8_t* lines = at.lines;
+  const uint8_t* quads = at.x + i * 4;
+  opaque(lines);
+  opaque(quads);
+  if (i < W::kFetchLines) {
+    const uint8_t* ahead = at.ahead + i * 64;
+    opaque(ahead);
+#pragma GCC unroll 4
+    for (int p = 0; p < NPF; p++) {
+      prefetch_l2(ahead + static_cast<size_t>(p) * at.panel_bytes);
+    }
+    keep_here();
+  }
+  Q wq[NV];
+#pragma GCC unroll 16
+  for (int v = 0; v < NV; v++) {
+    wq[v] = take(lines + static_cast<size_t>(v / kVecs) * at.panel_bytes + v % kVecs * kLanes * 4);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; r++) {
+    const Q a =
+        set1_quad(reinterpret_cast<const int8_t*>(quads + static_cast<size_t>(r) * at.x_stride));
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; v++) acc[r][v] = W::dot(acc[r][v], wq[v], a);
+  }
+}
+
+// Products of quads [kQuad, kEnd) of a group: one after another, or in a loop over pairs.
 template <class W, int NPF, int kQuad, int kEnd, int MR, int NV>
 CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneAt& at) {
-  if constexpr (kQuad < kEnd) {
-    // One base pointer per quad: otherwise gcc keeps an offset for each quad and row on the stack.
-    const uint8_t* lines = at.lines;
-    const uint8_t* quads = at.x + kQuad * 4;
-    opaque(lines);
-    opaque(quads);
-    if constexpr (kQuad < W::kFetchLines) {
-      const uint8_t* ahead = at.ahead + kQuad * 64;
-      opaque(ahead);
-#pragma GCC unroll 4
-      for (int p = 0; p < NPF; p++) {
-        prefetch_l2(ahead + static_cast<size_t>(p) * at.panel_bytes);
-      }
-      keep_here();
+  if constexpr (loops_over_quads(MR * NV)) {
+#pragma GCC unroll 1
+    for (int i = kQuad; i < kEnd; i += 2) {
+      plane_quad<W, NPF>(
+          acc, at, i, [i](const uint8_t* lines) __attribute__((always_inline)) {
+            return W::template quad_at<0>(lines, i);
+          });
+      plane_quad<W, NPF>(
+          acc, at, i + 1, [i](const uint8_t* lines) __attribute__((always_inline)) {
+            return W::template quad_at<1>(lines, i + 1);
+          });
     }
-    Q wq[NV];
-#pragma GCC unroll 16
-    for (int v = 0; v < NV; v++) {
-      wq[v] = W::template quad<kQuad>(lines + static_cast<size_t>(v / kVecs) * at.panel_bytes +
-                                      v % kVecs * kLanes * 4);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; r++) {
-      const Q a =
-          set1_quad(reinterpret_cast<const int8_t*>(quads + static_cast<size_t>(r) * at.x_stride));
-#pragma GCC unroll 16
-      for (int v = 0; v < NV; v++) acc[r][v] = W::dot(acc[r][v], wq[v], a);
-    }
+  } else if constexpr (kQuad < kEnd) {
+    plane_quad<W, NPF>(
+        acc, at, kQuad, [](const uint8_t* lines) __attribute__((always_inline)) {
+          return W::template quad<kQuad>(lines);
+        });
     plane_products<W, NPF, kQuad + 1, kEnd>(acc, at);
   }
 }

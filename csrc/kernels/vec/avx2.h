@@ -255,6 +255,7 @@ CPUSERVE_INLINE Q take_bits(Q x) {
   if constexpr (kFrom < kTo) x.v = _mm256_slli_epi16(x.v, kTo - kFrom);
   return {_mm256_and_si256(x.v, _mm256_set1_epi8((char)(((1 << kBits) - 1) << kTo)))};
 }
+CPUSERVE_INLINE Q shift_right(Q x, int n) { return {_mm256_srl_epi16(x.v, _mm_cvtsi32_si128(n))}; }
 CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
   return {_mm256_shuffle_epi8(entries, index.v)};
@@ -280,7 +281,7 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
 CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) { return dot4(acc, u, s); }
 constexpr int kGroupVecs = 12, kDot8Zero = 128;
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
-constexpr bool kWideS = true;
+constexpr bool kWideS = true, kEmulatesDots = false;
 using S = I;
 CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
@@ -299,7 +300,7 @@ CPUSERVE_INLINE I dot8(I acc, Q u, Q s) {
   const __m256i p = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(s.v, w));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(p, _mm256_set1_epi16(1)));
 }
-constexpr bool kWideS = false;
+constexpr bool kWideS = false, kEmulatesDots = true;
 // The eight quads of a group fit 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
 struct S {
   __m256i v;

@@ -262,6 +262,7 @@ CPUSERVE_INLINE Q take_bits(Q x) {
   if constexpr (kFrom < kTo) x.v = _mm512_slli_epi16(x.v, kTo - kFrom);
   return {_mm512_and_si512(x.v, _mm512_set1_epi8((char)(((1 << kBits) - 1) << kTo)))};
 }
+CPUSERVE_INLINE Q shift_right(Q x, int n) { return {_mm512_srl_epi16(x.v, _mm_cvtsi32_si128(n))}; }
 CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   const __m512i entries = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
   return {_mm512_shuffle_epi8(entries, index.v)};
@@ -278,7 +279,7 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
   return acc;
 }
 constexpr int kGroupVecs = 24;
-constexpr bool kWideS = true;
+constexpr bool kWideS = true, kEmulatesDots = false;
 using S = I;
 CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
@@ -300,7 +301,7 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
   return _mm512_add_epi32(acc, _mm512_madd_epi16(x.v, y.v));
 }
 constexpr int kGroupVecs = 12;  // the other registers hold the emulated products
-constexpr bool kWideS = false;
+constexpr bool kWideS = false, kEmulatesDots = true;
 // The eight quads of a group fit 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
 struct S {
   __m512i v;

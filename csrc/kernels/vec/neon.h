@@ -248,6 +248,7 @@ CPUSERVE_INLINE Q take_bits(Q x) {
   if constexpr (kFrom < kTo) x.v = vshlq_n_u8(x.v, kTo - kFrom);
   return {vandq_u8(x.v, vdupq_n_u8((uint8_t)(((1 << kBits) - 1) << kTo)))};
 }
+CPUSERVE_INLINE Q shift_right(Q x, int n) { return {vshlq_u8(x.v, vdupq_n_s8((int8_t)-n))}; }
 CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   return {vqtbl1q_u8(vld1q_u8(table), index.v)};
 }
@@ -260,7 +261,7 @@ CPUSERVE_INLINE int8x16_t as_signed(Q x) { return vreinterpretq_s8_u8(x.v); }
 #ifdef __ARM_FEATURE_DOTPROD
 CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) { return vdotq_s32(acc, a, b); }
 constexpr int kGroupVecs = 16;
-constexpr bool kWideS = true;
+constexpr bool kWideS = true, kEmulatesDots = false;
 using S = I;
 CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return vdotq_s32(acc, as_signed(u), as_signed(s)); }
@@ -274,7 +275,7 @@ CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) {
   return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
 }
 constexpr int kGroupVecs = 8;
-constexpr bool kWideS = false;
+constexpr bool kWideS = false, kEmulatesDots = true;
 // The eight quads of a group fit 16-bit sums with one product each: 8 * 15 * 128 = 15,360.
 struct S {
   int16x8_t low, high;

@@ -7,7 +7,7 @@ namespace CPUSERVE_NS {
 
 constexpr int kLanes = 4, kVecs = 4, kTileRows = 4, kTileVecs = 1;
 constexpr int kGroupVecs = 4, kDot8Zero = 128;
-constexpr bool kNativeDot2 = false, kWideS = true;
+constexpr bool kNativeDot2 = false, kWideS = true, kEmulatesDots = true;
 // A vector type of the compiler (GCC's vector extensions): each sum or product of four floats is
 // one instruction, so it is cheap to inline.
 struct F {
@@ -330,6 +330,10 @@ CPUSERVE_CALL Q take_bits(Q x) {
   CPUSERVE_LANES for (int j = 0; j < 4; j++) {
     x.v[i][j] = (uint8_t)((x.v[i][j] >> kFrom & ((1 << kBits) - 1)) << kTo);
   }
+  return x;
+}
+CPUSERVE_CALL Q shift_right(Q x, int n) {
+  CPUSERVE_LANES for (int j = 0; j < 4; j++) x.v[i][j] = (uint8_t)(x.v[i][j] >> n);
   return x;
 }
 CPUSERVE_CALL Q lookup16(const uint8_t* table, Q x) {

@@ -43,6 +43,7 @@
 //   Q load_quads(const uint8_t*) set1_quad(const int8_t*)
 //   Q low_nibbles(Q) high_nibbles(Q)  Q either(Q, Q): the bits that are set in one of them
 //   Q take_bits<from, to, n>(Q): bits [from, from + n) of each byte at [to, to + n), others 0
+//   Q shift_right(Q, int n): bits [n, 8) of each byte at [0, 8 - n), others anything
 //   Q lookup16(const uint8_t* table, Q index <= 15): entry of 16 for each byte
 //   I dot4(I acc, Q u8, Q s8): exact int32 for every u8 and s8
 //   I dot4_small(I acc, Q u8, Q s8 not -128): the same where u8 <= 127
@@ -59,6 +60,7 @@
 //   constexpr int kDot8Zero; I dot8(I acc, Q u8, Q s8 not -128): acc + sum (u8 - 128 + kDot8Zero)
 //   s8 S small accumulators; S szero()  S sdot(S, Q u8 <= 15, Q s8) at most 8 times  I widen(S)
 //     constexpr bool kWideS: S is I and may start from any value
+//   constexpr bool kEmulatesDots: dot4 and its like are several instructions
 //   void store_s8(int8_t*, F): rne, saturate to [-127, 127], NaN 127    (kLanes bytes)
 //   max(a, b) and min(a, b) give b when either is NaN
 //   void prefetch(const void*) prefetch_l2(const void*)
