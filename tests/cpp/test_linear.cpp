@@ -2,12 +2,12 @@
 // an independent implementation of the layouts in kernels/table.h, and the numerics law bit for
 // bit.
 #include <algorithm>
-#include <functional>
 
 #include "harness.h"
 
 using namespace cpuserve;
 using harness::Buffer;
+using harness::for_each_kind;
 using harness::Rng;
 
 namespace {
@@ -429,9 +429,6 @@ bool same_row(const Output& a, const Output& b, int64_t r) {
   return std::memcmp(a.bytes(r), b.bytes(r), static_cast<size_t>(a.rows.width) * 4) == 0;
 }
 
-void for_each_kind(const std::function<void(WeightKind)>& body) {
-  for (WeightKind kind : kKinds) body(kind);
-}
 int64_t least_k(WeightKind kind) { return grouped(kind) ? 32 : 2; }
 
 }  // namespace
@@ -460,7 +457,7 @@ KERNEL_TEST(linear_panel_bytes_are_the_documented_ones) {
 }
 
 KERNEL_TEST(linear_pack_of_the_native_source_keeps_every_value) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     for (int64_t size : {least_k(kind), int64_t{96}, int64_t{640}}) {
       Weights w(k, kind, 37, size);
       if (w.type != native_source(kind)) continue;
@@ -593,7 +590,7 @@ KERNEL_TEST(linear_pack_of_floats_into_q4_0_takes_the_nearest_step) {
 // ----------------------------------------------------------------------------------------
 
 KERNEL_TEST(linear_matches_fp64_at_every_kind_and_shape) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     check_against_reference(k, kind, 1, 64, 576);
     check_against_reference(k, kind, 3, 16, least_k(kind));
     check_against_reference(k, kind, 4, 72, 32);
@@ -604,7 +601,7 @@ KERNEL_TEST(linear_matches_fp64_at_every_kind_and_shape) {
 }
 
 KERNEL_TEST(linear_matches_fp64_at_every_number_of_rows) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     for (int64_t m = 1; m <= 26; m++) check_against_reference(k, kind, m, 80, 64);
   });
 }
@@ -687,7 +684,7 @@ KERNEL_TEST(linear_of_denormal_weights_and_inputs_loses_at_most_the_denormals) {
 }
 
 KERNEL_TEST(linear_nan_and_infinity_reach_their_row_and_no_other) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const Weights w(k, kind, 80, 64);
     Inputs x(w.kernel.act, 13, 64);
     Output clean(ActFormat::f32, 13, 80);
@@ -737,7 +734,7 @@ void check_same_bits_at_every_m(const KernelTable& k, WeightKind kind, int64_t n
 }  // namespace
 
 KERNEL_TEST(linear_row_has_the_same_bits_at_every_m) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     check_same_bits_at_every_m(k, kind, 208, 160, harness::fewer(512, 130),
                                {1, 2, 5, 6, 7, 13, 64});
     check_same_bits_at_every_m(k, kind, 20, 64, 531, {1, 3, 4, 8, 9, 10, 11, 12, 14, 25});
@@ -746,7 +743,7 @@ KERNEL_TEST(linear_row_has_the_same_bits_at_every_m) {
 
 // Few rows may stream over packed weights while more rows share unpacked ones.
 KERNEL_TEST(linear_row_has_the_same_bits_in_any_small_number_of_rows) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     check_same_bits_at_every_m(k, kind, 24, 2624, 13, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
     check_against_reference(k, kind, 6, 24, 2624);
     check_against_reference(k, kind, 11, 24, 2624);
@@ -768,7 +765,7 @@ KERNEL_TEST(linear_row_has_the_same_bits_over_several_k_blocks) {
 }
 
 KERNEL_TEST(linear_row_has_the_same_bits_at_every_panel_split) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const Weights w(k, kind, 16 * 21, 96);
     for (int64_t m : {1, 5, 8, 12, 30}) {
       const Inputs x(w.kernel.act, m, 96);
@@ -786,7 +783,7 @@ KERNEL_TEST(linear_row_has_the_same_bits_at_every_panel_split) {
 }
 
 KERNEL_TEST(linear_row_has_the_same_bits_with_every_work_size) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     constexpr int64_t kK = 1120;
     const Weights w(k, kind, 80, kK);
     const Inputs x(w.kernel.act, 70, kK);
@@ -819,7 +816,7 @@ KERNEL_TEST(linear_row_has_the_same_bits_with_every_work_size) {
 }
 
 KERNEL_TEST(linear_kernels_state_their_geometry) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const LinearKernel& kernel = kernel_of(k, kind);
     CHECK(kernel.tile_rows >= 1 && kernel.tile_columns >= 4 && kernel.tile_panels >= 1);
     CHECK(kernel.tile_columns <= kStripPanels * kPanel && kernel.pass_rows >= 1);
@@ -832,7 +829,7 @@ KERNEL_TEST(linear_kernels_state_their_geometry) {
 }
 
 KERNEL_TEST(linear_writes_only_its_panels) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const Weights w(k, kind, 16 * 12, 64);
     for (int64_t m : {2, 20}) {
       const Inputs x(w.kernel.act, m, 64);
@@ -849,7 +846,7 @@ KERNEL_TEST(linear_writes_only_its_panels) {
 }
 
 KERNEL_TEST(linear_of_no_rows_or_no_panels_does_nothing) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const Weights w(k, kind, 64, 64);
     const Inputs x(w.kernel.act, 1, 64);
     Output out(ActFormat::f32, 1, 64);
