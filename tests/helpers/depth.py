@@ -30,6 +30,11 @@ def workers(config) -> int:
     return min(cpus, MOST_WORKERS) if cpus > 1 else 0
 
 
+def deep_but(kept, cases):
+    """Return `cases` as parameters of a test: all that are not in `kept` are deep."""
+    return [pytest.param(case, marks=() if case in kept else pytest.mark.deep) for case in cases]
+
+
 def mark_matrices(items) -> None:
     """Mark the cases of matrix tests `deep`, except a few that contain every value."""
     cases = {}
