@@ -75,14 +75,15 @@ template <class Get>
 bool from_below(const KernelTable& k, Get get) {
   return below() && get(k) == get(*below());
 }
+inline bool from_below(const KernelTable& k, cpuserve::WeightKind kind) {
+  return from_below(k,
+                    [&](const KernelTable& t) { return t.linear[static_cast<int>(kind)].product; });
+}
 // Calls body(kind) for the weight kinds that have kernels to be tested at this level.
 template <class Kinds, class Body>
 void for_each_kind(const KernelTable& k, const Kinds& kinds, Body body) {
   for (cpuserve::WeightKind kind : kinds) {
-    const auto product = [&](const KernelTable& t) {
-      return t.linear[static_cast<int>(kind)].product;
-    };
-    if (!from_below(k, product)) body(kind);
+    if (!from_below(k, kind)) body(kind);
   }
 }
 
