@@ -768,7 +768,7 @@ KERNEL_TEST(linear_row_has_the_same_bits_over_several_k_blocks) {
 
 KERNEL_TEST(linear_row_has_the_same_bits_at_every_panel_split) {
   for_each_kind(k, kKinds, [&](WeightKind kind) {
-    const Weights w(k, kind, 16 * 21, 96);
+    const Weights w(k, kind, 16 * harness::fewer(21, 9), 96);
     for (int64_t m : {1, 5, 8, 12, 30}) {
       const Inputs x(w.kernel.act, m, 96);
       Output whole(ActFormat::f32, m, w.n);
@@ -983,22 +983,26 @@ void check_epilogue(const KernelTable& k, WeightKind kind, int64_t m, const Epil
 
 }  // namespace
 
+// Of few, a third: every epilogue of every kind with one or two numbers of rows.
 KERNEL_TEST(linear_epilogues_match_fp64) {
   constexpr Activation kActs[] = {Activation::none, Activation::relu, Activation::gelu,
                                   Activation::gelu_tanh, Activation::silu};
+  unsigned turn = 0;
   for (WeightKind kind : {WeightKind::dense_bf16, WeightKind::w4m_g32, WeightKind::w8_channel}) {
     for (int64_t m : {1, 8, 14, 40}) {  // 40: several tiles finished together
-      for (Activation act : kActs)
-        check_epilogue(k, kind, m, {act, false, true, false, ActFormat::f32, 72});
+      const auto check = [&](const EpilogueCase& c) {
+        if (turn++ % 3 == 0 || !harness::few_shapes()) check_epilogue(k, kind, m, c);
+      };
+      for (Activation act : kActs) check({act, false, true, false, ActFormat::f32, 72});
       for (ActFormat format : {ActFormat::f32, ActFormat::bf16, ActFormat::q8g32}) {
-        check_epilogue(k, kind, m, {Activation::none, false, false, false, format, 200});
-        check_epilogue(k, kind, m, {Activation::silu, true, false, false, format, 96});
-        check_epilogue(k, kind, m, {Activation::gelu_tanh, true, true, false, format, 40});
-        check_epilogue(k, kind, m, {Activation::clamped_swiglu, true, true, false, format, 40});
-        check_epilogue(k, kind, m, {Activation::relu, false, true, false, format, 50});
+        check({Activation::none, false, false, false, format, 200});
+        check({Activation::silu, true, false, false, format, 96});
+        check({Activation::gelu_tanh, true, true, false, format, 40});
+        check({Activation::clamped_swiglu, true, true, false, format, 40});
+        check({Activation::relu, false, true, false, format, 50});
       }
-      check_epilogue(k, kind, m, {Activation::none, false, false, true, ActFormat::f32, 72});
-      check_epilogue(k, kind, m, {Activation::none, false, true, true, ActFormat::f32, 64});
+      check({Activation::none, false, false, true, ActFormat::f32, 72});
+      check({Activation::none, false, true, true, ActFormat::f32, 64});
     }
   }
 }
