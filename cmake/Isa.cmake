@@ -41,13 +41,9 @@ function(cpuserve_add_isa level)
                                            -fvisibility=hidden)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   cpuserve_warnings(${target})
+  # A sanitized build inlines little, so its units have symbols that the leak check refuses; it runs
+  # on the machine that made it. Tiles compile faster if the address sanitizer's checks are calls.
   cpuserve_sanitize(${target})
-  # An instrumented tile takes minutes to optimize: at -Og a third of what it takes at -O1, and less
-  # if the address sanitizer's checks are calls. -Og inlines little, so units have symbols that the
-  # leak check refuses; a sanitized build runs on the machine that made it.
-  if(CPUSERVE_SANITIZE)
-    target_compile_options(${target} PRIVATE -Og)
-  endif()
   if(CPUSERVE_SANITIZE MATCHES address AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     target_compile_options(${target} PRIVATE
                            "SHELL:--param asan-instrumentation-with-call-threshold=0")

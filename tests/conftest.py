@@ -7,6 +7,7 @@ first.
 """
 
 import atexit
+import gc
 import shutil
 import signal
 import sys
@@ -88,6 +89,17 @@ def pytest_collection_modifyitems(config, items) -> None:
     depth.mark_matrices(items)
     depth.mark_quick(items)
     depth.leave_out_deep(config, items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep modules and tests out of later garbage collections, each of which would take 0.3 s."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_configure() -> None:

@@ -46,6 +46,7 @@ async def leave_at(phase, port, number):
     writer.close()
 
 
+@pytest.mark.deep  # 3 s
 def test_two_hundred_clients_that_leave_at_any_phase_leave_nothing_behind():
     phases = [None, None, 1, 3, 20, 90, 10_000]
     with running_server(tiny_model("llama"), "--max-num-seqs", "8") as server:
@@ -92,6 +93,7 @@ def test_a_pool_of_sixteen_blocks_serves_64_long_requests_as_an_ample_one_does()
     assert all(len(ids) == 150 for ids in got)
 
 
+@pytest.mark.deep  # 3 s
 def test_a_prompt_is_found_again_after_a_restart_with_a_cache_directory(tmp_path):
     options = ("--prefix-cache-dir", str(tmp_path / "prefixes"), "--prefix-cache-size", "64MiB")
     body = {"prompt": words(1, 300), "max_tokens": 8, "ignore_eos": True, "temperature": 0}

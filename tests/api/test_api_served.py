@@ -127,9 +127,10 @@ class Second:
     name = "b"
     most_body_bytes = 16 << 20
 
-    def __init__(self, max_model_len=128, most_body=1 << 20):
+    def __init__(self, max_model_len=128, most_body=1 << 20, silent_s=15.0):
         self.engine = FakeEngine(answers)
-        self.context = make_context(self.engine, http=ClientLimits(max_body_bytes=most_body))
+        limits = ClientLimits(max_body_bytes=most_body, silent_s=silent_s)
+        self.context = make_context(self.engine, http=limits)
         self.context.model_names = ("b",)
         self.context.max_model_len = max_model_len
         self.loads = 0
@@ -250,7 +251,7 @@ def test_a_model_stays_loaded_from_the_first_byte_of_its_prompt_to_the_last_of_i
 
 
 def test_a_stream_that_is_read_slowly_keeps_its_model():
-    second = Second()
+    second = Second(silent_s=0.05)  # the server notices at a ping that nobody reads
 
     async def main():
         async with live() as server:

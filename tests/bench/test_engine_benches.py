@@ -258,6 +258,7 @@ def test_overheads_are_those_of_line_5(capsys):
     assert all(record["median"] > 0 for name, record in found.items() if name != "step_allocations")
 
 
+@pytest.mark.deep  # 3 s
 def test_load_measures_start_and_memory(capsys):
     found = bench(capsys, "load", "--rounds", "1")
     for name in ("health", "ready", "first_token", "pss", "engine_before_load", "engine_peak"):
@@ -291,6 +292,7 @@ def odd_settings(monkeypatch, tmp_path):
     return f"--config={file}"
 
 
+@pytest.mark.deep  # 4 s
 def test_a_server_to_measure_listens_where_it_is_measured(capsys, odd_settings):
     sizes = ["--input-len", "8", "--output-len", "4", "--num-iters", "1"]
     assert bench(capsys, "latency", *sizes, odd_settings)["ttft"]["median"] > 0

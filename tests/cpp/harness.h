@@ -1,9 +1,10 @@
 // A small test framework for kernels without dependencies, so that tests also run in an emulator:
 //
-//   KERNEL_TEST(rms_norm_of_zeros_is_zero) { k.rms_norm(...); CHECK(y == 0); }
+//   KERNEL_TEST_OF(rms_norm_of_zeros_is_zero, rms_norm) { k.rms_norm(...); CHECK(y == 0); }
+//   KERNEL_TEST(every_linear_is_tested) { ... }
 //
 // `k` is the KernelTable of the level under test; every case runs at every level that the CPU
-// supports.
+// supports. With --own, those of kernels that the level takes from the one below are left out.
 //   CHECK(condition)            CHECK_NEAR(value, expected, tolerance)
 //   Rng rng(seed)               rng.uniform() in [-1, 1)  rng.below(n)  rng.bits()
 //   Buffer<T> b(count)          64-byte aligned, zeroed, guarded: a write before or beyond it fails
@@ -62,6 +63,29 @@ inline bool& few_shapes() {
   return on;
 }
 inline int64_t fewer(int64_t all, int64_t few) { return few_shapes() ? few : all; }
+
+// Set by --own: the level that the one under test extends, and that is tested for itself; else
+// nullptr. A kernel taken from it is the same machine code, so its cases would only be repeated.
+inline const KernelTable*& below() {
+  static const KernelTable* table = nullptr;
+  return table;
+}
+// Whether what `get` returns of a table is taken from the level below.
+template <class Get>
+bool from_below(const KernelTable& k, Get get) {
+  return below() && get(k) == get(*below());
+}
+inline bool from_below(const KernelTable& k, cpuserve::WeightKind kind) {
+  return from_below(k,
+                    [&](const KernelTable& t) { return t.linear[static_cast<int>(kind)].product; });
+}
+// Calls body(kind) for the weight kinds that have kernels to be tested at this level.
+template <class Kinds, class Body>
+void for_each_kind(const KernelTable& k, const Kinds& kinds, Body body) {
+  for (cpuserve::WeightKind kind : kinds) {
+    if (!from_below(k, kind)) body(kind);
+  }
+}
 
 inline void fail(const char* file, int line, const std::string& what) {
   constexpr int kShown = 10;  // a wrong kernel can fail millions of checks
@@ -184,6 +208,14 @@ inline uint16_t to_f16(float f) {  // the nearest of all halves; ties to the eve
   static void name(const cpuserve::KernelTable& k);                    \
   static const harness::Registration name##_registration(#name, name); \
   static void name([[maybe_unused]] const cpuserve::KernelTable& k)
+// A case of one entry of the table.
+#define KERNEL_TEST_OF(name, entry)                                          \
+  static void name##_of(const cpuserve::KernelTable& k);                     \
+  KERNEL_TEST(name) {                                                        \
+    const auto get = [](const cpuserve::KernelTable& t) { return t.entry; }; \
+    if (!harness::from_below(k, get)) name##_of(k);                          \
+  }                                                                          \
+  static void name##_of(const cpuserve::KernelTable& k)
 #define CHECK(...) harness::check((__VA_ARGS__), #__VA_ARGS__, __FILE__, __LINE__)
 #define CHECK_NEAR(value, expected, tolerance) \
   harness::check_near((value), (expected), (tolerance), #value, __FILE__, __LINE__)

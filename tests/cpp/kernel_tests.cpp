@@ -1,12 +1,13 @@
 // Runs the kernel tests:
-//   kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--part I/N] [--few] [--threads N] [--unsigned]
-//                [--list] [--levels]
+//   kernel_tests [--isa LEVEL] [--own] [--filter SUBSTRING] [--part I/N] [--few] [--threads N]
+//                [--unsigned] [--list] [--levels]
 //
-// Without --isa, at every level this CPU can run. Exit 0 when every case passed, 1 when one failed
-// or none ran, 2 for a level that is not in this build or that this CPU cannot run. --list prints
-// the names of the cases, --levels those of the levels in this build. With --threads, each of N
-// threads runs all cases, and begins at another one. --part runs every Nth case from the Ith on (I
-// from 1), --few fewer combinations of shapes.
+// Without --isa, at every level this CPU can run, and with --own. Exit 0 when every case passed, 1
+// when one failed or none ran, 2 for a level that is not in this build or that this CPU cannot run.
+// --list prints the names of the cases, --levels those of the levels in this build. With --threads,
+// each of N threads runs all cases, and begins at another one. --part runs every Nth case from the
+// Ith on (I from 1), --few fewer combinations of shapes. With --own, a level leaves out the kernels
+// that it takes from the level below: they are the same code, which is tested there.
 #include <algorithm>
 #include <string_view>
 #include <thread>
@@ -38,6 +39,16 @@ std::vector<const char*> levels_here() {
     if (refusal(level, cpuserve::cpu_info()).empty()) levels.push_back(level);
   }
   return levels;
+}
+
+// Returns the table that `isa` extends in this build; nullptr if it brings every kernel itself.
+const cpuserve::KernelTable* extended(std::string_view isa) {
+  std::string base = cpuserve::isa_level_base(isa);
+  while (!base.empty() && base != "scalar") {
+    if (const cpuserve::KernelTable* table = cpuserve::find_kernels(base)) return table;
+    base = cpuserve::isa_level_base(base);
+  }
+  return nullptr;
 }
 
 struct Totals {
@@ -123,6 +134,18 @@ KERNEL_TEST(every_entry_comes_from_this_level_or_one_below) {
   }
 }
 
+KERNEL_TEST(every_entry_of_another_level_is_that_of_the_level_below) {  // what --own relies on
+  const cpuserve::KernelTable* base = extended(k.isa);
+  const std::vector<cpuserve::KernelEntry> entries = cpuserve::kernel_entries(k.isa);
+  const std::vector<cpuserve::KernelEntry> below =
+      base ? cpuserve::kernel_entries(base->isa) : std::vector<cpuserve::KernelEntry>{};
+  for (size_t i = 0; i < entries.size(); i++) {
+    const char* level = entries[i].level;
+    if (level == nullptr || std::string_view(level) == k.isa) continue;
+    CHECK(i < below.size() && below[i].level && std::string_view(below[i].level) == level);
+  }
+}
+
 KERNEL_TEST(unknown_level_is_refused) {
   CHECK(cpuserve::find_kernels("avx1024") == nullptr);
   CHECK(cpuserve::kernel_entries("").empty());
@@ -139,6 +162,7 @@ KERNEL_TEST(level_above_the_cpu_is_refused) {
 
 int main(int argc, char** argv) {
   std::string isa;
+  bool own = false;
   Choice choice;
   size_t threads = 1;
   for (int i = 1; i < argc; i++) {
@@ -153,6 +177,8 @@ int main(int argc, char** argv) {
     }
     if (option == "--unsigned") {
       harness::unsigned_bytes() = true;
+    } else if (option == "--own") {
+      own = true;
     } else if (option == "--few") {
       harness::few_shapes() = true;
     } else if (i + 1 < argc && option == "--isa") {
@@ -165,8 +191,8 @@ int main(int argc, char** argv) {
       threads = std::max(1ul, std::strtoul(argv[++i], nullptr, 10));
     } else {
       std::fprintf(stderr,
-                   "usage: kernel_tests [--isa LEVEL] [--filter SUBSTRING] [--part I/N] [--few] "
-                   "[--threads N] [--unsigned] [--list] [--levels]\n");
+                   "usage: kernel_tests [--isa LEVEL] [--own] [--filter SUBSTRING] [--part I/N] "
+                   "[--few] [--threads N] [--unsigned] [--list] [--levels]\n");
       return 2;
     }
   }
@@ -182,6 +208,7 @@ int main(int argc, char** argv) {
   Totals totals;
   for (const char* level : levels) {
     std::printf("level %s\n", level);
+    if (own || isa.empty()) harness::below() = extended(level);
     const Totals here = run_threads(*cpuserve::find_kernels(level), choice, threads);
     totals.passed += here.passed;
     totals.failed += here.failed;

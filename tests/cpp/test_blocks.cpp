@@ -2,13 +2,13 @@
 // and those with integer zero points, in planes or in bytes (kernels/linear/zero_group.h), against
 // an fp64 reference that reads single elements of the blocks by the text of their format.
 #include <algorithm>
-#include <functional>
 
 #include "divisions.h"
 #include "harness.h"
 
 using namespace cpuserve;
 using harness::Buffer;
+using harness::for_each_kind;
 using harness::Rng;
 
 namespace {
@@ -28,9 +28,6 @@ int bits_of(WeightKind kind) {
 }
 // Kinds of 2 and 3 bits hold a zero point in half a byte, which a row of theirs has a byte for.
 bool half_zeros(WeightKind kind) { return zero_points(kind) && bits_of(kind) < 4; }
-void for_each_kind(const std::function<void(WeightKind)>& body) {
-  for (WeightKind kind : kKinds) body(kind);
-}
 // Some K of the kind that is about `k`.
 int64_t some_k(WeightKind kind, int64_t k) {
   return round_up(k, block_shape(only_source(kind)).weights);
@@ -330,7 +327,7 @@ void check_against_reference(const KernelTable& table, WeightKind kind, int64_t 
 }  // namespace
 
 KERNEL_TEST(blocks_take_at_most_a_twentieth_more_than_the_file) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const BlockShape shape = block_shape(only_source(kind));
     const size_t file = shape.bytes * kPanel * 4 - (half_zeros(kind) ? kPanel * 2 : 0);
     const size_t bytes = k.linear[static_cast<int>(kind)].panel_bytes(shape.weights * 4);
@@ -339,7 +336,7 @@ KERNEL_TEST(blocks_take_at_most_a_twentieth_more_than_the_file) {
 }
 
 KERNEL_TEST(blocks_keep_every_value) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const Weights w(k, kind, 37, 512);
     const PackedWeight view = w.view();
     std::vector<float> row(static_cast<size_t>(w.k));
@@ -356,7 +353,7 @@ KERNEL_TEST(blocks_keep_every_value) {
 }
 
 KERNEL_TEST(blocks_convert_to_floats_as_their_rows_are_read) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const Weights w(k, kind, 16, 512);
     const LinearKernel& dense = k.linear[static_cast<int>(WeightKind::dense_f32)];
     Buffer<uint8_t> panel(dense.panel_bytes(w.k));
@@ -375,7 +372,7 @@ KERNEL_TEST(blocks_convert_to_floats_as_their_rows_are_read) {
 }
 
 KERNEL_TEST(blocks_match_fp64_at_every_shape) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     check_against_reference(k, kind, 1, 64, 512);
     check_against_reference(k, kind, 3, 16, 32);
     check_against_reference(k, kind, 13, 72, 288);
@@ -386,7 +383,7 @@ KERNEL_TEST(blocks_match_fp64_at_every_shape) {
 
 // The largest integer sums neither wrap around nor saturate: every product has the same sign.
 KERNEL_TEST(blocks_of_extreme_bytes_keep_their_sums) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     if (kind == WeightKind::mxfp4) return;  // its scales are not 1
     for (int extreme : {-127, 127}) {
       for (int byte : {0x00, 0x77, 0x80, 0xff}) {
@@ -398,7 +395,7 @@ KERNEL_TEST(blocks_of_extreme_bytes_keep_their_sums) {
 }
 
 KERNEL_TEST(blocks_row_has_the_same_bits_in_every_division) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     constexpr int64_t kMost = 33;
     const Weights w(k, kind, 16 * harness::fewer(11, 5) - 3, harness::fewer(1280, 1024));
     Inputs x(w, kMost);
@@ -413,7 +410,7 @@ KERNEL_TEST(blocks_row_has_the_same_bits_in_every_division) {
 // A prompt's rows, which matrix tiles compute where there are some, against rows computed one by
 // one, which they never do.
 KERNEL_TEST(blocks_rows_of_a_prompt_have_the_bits_of_single_rows) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     constexpr int64_t kMost = 77;
     const Weights w(k, kind, 16 * 5 - 3, harness::fewer(1280, 1024));
     Inputs x(w, kMost, 0, 192);
@@ -433,7 +430,7 @@ KERNEL_TEST(blocks_rows_of_a_prompt_have_the_bits_of_single_rows) {
 }
 
 KERNEL_TEST(blocks_rows_of_two_terms_have_the_sum_of_both) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     constexpr int64_t kMost = 39;
     const Weights w(k, kind, 16 * 5 - 3, 512);
     Inputs x(w, 2 * kMost);
@@ -452,7 +449,7 @@ KERNEL_TEST(blocks_rows_of_two_terms_have_the_sum_of_both) {
 }
 
 KERNEL_TEST(blocks_keep_nan_and_infinity_in_their_row) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const Weights w(k, kind, 40, 256);
     Inputs x(w, 13);
     Output clean(13, w.n);

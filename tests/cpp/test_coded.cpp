@@ -1,22 +1,19 @@
 // The kinds of float codes (kernels/linear/coded.h), against an fp64 reference that reads single
 // elements of the source rows by the text of their format, and the numerics law bit for bit.
 #include <algorithm>
-#include <functional>
 
 #include "divisions.h"
 #include "harness.h"
 
 using namespace cpuserve;
 using harness::Buffer;
+using harness::for_each_kind;
 using harness::Rng;
 
 namespace {
 
 constexpr WeightKind kKinds[] = {WeightKind::e4m3_g128, WeightKind::nf4_g64, WeightKind::fp4_g64,
                                  WeightKind::nvfp4};
-void for_each_kind(const std::function<void(WeightKind)>& body) {
-  for (WeightKind kind : kKinds) body(kind);
-}
 int64_t some_k(WeightKind kind, int64_t k) {
   return round_up(k, block_shape(only_source(kind)).weights);
 }
@@ -241,7 +238,7 @@ KERNEL_TEST(coded_kinds_take_at_most_a_twentieth_more_than_the_file) {
 }
 
 KERNEL_TEST(coded_kinds_keep_every_value) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const Weights w(k, kind, 37, 608);
     const LinearKernel& dense = k.linear[static_cast<int>(WeightKind::dense_f32)];
     const PackedWeight view = w.view();
@@ -304,7 +301,7 @@ KERNEL_TEST(coded_kinds_multiply_every_code) {
 }
 
 KERNEL_TEST(coded_kinds_match_fp64_at_every_shape) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     check_against_reference(k, kind, 1, 64, 512);
     check_against_reference(k, kind, 3, 16, 32);
     check_against_reference(k, kind, 13, 72, 288);
@@ -316,7 +313,7 @@ KERNEL_TEST(coded_kinds_match_fp64_at_every_shape) {
 }
 
 KERNEL_TEST(coded_row_has_the_same_bits_in_every_division) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     constexpr int64_t kMost = 70;
     const Weights w(k, kind, 16 * harness::fewer(11, 5) - 3, harness::fewer(1312, 544));
     Inputs x(kMost, w.k);
@@ -329,7 +326,7 @@ KERNEL_TEST(coded_row_has_the_same_bits_in_every_division) {
 }
 
 KERNEL_TEST(coded_epilogue_bits_do_not_depend_on_m_or_panel_split) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const Weights w(k, kind, 16 * harness::fewer(24, 8), 192);
     Inputs x(50, w.k);
     for (ActFormat format : {ActFormat::f32, ActFormat::bf16, ActFormat::q8g32}) {
@@ -348,7 +345,7 @@ KERNEL_TEST(coded_epilogue_bits_do_not_depend_on_m_or_panel_split) {
 }
 
 KERNEL_TEST(coded_kinds_keep_nan_and_infinity_in_their_row) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const Weights w(k, kind, 40, 256);
     Inputs x(13, w.k);
     Output clean(13, w.n);
@@ -371,7 +368,7 @@ KERNEL_TEST(coded_kinds_keep_nan_and_infinity_in_their_row) {
 }
 
 KERNEL_TEST(coded_kinds_state_their_geometry) {
-  for_each_kind([&](WeightKind kind) {
+  for_each_kind(k, kKinds, [&](WeightKind kind) {
     const LinearKernel& kernel = k.linear[static_cast<int>(kind)];
     CHECK(kernel.act == ActFormat::bf16);
     CHECK(kernel.tile_rows >= 1 && kernel.tile_columns >= 4 && kernel.tile_panels >= 1);

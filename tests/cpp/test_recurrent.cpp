@@ -180,7 +180,7 @@ double silu(double x) { return x / (1 + std::exp(-x)); }
 
 }  // namespace
 
-KERNEL_TEST(recurrent_matches_fp64_token_by_token) {
+KERNEL_TEST_OF(recurrent_matches_fp64_token_by_token, recurrent) {
   for (const RecurrentShape& shape : kShapes) {
     const Inputs in(shape, 1);
     Sequence sequence(shape);
@@ -203,7 +203,7 @@ KERNEL_TEST(recurrent_matches_fp64_token_by_token) {
   }
 }
 
-KERNEL_TEST(recurrent_has_equal_bits_however_tokens_are_cut_and_rejected) {
+KERNEL_TEST_OF(recurrent_has_equal_bits_however_tokens_are_cut_and_rejected, recurrent) {
   Rng rng(2);
   for (const RecurrentShape& shape : kShapes) {
     const Inputs in(shape, 3), drafts(shape, 4);
@@ -236,7 +236,7 @@ KERNEL_TEST(recurrent_has_equal_bits_however_tokens_are_cut_and_rejected) {
   }
 }
 
-KERNEL_TEST(recurrent_heads_of_a_unit_do_not_touch_each_other) {
+KERNEL_TEST_OF(recurrent_heads_of_a_unit_do_not_touch_each_other, recurrent) {
   for (const RecurrentShape& shape : {RecurrentShape{12, 20, 3, true}, {24, 64, 3, false}}) {
     const Inputs in(shape, 5);
     Sequence all(shape);
@@ -263,7 +263,7 @@ KERNEL_TEST(recurrent_heads_of_a_unit_do_not_touch_each_other) {
   }
 }
 
-KERNEL_TEST(recurrent_closes_into_another_state_and_only_a_full_chunk) {
+KERNEL_TEST_OF(recurrent_closes_into_another_state_and_only_a_full_chunk, recurrent) {
   const RecurrentShape shape{20, 36, 2, true};
   const Inputs in(shape, 6);
   Sequence here(shape), there(shape);
@@ -281,7 +281,7 @@ KERNEL_TEST(recurrent_closes_into_another_state_and_only_a_full_chunk) {
   CHECK(!equal(before, to));
 }
 
-KERNEL_TEST(short_conv_matches_fp64_and_its_bits_do_not_depend_on_the_cut) {
+KERNEL_TEST_OF(short_conv_matches_fp64_and_its_bits_do_not_depend_on_the_cut, short_conv) {
   for (const int64_t channels : {1, 5, 16, 40, 1100}) {
     for (const int32_t taps : {1, 2, 4, kMaxTaps}) {
       constexpr int64_t kRows = 21;
@@ -306,7 +306,7 @@ KERNEL_TEST(short_conv_matches_fp64_and_its_bits_do_not_depend_on_the_cut) {
   }
 }
 
-KERNEL_TEST(short_conv_of_some_channels_has_the_bits_of_all) {
+KERNEL_TEST_OF(short_conv_of_some_channels_has_the_bits_of_all, short_conv) {
   constexpr int64_t kChannels = 50, kRows = 6, kFirst = 17;
   Convolution c(kChannels, kRows, 4, 8);
   Buffer<float> whole(count(kRows, kChannels)), parts(whole.size());
@@ -322,7 +322,7 @@ KERNEL_TEST(short_conv_of_some_channels_has_the_bits_of_all) {
   CHECK(equal(whole, parts));
 }
 
-KERNEL_TEST(gated_norm_matches_fp64_and_may_work_in_place) {
+KERNEL_TEST_OF(gated_norm_matches_fp64_and_may_work_in_place, gated_norm) {
   constexpr int64_t kRows = 3, kGroups = 4;
   constexpr float kEps = 1e-5f;
   Rng rng(9);

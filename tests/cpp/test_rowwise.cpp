@@ -154,7 +154,7 @@ void activate(const KernelTable& k, Matrix& x, Matrix& out, Activation act, bool
 
 }  // namespace
 
-KERNEL_TEST(convert_rounds_to_nearest_even_bf16_and_zeroes_the_padding) {
+KERNEL_TEST_OF(convert_rounds_to_nearest_even_bf16_and_zeroes_the_padding, convert) {
   Rng rng(1);
   for (int64_t width : kWidths) {
     Matrix x(3, width, ActFormat::f32), out(3, width, ActFormat::bf16);
@@ -205,18 +205,18 @@ static void check_quantized_groups(const KernelTable& k, ActFormat format) {
   }
 }
 
-KERNEL_TEST(convert_quantizes_groups_of_32_with_their_sums) {
+KERNEL_TEST_OF(convert_quantizes_groups_of_32_with_their_sums, convert) {
   check_quantized_groups(k, ActFormat::q8g32);
 }
-KERNEL_TEST(convert_quantizes_groups_of_128_and_whole_rows_with_their_sums) {
+KERNEL_TEST_OF(convert_quantizes_groups_of_128_and_whole_rows_with_their_sums, convert) {
   check_quantized_groups(k, ActFormat::q8g128);
   check_quantized_groups(k, ActFormat::q8row);
 }
-KERNEL_TEST(convert_quantizes_groups_of_256_with_sums_of_16_and_32) {
+KERNEL_TEST_OF(convert_quantizes_groups_of_256_with_sums_of_16_and_32, convert) {
   check_quantized_groups(k, ActFormat::q8g256);
 }
 
-KERNEL_TEST(convert_of_a_group_without_a_scale) {
+KERNEL_TEST_OF(convert_of_a_group_without_a_scale, convert) {
   Matrix x(4, 64, ActFormat::f32), out(4, 64, ActFormat::q8g32);
   for (int64_t r = 0; r < 4; r++) {
     for (int64_t i = 0; i < 64; i++) x.f32(r)[i] = i < 32 ? 0.0f : 1.0f;
@@ -232,7 +232,7 @@ KERNEL_TEST(convert_of_a_group_without_a_scale) {
   for (int64_t r = 0; r < 4; r++) CHECK(out.q(r)[40] == 127 && out.sums(r)[1] == 32 * 127);
 }
 
-KERNEL_TEST(convert_to_f32_copies_only_the_row) {
+KERNEL_TEST_OF(convert_to_f32_copies_only_the_row, convert) {
   Matrix x(2, 37, ActFormat::f32), out(2, 37, ActFormat::f32);
   Rng rng(3);
   x.fill(rng);
@@ -241,7 +241,7 @@ KERNEL_TEST(convert_to_f32_copies_only_the_row) {
   CHECK(std::isnan(out.f32(1)[37]));
 }
 
-KERNEL_TEST(rms_norm_matches_fp64_in_every_format) {
+KERNEL_TEST_OF(rms_norm_matches_fp64_in_every_format, rms_norm) {
   Rng rng(4);
   for (int64_t width : kWidths) {
     for (ActFormat format : kFormats) {
@@ -263,7 +263,7 @@ KERNEL_TEST(rms_norm_matches_fp64_in_every_format) {
   }
 }
 
-KERNEL_TEST(layer_norm_matches_fp64_and_bias_is_optional) {
+KERNEL_TEST_OF(layer_norm_matches_fp64_and_bias_is_optional, layer_norm) {
   Rng rng(5);
   for (int64_t width : kWidths) {
     for (bool biased : {false, true}) {
@@ -312,7 +312,7 @@ KERNEL_TEST(norms_of_a_row_depend_on_that_row_only) {
   }
 }
 
-KERNEL_TEST(add_adds_rows_in_range_and_no_others) {
+KERNEL_TEST_OF(add_adds_rows_in_range_and_no_others, add) {
   Rng rng(7);
   for (int64_t width : kWidths) {
     Matrix x(4, width, ActFormat::f32), out(4, width, ActFormat::f32),
@@ -331,7 +331,7 @@ KERNEL_TEST(add_adds_rows_in_range_and_no_others) {
   }
 }
 
-KERNEL_TEST(activation_functions_are_accurate_to_fp32) {
+KERNEL_TEST_OF(activation_functions_are_accurate_to_fp32, activation) {
   std::vector<float> points;
   for (int i = -4000; i <= 4000; i++) points.push_back(static_cast<float>(i) / 250);
   for (float x = 1e-30f; x < 1e30f; x *= 3.7f) {
@@ -353,7 +353,7 @@ KERNEL_TEST(activation_functions_are_accurate_to_fp32) {
   }
 }
 
-KERNEL_TEST(scaled_and_capped_logits_match_fp64_wherever_a_row_is_cut) {
+KERNEL_TEST_OF(scaled_and_capped_logits_match_fp64_wherever_a_row_is_cut, scale_logits) {
   constexpr int64_t kCount = 1003;
   Rng rng(31);
   for (const float softcap : {0.0f, 1.0f, 30.0f}) {
@@ -378,7 +378,7 @@ KERNEL_TEST(scaled_and_capped_logits_match_fp64_wherever_a_row_is_cut) {
   }
 }
 
-KERNEL_TEST(capped_logits_keep_nan_and_reach_the_cap_at_infinity) {
+KERNEL_TEST_OF(capped_logits_keep_nan_and_reach_the_cap_at_infinity, scale_logits) {
   Buffer<float> x(19);
   for (size_t i = 0; i < 19; i++) x[i] = i % 3 == 0 ? NAN : i % 3 == 1 ? INFINITY : -INFINITY;
   k.scale_logits({x.data(), 19, 1.0f, 30.0f});
@@ -387,7 +387,7 @@ KERNEL_TEST(capped_logits_keep_nan_and_reach_the_cap_at_infinity) {
   }
 }
 
-KERNEL_TEST(activation_passes_nan_and_handles_infinity) {
+KERNEL_TEST_OF(activation_passes_nan_and_handles_infinity, activation) {
   Matrix x(1, 40, ActFormat::f32), out(1, 40, ActFormat::f32);
   for (int64_t i = 0; i < 40; i++) x.f32(0)[i] = i % 3 ? INFINITY : NAN;
   for (Activation act : kActivations) {
@@ -397,7 +397,7 @@ KERNEL_TEST(activation_passes_nan_and_handles_infinity) {
   }
 }
 
-KERNEL_TEST(activation_with_glu_multiplies_the_second_half) {
+KERNEL_TEST_OF(activation_with_glu_multiplies_the_second_half, activation) {
   Rng rng(8);
   for (Activation act : {Activation::silu, Activation::clamped_swiglu}) {
     for (int64_t width : kWidths) {
@@ -417,7 +417,7 @@ KERNEL_TEST(activation_with_glu_multiplies_the_second_half) {
   }
 }
 
-KERNEL_TEST(clamped_swiglu_passes_nan_and_clamps_infinity) {
+KERNEL_TEST_OF(clamped_swiglu_passes_nan_and_clamps_infinity, activation) {
   constexpr int64_t kWidth = 21;
   Matrix x(1, 2 * kWidth, ActFormat::f32), out(1, kWidth, ActFormat::f32);
   const float gates[] = {NAN, 1, INFINITY, -1e30f, 100};
@@ -437,7 +437,7 @@ KERNEL_TEST(clamped_swiglu_passes_nan_and_clamps_infinity) {
   }
 }
 
-KERNEL_TEST(probe_read_sums_every_byte) {
+KERNEL_TEST_OF(probe_read_sums_every_byte, probe_read) {
   Rng rng(9);
   for (size_t bytes :
        {size_t{0}, size_t{1}, size_t{511}, size_t{512}, size_t{5000}, (size_t{5} << 20) + 77}) {

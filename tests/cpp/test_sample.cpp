@@ -213,7 +213,7 @@ const Shape kShapes[] = {Shape::normal, Shape::ties, Shape::peaked, Shape::wide,
 
 }  // namespace
 
-KERNEL_TEST(sample_greedy_takes_the_lowest_id_of_the_largest_logit) {
+KERNEL_TEST_OF(sample_greedy_takes_the_lowest_id_of_the_largest_logit, sample) {
   Rng rng(1);
   SampleParams p = plain();
   p.temperature = 0;
@@ -227,7 +227,7 @@ KERNEL_TEST(sample_greedy_takes_the_lowest_id_of_the_largest_logit) {
   }
 }
 
-KERNEL_TEST(sample_draws_as_the_sorted_reference) {
+KERNEL_TEST_OF(sample_draws_as_the_sorted_reference, sample) {
   Rng rng(2);
   int compared = 0;
   for (size_t n : kVocabs) {
@@ -246,7 +246,7 @@ KERNEL_TEST(sample_draws_as_the_sorted_reference) {
   CHECK(compared > 1500);
 }
 
-KERNEL_TEST(sample_of_a_large_vocabulary_draws_as_the_sorted_reference) {
+KERNEL_TEST_OF(sample_of_a_large_vocabulary_draws_as_the_sorted_reference, sample) {
   Rng rng(3);
   int compared = 0;
   for (Shape shape : kShapes) {
@@ -263,7 +263,7 @@ KERNEL_TEST(sample_of_a_large_vocabulary_draws_as_the_sorted_reference) {
   CHECK(compared > 40);
 }
 
-KERNEL_TEST(sample_keeps_exactly_top_k_among_ties) {
+KERNEL_TEST_OF(sample_keeps_exactly_top_k_among_ties, sample) {
   SampleParams p = plain();
   p.temperature = 10;
   for (size_t n : {40u, 3000u, 20000u}) {
@@ -277,7 +277,7 @@ KERNEL_TEST(sample_keeps_exactly_top_k_among_ties) {
   }
 }
 
-KERNEL_TEST(sample_applies_bias_masks_and_penalties_in_order) {
+KERNEL_TEST_OF(sample_applies_bias_masks_and_penalties_in_order, sample) {
   Rng rng(4);
   int compared = 0;
   for (int round = 0; round < 60; round++) {
@@ -317,7 +317,7 @@ KERNEL_TEST(sample_applies_bias_masks_and_penalties_in_order) {
   CHECK(compared > 150);
 }
 
-KERNEL_TEST(sample_takes_only_ids_of_the_mask_and_scores_the_untouched_logits) {
+KERNEL_TEST_OF(sample_takes_only_ids_of_the_mask_and_scores_the_untouched_logits, sample) {
   Rng rng(6);
   for (size_t n : kVocabs) {
     for (int sparse : {1, 2, 40}) {
@@ -351,7 +351,7 @@ KERNEL_TEST(sample_takes_only_ids_of_the_mask_and_scores_the_untouched_logits) {
   }
 }
 
-KERNEL_TEST(sample_reports_logprob_rank_and_alternatives_of_untouched_logits) {
+KERNEL_TEST_OF(sample_reports_logprob_rank_and_alternatives_of_untouched_logits, sample) {
   Rng rng(5);
   for (size_t n : {1u, 17u, 300u, 20000u}) {
     for (Shape shape : {Shape::normal, Shape::ties, Shape::grid}) {
@@ -385,14 +385,14 @@ KERNEL_TEST(sample_reports_logprob_rank_and_alternatives_of_untouched_logits) {
   }
 }
 
-KERNEL_TEST(sample_may_list_every_id) {
+KERNEL_TEST_OF(sample_may_list_every_id, sample) {
   Rng rng(6);
   const std::vector<float> x = random_logits(9000, Shape::grid, rng);
   const SampleParams p = plain();
   CHECK(run(k, x, &p, 0, 4, 9000).top_ids == descending(x));
 }
 
-KERNEL_TEST(sample_of_no_distribution_answers_minus_one) {
+KERNEL_TEST_OF(sample_of_no_distribution_answers_minus_one, sample) {
   Rng rng(7);
   SampleParams greedy = plain();
   greedy.temperature = 0;
@@ -416,7 +416,7 @@ KERNEL_TEST(sample_of_no_distribution_answers_minus_one) {
   CHECK(run(k, std::vector<float>(9, -INFINITY), &warm).token == -1);
 }
 
-KERNEL_TEST(sample_never_draws_a_banned_id) {
+KERNEL_TEST_OF(sample_never_draws_a_banned_id, sample) {
   std::vector<float> x(600, -INFINITY);
   const std::vector<int32_t> allowed = {5, 255, 256, 599};
   for (int32_t id : {5, 255, 256, 599, 300})
@@ -431,7 +431,7 @@ KERNEL_TEST(sample_never_draws_a_banned_id) {
   }
 }
 
-KERNEL_TEST(sample_draws_follow_the_probabilities) {
+KERNEL_TEST_OF(sample_draws_follow_the_probabilities, sample) {
   const std::vector<float> x = {0.0f, 1.0f, -2.0f, 0.5f, 1.0f, -INFINITY};
   SampleParams p = plain();
   p.temperature = 0.8f;
@@ -449,7 +449,7 @@ KERNEL_TEST(sample_draws_follow_the_probabilities) {
   CHECK(seen.size() == 5);
 }
 
-KERNEL_TEST(sample_repeats_itself_and_depends_on_seed_and_position) {
+KERNEL_TEST_OF(sample_repeats_itself_and_depends_on_seed_and_position, sample) {
   Rng rng(8);
   const std::vector<float> x = random_logits(5000, Shape::normal, rng);
   SampleParams p = plain();

@@ -201,6 +201,7 @@ class Load:
             client.join()
 
 
+@pytest.mark.deep  # 40 s each, in which both CPUs mostly wait
 @pytest.mark.parametrize("name", PROXIES)
 def test_both_servers_are_restarted_under_load_and_no_request_is_lost(name, tmp_path):
     with ExitStack() as stack:

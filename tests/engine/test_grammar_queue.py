@@ -179,6 +179,7 @@ def test_while_the_grammars_in_use_take_too_much_no_other_is_compiled(engine, mo
     assert engine.last(long).finish == "stop"
 
 
+@pytest.mark.deep  # 4 s
 def test_many_large_schemas_leave_the_process_small(engine, monkeypatch):
     """40 clients that posted 160 kB each, one after another, left 1 GB."""
     most = 24 << 20

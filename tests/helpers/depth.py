@@ -30,6 +30,11 @@ def workers(config) -> int:
     return min(cpus, MOST_WORKERS) if cpus > 1 else 0
 
 
+def deep_but(kept, cases):
+    """Return `cases` as parameters of a test: all that are not in `kept` are deep."""
+    return [pytest.param(case, marks=() if case in kept else pytest.mark.deep) for case in cases]
+
+
 def mark_matrices(items) -> None:
     """Mark the cases of matrix tests `deep`, except a few that contain every value."""
     cases = {}
@@ -37,10 +42,13 @@ def mark_matrices(items) -> None:
         if item.get_closest_marker("matrix") and hasattr(item, "callspec"):
             cases.setdefault((item.path, item.originalname), []).append(item)
     for group in cases.values():
-        kept = set(covering([values_of(item) for item in group]))
-        for number, item in enumerate(group):
-            if number not in kept:
-                item.add_marker(pytest.mark.deep)
+        # What this CPU cannot run shows no value.
+        for skips in (False, True):
+            part = [item for item in group if skipped(item) == skips]
+            kept = set(covering([values_of(item) for item in part]))
+            for number, item in enumerate(part):
+                if number not in kept:
+                    item.add_marker(pytest.mark.deep)
 
 
 def mark_quick(items) -> None:
@@ -48,6 +56,11 @@ def mark_quick(items) -> None:
     for item in items:
         if item.path.parent.name in QUICK and not item.get_closest_marker("network"):
             item.add_marker(pytest.mark.quick)
+
+
+def skipped(item) -> bool:
+    """Whether a condition of the test's own already says that it will be skipped."""
+    return any(True in mark.args for mark in item.iter_markers("skipif"))
 
 
 def values_of(item) -> set[tuple[str, str]]:

@@ -10,8 +10,9 @@ import torch
 
 from cpuserve import LLM, SamplingParams
 from tests.helpers.answers import exact_answers
+from tests.helpers.depth import deep_but
 from tests.helpers.oracle import transformers_of
-from tests.helpers.tiny import FAMILIES, tiny_model
+from tests.helpers.tiny import FAMILIES, KINDS, tiny_model
 
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(3 + 13 * n)] for n in range(5)]
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
@@ -25,7 +26,7 @@ def make(family, **options):
     return LLM(path, executor="native", **{**sizes, **types, **options})
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", deep_but(KINDS, FAMILIES))
 def test_greedy_tokens_are_those_of_transformers(family):
     with make(family) as llm:
         got = [tokens for tokens, _ in exact_answers(llm, PROMPTS, GREEDY)]
@@ -36,7 +37,7 @@ def test_greedy_tokens_are_those_of_transformers(family):
         assert logits[len(prompt) - 1 : -1].argmax(dim=1).tolist() == tokens
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", deep_but(KINDS, FAMILIES))
 def test_answers_do_not_depend_on_neighbours_threads_or_the_prefix_cache(family):
     with make(family, enable_prefix_caching=False, omp_threads_bind="0") as llm:
         alone = [exact_answers(llm, [prompt], SAMPLED)[0] for prompt in PROMPTS]

@@ -116,6 +116,7 @@ def scored(path, **options):
     return torch.tensor([found[i][t].logprob for i, t in enumerate(PROMPTS[0]) if i])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("widths", WIDTHS.values(), ids=WIDTHS.keys())
 @each_level
 def test_heads_may_have_other_widths_than_groups(isa, widths):

@@ -112,6 +112,7 @@ def test_freeing_changes_no_bit_and_a_small_pool_serves_more(want, prefix_cachin
         assert llm._client.stats.preemptions == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "options",
     [

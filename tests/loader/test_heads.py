@@ -18,8 +18,9 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.prepare import prepare
 from cpuserve.quant import dequantize
 from tests.helpers import gguf_convert
+from tests.helpers.depth import deep_but
 from tests.helpers.oracle import transformers_logits
-from tests.helpers.tiny import FAMILIES, tiny_model
+from tests.helpers.tiny import FAMILIES, KINDS, tiny_model
 
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
 TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(30)]
@@ -74,7 +75,7 @@ def expected(path):
     return rows[torch.arange(len(TOKENS) - 1), torch.tensor(TOKENS[1:])]
 
 
-@pytest.mark.parametrize("family", TIED)
+@pytest.mark.parametrize("family", deep_but(KINDS, TIED))
 def test_a_head_of_its_own_is_used_as_in_transformers(tmp_path, family):
     path = with_head(family, tmp_path / "m", every_row)
     want = expected(path)

@@ -9,6 +9,7 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.ops import ExpertLinear
 from cpuserve.program.parts import stored_needs
+from tests.helpers.depth import deep_but
 from tests.helpers.oracle import (
     PreciseInterpreter,
     first_state,
@@ -20,7 +21,7 @@ from tests.helpers.oracle import (
 )
 from tests.helpers.rounding import UNIT64, assert_likeliest, largest, model_bound
 from tests.helpers.steps import Sequence, all_rows, step
-from tests.helpers.tiny import FAMILIES, tiny_config, tiny_model
+from tests.helpers.tiny import FAMILIES, KINDS, tiny_config, tiny_model
 
 TOKENS = [
     (i * 37 + i * i * 5) % 509 for i in range(100)
@@ -333,9 +334,9 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.fixture(params=VARIANTS)
 def checkpoint(request):
-    family, overrides = request.param
+    family, overrides = VARIANTS[request.param]
     return tiny_model(family, **overrides)
 
 
@@ -413,6 +414,8 @@ def test_the_comparison_notices_one_changed_number(family, change):
     assert (got - expected).abs().max() > 1e-3 * (expected.max() - expected.min())
 
 
+# What a variant changes shows in the logits of a prompt, too.
+@pytest.mark.parametrize("checkpoint", deep_but(FAMILIES, VARIANTS), indirect=True)
 def test_every_family_continues_greedily_like_transformers(checkpoint):
     reference, made = reference_of(checkpoint)
     interpreter = interpreter_of(checkpoint, made)
@@ -430,7 +433,7 @@ def assert_alike(got, expected, path):
     torch.testing.assert_close(got, expected, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", deep_but(KINDS, FAMILIES))
 def test_chunked_prefill_gives_the_logits_of_one_piece(family):
     path = tiny_model(family)
     whole = logits_of(interpreter_of(path, PreciseInterpreter), TOKENS)
@@ -438,7 +441,7 @@ def test_chunked_prefill_gives_the_logits_of_one_piece(family):
     assert_alike(chunked, whole, path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", deep_but(KINDS, FAMILIES))
 def test_sequences_of_one_step_do_not_see_each_other(family):
     path = tiny_model(family)
     texts = [TOKENS[:40], TOKENS[50:53], TOKENS[10:80]]

@@ -81,6 +81,7 @@ def expected(path, tokens):
     return rows[torch.arange(len(tokens) - 1), torch.tensor(tokens[1:])]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("executor", ["native", "torch"])
 @pytest.mark.parametrize("length", [None, 40, ORIGINAL])
 @pytest.mark.parametrize("name", MODELS)
@@ -93,6 +94,7 @@ def test_short_prompts_are_those_of_transformers_within_the_original_context(
     assert (got - expected(model(name, forced=True), tokens)).abs().max() > 1e-2
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("executor", ["native", "torch"])
 @pytest.mark.parametrize("length", [ORIGINAL + 1, 200, LONGEST])
 @pytest.mark.parametrize("name", MODELS)

@@ -94,6 +94,7 @@ def rms(x):
     return float(np.sqrt(np.mean(np.square(x))))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kv_type", SAME)
 @pytest.mark.parametrize(("family", "shape"), CASES, ids=str)
 def test_chunks_and_prefix_hits_agree_with_the_interpreter(family, shape, kv_type):
