@@ -175,6 +175,11 @@ def render_work(work: WorkReport) -> Iterator[tuple[str, str]]:
         f"K blocks of at most {strip} of a strip ({blocks} of K), row blocks of {sizes['rows']}, "
         f"prefetch {ahead} ahead: {source[work.source]}",
     )
+    rows = ", ".join(f"{name} {of.pass_rows}" for name, of in shown.items())
+    far = f"vectors fetch weights to L2 for up to {sizes['far_pass_rows']} rows, to L1 for more"
+    near = "L1" if sizes["near_blocks"] else "L2"
+    vendor = source["tuned"] if work.source == "tuned" else "by the CPU's vendor"
+    yield "", f"rows in one pass: {rows}; {far}; K blocks of few rows stay in {near}: {vendor}"
 
 
 def describe_placement(host: Host, placement: Placement) -> PlacementReport:
