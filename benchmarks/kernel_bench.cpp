@@ -1,11 +1,12 @@
 // Rates of the linear kernels as shares of this machine's limits, which are probed in the same run.
 //
 //   kernel_bench [--isa LEVEL] [--kind NAME] [--shape N,K] [--threads T] [--rows M,M,...]
-//                [--panels P] [--sizes STRIP,ROWS,NEAR,AHEAD,FLOAT_PASS_ROWS]
+//                [--panels P]
+//                [--sizes STRIP,ROWS,NEAR,AHEAD,FLOAT_PASS_ROWS,FAR_PASS_ROWS,NEAR_BLOCKS]
 //
 // --panels: one kernel call covers P panels of 16 columns, like a task of the engine, which has up
 // to 4 (0: all columns of a thread). --sizes: the first fields of WorkSizes (csrc/kernels/table.h)
-// in their order; 0 keeps the size that this CPU gets by default.
+// in their order; -1 keeps the size that this CPU gets by default.
 //
 // For each kind: GB/s of packed weights at m = 1..16, with the share of a plain read, and GFLOP/s
 // at m = 16..512, with the share of a dot product that uses registers only. Weights are read from
@@ -312,11 +313,12 @@ int main_of(int argc, char** argv) {
     if (option == "--rows") rows = numbers(value);
     if (option == "--panels") panels = std::atol(value.c_str());
     if (option == "--sizes") {
-      int32_t* const fields[] = {&sizes.strip_bytes, &sizes.rows, &sizes.near_bytes,
-                                 &sizes.ahead_bytes, &sizes.float_pass_rows};
+      int32_t* const fields[] = {
+          &sizes.strip_bytes,     &sizes.rows,          &sizes.near_bytes, &sizes.ahead_bytes,
+          &sizes.float_pass_rows, &sizes.far_pass_rows, &sizes.near_blocks};
       const std::vector<int64_t> given = numbers(value);
       for (size_t f = 0; f < std::min(given.size(), std::size(fields)); f++) {
-        if (given[f] > 0) *fields[f] = static_cast<int32_t>(given[f]);
+        if (given[f] >= 0) *fields[f] = static_cast<int32_t>(given[f]);
       }
     }
     if (option == "--shape") {

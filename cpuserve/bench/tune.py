@@ -6,7 +6,7 @@ on the model's own matrices. No size changes a bit of any result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PROBE_S, MOST_PROBE_S = 0.03, 0.2
 ROUNDS = 7
 # A change has to be this much faster by the median of ROUNDS, and again in as many rounds after
-# it: with seven candidates, chance alone would make one of them look 2 % faster now and then.
+# it: with ten candidates, chance alone would make one of them look 2 % faster now and then.
 GAIN = 0.97
 PROMPT_ROWS, LEAST_PROMPT_ROWS, DECODE_ROWS = 512, 64, (1, 8)
 # Factors to try, by size. Prompts depend on the first three, and decoding on the last.
@@ -34,6 +34,12 @@ FACTORS: Mapping[str, Sequence[float]] = {
     "ahead_bytes": (0.5, 2.0, 4.0),
 }
 OF_DECODE = ("ahead_bytes",)
+# Values to try where a size is none of bytes, and the numbers of rows at which they differ.
+VALUES: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
+    "float_pass_rows": ((6, 12), (8,)),
+    "far_pass_rows": ((4, 16), (8,)),
+    "near_blocks": ((0, 1), (16, 32)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +63,12 @@ def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]
     most_rows: the most rows of a step.
     """
     first = dict(native.work_sizes)
-    prompt = Probe(native, layers, min(PROMPT_ROWS, most_rows))
-    decode = [Probe(native, layers, min(rows, most_rows)) for rows in DECODE_ROWS]
-    for name, factors in FACTORS.items():
+    counts = {*DECODE_ROWS, PROMPT_ROWS, *(m for _, rows in VALUES.values() for m in rows)}
+    probes = {rows: Probe(native, layers, min(rows, most_rows)) for rows in sorted(counts)}
+    for name, values, rows in _candidates(first):
         best = dict(native.work_sizes)
-        for factor in factors:
-            value = round(first[name] * factor)
-            probes = decode if name in OF_DECODE else [prompt]
-            trial = _try(native, best, {**best, name: value}, name, probes)
+        for value in values:
+            trial = _try(native, best, {**best, name: value}, name, [probes[m] for m in rows])
             if trial is None:
                 continue
             tell(trial)
@@ -72,6 +76,15 @@ def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]
                 best[name] = value
                 native.work_sizes = best
     return {name: n for name, n in native.work_sizes.items() if n != first[name]}
+
+
+def _candidates(first: Sizes) -> Iterator[tuple[str, list[int], Sequence[int]]]:
+    """Yield every size with the values to try, and the rows at which to try them."""
+    for name, factors in FACTORS.items():
+        rows = DECODE_ROWS if name in OF_DECODE else (PROMPT_ROWS,)
+        yield name, [round(first[name] * factor) for factor in factors], rows
+    for name, (values, rows) in VALUES.items():
+        yield name, [value for value in values if value != first[name]], rows
 
 
 def _try(

@@ -84,8 +84,12 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
 
     linear: by weight kind. sizes: strip_bytes of weights in a K block, rows that pass over them,
     near_bytes of what stays in L1 (widened rows, or a K block of w8_channel), ahead_bytes that are
-    prefetched, float_pass_rows of bf16, f16 or f32 weights in one pass, attention_bytes of scratch.
-    source: "caches" (of the first compute core), "tuned" (`cpuserve bench kernels --tune`) or
+    prefetched, float_pass_rows of bf16, f16 or f32 weights in one pass, far_pass_rows of a pass
+    that fetches to L2 and not to L1, near_blocks (1: a K block of w8_channel or of few rows stays
+    in L1, and the next one is fetched to L2; 0: it stays in L2, and the next one is fetched to L1),
+    attention_bytes of scratch.
+    source: "caches" (of the first compute core; *_rows and near_blocks follow from the CPU's
+    vendor), "tuned" (`cpuserve bench kernels --tune`) or
     "defaults" (the caches are unknown).
     """
 
@@ -171,6 +175,11 @@ def render_work(work: WorkReport) -> Iterator[tuple[str, str]]:
         f"K blocks of at most {strip} of a strip ({blocks} of K), row blocks of {sizes['rows']}, "
         f"prefetch {ahead} ahead: {source[work.source]}",
     )
+    rows = ", ".join(f"{name} {of.pass_rows}" for name, of in shown.items())
+    far = f"vectors fetch weights to L2 for up to {sizes['far_pass_rows']} rows, to L1 for more"
+    near = "L1" if sizes["near_blocks"] else "L2"
+    vendor = source["tuned"] if work.source == "tuned" else "by the CPU's vendor"
+    yield "", f"rows in one pass: {rows}; {far}; K blocks of few rows stay in {near}: {vendor}"
 
 
 def describe_placement(host: Host, placement: Placement) -> PlacementReport:

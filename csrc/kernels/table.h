@@ -371,6 +371,13 @@ struct WorkSizes {
   int32_t ahead_bytes = 8 << 10;
   // Rows of a float kind that take one pass over the weights, at most (LinearKernel::pass_rows).
   int32_t float_pass_rows = kMostPassRows;
+  // Rows of a float kind or of int8 with one scale per column, at most, whose pass fetches weights
+  // ahead to L2. A pass of more rows fetches them to L1.
+  int32_t far_pass_rows = 4;
+  // 1: K blocks of few rows, and of int8 with one scale per column, stay in L1, and the next block
+  // is fetched to L2. 0: all K blocks stay in L2, and the next one is fetched to L1, from where it
+  // reaches L2 (linear/driver.h).
+  int32_t near_blocks = 1;
   // Scratch of an attention unit that stays in L2; up to kAttentionScratch.
   int32_t attention_bytes = kAttentionScratch / 2;
 };

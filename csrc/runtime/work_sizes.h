@@ -24,6 +24,8 @@ constexpr WorkSizeField kWorkSizeFields[] = {{"strip_bytes", &WorkSizes::strip_b
                                              {"near_bytes", &WorkSizes::near_bytes},
                                              {"ahead_bytes", &WorkSizes::ahead_bytes},
                                              {"float_pass_rows", &WorkSizes::float_pass_rows},
+                                             {"far_pass_rows", &WorkSizes::far_pass_rows},
+                                             {"near_blocks", &WorkSizes::near_blocks},
                                              {"attention_bytes", &WorkSizes::attention_bytes}};
 
 }  // namespace cpuserve

@@ -96,7 +96,7 @@ def test_tuning_tries_sizes_and_later_starts_say_what_they_use(capsys, monkeypat
     assert cli.main(["bench", "kernels", *arguments, "--tune"]) == 0
     shown = capsys.readouterr()
     tried = [json.loads(line) for line in shown.out.splitlines()]
-    assert {trial["name"] for trial in tried} == set(tune.FACTORS)
+    assert {trial["name"] for trial in tried} == {*tune.FACTORS, *tune.VALUES}
     assert next(trial for trial in tried if trial["name"] == "strip_bytes")["kept"]
     assert "strip" in shown.err
     line = "kernels use sizes that were tuned on this machine: strip"
@@ -117,6 +117,7 @@ class Clock:
 
     def __init__(self, seconds, refused=()):
         self.sizes = {"strip_bytes": 1024, "rows": 512, "near_bytes": 64, "ahead_bytes": 8}
+        self.sizes |= {"float_pass_rows": 6, "far_pass_rows": 4, "near_blocks": 1}
         self.seconds, self.refused, self.noise = seconds, refused, 0
 
     @property
@@ -148,6 +149,18 @@ def test_tuning_keeps_what_is_clearly_faster_at_every_number_of_rows():
     assert native.sizes["ahead_bytes"] == 8
     assert [t.name for t in trials if t.kept] == ["strip_bytes"]
     assert next(t for t in trials if t.value == 16).rows == 8
+
+
+def test_tuning_tries_a_choice_at_the_rows_that_depend_on_it():
+    def seconds(sizes, rows):
+        faster = 0.8 if sizes["far_pass_rows"] == 16 and rows == 8 else 1.0
+        blocks = {16: 0.8, 32: 1.1}.get(rows, 1.0)  # faster at 16 rows only
+        return faster * (1.0 if sizes["near_blocks"] else blocks)
+
+    trials = []
+    assert tune.tune(Clock(seconds), 3, 512, trials.append) == {"far_pass_rows": 16}
+    tried = {(t.name, t.value): t.rows for t in trials if t.name in tune.VALUES}
+    assert tried == {("float_pass_rows", 12): 8, ("far_pass_rows", 16): 8, ("near_blocks", 0): 32}
 
 
 def test_tuning_follows_the_machine_through_a_change_of_its_speed():

@@ -21,7 +21,14 @@ from cpuserve.platforms.allocator import allocator
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import HugePages
 from cpuserve.platforms.placement import place
-from cpuserve.platforms.report import describe_placement, draw
+from cpuserve.platforms.report import (
+    CacheReport,
+    GeometryReport,
+    WorkReport,
+    describe_placement,
+    draw,
+    render_work,
+)
 from tests.helpers.hosts import host_names, load_host
 
 
@@ -234,3 +241,25 @@ def test_a_thread_limit_of_openmp_below_the_plan_is_found():
     limited = [p.what for p in problems(host, placement, {"OMP_THREAD_LIMIT": "8"})]
     assert limited == ["OMP_THREAD_LIMIT=8 is below the 62 planned threads"]
     assert not list(problems(host, placement, {"OMP_THREAD_LIMIT": "64"}))
+
+
+@pytest.mark.parametrize(
+    ("far", "near", "said"),
+    [
+        (4, 1, "up to 4 rows, to L1 for more; K blocks of few rows stay in L1"),
+        (16, 0, "up to 16 rows, to L1 for more; K blocks of few rows stay in L2"),
+    ],
+)
+def test_work_says_where_weights_are_fetched_to(far, near, said):
+    sizes = {"strip_bytes": 1 << 18, "ahead_bytes": 1 << 13, "rows": 512}
+    of = GeometryReport(tile_rows=6, tile_columns=64, pass_rows=12, block_k=384)
+    work = WorkReport(
+        isa_level="avx512_bf16",
+        caches=CacheReport(l1d=32 << 10, l2=1 << 20),
+        sizes={**sizes, "far_pass_rows": far, "near_blocks": near},
+        source="caches",
+        linear=dict.fromkeys(("dense_bf16", "w8_channel", "w4m_g128"), of),
+    )
+    line = list(render_work(work))[-1][1]
+    assert said in line
+    assert line.startswith("rows in one pass: bf16 12, int8 12, 4 bits 12; ")

@@ -799,12 +799,16 @@ KERNEL_TEST(linear_row_has_the_same_bits_with_every_work_size) {
     WorkSizes large{};
     large.strip_bytes = 4 << 20;
     large.ahead_bytes = 64 << 10;
+    large.float_pass_rows = 12;
+    large.far_pass_rows = kMostPassRows;
+    large.near_blocks = 0;
     WorkSizes odd{};
     odd.strip_bytes = 20 << 10;
     odd.rows = 2;
     odd.near_bytes = 3 << 10;
     odd.ahead_bytes = 0;
     odd.float_pass_rows = 1;
+    odd.far_pass_rows = 0;
     for (int64_t m : {1, 8, 14, 17, 70}) {
       Output whole(ActFormat::f32, m, w.n);
       run(w, x, 0, m, plain(whole));

@@ -11,7 +11,7 @@ using namespace cpuserve;
 
 namespace {
 
-WorkSizes sizes_of(int64_t l1d, int64_t l2) { return work_sizes_for({l1d, l2, 0}, "AuthenticAMD"); }
+WorkSizes sizes_of(int64_t l1d, int64_t l2) { return work_sizes_for({l1d, l2, 0}, "another"); }
 bool same(const WorkSizes& a, const WorkSizes& b) {
   for (const WorkSizeField& f : kWorkSizeFields) {
     if (a.*f.value != b.*f.value) return false;
@@ -88,7 +88,20 @@ TEST(cores_of_intel_take_fewer_float_rows_in_one_pass) {
   WorkSizes intel = work_sizes_for(caches, "GenuineIntel");
   EXPECT(intel.float_pass_rows == 6 && WorkSizes{}.float_pass_rows == 16);
   intel.float_pass_rows = WorkSizes{}.float_pass_rows;
-  EXPECT(same(intel, work_sizes_for(caches, "AuthenticAMD")));
+  EXPECT(same(intel, work_sizes_for(caches, "another")));
+}
+
+TEST(cores_of_amd_fetch_passes_to_l2_and_keep_blocks_there) {
+  for (const CacheSizes& caches : {CacheSizes{32 << 10, 1 << 20, 0}, CacheSizes{}}) {
+    WorkSizes amd = work_sizes_for(caches, "AuthenticAMD");
+    const WorkSizes other = work_sizes_for(caches, "another");
+    EXPECT(!refused(amd));
+    EXPECT(amd.float_pass_rows == 12 && amd.far_pass_rows == kMostPassRows && amd.near_blocks == 0);
+    amd.float_pass_rows = other.float_pass_rows;
+    amd.far_pass_rows = other.far_pass_rows;
+    amd.near_blocks = other.near_blocks;
+    EXPECT(same(amd, other));
+  }
 }
 
 TEST(sizes_that_a_kernel_cannot_work_with_are_refused) {

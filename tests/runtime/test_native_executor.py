@@ -100,6 +100,8 @@ def test_work_sizes_change_no_bit(model, kind):
         "near_bytes": 1024,
         "ahead_bytes": 0,
         "float_pass_rows": 1,
+        "far_pass_rows": 0,
+        "near_blocks": 0,
     }
 
     def both(m):

@@ -24,10 +24,14 @@ struct ChannelAt {
 // Adds the next `quads` quads of K to the integer sums, and prefetches lines of NPF panels.
 template <int NPF, int MR, int NV>
 CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
-                                      size_t x_stride, size_t panel_bytes) {
+                                      const LinearTile& t) {
+  const size_t x_stride = t.x_stride, panel_bytes = t.panel_bytes;
+  const bool near = t.fetch_near;
   for (const uint8_t* end = at.x + quads * 4; at.x != end;) {
 #pragma GCC unroll 4
-    for (int p = 0; p < NPF; p++) prefetch(at.ahead + static_cast<size_t>(p) * panel_bytes);
+    for (int p = 0; p < NPF; p++) {
+      fetch_to(near, at.ahead + static_cast<size_t>(p) * panel_bytes);
+    }
     Q wq[NV];
 #pragma GCC unroll 16
     for (int v = 0; v < NV; v++) {
@@ -51,11 +55,10 @@ CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t q
 template <int MR, int NV>
 CPUSERVE_INLINE void channel_block(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
                                    const LinearTile& t) {
-  const size_t x_stride = t.x_stride, panel_bytes = t.panel_bytes;
   for (int64_t n; quads > 0; quads -= n, at.ahead += kPanel * 4) {
     n = quads < t.fetch_every ? quads : t.fetch_every;
     fetch_ahead_lines(t, at.ahead);
-    channel_products<0>(acc, at, n, x_stride, panel_bytes);
+    channel_products<0>(acc, at, n, t);
   }
 }
 
@@ -137,9 +140,9 @@ struct Channel {
     }
     ChannelAt at = from(t, t.u0, t.ahead0);
     if constexpr (kNear) {
-      channel_products<NPF>(acc, at, t.split - t.u0, t.x_stride, t.panel_bytes);
+      channel_products<NPF>(acc, at, t.split - t.u0, t);
       at = from(t, t.split, t.ahead1);
-      channel_products<NPF>(acc, at, t.u1 - t.split, t.x_stride, t.panel_bytes);
+      channel_products<NPF>(acc, at, t.u1 - t.split, t);
     } else {
       channel_block(acc, at, t.u1 - t.u0, t);
     }
@@ -184,7 +187,6 @@ struct Channel {
     }
     const uint8_t* scales = t.x + t.x_padded + t.u0 / kGroupQuads * 4;
     const int64_t to_sums = t.x_padded / (4 * kGroupQuads) * 4, end = t.u1;
-    const size_t panel_bytes = t.panel_bytes;
     ChannelAt at = from(t, t.u0, t.ahead0);
     for (int64_t u = t.u0; u < end; u += kGroupQuads, scales += 4) {
       // The last groups prefetch the data after this tile. The group that contains `split` may do
@@ -195,7 +197,7 @@ struct Channel {
       opaque(c);  // without it gcc keeps all of c in registers, and spills them to the stack
       const int64_t quads = end - u < kGroupQuads ? end - u : kGroupQuads;
       if constexpr (kNear) {
-        channel_products<NPF>(acc, at, quads, x_stride, panel_bytes);
+        channel_products<NPF>(acc, at, quads, t);
       } else {
         channel_block(acc, at, quads, t);
       }

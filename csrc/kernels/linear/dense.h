@@ -148,6 +148,7 @@ struct Dense {
       }
     }
     const size_t panel_bytes = t.panel_bytes, x_stride = t.x_stride;
+    const bool near = t.fetch_near;
     const uint8_t* x = t.x + (t.u0 - t.x_u0) * kActBytes;
     const uint8_t* w = t.w + t.u0 * kUnitBytes;
     const uint8_t* ahead = t.ahead0;
@@ -164,7 +165,9 @@ struct Dense {
       }
       for (; u < end; u++) {
 #pragma GCC unroll 4
-        for (int p = 0; p < NPF; p++) prefetch(ahead + static_cast<size_t>(p) * panel_bytes);
+        for (int p = 0; p < NPF; p++) {
+          fetch_to(near, ahead + static_cast<size_t>(p) * panel_bytes);
+        }
         dense_phase<E, 0, kWide>(sum, x, x_stride, w, panel_bytes);
         if constexpr (E::kPhases == 2) dense_phase<E, 1, kWide>(sum, x, x_stride, w, panel_bytes);
         x += kActBytes;

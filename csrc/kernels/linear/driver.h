@@ -58,9 +58,10 @@ struct LinearTile {
   const uint8_t *ahead0, *ahead1;
   int64_t fetch_every, fetch_panels;
   UnitShare share;
-  float* c;     // sums, row stride sums_stride<kNear>()
-  bool resume;  // c holds the sums of the units below u0
-  bool last;    // u1 is the end of K
+  bool fetch_near = false;  // in a pass and with kLineUnits: to L1, otherwise to L2
+  float* c;                 // sums, row stride sums_stride<kNear>()
+  bool resume;              // c holds the sums of the units below u0
+  bool last;                // u1 is the end of K
 };
 
 // Says where a tile of a kind without kLineUnits prefetches from. Units of a panel have
@@ -146,6 +147,11 @@ CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
 // take long to compile and do not run faster.
 constexpr bool loops_over_quads(int products) { return kEmulatesDots && products >= 4; }
 
+// Prefetches a line to L1 or to L2.
+CPUSERVE_INLINE void fetch_to(bool near, const uint8_t* line) {
+  near ? prefetch(line) : prefetch_l2(line);
+}
+
 // Prefetches `left` lines, `a_step` of them with every step of a tile, so that memory works while
 // the tile computes.
 struct LineFetch {
@@ -156,7 +162,7 @@ struct LineFetch {
   __attribute__((always_inline)) inline void step() {
     constexpr int kLine = 64;
     const int64_t n = a_step < left ? a_step : left;
-    for (int64_t i = 0; i < n; i++, at += kLine) near ? prefetch(at) : prefetch_l2(at);
+    for (int64_t i = 0; i < n; i++, at += kLine) fetch_to(near, at);
     left -= n;
   }
 };
@@ -164,7 +170,7 @@ struct LineFetch {
 // Prefetches a line of each panel that `t` names, `from` of the first one.
 CPUSERVE_INLINE void fetch_ahead_lines(const LinearTile& t, const uint8_t* from) {
   for (int64_t p = 0; p < t.fetch_panels; p++) {
-    prefetch_l2(from + static_cast<size_t>(p) * t.panel_bytes);
+    fetch_to(t.fetch_near, from + static_cast<size_t>(p) * t.panel_bytes);
   }
 }
 
@@ -325,6 +331,7 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   t.x_u0 = t.u0 = 0;
   t.u1 = units;
   t.split = units > ahead_units ? units - ahead_units : 0;
+  t.fetch_near = rows > a.sizes.far_pass_rows;
   t.resume = false;
   t.last = true;
   for (int64_t p0 = a.panel0; p0 < a.panel1; p0 += kSpanPanels) {
@@ -499,6 +506,7 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
   t.unit_bytes = unit_bytes<Kind>(w);
   t.u0 = b.u0;
   t.split = t.u1 = b.u1;
+  t.fetch_near = a.sizes.near_blocks == 0;
   t.resume = b.u0 > 0;
   t.last = b.last;
   const int64_t together = plain ? 1 : kFinishTiles;
@@ -547,7 +555,8 @@ template <class Kind>
 CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes, bool in_l1) {
   constexpr int64_t kPair = 2 * sizeof(float);
   const int32_t near = sizes.near_bytes;
-  const int32_t bytes = in_l1 && near < sizes.strip_bytes ? near : sizes.strip_bytes;
+  const bool small = in_l1 && sizes.near_blocks != 0 && near < sizes.strip_bytes;
+  const int32_t bytes = small ? near : sizes.strip_bytes;
   const int64_t fit = bytes / (kStripPanels * Kind::kUnitBytes);
   const int64_t widened = near / (Kind::kHalfRows * kPair);
   const int64_t most = Kind::kWidens && widened < fit ? widened : fit;
