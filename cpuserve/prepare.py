@@ -225,6 +225,8 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         kv_layers=_kv_layers(spec, program),
         state_bytes=sum(layer.bytes for layer in program.states) if program else 0,
         weight_bytes=weight_bytes,
+        rope_columns=sum(rope.rotary for rope in program.ropes) if program else 0,
+        vocab=0 if spec.pooled or program is None else spec.vocab,
         activation_width=_activation_width(spec),
         has_program=has_program,
         matrix_weights=matrix_weights,

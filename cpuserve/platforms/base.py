@@ -42,6 +42,7 @@ class ModelFacts:
     the tokens to which sentence-transformers cuts a text; None = as many as there are positions.
     own_head: the output matrix is not the table of embeddings, although the config says so.
     rope_original: the longest sequence for the short factors of LongRoPE; 0 for other RoPE.
+    rope_columns: rotated columns of all its RoPE tables. vocab: its logits; 0 if it has none.
     """
 
     name: str
@@ -72,6 +73,8 @@ class ModelFacts:
     usual_length: int | None = None
     rope_original: int = 0
     own_head: bool = False
+    rope_columns: int = 0
+    vocab: int = 0
 
 
 @dataclass(frozen=True, slots=True)
