@@ -303,6 +303,20 @@ class Executor:
         sources: Sequence[tuple[npt.NDArray[np.uint8], str, npt.NDArray[np.int32] | None]],
     ) -> None:
         """Pack [(rows [n_i, row_bytes], source type, row order or None)] on all threads."""
+    def load_matrices(
+        self,
+        matrices: Sequence[
+            tuple[
+                int,
+                Sequence[tuple[npt.NDArray[np.uint8], str, npt.NDArray[np.int32] | None]],
+            ]
+        ],
+        ahead: Sequence[npt.NDArray[np.uint8]] = (),
+    ) -> None:
+        """Pack [(matrix, sources)] as load_matrix does, in one dispatch.
+
+        ahead: parts of mapped files that the system reads meanwhile.
+        """
     def load_vector(self, vector: int, data: npt.NDArray[np.float32]) -> None: ...
     def admit(
         self,

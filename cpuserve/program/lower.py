@@ -12,6 +12,7 @@ of what they multiply take that order when it is converted, so before it is quan
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -270,7 +271,7 @@ class Lowering:
         self.program = program
         self._long_rope = long_rope
         self.group_of = group_of(program, groups)
-        self._stored_kind = kind_of
+        self._stored_kind = functools.cache(kind_of)
         self._stored_order = order_of
         self._orders: list[Order] = []
         self._order_ids: dict[str, int | None] = {}

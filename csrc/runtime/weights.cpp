@@ -166,20 +166,36 @@ void Weights::pack_panels(const Matrix& m, const PackedWeight& packed,
   }
 }
 
-void Weights::load_matrix(Team& team, Id id, Span<const SourceTensor> parts) {
-  check_parts(id, parts);
-  const Matrix& m = program_->matrices()[static_cast<size_t>(id)];
+void Weights::load_matrices(Team& team, Span<const MatrixSource> matrices,
+                            Span<const Span<const uint8_t>> ahead) {
+  for (const MatrixSource& source : matrices) check_parts(source.id, source.parts);
   team.dispatch([&](int thread, int threads) {
-    for (const SourceTensor& t : parts) {
-      const Range rows = split(t.rows, thread, threads);
-      populate(t.data + static_cast<size_t>(rows.begin) * t.row_bytes,
-               t.data + static_cast<size_t>(rows.end) * t.row_bytes);
+    for (const Span<const uint8_t>& bytes : ahead) {
+      const Range mine = split(bytes.size(), thread, threads);
+      Buffer::will_need(bytes.data() + mine.begin, static_cast<size_t>(mine.size()));
     }
-    const PackedWeight& packed = matrix(id, team.crew(thread).rank);
-    const Range panels = m.panels_of(team.share(m.units(), thread));
-    pack_panels(m, packed, parts, panels);
-    add_digest(id, packed, panels);
+    for (const MatrixSource& source : matrices) {
+      for (const SourceTensor& t : source.parts) {
+        const Range rows = split(t.rows, thread, threads);
+        populate(t.data + static_cast<size_t>(rows.begin) * t.row_bytes,
+                 t.data + static_cast<size_t>(rows.end) * t.row_bytes);
+      }
+      pack_share(team, thread, source);
+    }
   });
+}
+
+void Weights::load_matrix(Team& team, Id id, Span<const SourceTensor> parts) {
+  const MatrixSource one{id, parts};
+  load_matrices(team, {&one, 1});
+}
+
+void Weights::pack_share(const Team& team, int thread, const MatrixSource& source) noexcept {
+  const Matrix& m = program_->matrices()[static_cast<size_t>(source.id)];
+  const PackedWeight& packed = matrix(source.id, team.crew(thread).rank);
+  const Range panels = m.panels_of(team.share(m.units(), thread));
+  pack_panels(m, packed, source.parts, panels);
+  add_digest(source.id, packed, panels);
 }
 
 // The sum over all panels, so that it does not matter which thread adds which.

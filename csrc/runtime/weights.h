@@ -21,6 +21,12 @@ struct SourceTensor {
   const int32_t* order;
 };
 
+// A matrix, and the tensors that it is packed from.
+struct MatrixSource {
+  Id id;
+  Span<const SourceTensor> parts;
+};
+
 // A file with the arenas of all ranks, each from a multiple of 2 MB on, behind 2 MB for whoever
 // keeps the file. Its bytes follow from the program and the ranks.
 size_t packed_file_bytes(const Program& program, const Ranks& ranks);
@@ -36,8 +42,11 @@ class Weights {
   // Throws std::runtime_error if there is no address space, or the file cannot be mapped.
   Weights(const Program& program, const Ranks& ranks, PackedFile file = {});
 
-  // Packs a matrix on all threads of the team. Each thread packs, and so first touches, the panels
-  // that it will read. Throws std::invalid_argument if the tensors do not make up the matrix.
+  // Packs matrices on all threads of the team, in one dispatch. Each thread packs, and so first
+  // touches, the panels that it will read. Meanwhile the system reads the bytes of mapped files
+  // that `ahead` names. Throws std::invalid_argument if tensors do not make up their matrix.
+  void load_matrices(Team& team, Span<const MatrixSource> matrices,
+                     Span<const Span<const uint8_t>> ahead = {});
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);
   void load_vector(Id id, Span<const float> data);
 
@@ -70,6 +79,7 @@ class Weights {
 
  private:
   void check_parts(Id id, Span<const SourceTensor> parts) const;
+  void pack_share(const Team& team, int thread, const MatrixSource& source) noexcept;
   void pack_panels(const Matrix& m, const PackedWeight& packed, Span<const SourceTensor> parts,
                    Range panels) const noexcept;
   void add_digest(Id id, const PackedWeight& packed, Range panels) noexcept;
