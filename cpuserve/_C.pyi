@@ -84,6 +84,8 @@ class Program:
     def matrix(self, name: str, kind: str, n: int, k: int, parts: Sequence[int], glu: bool) -> int:
         """Add a packed matrix. `parts` are the rows of its source tensors, with sum n, which follow
         one another; with `glu` the panels of the two parts alternate."""
+    def table(self, name: str, kind: str, n: int, k: int) -> int:
+        """Add a matrix for `embed` alone. A row is packed when it is looked up."""
     def packed_bytes(self, kind: str, n: int, k: int) -> int:
         """Bytes of an [n, k] matrix when packed."""
     def vector(self, name: str, count: int) -> int:
@@ -317,6 +319,8 @@ class Executor:
 
         ahead: parts of mapped files that the system reads meanwhile.
         """
+    def load_table(self, matrix: int, rows: npt.NDArray[np.uint8], type: str) -> None:
+        """Look up the rows of a table in `rows` [n, row_bytes], which must not change."""
     def load_vector(self, vector: int, data: npt.NDArray[np.float32]) -> None: ...
     def admit(
         self,

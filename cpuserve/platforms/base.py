@@ -32,6 +32,7 @@ class ModelFacts:
     name: as the user gave it. dtype: of the checkpoint ("bfloat16", "float16", "float32");
     quantization: its weight format if it is quantized ("gguf Q4_1"). fixed_positions: positions are
     a learned table of max_position rows. weight_bytes: bytes of all tensors in the files;
+    table_bytes: those of tables that are not packed, because their rows are looked up in the files.
     matrix_weights: number of weights in all matrices, a tied one counted once (0 without a
     Program); expert_weights: those of a mixture's experts, of which a token reads chosen_weights.
     activation_width: floats of scratch memory per token of a step. has_program: cpuserve
@@ -73,6 +74,7 @@ class ModelFacts:
     usual_length: int | None = None
     rope_original: int = 0
     own_head: bool = False
+    table_bytes: int = 0
     rope_columns: int = 0
     vocab: int = 0
 

@@ -146,6 +146,19 @@ def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none")
     return facts.weight_bytes * DTYPE_BYTES[dtype] // DTYPE_BYTES[facts.dtype]
 
 
+def anonymous_weight_bytes(
+    facts: ModelFacts, dtype: str, quantize: str, executor: str = "native"
+) -> int:
+    """Return what the packed weights take of memory that is no page cache.
+
+    The native executor looks the rows of some tables up where their files are mapped.
+    """
+    if executor != "native":
+        return resident_weight_bytes(facts, dtype, quantize)
+    packed = replace(facts, weight_bytes=facts.weight_bytes - facts.table_bytes)
+    return resident_weight_bytes(packed, dtype, quantize)
+
+
 def rope_bytes(facts: ModelFacts, tokens: int) -> int:
     """Return the bytes of the RoPE tables for `tokens` positions: a sine and a cosine for two."""
     return facts.rope_columns * tokens * 4
@@ -193,7 +206,8 @@ def plan_memory(
         ConfigError: the model, a requested KV size or a requested length does not fit. The message
             names the largest value that does.
     """
-    weights = resident_weight_bytes(facts, dtype, quantize) + adapter_bytes(facts, dtype)
+    weights = anonymous_weight_bytes(facts, dtype, quantize, executor)
+    weights += adapter_bytes(facts, dtype)
     wanted, explicit = wanted_length(options, ledger, facts)
     sizes = kv_layer_bytes(facts, kv_dtype)
     windows = [kv.window if frees_windows and kv.window < wanted else 0 for kv in facts.kv_layers]

@@ -64,6 +64,7 @@ class NativeExecutor:
                 cpus=config.compute_cpus,
             ),
         )
+        load_tables(self.native, self.lowered, weights)
         fill_vectors(self.native, self.lowered, weights)
         self._scales: dict[int, float] = {}  # of adapters, by their slots
 
@@ -304,7 +305,14 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
         activation_bits=config.activation_bits,
         groups=[group.layers for group in config.kv_groups],
         order_of=lambda name: weights.get(name).column_order,
+        is_mapped=lambda name: is_mapped(weights.get(name)),
     ).run()
+
+
+def is_mapped(tensor: QuantTensor) -> bool:
+    """Whether rows of the tensor can be read in their file, in their order."""
+    built = isinstance(tensor, BuiltTensor)
+    return not built and tensor.row_order is None and tensor.column_order is None
 
 
 def _part_of(matrix: MatrixLoad, size: int, rows: int) -> int:
@@ -416,6 +424,13 @@ def _batches(matrices: Iterable[_Loading]) -> Iterator[list[_Loading]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def load_tables(native: _C.Executor, lowered: Lowered, weights: Weights) -> None:
+    """Tell where the tables are that stay in their files, which stay mapped."""
+    for table in lowered.tables:
+        tensor = weights.get(table.name)
+        native.load_table(table.id, tensor.data, tensor.source)
 
 
 def fill_vectors(native: _C.Executor, lowered: Lowered, weights: Weights) -> None:

@@ -201,6 +201,12 @@ void register_executor(py::module_& m) {
            py::arg("ahead") = std::vector<Array<uint8_t>>())
       .def("load_matrix", &load_matrix, py::arg("matrix"), py::arg("sources"))
       .def(
+          "load_table",
+          [](Executor& e, Id matrix, const Array<uint8_t>& rows, const std::string& type) {
+            e.weights().load_table(matrix, source_of({rows, type, std::nullopt}));
+          },
+          py::keep_alive<1, 3>(), py::arg("matrix"), py::arg("rows").noconvert(), py::arg("type"))
+      .def(
           "load_vector",
           [](Executor& e, Id vector, const Array<float>& data) {
             e.weights().load_vector(vector, span_of(data));

@@ -91,7 +91,8 @@ Weights::Weights(const Program& program, const Ranks& ranks, PackedFile file)
     : program_(&program),
       ranks_(ranks),
       file_(file),
-      packed_(program.matrices().size() * static_cast<size_t>(ranks.count())) {
+      packed_(program.matrices().size() * static_cast<size_t>(ranks.count())),
+      tables_(program.matrices().size()) {
   size_t offset = Buffer::kPage;
   for (int rank = 0; rank < ranks.count(); rank++) offset = carve_arena(rank, offset);
 
@@ -168,7 +169,11 @@ void Weights::pack_panels(const Matrix& m, const PackedWeight& packed,
 
 void Weights::load_matrices(Team& team, Span<const MatrixSource> matrices,
                             Span<const Span<const uint8_t>> ahead) {
-  for (const MatrixSource& source : matrices) check_parts(source.id, source.parts);
+  for (const MatrixSource& source : matrices) {
+    check_parts(source.id, source.parts);
+    const Matrix& m = program_->matrices()[static_cast<size_t>(source.id)];
+    check_argument(!m.gathered, "matrix ", m.name, " is gathered, and not packed");
+  }
   team.dispatch([&](int thread, int threads) {
     for (const Span<const uint8_t>& bytes : ahead) {
       const Range mine = split(bytes.size(), thread, threads);
@@ -188,6 +193,14 @@ void Weights::load_matrices(Team& team, Span<const MatrixSource> matrices,
 void Weights::load_matrix(Team& team, Id id, Span<const SourceTensor> parts) {
   const MatrixSource one{id, parts};
   load_matrices(team, {&one, 1});
+}
+
+void Weights::load_table(Id id, const SourceTensor& rows) {
+  check_parts(id, {&rows, 1});
+  check_argument(rows.order == nullptr, "a table has its rows in order");
+  check_argument(program_->matrices()[static_cast<size_t>(id)].gathered, "matrix ", id,
+                 " is not gathered");
+  tables_[static_cast<size_t>(id)] = rows;
 }
 
 void Weights::pack_share(const Team& team, int thread, const MatrixSource& source) noexcept {

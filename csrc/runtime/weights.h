@@ -14,11 +14,11 @@ namespace cpuserve {
 // One tensor of a checkpoint: `rows` rows of `row_bytes` bytes. Packed row i is stored row order[i]
 // (nullptr: i).
 struct SourceTensor {
-  const uint8_t* data;
-  int64_t rows;
-  size_t row_bytes;
-  SourceType type;
-  const int32_t* order;
+  const uint8_t* data = nullptr;
+  int64_t rows = 0;
+  size_t row_bytes = 0;
+  SourceType type{};
+  const int32_t* order = nullptr;
 };
 
 // A matrix, and the tensors that it is packed from.
@@ -48,6 +48,8 @@ class Weights {
   void load_matrices(Team& team, Span<const MatrixSource> matrices,
                      Span<const Span<const uint8_t>> ahead = {});
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);
+  // The rows of a gathered matrix, which stay where they are.
+  void load_table(Id id, const SourceTensor& rows);
   void load_vector(Id id, Span<const float> data);
 
   // Fills the arenas from a packed file, on all threads like load_matrix. If they are mapped, it
@@ -67,6 +69,7 @@ class Weights {
     return packed_[static_cast<size_t>(id) * static_cast<size_t>(ranks_.count()) +
                    static_cast<size_t>(rank)];
   }
+  const SourceTensor& table(Id id) const { return tables_[static_cast<size_t>(id)]; }
   // The part that contains row `row`.
   const PackedWeight& with_row(Id id, int64_t row) const;
   // nullptr for kNone.
@@ -92,6 +95,7 @@ class Weights {
   std::vector<Buffer> matrix_arenas_;  // by rank: no two share a huge page
   Buffer vector_arena_;
   std::vector<PackedWeight> packed_;  // [matrix][rank]
+  std::vector<SourceTensor> tables_;  // [matrix]; of those that are gathered
   std::vector<float*> vectors_;
 };
 

@@ -12,7 +12,7 @@ from cpuserve.platforms.base import KvLayerFacts
 from cpuserve.platforms.cache_groups import block_bytes
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import Node
-from cpuserve.platforms.memory import count_bytes, rope_bytes
+from cpuserve.platforms.memory import anonymous_weight_bytes, count_bytes, rope_bytes
 from tests.helpers.hosts import GIB, LLAMA_1B, SMOLLM2, got, load_host, resolve, why
 
 MIB = 1 << 20
@@ -86,6 +86,23 @@ def free_for_cache(facts, **options):
     with pytest.raises(ConfigError) as error:
         resolve(machine(), facts, kv_cache_space="1000", **options)
     return float(re.search(r"([\d.]+) GiB of the machine is free", str(error.value))[1])
+
+
+def test_tables_that_are_looked_up_in_their_files_are_page_cache():
+    table = LLAMA_1B.weight_bytes // 2
+    facts = dataclasses.replace(LLAMA_1B, table_bytes=table)
+    more = free_for_cache(facts) - free_for_cache(LLAMA_1B)
+    assert more == pytest.approx(table / GIB, abs=0.015)
+    wide = free_for_cache(facts, dtype="float32") - free_for_cache(LLAMA_1B, dtype="float32")
+    assert wide == pytest.approx(2 * table / GIB, abs=0.015)
+
+
+def test_tables_are_in_memory_where_torch_reads_them():
+    facts = dataclasses.replace(LLAMA_1B, table_bytes=LLAMA_1B.weight_bytes // 2)
+    assert anonymous_weight_bytes(facts, "bfloat16", "none", "torch") == facts.weight_bytes
+    assert (
+        anonymous_weight_bytes(facts, "bfloat16", "none") == facts.weight_bytes - facts.table_bytes
+    )
 
 
 def test_rope_tables_are_paid_for_before_the_cache():
