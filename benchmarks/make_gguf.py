@@ -3,8 +3,9 @@
 
     python benchmarks/make_gguf.py qwen3-30b-a3b FILE.gguf [--layers 10] [--experts Q4_K]
 
-The shapes come from the named models in fewer layers. All experts of a layer have the same
-weights, each in its own memory. Quantized blocks are random numbers, so a file takes a minute.
+The shapes come from named models in fewer layers; `many-experts` is no model. All experts of
+a layer have the same weights, each in its own memory. Quantized blocks are random numbers, so a
+file takes a minute.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class Shape(NamedTuple):
 SHAPES = {
     "qwen3-30b-a3b": Shape(
         *("qwen3moe", 151936, 2048, 32, 4, 128, 128, 8, 768, 10), "Q4_K", "Q4_K", 1e6
+    ),
+    # 10,080 matrices of 405 KB, for measuring how long a model of many small ones takes to load.
+    "many-experts": Shape(
+        *("qwen3moe", 4096, 1024, 16, 2, 64, 70, 4, 704, 48), "Q4_0", "Q4_0", 1e6
     ),
     "gpt-oss-20b": Shape(
         *("gpt-oss", 201088, 2880, 64, 8, 64, 32, 4, 2880, 7), "MXFP4", "Q8_0", 150000.0

@@ -84,6 +84,8 @@ class Program:
     def matrix(self, name: str, kind: str, n: int, k: int, parts: Sequence[int], glu: bool) -> int:
         """Add a packed matrix. `parts` are the rows of its source tensors, with sum n, which follow
         one another; with `glu` the panels of the two parts alternate."""
+    def table(self, name: str, kind: str, n: int, k: int) -> int:
+        """Add a matrix for `embed` alone. A row is packed when it is looked up."""
     def packed_bytes(self, kind: str, n: int, k: int) -> int:
         """Bytes of an [n, k] matrix when packed."""
     def vector(self, name: str, count: int) -> int:
@@ -303,6 +305,22 @@ class Executor:
         sources: Sequence[tuple[npt.NDArray[np.uint8], str, npt.NDArray[np.int32] | None]],
     ) -> None:
         """Pack [(rows [n_i, row_bytes], source type, row order or None)] on all threads."""
+    def load_matrices(
+        self,
+        matrices: Sequence[
+            tuple[
+                int,
+                Sequence[tuple[npt.NDArray[np.uint8], str, npt.NDArray[np.int32] | None]],
+            ]
+        ],
+        ahead: Sequence[npt.NDArray[np.uint8]] = (),
+    ) -> None:
+        """Pack [(matrix, sources)] as load_matrix does, in one dispatch.
+
+        ahead: parts of mapped files that the system reads meanwhile.
+        """
+    def load_table(self, matrix: int, rows: npt.NDArray[np.uint8], type: str) -> None:
+        """Look up the rows of a table in `rows` [n, row_bytes], which must not change."""
     def load_vector(self, vector: int, data: npt.NDArray[np.float32]) -> None: ...
     def admit(
         self,

@@ -227,6 +227,9 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         kv_layers=_kv_layers(spec, program),
         state_bytes=sum(layer.bytes for layer in program.states) if program else 0,
         weight_bytes=weight_bytes,
+        table_bytes=_table_bytes(program, path, file, config) if program else 0,
+        rope_columns=sum(rope.rotary for rope in program.ropes) if program else 0,
+        vocab=0 if spec.pooled or program is None else spec.vocab,
         activation_width=_activation_width(spec),
         has_program=has_program,
         matrix_weights=matrix_weights,
@@ -340,6 +343,41 @@ def _read(path: Path, file: GgufFile | None) -> tuple[dict[str, Any], int, str |
 
     size = sum(packed_bytes(tensor.dtype, tensor.size) for tensor in file.tensors.values())
     return gguf_config(file), size, _gguf_quantization(file)
+
+
+def _table_bytes(
+    program: Program, path: Path, file: GgufFile | None, config: dict[str, Any]
+) -> int:
+    """Return the bytes of the tables that the native executor does not pack (runtime/native.py).
+
+    They are those of the measure of _read: in the files, or packed.
+    """
+    from cpuserve.models.bert import reads_types
+    from cpuserve.program.dataflow import looked_up
+
+    names = looked_up(program)
+    if not names or reads_types(config):  # types of tokens are added to rows when they are packed
+        return 0
+    weights = {need.name: math.prod(need.shape) for need in program.weights if need.name in names}
+    if file is None:
+        from cpuserve.loader.safetensors import ITEM_BYTES, SafetensorsStore
+
+        store = SafetensorsStore(path) if any(path.glob("*.safetensors")) else None
+        stored = {n: store.dtype(n) for n in weights if n in store.names()} if store else {}
+        found = {n: dtype for n, dtype in stored.items() if dtype in FULL_PRECISION}
+        return sum(weights[name] * ITEM_BYTES[dtype] for name, dtype in found.items())
+    from cpuserve.loader.gguf import TENSOR_TYPES
+    from cpuserve.loader.gguf_model import GgufStore
+    from cpuserve.quant.gguf_sizes import BUILT, packed_bytes
+
+    blocks = {name: (weights, size) for name, weights, size in TENSOR_TYPES.values()}
+    tensors = GgufStore(file, config)
+    total = 0
+    for name in weights.keys() & tensors.names():
+        dtype = tensors.dtype(name)
+        block, size = blocks[dtype]
+        total += 0 if dtype in BUILT else packed_bytes(dtype, weights[name] // block * size)
+    return total
 
 
 def _tied(config: Mapping[str, Any]) -> bool:

@@ -138,8 +138,14 @@ FAULTS = [
     ),
     Fault(
         "csrc/runtime/worker.cpp",
-        "token = id < m.n ? id : 0;",
-        "token = id;",
+        "for (int64_t c = 0; c < count; c++) look_up(panel, c, t + c);",
+        "for (int64_t c = 0; c < count; c++) look_up(panel, 0, t + c);",
+        "tests/runtime/test_tables.py -k dense",
+    ),
+    Fault(
+        "csrc/runtime/worker.cpp",
+        "return id < m.n ? id : 0;",
+        "return id;",
         "tests/llm/test_families_end_to_end.py -k fewer_inputs",
     ),
     Fault(

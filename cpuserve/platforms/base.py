@@ -33,6 +33,7 @@ class ModelFacts:
     name: as the user gave it. dtype: of the checkpoint ("bfloat16", "float16", "float32");
     quantization: its weight format if it is quantized ("gguf Q4_1"). fixed_positions: positions are
     a learned table of max_position rows. weight_bytes: bytes of all tensors in the files;
+    table_bytes: those of tables that are not packed, because their rows are looked up in the files.
     matrix_weights: number of weights in all matrices, a tied one counted once (0 without a
     Program); expert_weights: those of a mixture's experts, of which a token reads chosen_weights.
     activation_width: floats of scratch memory per token of a step. has_program: cpuserve
@@ -43,6 +44,7 @@ class ModelFacts:
     the tokens to which sentence-transformers cuts a text; None = as many as there are positions.
     own_head: the output matrix is not the table of embeddings, although the config says so.
     rope_original: the longest sequence for the short factors of LongRoPE; 0 for other RoPE.
+    rope_columns: rotated columns of all its RoPE tables. vocab: its logits; 0 if it has none.
     """
 
     name: str
@@ -73,6 +75,9 @@ class ModelFacts:
     usual_length: int | None = None
     rope_original: int = 0
     own_head: bool = False
+    table_bytes: int = 0
+    rope_columns: int = 0
+    vocab: int = 0
 
 
 @dataclass(frozen=True, slots=True)

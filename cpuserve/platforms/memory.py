@@ -52,6 +52,9 @@ PROCESS_BYTES = 256 << 20  # both processes without weights, KV cache and activa
 AUTO_SHARE = 4  # automatic size: at most a quarter of the free memory
 AUTO_SHARE_FOR_ONE = 2  # or half of it, if a quarter does not hold one request of full length
 LEAST_TOKENS = 256  # a smaller KV cache is not useful
+# Of a request with penalties: a place for each token of the vocabulary, and a record of each one
+# seen (csrc/runtime/sampler.cpp: make_counts).
+PLACE_BYTES, COUNT_BYTES = 4, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,29 @@ def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none")
     return facts.weight_bytes * DTYPE_BYTES[dtype] // DTYPE_BYTES[facts.dtype]
 
 
+def anonymous_weight_bytes(
+    facts: ModelFacts, dtype: str, quantize: str, executor: str = "native"
+) -> int:
+    """Return what the packed weights take of memory that is no page cache.
+
+    The native executor looks the rows of some tables up where their files are mapped.
+    """
+    if executor != "native":
+        return resident_weight_bytes(facts, dtype, quantize)
+    packed = replace(facts, weight_bytes=facts.weight_bytes - facts.table_bytes)
+    return resident_weight_bytes(packed, dtype, quantize)
+
+
+def rope_bytes(facts: ModelFacts, tokens: int) -> int:
+    """Return the bytes of the RoPE tables for `tokens` positions: a sine and a cosine for two."""
+    return facts.rope_columns * tokens * 4
+
+
+def count_bytes(facts: ModelFacts, requests: int, tokens: int) -> int:
+    """Return the bytes of the token counts of `requests` of `tokens`, if all have penalties."""
+    return requests * (PLACE_BYTES * facts.vocab + COUNT_BYTES * min(facts.vocab, tokens))
+
+
 def adapter_bytes(facts: ModelFacts, dtype: str) -> int:
     """Return the bytes of the adapters, and of the file of one that is loaded later (fp32)."""
     file = 4 * facts.adapter_weights // facts.adapter_slots if facts.adapter_slots else 0
@@ -181,7 +207,8 @@ def plan_memory(
         ConfigError: the model, a requested KV size or a requested length does not fit. The message
             names the largest value that does.
     """
-    weights = resident_weight_bytes(facts, dtype, quantize) + adapter_bytes(facts, dtype)
+    weights = anonymous_weight_bytes(facts, dtype, quantize, executor)
+    weights += adapter_bytes(facts, dtype)
     wanted, explicit = wanted_length(options, ledger, facts)
     sizes = kv_layer_bytes(facts, kv_dtype)
     windows = [kv.window if frees_windows and kv.window < wanted else 0 for kv in facts.kv_layers]
@@ -202,6 +229,12 @@ def plan_memory(
     states = plan_states(options, ledger, state, free, max_num_seqs)
     max_num_seqs = states.max_num_seqs
     other += states.bytes
+    # A table ends with the longest request, which is at most what the free memory holds.
+    longest = min(wanted, max(LEAST_TOKENS, use.most_tokens(max(0, free) // block, wanted)))
+    other += rope_bytes(facts, longest)
+    # Few requests have penalties, so their counts never keep a small machine from serving.
+    left = max(0, tightest(host, replace(needs, other=other)).free - least)
+    other += min(count_bytes(facts, max_num_seqs, longest), left // AUTO_SHARE)
     needs = replace(needs, other=other)
     near = host.node_memory(nodes)
     budget = _Budget(

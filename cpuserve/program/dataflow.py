@@ -34,6 +34,17 @@ from cpuserve.program.ops import (
 from cpuserve.program.program import Program
 
 
+def looked_up(program: Program) -> frozenset[str]:
+    """The matrices that only embeddings read, row by row: untied tables, and tables of layers."""
+    found = {op.weight for op in program.ops if isinstance(op, Embed)}
+    for op in program.ops:
+        if isinstance(op, Logits):
+            found.discard(op.weight)
+        elif isinstance(op, Linear):
+            found.difference_update(op.weights)
+    return frozenset(found)
+
+
 def written(op: Op) -> ValueId | None:
     """The value that an op writes or changes in place; None for Logits and Hidden."""
     if isinstance(op, Logits | Hidden):

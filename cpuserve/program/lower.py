@@ -12,6 +12,7 @@ of what they multiply take that order when it is converted, so before it is quan
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from cpuserve import _C
 from cpuserve.errors import ModelError
 from cpuserve.program.adapters import parse as parse_adapter
-from cpuserve.program.dataflow import combined_from, last_uses, reads, uses, written
+from cpuserve.program.dataflow import combined_from, last_uses, looked_up, reads, uses, written
 from cpuserve.program.ops import (
     ActivationOp,
     Add,
@@ -107,6 +108,14 @@ class MatrixLoad:
     names: tuple[str, ...]
     part: HeadPart | None = None
     values: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableLoad:
+    """Look up the rows of checkpoint tensor `name` as native matrix `id`, where they are mapped."""
+
+    id: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +209,7 @@ class Lowered:
 
     native: _C.Program
     matrices: list[MatrixLoad] = field(default_factory=list)
+    tables: list[TableLoad] = field(default_factory=list)
     vectors: list[VectorLoad] = field(default_factory=list)
     source_op: list[int] = field(default_factory=list)
     op_weights: list[OpWeights | None] = field(default_factory=list)
@@ -250,6 +260,7 @@ class Lowering:
     """Lowers the ops of a Program in one pass; `run()` returns the Lowered.
 
     kind_of and order_of: the weight kind and the column order (None: as they are) of a matrix.
+    is_mapped: whether the rows of a tensor can be read where its file is mapped.
     """
 
     def __init__(
@@ -265,12 +276,14 @@ class Lowering:
         activation_bits: int = 8,
         groups: Sequence[Sequence[int]] = (),
         order_of: Callable[[str], Order | None] = lambda _: None,
+        is_mapped: Callable[[str], bool] = lambda _: False,
         long_rope: bool = False,
     ) -> None:
         self.program = program
+        self._is_mapped = is_mapped
         self._long_rope = long_rope
         self.group_of = group_of(program, groups)
-        self._stored_kind = kind_of
+        self._stored_kind = functools.cache(kind_of)
         self._stored_order = order_of
         self._orders: list[Order] = []
         self._order_ids: dict[str, int | None] = {}
@@ -569,8 +582,23 @@ class Lowering:
         if self._order(op.weight) is not None:
             msg = f"{op.weight} has an activation order (g_idx), which embeddings cannot have"
             raise ModelError(msg)
-        matrix = self._matrix((op.weight,), (op.vocab,), op.width, False)
+        if self._gathers(op.weight):
+            matrix = self._table(op)
+        else:
+            matrix = self._matrix((op.weight,), (op.vocab,), op.width, False)
         self._emit(lambda: self.native.embed(self._value(op.out), matrix, op.scale))
+
+    def _gathers(self, weight: str) -> bool:
+        """Whether a table stays in its file: nothing multiplies it, as a tied one."""
+        return weight in looked_up(self.program) and self._is_mapped(weight)
+
+    def _table(self, op: Embed) -> int:
+        found = [table.id for table in self.out.tables if table.name == op.weight]
+        if found:
+            return found[0]
+        id_ = self.native.table(op.weight, self.kind_of(op.weight), op.vocab, op.width)
+        self.out.tables.append(TableLoad(id_, op.weight))
+        return id_
 
     def _positionembed(self, op: PositionEmbed) -> None:
         if op.types is None:

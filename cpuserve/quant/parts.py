@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.program.parts import Part, parse, rows
-from cpuserve.quant.base import BuiltTensor
+from cpuserve.program.parts import Part, parse
+from cpuserve.quant.base import BuiltTensor, QuantTensor
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import QuantTensor, WeightKind, Weights
+    from cpuserve.quant.base import WeightKind, Weights
 
     Bytes = npt.NDArray[np.uint8]
 
 
-def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> BuiltTensor:
-    """Rows of a tensor. They are cut out when they are read, as the tensor may be built then.
+def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> QuantTensor:
+    """Rows of a tensor: a view where they lie together in the file; others are cut out when they
+    are read, as the tensor may be built then.
 
     rows: a part of `whole`; matrices of a stack follow each other. vector: `whole` is a
     vector, or a stack of vectors, and each number is a row.
@@ -37,6 +38,11 @@ def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> Buil
         return whole.cut(slice(wanted.start, wanted.stop, wanted.step), row_bytes)
 
     shape = (count,) if vector else (count, whole.shape[-1])
+    built = isinstance(whole, BuiltTensor) or whole.row_order is not None
+    if not vector and span.step == 1 and not built:
+        data = whole.data.reshape(-1, row_bytes)[span.start : span.stop]
+        order = whole.column_order
+        return QuantTensor(name, shape, whole.source, data, None, whole.release, order)
     size = count * row_bytes
     return BuiltTensor(name, shape, whole.source, size, build, whole.release, whole.column_order)
 
@@ -80,22 +86,29 @@ class PartWeights:
         self._weights = weights
         self._stored = weights.names()
         self._names = set(self._stored)
-        self._experts: dict[str, str] = {}  # the part for each of these names
+        self._experts: dict[str, Part] = {}  # the part for each of these names
+        self._cut: dict[str, QuantTensor] = {}  # these parts, as there may be 20,000
         self._of: dict[str, list[str]] = {}  # these names by the stored tensor
+        self._stacks: dict[str, QuantTensor] = {}
         for name in self._stored:
             match = _STACK.fullmatch(name)
-            kind = match["kind"] if match else None
-            if match is None or len(shape := self._whole(name).shape) != _dims(kind):
+            if match is None:
+                continue
+            stack = self._whole(name)
+            if len(stack.shape) != _dims(match["kind"]):
                 continue
             self._names.remove(name)
             alternate = f"{match['at']}.down_proj_bias" in self._stored
-            names = _experts(name, match["at"], match["part"], shape, alternate)
+            self._stacks[name] = stack
+            names = _experts(name, match["at"], match["part"], stack.shape, alternate)
             self._experts |= names
             self._of[name] = list(names)
         self._names |= self._experts.keys()
 
     def _whole(self, name: str) -> QuantTensor:
-        """A tensor that may have parts."""
+        """A tensor that may have parts; a stack, which has many, is made once."""
+        if (stack := self._stacks.get(name)) is not None:
+            return stack
         tensor = self._weights.get(name)
         by_inputs = f"{name}_bias" in self._stored and tensor.source in _DENSE
         return transposed(tensor) if by_inputs and len(tensor.shape) == 3 else tensor
@@ -114,9 +127,18 @@ class PartWeights:
         Raises:
             ModelError: the tensor does not have these rows.
         """
-        part = parse(self._experts.get(name, name))
+        if (cut := self._cut.get(name)) is not None:
+            return cut
+        expert = self._experts.get(name)
+        part = expert or parse(name)
         if part is None:
             return self._weights.get(name)
+        tensor = self._part(name, part)
+        if expert is not None:
+            self._cut[name] = tensor
+        return tensor
+
+    def _part(self, name: str, part: Part) -> QuantTensor:
         whole = self._whole(part.tensor)
         if part.columns and len(whole.shape) > 1:
             if whole.source not in _DENSE:
@@ -131,7 +153,7 @@ class PartWeights:
 
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The kind of the tensor; all parts of one have it."""
-        part = parse(self._experts.get(name, name))
+        part = self._experts.get(name) or parse(name)
         return self._weights.kind(name if part is None else part.tensor, dtype)
 
 
@@ -142,7 +164,7 @@ def _dims(kind: str | None) -> int:
 
 def _experts(
     name: str, at: str, part: str, shape: tuple[int, ...], alternate: bool
-) -> dict[str, str]:
+) -> dict[str, Part]:
     """The names of all experts' matrices in the stack `name` below `at`, and their rows there.
 
     alternate: gate and up are one matrix with alternating rows.
@@ -151,8 +173,9 @@ def _experts(
     suffix = "bias" if len(shape) == _dims("bias") else "weight"
     each = shape[1] // len(matrices)
     first, step = (1, len(matrices)) if alternate else (each, 1)
+    end = (each - 1) * step + 1
     return {
-        f"{at}.{e}.{matrix}.{suffix}": rows(name, i * first, each, step=step, index=e)
+        f"{at}.{e}.{matrix}.{suffix}": Part(name, i * first, i * first + end, step, e)
         for e in range(shape[0])
         for i, matrix in enumerate(matrices)
     }

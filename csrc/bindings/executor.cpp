@@ -13,18 +13,35 @@ namespace {
 using Words = Array<int32_t>;
 using SourceTuple = std::tuple<Array<uint8_t>, std::string, std::optional<Array<int32_t>>>;
 
-void load_matrix(Executor& e, Id matrix, const std::vector<SourceTuple>& sources) {
-  std::vector<SourceTensor> parts;
-  for (const auto& [data, type, order] : sources) {
-    check_argument(data.ndim() == 2, "load_matrix: a source is [rows, row_bytes], not ",
-                   data.ndim(), "-dimensional");
-    check_argument(!order || order->size() == data.shape(0),
-                   "load_matrix: the row order must have one entry for each row");
-    parts.push_back({data.data(), data.shape(0), static_cast<size_t>(data.shape(1)),
-                     parse_source(type), order ? order->data() : nullptr});
+using MatrixTuple = std::tuple<Id, std::vector<SourceTuple>>;
+
+SourceTensor source_of(const SourceTuple& source) {
+  const auto& [data, type, order] = source;
+  check_argument(data.ndim() == 2, "load_matrix: a source is [rows, row_bytes], not ", data.ndim(),
+                 "-dimensional");
+  check_argument(!order || order->size() == data.shape(0),
+                 "load_matrix: the row order must have one entry for each row");
+  return {data.data(), data.shape(0), static_cast<size_t>(data.shape(1)), parse_source(type),
+          order ? order->data() : nullptr};
+}
+
+void load_matrices(Executor& e, const std::vector<MatrixTuple>& matrices,
+                   const std::vector<Array<uint8_t>>& ahead) {
+  std::vector<std::vector<SourceTensor>> parts;
+  std::vector<MatrixSource> sources;
+  for (const auto& [id, tuples] : matrices) {
+    parts.emplace_back();
+    for (const SourceTuple& tuple : tuples) parts.back().push_back(source_of(tuple));
   }
+  for (size_t i = 0; i < parts.size(); i++) sources.push_back({std::get<0>(matrices[i]), parts[i]});
+  std::vector<Span<const uint8_t>> bytes;
+  for (const Array<uint8_t>& array : ahead) bytes.push_back(span_of(array));
   const py::gil_scoped_release release;
-  e.weights().load_matrix(e.team(), matrix, parts);
+  e.weights().load_matrices(e.team(), sources, bytes);
+}
+
+void load_matrix(Executor& e, Id matrix, const std::vector<SourceTuple>& sources) {
+  load_matrices(e, {{matrix, sources}}, {});
 }
 
 // A numpy view of memory that the executor owns; `self` keeps the executor alive.
@@ -180,7 +197,15 @@ void register_executor(py::module_& m) {
            py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
            py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20,
            py::arg("num_states") = 0, py::arg("packed_fd") = -1, py::arg("packed_writable") = false)
+      .def("load_matrices", &load_matrices, py::arg("matrices"),
+           py::arg("ahead") = std::vector<Array<uint8_t>>())
       .def("load_matrix", &load_matrix, py::arg("matrix"), py::arg("sources"))
+      .def(
+          "load_table",
+          [](Executor& e, Id matrix, const Array<uint8_t>& rows, const std::string& type) {
+            e.weights().load_table(matrix, source_of({rows, type, std::nullopt}));
+          },
+          py::keep_alive<1, 3>(), py::arg("matrix"), py::arg("rows").noconvert(), py::arg("type"))
       .def(
           "load_vector",
           [](Executor& e, Id vector, const Array<float>& data) {

@@ -28,6 +28,12 @@ void register_program(py::module_& m) {
           py::arg("name"), py::arg("kind"), py::arg("n"), py::arg("k"), py::arg("parts"),
           py::arg("glu"))
       .def(
+          "table",
+          [](Program& p, std::string name, const std::string& kind, int64_t n, int64_t k) {
+            return p.add_table(std::move(name), parse_kind(kind), n, k);
+          },
+          py::arg("name"), py::arg("kind"), py::arg("n"), py::arg("k"))
+      .def(
           "packed_bytes",
           [](const Program& p, const std::string& kind, int64_t n, int64_t k) {
             return p.packed_bytes(parse_kind(kind), n, k);

@@ -39,6 +39,9 @@ size_t scratch_bytes(const Program& program, KvType type) {
     bytes = std::max(bytes, row_bytes(ActFormat::f32, v.width));
   }
   for (const Op& op : program.ops()) bytes = std::max(bytes, recurrent_scratch(op));
+  for (const Matrix& m : program.matrices()) {  // the panel of EmbedOp
+    if (m.gathered) bytes = std::max(bytes, m.panel_bytes);
+  }
   const auto sampling = static_cast<size_t>(program.vocab()) * 8 + 65536;  // SampleArgs::scratch
   bytes = std::max(bytes, sampling);
   for (const Op& op : program.ops()) {  // the ends of the experts' tasks, before a linear's scratch

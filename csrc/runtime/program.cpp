@@ -185,6 +185,7 @@ const char* op_name(const Op& op) {
 }
 
 int64_t Matrix::panels() const {
+  if (gathered) return 0;
   const auto ceil_panels = [](int64_t rows) { return (rows + kPanel - 1) / kPanel; };
   return glu ? 2 * ceil_panels(n / 2) : ceil_panels(n);
 }
@@ -224,6 +225,12 @@ Id Program::add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k,
   matrices_.push_back({std::move(name), kind, n, k, std::move(parts), glu, kernel.panel_bytes(k),
                        glu ? int64_t{2} : int64_t{1}});
   return last_id(matrices_.size());
+}
+
+Id Program::add_table(std::string name, WeightKind kind, int64_t n, int64_t k) {
+  const Id id = add_matrix(std::move(name), kind, n, k, {n}, false);
+  matrices_.back().gathered = true;
+  return id;
 }
 
 size_t Program::packed_bytes(WeightKind kind, int64_t n, int64_t k) const {
@@ -277,6 +284,7 @@ void Program::check_columns(Id id, int64_t column, int64_t count, const char* ro
 
 void Program::check_multiplies(Id x, const Matrix& m) const {
   const Value& v = value(x);
+  check_argument(!m.gathered, m.name, " is a table for embed() alone; nothing multiplies it");
   check_argument(v.width == m.k, "matrix ", m.name, " multiplies rows of ", m.k, ", value ", v.name,
                  " has ", v.width);
   const ActFormat act = table_->linear[static_cast<int>(m.kind)].act;

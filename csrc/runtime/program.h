@@ -37,6 +37,9 @@ struct Matrix {
   bool glu;
   size_t panel_bytes;
   int64_t grain;
+  // A table that stays where its checkpoint is mapped: it has no panels, and a row is packed when
+  // it is looked up.
+  bool gathered = false;
 
   int64_t panels() const;
   int64_t units() const { return (panels() + grain - 1) / grain; }
@@ -293,6 +296,8 @@ class Program {
   Id add_value(std::string name, int64_t width, ActFormat format, int32_t copies = 1);
   Id add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k, std::vector<int64_t> parts,
                 bool glu);
+  // A matrix that is gathered; only embed() takes it.
+  Id add_table(std::string name, WeightKind kind, int64_t n, int64_t k);
   size_t packed_bytes(WeightKind kind, int64_t n,
                       int64_t k) const;  // of a matrix that is not added
   Id add_vector(std::string name, int64_t count);

@@ -91,7 +91,8 @@ Weights::Weights(const Program& program, const Ranks& ranks, PackedFile file)
     : program_(&program),
       ranks_(ranks),
       file_(file),
-      packed_(program.matrices().size() * static_cast<size_t>(ranks.count())) {
+      packed_(program.matrices().size() * static_cast<size_t>(ranks.count())),
+      tables_(program.matrices().size()) {
   size_t offset = Buffer::kPage;
   for (int rank = 0; rank < ranks.count(); rank++) offset = carve_arena(rank, offset);
 
@@ -166,20 +167,48 @@ void Weights::pack_panels(const Matrix& m, const PackedWeight& packed,
   }
 }
 
-void Weights::load_matrix(Team& team, Id id, Span<const SourceTensor> parts) {
-  check_parts(id, parts);
-  const Matrix& m = program_->matrices()[static_cast<size_t>(id)];
+void Weights::load_matrices(Team& team, Span<const MatrixSource> matrices,
+                            Span<const Span<const uint8_t>> ahead) {
+  for (const MatrixSource& source : matrices) {
+    check_parts(source.id, source.parts);
+    const Matrix& m = program_->matrices()[static_cast<size_t>(source.id)];
+    check_argument(!m.gathered, "matrix ", m.name, " is gathered, and not packed");
+  }
   team.dispatch([&](int thread, int threads) {
-    for (const SourceTensor& t : parts) {
-      const Range rows = split(t.rows, thread, threads);
-      populate(t.data + static_cast<size_t>(rows.begin) * t.row_bytes,
-               t.data + static_cast<size_t>(rows.end) * t.row_bytes);
+    for (const Span<const uint8_t>& bytes : ahead) {
+      const Range mine = split(bytes.size(), thread, threads);
+      Buffer::will_need(bytes.data() + mine.begin, static_cast<size_t>(mine.size()));
     }
-    const PackedWeight& packed = matrix(id, team.crew(thread).rank);
-    const Range panels = m.panels_of(team.share(m.units(), thread));
-    pack_panels(m, packed, parts, panels);
-    add_digest(id, packed, panels);
+    for (const MatrixSource& source : matrices) {
+      for (const SourceTensor& t : source.parts) {
+        const Range rows = split(t.rows, thread, threads);
+        populate(t.data + static_cast<size_t>(rows.begin) * t.row_bytes,
+                 t.data + static_cast<size_t>(rows.end) * t.row_bytes);
+      }
+      pack_share(team, thread, source);
+    }
   });
+}
+
+void Weights::load_matrix(Team& team, Id id, Span<const SourceTensor> parts) {
+  const MatrixSource one{id, parts};
+  load_matrices(team, {&one, 1});
+}
+
+void Weights::load_table(Id id, const SourceTensor& rows) {
+  check_parts(id, {&rows, 1});
+  check_argument(rows.order == nullptr, "a table has its rows in order");
+  check_argument(program_->matrices()[static_cast<size_t>(id)].gathered, "matrix ", id,
+                 " is not gathered");
+  tables_[static_cast<size_t>(id)] = rows;
+}
+
+void Weights::pack_share(const Team& team, int thread, const MatrixSource& source) noexcept {
+  const Matrix& m = program_->matrices()[static_cast<size_t>(source.id)];
+  const PackedWeight& packed = matrix(source.id, team.crew(thread).rank);
+  const Range panels = m.panels_of(team.share(m.units(), thread));
+  pack_panels(m, packed, source.parts, panels);
+  add_digest(source.id, packed, panels);
 }
 
 // The sum over all panels, so that it does not matter which thread adds which.

@@ -14,11 +14,17 @@ namespace cpuserve {
 // One tensor of a checkpoint: `rows` rows of `row_bytes` bytes. Packed row i is stored row order[i]
 // (nullptr: i).
 struct SourceTensor {
-  const uint8_t* data;
-  int64_t rows;
-  size_t row_bytes;
-  SourceType type;
-  const int32_t* order;
+  const uint8_t* data = nullptr;
+  int64_t rows = 0;
+  size_t row_bytes = 0;
+  SourceType type{};
+  const int32_t* order = nullptr;
+};
+
+// A matrix, and the tensors that it is packed from.
+struct MatrixSource {
+  Id id;
+  Span<const SourceTensor> parts;
 };
 
 // A file with the arenas of all ranks, each from a multiple of 2 MB on, behind 2 MB for whoever
@@ -36,9 +42,14 @@ class Weights {
   // Throws std::runtime_error if there is no address space, or the file cannot be mapped.
   Weights(const Program& program, const Ranks& ranks, PackedFile file = {});
 
-  // Packs a matrix on all threads of the team. Each thread packs, and so first touches, the panels
-  // that it will read. Throws std::invalid_argument if the tensors do not make up the matrix.
+  // Packs matrices on all threads of the team, in one dispatch. Each thread packs, and so first
+  // touches, the panels that it will read. Meanwhile the system reads the bytes of mapped files
+  // that `ahead` names. Throws std::invalid_argument if tensors do not make up their matrix.
+  void load_matrices(Team& team, Span<const MatrixSource> matrices,
+                     Span<const Span<const uint8_t>> ahead = {});
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);
+  // The rows of a gathered matrix, which stay where they are.
+  void load_table(Id id, const SourceTensor& rows);
   void load_vector(Id id, Span<const float> data);
 
   // Fills the arenas from a packed file, on all threads like load_matrix. If they are mapped, it
@@ -58,6 +69,7 @@ class Weights {
     return packed_[static_cast<size_t>(id) * static_cast<size_t>(ranks_.count()) +
                    static_cast<size_t>(rank)];
   }
+  const SourceTensor& table(Id id) const { return tables_[static_cast<size_t>(id)]; }
   // The part that contains row `row`.
   const PackedWeight& with_row(Id id, int64_t row) const;
   // nullptr for kNone.
@@ -70,6 +82,7 @@ class Weights {
 
  private:
   void check_parts(Id id, Span<const SourceTensor> parts) const;
+  void pack_share(const Team& team, int thread, const MatrixSource& source) noexcept;
   void pack_panels(const Matrix& m, const PackedWeight& packed, Span<const SourceTensor> parts,
                    Range panels) const noexcept;
   void add_digest(Id id, const PackedWeight& packed, Range panels) noexcept;
@@ -82,6 +95,7 @@ class Weights {
   std::vector<Buffer> matrix_arenas_;  // by rank: no two share a huge page
   Buffer vector_arena_;
   std::vector<PackedWeight> packed_;  // [matrix][rank]
+  std::vector<SourceTensor> tables_;  // [matrix]; of those that are gathered
   std::vector<float*> vectors_;
 };
 

@@ -40,13 +40,35 @@ void Executor::Worker::operator()(const EmbedOp& op) noexcept {
   const Matrix& m = matrix(op.matrix);
   const LinearKernel& kernel = e.table_->linear[static_cast<int>(m.kind)];
   const Range rows = share(tokens());
-  for (int64_t t = rows.begin; t < rows.end; t++) {
+  const auto row_id = [&](int64_t t) {
+    const int32_t id = e.input_.token_ids[t];
+    return id < m.n ? id : 0;
+  };
+  const auto look_up = [&](const PackedWeight& packed, int64_t row, int64_t t) {
     float* x = reinterpret_cast<float*>(row_of(out, t));
-    const int32_t id = e.input_.token_ids[t], token = id < m.n ? id : 0;
-    kernel.row(e.weights_.with_row(op.matrix, token), token, x);
+    kernel.row(packed, row, x);
     if (op.scale != 1.0f) {
       for (int64_t i = 0; i < out.width; i++) x[i] *= op.scale;
     }
+  };
+  if (!m.gathered) {
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+      look_up(e.weights_.with_row(op.matrix, row_id(t)), row_id(t), t);
+    }
+    return;
+  }
+  // Packed as in an arena, so that a row has the same bits: of every kind, from every type.
+  const SourceTensor& table = e.weights_.table(op.matrix);
+  const PackedWeight panel{scratch, m.panel_bytes, kPanel, m.k, m.kind};
+  for (int64_t t = rows.begin; t < rows.end; t += kPanel) {
+    const int64_t count = std::min<int64_t>(kPanel, rows.end - t);
+    const void* from[kPanel] = {};
+    for (int64_t c = 0; c < count; c++) {
+      // A table that was never loaded has rows of zeros, like a matrix.
+      if (table.data) from[c] = table.data + static_cast<size_t>(row_id(t + c)) * table.row_bytes;
+    }
+    kernel.pack({from, table.type, m.k, scratch});
+    for (int64_t c = 0; c < count; c++) look_up(panel, c, t + c);
   }
 }
 

@@ -3,13 +3,16 @@
 import errno
 import logging
 import os
+import random
 import shutil
 import threading
 import time
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from cpuserve.core.kv import files as files_module
 from cpuserve.core.kv.block_file import HEAD, SEED_BYTES
 from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.owned import FOLDER, MARK, MARK_TEXT, claim
@@ -437,6 +440,63 @@ def test_what_goes_while_others_files_are_looked_for_is_not_found_again(made, mo
     assert found(cache, chain) == [True, False, True]
     assert len(cache) == cache.num_blocks == 2
     assert cache.num_bytes == sum(path.stat().st_size for path in files(directory))
+
+
+def test_the_engine_waits_for_no_lock_while_files_are_looked_for_or_removed(made, monkeypatch):
+    cache = open_cache(made[0])
+    lock, scan, unlink = cache._files._lock, cache._files._scan, Path.unlink
+    seen = []
+
+    def look(place):
+        seen.append(place)
+        assert not lock.locked()
+
+    def scanned():
+        for item in scan():
+            look("scan")
+            yield item
+
+    def gone(path, **options):
+        look("unlink")
+        unlink(path, **options)
+
+    def in_order(items):
+        for item in files_module._unhurried(sorted(items)):
+            look("list")
+            yield item
+
+    monkeypatch.setattr(cache._files, "_scan", scanned)
+    monkeypatch.setattr(files_module, "_in_order", in_order)
+    monkeypatch.setattr(Path, "unlink", gone)
+    cache._rescan()
+    cache._files.trim(ONE)
+    assert seen == ["scan"] * 3 + ["list"] * 3 + ["unlink"] * 2
+    assert len(cache) == 1
+
+
+def test_what_is_read_while_files_are_looked_for_is_the_most_recently_used(made, monkeypatch):
+    directory, chain = made
+    cache = open_cache(directory)
+    scan = cache._files._scan
+
+    def meanwhile():
+        found = list(scan())
+        assert load(cache, chain, 0) == DATA[0]
+        assert cache.find(chain, 0, 0)
+        return found
+
+    monkeypatch.setattr(cache._files, "_scan", meanwhile)
+    cache._rescan()
+    cache._files.trim(ONE)
+    assert found(cache, chain) == [True, False, False]
+
+
+def test_long_lists_of_files_are_sorted_in_parts():
+    rng = random.Random(0)
+    items = [(rng.randrange(900), i, Path(f"{i}"), 1) for i in range(5000)]
+    rng.shuffle(items)
+    assert list(files_module._in_order(iter(items))) == sorted(items)
+    assert list(files_module._in_order(iter([]))) == []
 
 
 def test_own_blocks_are_counted_as_they_come_and_go(made):

@@ -11,7 +11,7 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.program.lower import Lowering
 from cpuserve.quant import dequantize
-from cpuserve.runtime.native import fill_vectors, pack_matrices
+from cpuserve.runtime.native import fill_vectors, is_mapped, load_tables, pack_matrices
 from tests.helpers.steps import Sequence, all_rows, step
 
 TOKENS = [(i * 37 + i * i * 5) % 96 for i in range(70)]
@@ -21,15 +21,16 @@ def program_of(checkpoint):
     return build_program(spec_from_config(checkpoint.config))
 
 
-def native_logits(checkpoint, isa, sizes, bits=16, ranks=()):
+def native_logits(checkpoint, isa, sizes, bits=16, ranks=(), dtype="float32", mapped=False):
     """Logits of every token, which come in steps of `sizes`, and the lowered program.
 
-    ranks: the number of threads of each; one rank of two threads by default.
+    ranks: the number of threads of each; one rank of two threads by default. mapped: rows of tables
+    are looked up in their files.
     """
     program = program_of(checkpoint)
     lowered = Lowering(
         program,
-        lambda name: checkpoint.weights.kind(name, "float32"),
+        lambda name: checkpoint.weights.kind(name, dtype),
         isa=isa,
         max_tokens=128,
         max_seqs=2,
@@ -37,12 +38,14 @@ def native_logits(checkpoint, isa, sizes, bits=16, ranks=()):
         kv_type="f32",
         activation_bits=bits,
         order_of=lambda name: checkpoint.weights.get(name).column_order,
+        is_mapped=lambda name: mapped and is_mapped(checkpoint.weights.get(name)),
     ).run()
     team, out = _C.Team(2, ranks=ranks), []
 
     def main():
         executor = _C.Executor(team, lowered.native, 8, "f32", 2)
         pack_matrices(executor, lowered, checkpoint.weights, None)
+        load_tables(executor, lowered, checkpoint.weights)
         fill_vectors(executor, lowered, checkpoint.weights)
         sequence = Sequence(0, TOKENS, [5, 2, 7])
         for size in sizes:

@@ -12,6 +12,7 @@ from cpuserve.platforms.base import KvLayerFacts
 from cpuserve.platforms.cache_groups import block_bytes
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import Node
+from cpuserve.platforms.memory import anonymous_weight_bytes, count_bytes, rope_bytes
 from tests.helpers.hosts import GIB, LLAMA_1B, SMOLLM2, got, load_host, resolve, why
 
 MIB = 1 << 20
@@ -78,6 +79,63 @@ def test_slots_of_adapters_are_paid_for_before_the_cache():
     assert (got(resolved, "max_loras"), got(resolved, "max_lora_rank")) == (4, 16)
     assert "1.30 GiB" in why(resolved, "max_loras")
     assert (resolved.config.adapter_slots, resolved.config.adapter_rank) == (5, 16)
+
+
+def free_for_cache(facts, **options):
+    """GiB that a refusal names as free next to the weights."""
+    with pytest.raises(ConfigError) as error:
+        resolve(machine(), facts, kv_cache_space="1000", **options)
+    return float(re.search(r"([\d.]+) GiB of the machine is free", str(error.value))[1])
+
+
+def test_tables_that_are_looked_up_in_their_files_are_page_cache():
+    table = LLAMA_1B.weight_bytes // 2
+    facts = dataclasses.replace(LLAMA_1B, table_bytes=table)
+    more = free_for_cache(facts) - free_for_cache(LLAMA_1B)
+    assert more == pytest.approx(table / GIB, abs=0.015)
+    wide = free_for_cache(facts, dtype="float32") - free_for_cache(LLAMA_1B, dtype="float32")
+    assert wide == pytest.approx(2 * table / GIB, abs=0.015)
+
+
+def test_tables_are_in_memory_where_torch_reads_them():
+    facts = dataclasses.replace(LLAMA_1B, table_bytes=LLAMA_1B.weight_bytes // 2)
+    assert anonymous_weight_bytes(facts, "bfloat16", "none", "torch") == facts.weight_bytes
+    assert (
+        anonymous_weight_bytes(facts, "bfloat16", "none") == facts.weight_bytes - facts.table_bytes
+    )
+
+
+def test_rope_tables_are_paid_for_before_the_cache():
+    facts = dataclasses.replace(LLAMA_1B, rope_columns=64 * 100)
+    length = facts.max_position
+    taken = free_for_cache(LLAMA_1B) - free_for_cache(facts)
+    assert taken == pytest.approx(64 * 100 * length * 4 / GIB, abs=0.015)
+    shorter = free_for_cache(LLAMA_1B) - free_for_cache(facts, max_model_len=length // 4)
+    assert shorter == pytest.approx(taken / 4, abs=0.015)
+
+
+def test_counts_of_penalties_are_paid_for_before_the_cache():
+    facts = dataclasses.replace(LLAMA_1B, vocab=128_256)
+    taken = free_for_cache(LLAMA_1B, max_num_seqs=512) - free_for_cache(facts, max_num_seqs=512)
+    seen = min(128_256, facts.max_position)
+    assert taken == pytest.approx(512 * (4 * 128_256 + 12 * seen) / GIB, abs=0.015)
+
+
+def test_counts_of_penalties_leave_the_smallest_cache_on_a_small_machine():
+    """They take at most a quarter of what the smallest cache leaves."""
+    facts = dataclasses.replace(SMOLLM2, vocab=200_000)
+    small = machine(memory_available=GIB // 2)
+    assert count_bytes(facts, 256, facts.max_position) > small.memory_available // 4
+    few = kv_bytes(resolve(small, facts, max_num_seqs=256))
+    assert 0 < few < kv_bytes(resolve(small, SMOLLM2, max_num_seqs=256))
+
+
+def test_tables_for_more_tokens_than_fit_do_not_stop_a_start():
+    """A table ends with the longest request, and that is shorter on a small machine."""
+    facts = dataclasses.replace(SMOLLM2, rope_columns=64, max_position=50_000_000)
+    small = machine(memory_available=GIB)
+    assert rope_bytes(facts, facts.max_position) > small.memory_available
+    assert got(resolve(small, facts), "max_model_len") >= 256
 
 
 def test_room_for_adapters_has_no_effect_unless_they_may_change():

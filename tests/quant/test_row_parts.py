@@ -17,7 +17,7 @@ import pytest
 from cpuserve.errors import ModelError
 from cpuserve.program.parts import rows as rows_name
 from cpuserve.quant import open_weights
-from cpuserve.quant.base import BuiltTensor, rows_of
+from cpuserve.quant.base import BuiltTensor, QuantTensor, rows_of
 from cpuserve.quant.parts import PartWeights
 
 N, K = 1152, 1024  # more rows than are built at a time
@@ -227,3 +227,42 @@ def test_rows_are_built_on_all_threads():
     assert starts[-1][1] == N
     assert all(a[1] == b[0] for a, b in itertools.pairwise(starts))
     assert len(starts) > 2
+
+
+class Stack:
+    """Fake weights of one stack of matrices in a file."""
+
+    def __init__(self, row_order=None):
+        self.data = np.arange(4 * 6 * 64, dtype=np.uint32).view(np.uint8).reshape(4, -1)
+        self.tensor = QuantTensor("m.experts.up_proj", (4, 6, 64), "f32", self.data, row_order)
+
+    def names(self):
+        return {self.tensor.name}
+
+    def get(self, _):
+        return self.tensor
+
+    def kind(self, *_):
+        return "dense_f32"
+
+
+def test_an_experts_matrix_is_a_view_of_the_file():
+    stored = Stack()
+    weights = PartWeights(stored)
+    for e in range(4):
+        found = weights.get(f"m.experts.{e}.up_proj.weight")
+        assert np.shares_memory(found.data, stored.data)
+        assert found.shape == (6, 64)
+        assert np.array_equal(found.data, stored.data.reshape(24, 256)[6 * e : 6 * e + 6])
+    rows = weights.get(rows_name("m.experts.up_proj", 1, 4, index=2))
+    assert np.array_equal(rows.data, stored.data.reshape(24, 256)[13:17])
+    assert np.shares_memory(rows.data, stored.data)
+
+
+def test_rows_that_do_not_lie_together_are_cut_out():
+    stored = Stack()
+    every_second = PartWeights(stored).get(rows_name("m.experts.up_proj", 1, 3, step=2, index=1))
+    assert np.array_equal(every_second.data, stored.data.reshape(24, 256)[[7, 9, 11]])
+    order = np.arange(24, dtype=np.int32)[::-1].copy()
+    turned = PartWeights(Stack(order)).get("m.experts.3.up_proj.weight")
+    assert np.array_equal(turned.data, stored.data.reshape(24, 256)[5::-1])

@@ -2,14 +2,16 @@
 
 import os
 import threading
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from cpuserve import _C
 from cpuserve.program.lower import MatrixLoad
 from cpuserve.quant.base import WEIGHTS_AT_ONCE, BuiltTensor, QuantTensor
-from cpuserve.runtime.native import fill_vectors, pack_matrices
+from cpuserve.runtime.native import BATCH_BYTES, BATCHES_AHEAD, fill_vectors, pack_matrices
 
 
 class Recorder:
@@ -27,8 +29,8 @@ class Recorder:
 
         return QuantTensor(name, (2, 2), "f32", data, None, release)
 
-    def load_matrix(self, number, sources):
-        self.events.append(("load", number, len(sources)))
+    def load_matrices(self, matrices, _):
+        self.events += [("load", number, len(sources)) for number, sources in matrices]
 
     def load_vector(self, number, data):
         self.events.append(("vector", number, data.tolist()))
@@ -44,14 +46,105 @@ def test_a_tensor_is_asked_for_once_and_released_when_it_is_packed():
     assert [e for e in it.events if e[0] == "get"] == [("get", n) for n in ("q", "k", "o", "norm")]
     assert [e for e in it.events if e[0] != "get"] == [
         ("load", 0, 2),
+        ("load", 1, 1),
         ("release", "q"),
         ("release", "k"),
-        ("load", 1, 1),
         ("release", "o"),
         ("release", "norm"),
         ("vector", 2, [1.0] * 4),
     ]
-    assert told == [("load", 32, 48), ("load", 48, 48)]
+    assert told == [("load", 48, 48)]
+
+
+class Files:
+    """Fake weights of tensors that fill a batch each, but for `small` ones; a fake executor."""
+
+    def __init__(self, small):
+        self.tensors, self.batches, self.held = {}, [], set()
+        self.asked = []  # names of tensors that are read ahead, at every batch
+        for i in range(20):
+            size = BATCH_BYTES // 10 if i in small else BATCH_BYTES
+            data = np.broadcast_to(np.uint8(i), (1, size))
+            self.tensors[f"{i}"] = QuantTensor(
+                f"{i}", (1, size), "f32", data, None, lambda i=i: self.held.discard(i)
+            )
+
+    def get(self, name):
+        return self.tensors[name]
+
+    def load_matrices(self, matrices, ahead):
+        self.batches.append([number for number, _ in matrices])
+        self.asked.append([int(data[0, 0]) for data in ahead])
+        self.held |= {number for number, _ in matrices}
+        assert len(self.held) == len(matrices)  # those of the batch before are released
+
+
+def test_small_matrices_are_packed_together_while_the_next_ones_are_read():
+    it = Files(small=range(3, 12))
+    lowered = SimpleNamespace(matrices=[MatrixLoad(i, (f"{i}",)) for i in range(20)])
+    pack_matrices(it, lowered, it, None)
+    assert it.batches == [[0], [1], [2], [*range(3, 13)], *([i] for i in range(13, 20))]
+    assert [*chain(*it.asked)] == [*range(20)]  # each once, in order
+    assert it.asked[0] == [*chain(*it.batches[: 1 + BATCHES_AHEAD])]
+    assert it.asked[1] == it.batches[1 + BATCHES_AHEAD]
+    assert not it.held
+
+
+def test_rows_that_are_built_are_not_read_ahead():
+    built = BuiltTensor("b", (2, 8), "f32", 64, lambda _: np.zeros((2, 32), np.uint8), None)
+    plain = QuantTensor("p", (2, 8), "f32", np.zeros((2, 32), np.uint8))
+    lowered = SimpleNamespace(matrices=[MatrixLoad(0, ("b",)), MatrixLoad(1, ("p",))])
+    asked = []
+    fake = SimpleNamespace(
+        get={"b": built, "p": plain}.__getitem__,
+        load_matrices=lambda _, ahead: asked.extend(id(data) for data in ahead),
+    )
+    pack_matrices(fake, lowered, fake, None)
+    assert asked == [id(plain.data)]
+
+
+@pytest.mark.parametrize("ranks", [(), (1, 2), (1, 1, 1)], ids=["one", "uneven", "three"])
+def test_matrices_that_are_packed_together_have_the_bytes_of_each_alone(ranks):
+    rng = np.random.default_rng(0)
+    team = _C.Team(3, [], ranks=list(ranks))
+    program = _C.Program("scalar", 4, 1)
+    shapes = [(64, 32), (16, 96), (200, 64), (8, 32)]
+    ids = [program.matrix(f"{n}", "dense_f32", n, k, [n], False) for n, k in shapes]
+    gated = program.matrix("gated", "dense_f32", 96, 32, [48, 48], True)
+    rows = [rng.standard_normal(shape, np.float32).view(np.uint8) for shape in shapes]
+    both = [rng.standard_normal((48, 32), np.float32).view(np.uint8) for _ in range(2)]
+    order = rng.permutation(48).astype(np.int32)
+    sources = [(i, [(data, "f32", None)]) for i, data in zip(ids, rows, strict=True)]
+    sources.append((gated, [(both[0], "f32", order), (both[1], "f32", None)]))
+    found = []
+
+    def main():
+        for together in (True, False):
+            executor = _C.Executor(team, program, 1, "f32", 1)
+            if together:
+                executor.load_matrices(sources, rows)
+            else:
+                for matrix, parts in sources:
+                    executor.load_matrix(matrix, parts)
+            arenas = b"".join(arena.tobytes() for arena in executor.packed_arenas)
+            found.append((executor.packed_digest, arenas))
+
+    team.run(main)
+    assert found[0] == found[1]
+    assert found[0][0] != 0
+
+
+def test_one_wrong_matrix_of_many_is_named_before_any_is_packed():
+    team = _C.Team(1, [])
+    program = _C.Program("scalar", 4, 1)
+    ids = [program.matrix(name, "dense_f32", 16, 32, [16], False) for name in ("good", "bad")]
+    executor = _C.Executor(team, program, 1, "f32", 1)
+    rows = np.ones((16, 128), np.uint8)
+    with pytest.raises(ValueError, match="matrix bad: tensor 0 has 8 rows, not 16"):
+        executor.load_matrices(
+            [(ids[0], [(rows, "f32", None)]), (ids[1], [(rows[:8], "f32", None)])]
+        )
+    assert executor.packed_digest == 0
 
 
 class Converted:
@@ -74,8 +167,8 @@ class Converted:
 
         return BuiltTensor(name, (n, k), "gguf_q8_0", n * k, build, None)
 
-    def load_matrix(self, _, sources):
-        ((self.rows, _, _),) = sources
+    def load_matrices(self, matrices, _):
+        (((_, ((self.rows, _, _),)),)) = matrices
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

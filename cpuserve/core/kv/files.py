@@ -8,9 +8,12 @@ import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from heapq import merge
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from cpuserve.core.kv.owned import FOLDER, is_marked
 from cpuserve.log import get_logger
@@ -19,7 +22,11 @@ from cpuserve.log import get_logger
 _MODEL = re.compile(r"[0-9a-f]{32}")
 _BLOCK = re.compile(r"(?:[0-9a-f]{2})+\.kv")
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
+ITEMS_AT_ONCE = 256  # a tenth of a millisecond of Python
 _STALE_S = 3600.0  # an older temporary file was left behind by a process that died
+
+T = TypeVar("T")
+_Found = tuple[int, int, Path, int]  # time of use, place in the old list, path, bytes
 
 log = get_logger("kv")
 
@@ -38,14 +45,16 @@ class BlockFiles:
         self._own = own
         self._lock = threading.Lock()
         self._sizes: OrderedDict[Path, int] = OrderedDict()
-        self._gone: set[Path] | None = None
+        # During a rescan _sizes does not change. Of files that were read or removed since: their
+        # sizes, None for those that are gone.
+        self._since: OrderedDict[Path, int | None] | None = None
         self.rescan()
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def __contains__(self, path: Path) -> bool:
-        return path in self._sizes
+        return self._size(path) is not None
 
     def add(self, path: Path, size: int) -> None:
         """Add `path`, which has just been written, as the most recently used file."""
@@ -61,8 +70,12 @@ class BlockFiles:
         Its modification time changes, so that other processes and later starts use the same order.
         """
         with self._lock:
-            if path in self._sizes:
-                self._sizes.move_to_end(path)
+            if (size := self._size(path)) is not None:
+                if self._since is None:
+                    self._sizes.move_to_end(path)
+                else:
+                    self._since[path] = size
+                    self._since.move_to_end(path)
         with suppress(OSError):
             os.utime(path)
 
@@ -73,26 +86,43 @@ class BlockFiles:
 
     def trim(self, most: int) -> None:
         """Remove the least recently used files until at most `most` bytes are left."""
-        with self._lock:
-            while self._sizes and self.num_bytes > most:
-                self._remove(next(iter(self._sizes)))
+        while True:
+            with self._lock:
+                if not self._sizes or self.num_bytes <= most:
+                    return
+                path = next(iter(self._sizes))
+                self._pop(path)
+            with suppress(OSError):  # without the lock: a disk can take long
+                path.unlink()
 
     def rescan(self) -> None:
-        """Read the folders again, without the lock, so that other threads do not wait for the disk.
+        """Read the folders again.
 
-        Files that other threads remove during the scan are left out of the new list.
+        Other threads wait neither for the disk nor for the work on a long list: the lock is held
+        for what they did meanwhile, and the interpreter is given to them every few files. `add`,
+        `trim` and `rescan` are called by one thread.
         """
         with self._lock:
-            gone: set[Path] = set()
-            self._gone = gone
-            known = {path: place for place, path in enumerate(self._sizes)}
+            self._since = OrderedDict()
+        known = {path: place for place, path in enumerate(_unhurried(self._sizes))}
+        sizes: OrderedDict[Path, int] = OrderedDict()
+        num_bytes = num_own = 0
         # File times are coarse: files with equal times keep this process's order of use.
-        found = sorted((age, known.get(path, -1), path, size) for age, path, size in self._scan())
+        found = ((age, known.get(path, -1), path, size) for age, path, size in self._scan())
+        for *_, path, size in _in_order(_unhurried(found)):
+            sizes[path] = size
+            num_bytes += size
+            num_own += path.parent == self._own
         with self._lock:
-            sizes = OrderedDict((path, size) for *_, path, size in found if path not in gone)
-            self._gone, self._sizes = None, sizes
-            self.num_bytes = sum(sizes.values())
-            self.num_own = sum(path.parent == self._own for path in sizes)
+            old, self._sizes = self._sizes, sizes
+            self.num_bytes, self.num_own = num_bytes, num_own
+            since, self._since = self._since, None
+            for path, last in since.items():
+                if last is None:
+                    self._pop(path)
+                elif path in sizes:
+                    sizes.move_to_end(path)
+        del old  # a long list is freed without the lock
 
     def _scan(self) -> Iterator[tuple[int, Path, int]]:
         """Yield (time of use, path, bytes) of every block file; remove stale temporary files."""
@@ -106,18 +136,41 @@ class BlockFiles:
                         if seen is not None:
                             yield seen
 
+    def _size(self, path: Path) -> int | None:
+        """The size of a listed file."""
+        since = self._since
+        if since is not None and path in since:
+            return since[path]
+        return self._sizes.get(path)
+
     def _pop(self, path: Path) -> None:
-        if self._gone is not None:
-            self._gone.add(path)
-        size = self._sizes.pop(path, None)
+        size = self._size(path)
+        if self._since is not None:
+            self._since[path] = None
+        else:
+            self._sizes.pop(path, None)
         if size is not None:
             self.num_bytes -= size
             self.num_own -= path.parent == self._own
 
-    def _remove(self, path: Path) -> None:
-        self._pop(path)
-        with suppress(OSError):
-            path.unlink()
+
+def _unhurried(items: Iterable[T]) -> Iterator[T]:
+    """The items, with a pause after every few in which a thread that waits for Python goes on.
+
+    Without it, such a thread waits for sys.getswitchinterval(), 5 ms.
+    """
+    for i, item in enumerate(items):
+        yield item
+        if i % ITEMS_AT_ONCE == ITEMS_AT_ONCE - 1:
+            time.sleep(0)
+
+
+def _in_order(items: Iterator[_Found]) -> Iterator[_Found]:
+    """The items in ascending order. One sort of all would hold the interpreter until its end."""
+    runs: list[list[_Found]] = []
+    while run := sorted(islice(items, ITEMS_AT_ONCE)):
+        runs.append(run)
+    return _unhurried(merge(*runs))
 
 
 def _folders(root: Path) -> list[str]:
