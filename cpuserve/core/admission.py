@@ -40,7 +40,7 @@ class Limits:
 def output_limit(num_prompt: int, params: SamplingParams, limits: Limits) -> int:
     """Return how many tokens the request may generate, limited by the context and the KV cache.
 
-    The last generated token never enters the KV cache, hence the + 1.
+    The last generated token never enters the KV cache, so + 1.
     """
     most = min(limits.max_model_len, limits.kv_tokens + 1) - num_prompt
     return most if params.max_tokens is None else min(params.max_tokens, most)
@@ -74,7 +74,7 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
 
 
 def _check_choice(params: SamplingParams, limits: Limits) -> None:
-    """Raise InvalidRequest if no token can be the first one, which no prompt needs to tell."""
+    """Raise InvalidRequest if no token can be the first one, whatever the prompt."""
     if params.max_tokens == 0 or params.structured_outputs is not None:
         return
     stops = stop_ids(params, limits.eos_ids) if params.min_tokens else frozenset()

@@ -32,7 +32,7 @@ def may_lose(request: Request) -> float:
 def part_of(request: Request) -> int:
     """Return how many tokens of a long prompt to compute in a step without running streams.
 
-    This is at most what the prompt may lose if the step is ended early, but at least LEAST_PART: a
+    This is at most the loss of the prompt if the step is ended early, but at least LEAST_PART: a
     prompt that may lose nothing more is computed in short steps, which need not be ended.
     """
     most = int(may_lose(request)) // FINE * FINE
@@ -99,7 +99,7 @@ class PromptBudget:
         return kept
 
     def give_back(self, kept: PromptBudget) -> None:
-        """Add `kept`, when the oldest prompt is served, to what the other prompts did not use."""
+        """Add `kept`, when the oldest prompt is served, to the tokens left by the others."""
         self.tokens += kept.tokens
         self.seconds += kept.seconds
         self.least += kept.least

@@ -5,7 +5,7 @@
               + score x prompt tokens scored
 
 The weights are fitted online by normalized least mean squares. That takes a few multiplications per
-step and no history, and it follows a machine whose speed changes because of other programs.
+step and no history, and it follows a machine that other programs slow down.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FINE, COARSE = 32, 256
 # With fewer tokens than this, a step would read all weights for almost no progress.
 LEAST_CHUNK = 8
-# The latency target should hold for the slowest steps, too. Therefore chunks are sized for a
+# The latency target should hold even for the slowest steps. Therefore chunks are sized for a
 # smaller target: divided by a quantile of (measured / predicted) time, within bounds. Steps above
 # the upper bound do not count: a step that was interrupted for long is late whatever its size.
 SPREAD_QUANTILE, SPREAD_GAIN = 0.98, 0.05
@@ -31,7 +31,7 @@ LEAST_SPREAD, FIRST_SPREAD, MOST_SPREAD = 1.1, 1.2, 1.5
 # prompts may still add two thirds of a decode step. If decoding is far below the target, a step
 # must not look like a pause to the running streams.
 LEAST_STRETCH, MOST_STRETCH = 1.67, 2.5
-# A chunk beside running streams has at most this many tokens, or twice the longest one so far.
+# A chunk next to running streams has at most this many tokens, or twice the longest one so far.
 FIRST_CHUNK = 64
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
 # Few prompts are scored (logprobs), so most of the error of a scored prompt is assigned to `score`.
@@ -56,8 +56,8 @@ class StepWork:
     """The work of a step.
 
     rows: decode rows; keys: keys that they read. tokens: prompt tokens; pairs: their (query, key)
-    pairs. scores: prompt tokens whose log probability was requested, each of which needs logits.
-    drafts: guessed tokens behind decode rows, in steps without prompt tokens.
+    pairs. scores: prompt tokens with requested log probabilities; each needs logits.
+    drafts: guessed tokens after decode rows, in steps without prompt tokens.
     """
 
     rows: int = 0

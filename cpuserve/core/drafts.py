@@ -1,4 +1,4 @@
-"""Drafts: guessed tokens behind decode rows, which the same step verifies.
+"""Drafts: guessed tokens after decode rows, which the same step verifies.
 
 Whether a draft is right costs a row to find out. It pays while its chance, divided by the seconds
 of a row, exceeds the tokens per second that the step has without it. So a step of one sequence,
@@ -20,7 +20,7 @@ from cpuserve.core.step import LogitRow, SeqChunk
 class DraftBudget:
     """The tokens and the time that a step has left for drafts.
 
-    given: tokens that the step is expected to give, and took_s: seconds that it is expected to
+    given: tokens that the step is expected to yield, and took_s: seconds that it is expected to
     take, with the drafts so far. draft_s: seconds of a draft. spent: number of drafts.
     """
 
@@ -91,9 +91,9 @@ class Drafter:
         self.num_draft_tokens += len(drafts)
 
     def _guess(self, request: Request, index: NgramIndex) -> list[int]:
-        """Return drafts, none of which can be the last token of the answer.
+        """Return drafts; none can be the last token of the response.
 
-        The row behind the last draft gives a token, too, so that one may end the answer.
+        The row after the last draft yields a token as well, which may end the response.
         """
         left = request.max_tokens - request.num_output
         most = min(self._num_tokens, left - 1)

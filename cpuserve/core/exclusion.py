@@ -48,7 +48,7 @@ def excluding_fields(params: SamplingParams, stops: frozenset[int]) -> list[str]
 
 
 def no_token_left(fields: list[str]) -> str:
-    """Return the message of the error for a request whose `fields` exclude every token."""
+    """Return the message of the error for a request with `fields` that exclude every token."""
     return (
         f"no token is left to sample: {' and '.join(fields)} of the request exclude every token "
         f"{'together' if len(fields) > 1 else 'alone'}. Allow more tokens, or omit one of the "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 # A guess is as likely as guesses after a match of the same length have been in this text. Matches
 # of at least LONGEST tokens count as equally good.
 LONGEST = 16
-# What counts are about the last ten guesses of a length. Every guess is compared with what the text
+# About the last ten guesses of a length count. Every guess is compared with how the text
 # became, verified in a step or not, so nothing has to be tried in order to learn.
 GAIN = 0.1
 # A new text begins with what holds for about the last hundred guesses in the texts before it.
@@ -31,7 +31,7 @@ class NgramIndex:
 
     def __init__(self, least: int, most: int, shared: list[float] | None = None) -> None:
         self._sizes = range(most, least - 1, -1)
-        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> where its latest follower stands
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> the place of its latest follower
         self._num_tokens = 0
         # The next token is expected to equal the one at `_source` (0: there is no guess), because
         # the `_length` tokens before both are equal.
@@ -40,7 +40,7 @@ class NgramIndex:
         self._chances = list(self._shared)
 
     def advance(self, ids: Sequence[int]) -> None:
-        """Take the tokens by which the text has grown, `ids` being all of it, and guess again."""
+        """Take the new tokens of the text `ids`, and guess again."""
         start, end = self._num_tokens, len(ids)
         self._num_tokens = end
         if start == 0:
@@ -66,7 +66,7 @@ class NgramIndex:
         return self._chances[min(self._length + place, LONGEST)]
 
     def _check(self, ids: Sequence[int], at: int) -> None:
-        """Learn whether the guess of token `at` was right, and go on behind its source.
+        """Learn whether the guess of token `at` was right, and go on after its source.
 
         After a wrong guess that is a match of no tokens: a copy with a token changed goes on there.
         """

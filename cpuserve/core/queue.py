@@ -16,7 +16,7 @@ AGING_S = 30.0
 
 
 def rank_of(request: Request, policy: Policy) -> Rank:
-    """Return the key by which requests are ordered; the smallest goes first, and none are equal.
+    """Return the key that orders requests; the smallest goes first, and none are equal.
 
     "fcfs": order of arrival. "priority": a request of priority 1 is treated as if it had arrived
     30 s later, of 3 60 s, of 7 90 s, and so on with the logarithm (negative: earlier). So waiting

@@ -1,4 +1,4 @@
-"""Request: the state of one sequence in the engine. Delta: what one step added to it."""
+"""Request: the state of one sequence in the engine. Delta: the additions of one step."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Request:
     report for each output, -1 = no logprobs. prompt_rows: None, or one entry per scored prompt
     token; entry 0 is None (nothing predicts the first token). arrival, scheduled (first time it got
     a slot): time.monotonic(). progress: report a Delta after each part of the prompt. rank: sort
-    key of the queue (queue.rank_of). num_lost: prompt tokens whose computation was thrown away
+    key of the queue (queue.rank_of). num_lost: prompt tokens with work thrown away
     because their step was ended early. ngrams: None before the first drafts of its tokens. pool:
-    what makes an embedding of the prompt's vectors; such a request generates no tokens. adapter:
-    the number of its LoRA adapter, -1 = none. salt: what separates its cached prefixes, None =
-    params.cache_salt. ready: whether it may start; the scheduler passes over a request that is not
-    (its grammar compiles), and `Scheduler.make_ready` changes it. Text with a grammar
-    (params.structured_outputs) ends where nothing can follow, also if ends are ignored.
+    the pool that makes an embedding of the prompt's vectors; such a request generates no tokens.
+    adapter: the number of its LoRA adapter, -1 = none. salt: what separates its cached prefixes,
+    None = params.cache_salt. ready: whether it may start; the scheduler passes over a request that
+    is not (its grammar compiles), and `Scheduler.make_ready` changes it. Text with a grammar
+    (params.structured_outputs) ends where nothing can follow, even if ends are ignored.
     """
 
     id: RequestId
@@ -101,7 +101,7 @@ class Request:
         return self.prompt_rows is None or len(self.prompt_rows) >= self.num_prompt
 
     def rows(self, end: int) -> list[LogitRow]:
-        """Return the rows whose results are wanted of the tokens num_computed .. end - 1."""
+        """Return the rows with wanted results among the tokens num_computed .. end - 1."""
         start, ids = self.num_computed, self.token_ids
         if self.pool is not None:
             return [LogitRow(p - start, HIDDEN) for p in self.pool.positions(start, end, len(ids))]
@@ -132,7 +132,7 @@ class Request:
 
 
 class Delta(msgspec.Struct):
-    """What one step added to one request.
+    """The additions of one step to one request.
 
     rows: results for `tokens` if logprobs were requested. prompt_rows: results for the whole
     prompt, once, when it has been scored. stop_id: the params.stop_token_ids member that ended it.

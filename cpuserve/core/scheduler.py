@@ -16,7 +16,7 @@ ready (their grammar compiles) are passed over until `make_ready`, and keep thei
 
 Blocks of a prompt are published when its chunk is scheduled, before it has run. An executor stores
 the keys of all tokens of a step before any token attends (or runs sequences in batch order), so
-requests that arrive together share prefixes, too.
+requests that arrive together share prefixes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Scheduler:
     long_prefill_token_threshold: most tokens of one prompt in a step, 0 = no limit.
     moving_s: how long `schedule` may move blocks from and to offload tiers if no stream waits for
     the step. It may exceed that by the time of one block.
-    drafter: guesses tokens behind decode rows, None = nothing does.
+    drafter: guesses tokens after decode rows, None = nothing does.
     whole_prompts: a prompt is computed in one step, because its tokens attend to those after them
     (encoders). No request may be longer than max_num_batched_tokens, and none generates tokens.
     """
@@ -211,7 +211,7 @@ class Scheduler:
         return StepBatch(self._batch)
 
     def update(self, results: StepResult) -> list[Delta]:
-        """Apply the results of the scheduled step, one per row; return what each request got."""
+        """Apply the results of the scheduled step, one per row; return a delta for each request."""
         batch, requests = self._take_batch()
         assert sum(len(c.rows) for c in batch) == len(results), "the step needs one result per row"
         deltas = self._take_refused()
@@ -319,12 +319,12 @@ class Scheduler:
 
     @property
     def _loss_allowed(self) -> float:
-        """The fraction of the step whose work may be lost by ending it early."""
+        """The fraction of the step that may be lost by ending it early."""
         pairs = zip(self._batch_requests, self._batch, strict=True)
         return min((may_lose(r) / len(c.token_ids) for r, c in pairs), default=0.0)
 
     def _can_start(self, request: Request) -> bool:
-        """Whether `request` has a slot and blocks beside the queue, and priority over this step."""
+        """Whether `request` has a slot and blocks besides the queue, and precedes this step."""
         waiting = [*self._startable, request]
         blocks = sum(self.kv.needs(len(r.token_ids)) for r in waiting)
         blocks += self.kv.num_groups * (len(waiting) + len(self.running))
@@ -533,7 +533,7 @@ class Scheduler:
         if not self.kv.slides:
             chain.plan = None
             return True
-        # Blocks of windows or states before this one are missing. So it starts again behind the
+        # Blocks of windows or states before this one are missing. So it starts again after the
         # last block that every cache group has, and computes all from there on.
         self._preempt(request)
         chain.failed = True
@@ -697,7 +697,7 @@ class Scheduler:
         return delta if finish is None else self._finish(delta, finish)
 
     def _verify(self, request: Request, chunk: SeqChunk, results: list[RowResult]) -> Delta:
-        """Append what the rows of drafts gave, as steps of one token would have."""
+        """Append the results of draft rows, as steps of one token would have."""
         if results[0].token < 0:
             return self._fail_sampling(request)
         delta, finish = Delta(request, []), None
@@ -725,7 +725,7 @@ class Scheduler:
         """
         # If the request's own parameters can exclude all tokens, only its own blocks are
         # unpublished: others must not lose their prefixes for it. Otherwise the blocks that it
-        # shares may hold broken keys or values, and are unpublished, too.
+        # shares may hold broken keys or values, and are unpublished as well.
         if request.params.bars_tokens:
             self.kv.unpublish_own(request.chain)
         else:
@@ -744,7 +744,7 @@ class Scheduler:
         if request.num_computed < request.num_prompt:
             return None
         vector = pool.result()
-        if vector is None:  # keys and values may be broken, too
+        if vector is None:  # keys and values may be broken as well
             self.kv.unpublish(self.kv.held(request.tables))
             self._drop(request)
             return Delta(request, [], "error", error=NO_VECTOR)

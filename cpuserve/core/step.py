@@ -1,7 +1,7 @@
 """StepBatch: the work of one forward step, from scheduler to executor.
 
-What a step makes for each of its sequences is a msgspec.Struct, because C code creates it, in less
-than half the time of a dataclass.
+The objects that a step makes for each sequence are msgspec.Structs, because C code creates it, in
+less than half the time of a dataclass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SAMPLE, HIDDEN = -1, -2  # targets of rows that are not scored
 
 
 class LogitRow(msgspec.Struct):
-    """A token row whose result is wanted, and its work.
+    """A token row with a wanted result, and its work.
 
     index: position inside the sequence's `token_ids` of this step. target SAMPLE: sample with the
     slot's parameters; HIDDEN (embedding models): its vector; else score that id. num_top:
@@ -64,7 +64,7 @@ class StepBatch:
 class RowResult(msgspec.Struct):
     """The result of one LogitRow; results are in the order of the batch's rows.
 
-    token -1: no token could be sampled, or the row before it did not give its draft.
+    token -1: no token could be sampled, or the row before it rejected its draft.
     """
 
     token: int

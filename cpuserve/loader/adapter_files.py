@@ -1,4 +1,5 @@
-"""Reads the files of LoRA adapters: PEFT's directories, and GGUF files of llama.cpp's converter.
+"""Reads the files of LoRA adapters: directories of PEFT, and GGUF files of the converter of
+llama.cpp.
 
 PEFT: adapter_config.json and adapter_model.safetensors. GGUF: general.type "adapter", with matrices
 called after the tensor that they change, "blk.0.attn_q.weight.lora_a" (convert_lora_to_gguf.py).
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 Float32 = npt.NDArray[np.float32]
 FILE, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 MAX_RANK = 512
-# What the converter writes, by --outtype.
+# The types that the converter writes, by --outtype.
 GGUF_SOURCES: dict[str, SourceType] = {**SOURCES, "Q8_0": "gguf_q8_0"}
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
 _GGUF_TENSOR = re.compile(r"(?P<tensor>.+\.weight)\.lora_(?P<side>[ab])")
-# Settings of PEFT that change what an adapter computes, and the value at which they do not. Whether
+# Settings of PEFT that change the result of an adapter, and the value without effect. Whether
 # the model stores the transpose of a linear (fan_in_fan_out, as GPT-2) changes neither A nor B.
 PLAIN: dict[str, object] = {
     "bias": "none",
@@ -53,7 +54,7 @@ PLAIN: dict[str, object] = {
     "layer_replication": None,
     "lora_bias": False,
 }
-# Families whose GGUF architecture has the name of another one.
+# Families with the GGUF architecture name of another one.
 _ALSO = {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
@@ -107,7 +108,7 @@ class Adapter:
 
     @property
     def modules(self) -> frozenset[str]:
-        """The linears that it changes, by the names of their weights without ".weight"."""
+        """The linears that it changes, by their weights without ".weight"."""
         return frozenset(self.stored)
 
     def matrix(self, module: str, side: str) -> Float32 | None:
@@ -134,7 +135,7 @@ def weights_file(path: Path) -> Path:
 def read_adapter(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None = None) -> Adapter:
     """The adapter at `path`; its matrices are not read yet.
 
-    copy: that of its weights_file, if there is one.
+    copy: of its weights_file, if there is one.
 
     Raises:
         ModelError: it is broken, or something that is not supported; one line.
@@ -224,13 +225,13 @@ def _read_gguf(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> 
         fail(name, f"its matrices have the ranks {sorted(ranks)}, but all must have one")
     rank = next(iter(ranks), 1)
     alpha = _check_alpha(name, "adapter.lora.alpha", file.value("adapter.lora.alpha"))
-    # As in llama.cpp, where 0 stands for an alpha that is not known.
+    # As in llama.cpp, where 0 means an unknown alpha.
     scale = alpha / rank if alpha else 1.0
     return Adapter(name, path, rank, scale, file.file, matrices, arch.tiled)
 
 
 def _arch_of(name: str, file: GgufFile, spec: ModelSpec) -> GgufArch:
-    """The entry of the architecture that the file names; ModelError unless it is spec's."""
+    """The entry of the architecture of the file; ModelError unless it is spec's."""
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if file.value(key) != wanted:
             fail(name, f"its {key} is {file.value(key)!r:.40}, but it must be {wanted!r}")

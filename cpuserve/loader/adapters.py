@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from cpuserve.models.spec import ModelSpec
 
-# What a file of an adapter has besides its matrices: names, and padding between tensors.
+# Bytes of an adapter file in addition to its matrices: keys, and padding between tensors.
 MOST_HEADER_BYTES = 16 << 20
-_DELTA = ".linear_attn."  # in the names of the linears of gated delta nets
+_DELTA = ".linear_attn."  # in the linears of gated delta nets
 
 
 class AdapterReader:
-    """Opens adapters of one model, whose Program without adapters is `program`."""
+    """Opens adapters of one model; `program` is its Program without adapters."""
 
     def __init__(self, spec: ModelSpec, program: Program, most_rank: int | None = None) -> None:
         """most_rank: the largest rank that an adapter may have; None = any that is supported."""
@@ -59,7 +59,7 @@ class AdapterReader:
         return frozenset(name.removesuffix(".weight") for name in self.linears)
 
     def room(self, slots: int, rank: int) -> Adapters:
-        """What a Program needs to know if any adapter up to this rank may be loaded later."""
+        """The facts for a Program if any adapter up to this rank may be loaded later."""
         return Adapters(slots, rank, self.modules)
 
     def open(self, name: str, path: Path, copy: AnyFile | None = None) -> Adapter:
@@ -134,7 +134,7 @@ class AdapterReader:
 
 
 def summary(adapters: Sequence[Adapter]) -> Adapters:
-    """What a Program needs to know of the adapters, of which there is at least one."""
+    """The facts about the adapters (at least one) for a Program."""
     rank = max(adapter.rank for adapter in adapters)
     return Adapters(len(adapters), rank, frozenset().union(*(a.modules for a in adapters)))
 
@@ -145,7 +145,7 @@ def adapter_weights(program: Program) -> int:
 
 
 class AdaptedWeights:
-    """The weights of a model and of its adapters, under the names of the program.
+    """The weights of a model and of its adapters, under their keys in the program.
 
     Those of adapters are zeros until an executor loads an adapter (`AdapterMatrices`).
     """
@@ -165,11 +165,11 @@ class AdaptedWeights:
         return self._base.names() | self._own.keys()
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind of a matrix; those of adapters are never quantized."""
+        """The weight kind of a matrix; matrices of adapters are never quantized."""
         return DENSE_KINDS[dtype] if name in self._own else self._base.kind(name, dtype)
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor; that of an adapter is zero."""
+        """The tensor; zero for an adapter."""
         if name not in self._own:
             return self._base.get(name)
         return _as_rows(name, self._zeros[: math.prod(self._own[name])], self._own[name])
@@ -179,13 +179,13 @@ class AdapterMatrices:
     """The matrices of one adapter as a Program has them, padded with zeros to its rank."""
 
     def __init__(self, program: Program, rank: int, adapter: Adapter) -> None:
-        """rank: that of the Program's adapters."""
+        """rank: of the adapters in the Program."""
         self._rank = rank
         self._adapter = adapter
         self._shapes: Mapping[str, tuple[int, ...]] = {n.name: n.shape for n in program.weights}
 
     def get(self, name: str) -> QuantTensor:
-        """This adapter's matrix for the tensor `name` of the Program, whichever slot it names."""
+        """This adapter's matrix for the tensor `name` of the Program, for any slot."""
         shape, matrix = self._shapes[name], parse(name)
         assert matrix is not None
         values = np.zeros(shape, np.float32)

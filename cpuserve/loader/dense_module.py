@@ -1,4 +1,4 @@
-"""What a pooled vector passes: modules of sentence-transformers, and heads of rerankers."""
+"""The layers after pooling: modules of sentence-transformers, and heads of rerankers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ACTIVATIONS: dict[str, Callable[[Float64], Float64]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """What a pooled vector x becomes: activation(weight x + bias); weight [out, in], fp32.
+    """The output for a pooled vector x: activation(weight x + bias); weight [out, in], fp32.
 
     activation: one of ACTIVATIONS.
     """
@@ -87,8 +87,8 @@ Layer: TypeAlias = Dense | Norm
 class Head:
     """How the vectors of a sequence's tokens become its embedding or its score.
 
-    pooling: "last", "first" or "mean"; "none" for a model that generates text. layers: what the
-    pooled vector passes. unit: whether the result is divided by its length.
+    pooling: "last", "first" or "mean"; "none" for a model that generates text. layers: the layers
+    that the pooled vector passes. unit: whether the result is divided by its length.
     """
 
     pooling: str

@@ -29,7 +29,7 @@ MAX_DIMS = 4
 MAX_ELEMENTS = 2**63 - 1
 
 # ggml_type: name, elements per block, bytes per block. Types that cpuserve cannot compute with are
-# listed too, so that the error for a file with such tensors gives the name of the type.
+# listed too, so that the error for a file with such tensors has the name of the type.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -108,7 +108,7 @@ class _Value:
 
 
 class _Cursor:
-    """Reads the header from start to end; every error names the field that was read."""
+    """Reads the header from start to end; every error has the field that was read."""
 
     def __init__(self, file: AnyFile) -> None:
         self.file = file
@@ -162,10 +162,10 @@ class _Cursor:
 
 
 class GgufFile:
-    """An open GGUF file whose header is completely checked; its data is mapped, but not read."""
+    """An open GGUF file with a completely checked header; its data is mapped, but not read."""
 
     def __init__(self, path: Path, copy: AnyFile | None = None) -> None:
-        """Open and check `path`, or its copy; ModelError names the invalid field."""
+        """Open and check `path`, or its copy; ModelError has the invalid field."""
         self.path = path
         self.file = copy or MappedFile(path, "GGUF file")
         cursor: _Cursor = _Cursor(self.file)

@@ -1,6 +1,6 @@
 """The architectures of GGUF files: the model family of each, its names and its metadata.
 
-To add one, add an entry to ARCHS. Names and keys are those of the gguf package and of llama.cpp's
+To add one, add an entry to ARCHS. Tensors and keys follow the gguf package and llama.cpp's
 converters; tests/loader/test_gguf_archs.py writes each architecture and reads it back.
 """
 
@@ -20,7 +20,7 @@ class Keys:
     """Typed access to the metadata of one architecture; errors name the key and its value."""
 
     def __init__(self, file: GgufFile, arch: str, *, mixed: bool = False) -> None:
-        """mixed: layers may differ in size; a number that each of them has is that of the first."""
+        """mixed: layers may differ in size; for a number of each layer the first counts."""
         self.file = file
         self.arch = arch
         self.mixed = mixed
@@ -64,7 +64,7 @@ class Keys:
         return value
 
     def layers(self) -> int:
-        """The number of blocks without those behind them that guess further tokens."""
+        """The number of blocks without the last ones that guess further tokens."""
         blocks, guessers = self.count("block_count"), self.whole("nextn_predict_layers")
         if guessers >= blocks:
             self.fail("nextn_predict_layers", guessers, f"less than block_count, {blocks}")
@@ -129,7 +129,7 @@ class GgufArch:
 
     family: its entry of "architectures". blocks, top: Hugging Face names of a block's tensors, and
     of those outside of blocks, where they differ from Llama's; layers: what comes before the number
-    of a block. settings: entries of config.json besides those of all architectures.
+    of a block. settings: entries of config.json that not all architectures have.
     eps: the config's key for the epsilon of norms; layer_norm: whether they are layer norms.
     interleaved: the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
     added_norms: it adds 1 to the weights of norms, which the family stores without; not to those
@@ -311,7 +311,7 @@ def _deepseek2(keys: Keys) -> dict[str, Any]:
     """DeepSeek V2 has a softmax, V3 and GLM-4.7-Flash a sigmoid and a bias that chooses.
 
     Files from before May 2025 have one matrix kv_b, and the widths of a head's keys and values
-    where others have those of the compressed row.
+    where others have the compressed row.
     """
     if keys.raw("attention.temperature_scale"):
         wanted = "absent: queries scaled by their positions are not supported"
@@ -446,7 +446,7 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
 
 
 def _query_scalar(keys: Keys, layers: int) -> int:
-    """The width that scales scores: that of a head, but in the largest model the width / heads.
+    """The width that scales scores: the width of a head, but in the largest model width / heads.
 
     Files do not store it; the largest model is known by its number of layers.
     """
@@ -499,7 +499,7 @@ def _granite_moe(keys: Keys) -> dict[str, Any]:
 
 
 def _granite_hybrid(keys: Keys) -> dict[str, Any]:
-    """Without experts, the width of the shared MLP is that of all MLPs."""
+    """Without experts, all MLPs have the width of the shared MLP."""
     experts, width = keys.whole("expert_count"), keys.count("embedding_length")
     shared = "expert_shared_feed_forward_length" if experts else "feed_forward_length"
     inner = keys.count("ssm.inner_size")
@@ -619,7 +619,7 @@ def _cohere(keys: Keys) -> dict[str, Any]:
 
 
 def _bert(keys: Keys) -> dict[str, Any]:
-    """Files of RoBERTa have no rows before that of position 0, so they are files of BERT."""
+    """Files of RoBERTa have no rows before position 0, so they are files of BERT."""
     types = keys.file.tensors.get("token_types.weight")
     return {"hidden_act": "gelu", "type_vocab_size": 1 if types is None else types.shape[0]}
 
@@ -985,7 +985,7 @@ ARCHS = {
 }
 
 
-# Files call Mixtral "llama", too; only it has experts.
+# Files call Mixtral "llama"; only it has experts.
 _MIXTRAL = GgufArch(
     "MixtralForCausalLM",
     "mixtral",
@@ -1003,7 +1003,7 @@ _MIXTRAL = GgufArch(
 )
 
 
-# Falcon 40B and 180B, whose files have a norm for attention and another for the MLP.
+# Falcon 40B and 180B; their files have a norm for attention and another for the MLP.
 _FALCON_TWO_NORMS = replace(
     ARCHS["falcon"], blocks={**_FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
 )

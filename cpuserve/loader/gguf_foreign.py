@@ -1,16 +1,16 @@
 """Numbers of tensor types in GGUF files that other programs write, and those that are gone.
 
 A file with such a type is not broken, but only the program that wrote it can read it. The numbers
-are those of ggml.h in llama.cpp and in its fork ik_llama.cpp.
+come from ggml.h in llama.cpp and in its fork ik_llama.cpp.
 """
 
 from __future__ import annotations
 
-# Types that llama.cpp removed. From 31 on, they are other types in the order in which some CPUs
+# Types that llama.cpp removed. From 31 on, they are other types in the order that some CPUs
 # read them. bitnet.cpp gave the number 36 to a type of its own.
 _REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
 _REMOVED |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
-# Types of ik_llama.cpp by the first number of a run. Another fork uses 142 and 143, too.
+# Types of ik_llama.cpp by the first number of a run. Another fork uses 142 and 143.
 _IK = {
     97: "Q8_0_X4 Q8_1_X4 Q8_2_X4",
     133: "Q6_0 IQ1_BN IQ2_BN Q8_K64 IQ2_K IQ3_K IQ4_K IQ5_K IQ6_K",
@@ -25,7 +25,7 @@ _REPACKED = range(202, 400)
 
 
 def foreign_type(number: int) -> str:
-    """What the type is ("IQ5_K, a type of ik_llama.cpp"); "" for a number of no known program."""
+    """The type in words ("IQ5_K, a type of ik_llama.cpp"); "" for an unknown number."""
     if number in _REMOVED:
         bitnet = " (or I2_S of bitnet.cpp)" if number == 36 else ""
         return f"{_REMOVED[number]}, a type that llama.cpp removed{bitnet}"

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# Vectors that llama.cpp's converter stores as matrices.
+# Vectors that the converter of llama.cpp stores as matrices.
 VECTORS = ("mamba.A_log", "mamba.D", "mamba.norm.weight")
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-# The ids that count for kinds of tokenizers where a file names none, as in llama.cpp.
+# The ids that count for kinds of tokenizers where a file has none, as in llama.cpp.
 _TOKENS = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}
 RANK = 4  # LLAMA_POOLING_TYPE_RANK: the file has the head of a reranker
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -63,7 +63,7 @@ def _vocab_size(file: GgufFile) -> int:
 
 
 def _intermediate(keys: Keys) -> int:
-    """The width of MLPs; that of an expert if there are no others (Qwen3.5 with experts)."""
+    """The width of MLPs, or of an expert if there are no others (Qwen3.5 with experts)."""
     experts = keys.raw("expert_feed_forward_length")
     only = keys.raw("feed_forward_length") is None and experts is not None
     return keys.count("expert_feed_forward_length" if only else "feed_forward_length")
@@ -82,7 +82,7 @@ def _add_heads(config: dict[str, Any], keys: Keys) -> None:
     heads = keys.count("attention.head_count")
     config["num_attention_heads"] = heads
     config["num_key_value_heads"] = keys.count("attention.head_count_kv", heads, some=True)
-    if keys.raw("attention.kv_lora_rank") is not None:  # DeepSeek's settings have the other widths
+    if keys.raw("attention.kv_lora_rank") is not None:  # DeepSeek: its settings have the others
         config["head_dim"] = keys.count("rope.dimension_count")
         return
     head_dim = keys.count("attention.key_length", max(1, config["hidden_size"] // heads))
@@ -130,7 +130,7 @@ def _rope_scaling(keys: Keys, yarn: Mapping[str, Any]) -> dict[str, Any] | None:
         if keys.raw(f"rope.scaling.{name}") is not None:
             scaling[field] = keys.real(f"rope.scaling.{name}")
     if keys.raw("rope.scaling.yarn_log_multiplier") is not None:
-        # A tenth of DeepSeek's mscale_all_dim. llama.cpp takes mscale to be the same.
+        # A tenth of mscale_all_dim in DeepSeek. llama.cpp takes mscale to be the same.
         weight = 10 * keys.real("rope.scaling.yarn_log_multiplier")
         scaling |= {"mscale": weight, "mscale_all_dim": weight}
     return scaling
@@ -223,7 +223,7 @@ class GgufStore:
         return StoredTensor(name, shape, tensor.dtype, data, order, release)
 
     def _data(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor; a vector whose values the converter changes has its old ones."""
+        """The bytes of a tensor; a vector that the converter changes has its old values."""
         file = self._file
         if name.endswith("A_log"):
             import numpy as np
@@ -261,7 +261,8 @@ def by_group(rows: int, q_heads: int, kv_heads: int, name: str) -> npt.NDArray[n
     """The stored row of each Hugging Face row: all q, all k, all v in the file; in HF, by KV heads.
 
     There, the query heads of a KV head are followed by its k and its v. Source:
-    GPTNeoXModel.modify_tensors and FalconModel.modify_tensors in llama.cpp's conversion, inverted.
+    GPTNeoXModel.modify_tensors and FalconModel.modify_tensors in the converter of llama.cpp,
+    inverted.
     """
     heads = q_heads + 2 * kv_heads
     if rows % heads or q_heads % kv_heads:
@@ -278,7 +279,7 @@ def by_group(rows: int, q_heads: int, kv_heads: int, name: str) -> npt.NDArray[n
 def rope_row_order(rows: int, heads: int, name: str) -> npt.NDArray[np.int32]:
     """The stored row of each Hugging Face row: [heads, d/2, 2] in the file, [heads, 2, d/2] in HF.
 
-    Source: LlamaModel.permute in llama.cpp's convert_hf_to_gguf.py, inverted.
+    Source: LlamaModel.permute in convert_hf_to_gguf.py of llama.cpp, inverted.
     """
     if rows % (2 * heads):
         msg = f"{name} has {rows} rows, which is not a multiple of 2 x {heads} heads"

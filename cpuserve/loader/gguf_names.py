@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf_parts import model_files, part_names
 
-# The types that most people take if they name none; llama.cpp and Ollama take the first one, too.
+# The types that most people take by default; llama.cpp and Ollama take the first one as well.
 DEFAULT_TYPES = ("Q4_K_M", "Q4_0")
 # The last part of a name: a type such as Q4_K_M, IQ3_XXS, UD-Q5_K_XL, BF16 or MXFP4_MOE.
 _TYPE = re.compile(
@@ -51,7 +51,7 @@ def default_gguf(names: Iterable[str]) -> str | None:
 
 
 def parts_of(name: str) -> list[str]:
-    """All files of the GGUF model whose first file is `name`."""
+    """All files of the GGUF model that begins with the file `name`."""
     folder, slash, last = name.rpartition("/")
     return [f"{folder}{slash}{part}" for part in part_names(last)]
 
@@ -66,7 +66,7 @@ def files_of_models(names: Iterable[str]) -> list[str]:
 
 
 def _type_of(name: str) -> str:
-    """The type in the name of a file, else in that of its folder; "" if there is none."""
+    """The type in the name of a file, else of its folder; "" if there is none."""
     folder, _, last = _END.sub("", name).rpartition("/")
     match = _TYPE.fullmatch(last) or _TYPE.fullmatch(folder)
     return match[1] if match else ""

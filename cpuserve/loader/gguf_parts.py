@@ -37,7 +37,7 @@ def part_names(name: str) -> list[str]:
 def first_part(path: Path) -> Path:
     """The file with the metadata of the model: `path`, or the first part if it is a later one."""
     first = path.with_name(part_names(path.name)[0])
-    # A file that only has such a name stands for itself; open_gguf reports a part that is missing.
+    # A file that only has such a name counts alone; open_gguf reports a part that is missing.
     return first if first.exists() else path
 
 
@@ -53,7 +53,7 @@ def model_files(names: Iterable[str]) -> list[str]:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Open a GGUF file and all other parts of its model; ModelError names the file at fault."""
+    """Open a GGUF file and all other parts of its model; ModelError has the file at fault."""
     path = first_part(path)
     file = GgufFile(path)
     count = _number(file, "split.count", 1)

@@ -26,7 +26,7 @@ log = get_logger("loader")
 T = TypeVar("T")
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
-# Ways to write that a name is one on the hub: Ollama's, and what a browser shows.
+# Spellings of names on the hub: in Ollama, and in a browser.
 _HOSTS = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
 _FILE = re.compile(r"(?=.{1,300}$)\w[\w.-]*(/\w[\w.-]*)*")
 _REVISION = re.compile(r"[\w][\w./-]{0,199}")
@@ -39,7 +39,7 @@ _PATTERNS = (
     "additional_chat_templates/*.jinja",
     "tokenizer.model",
 )
-# The library tries twice, and its timeout does not limit name resolution: hence also a deadline.
+# The library tries twice, and its timeout does not limit name resolution, so there is a deadline.
 PROBE_TIMEOUT_S = 2.0
 PROBE_DEADLINE_S = 4.5
 CONVERTED = "%s has only pickles, which cpuserve never reads; using its safetensors conversion, %s"
@@ -57,7 +57,7 @@ def resolve_model(
 
     name: a path, a built-in name, "owner/model" on the Hugging Face hub ("hf.co/owner/model" too),
     or "owner/model:FILE.gguf" ("owner/model:Q4_0" selects the GGUF file of that type). cache:
-    directory of built-in models. paths: whether an error may advise to give a path. Raises
+    directory of built-in models. paths: whether an error may advise to pass a path. Raises
     ModelError (one line) if there is no such model or it cannot be downloaded.
     """
     _refuse_traps(name)
@@ -238,7 +238,7 @@ def _only_pickles(names: list[str]) -> bool:
 
 
 def _converted(repo: str, names: list[str]) -> tuple[str | None, list[str]]:
-    """(revision, files) of the hub's safetensors conversion; (None, names) if there is none."""
+    """(revision, files) of the safetensors conversion on the hub; (None, all) if there is none."""
     try:
         found = _within_deadline(
             lambda: find_conversion(repo, lambda revision: _file_names(repo, revision))

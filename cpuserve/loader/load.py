@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import Weights
 
 MAX_CONFIG_BYTES = 10_000_000
-HEADS = ("lm_head.weight", "embed_out.weight")  # names of output matrices
+HEADS = ("lm_head.weight", "embed_out.weight")  # output matrices
 SPECIAL_FLOATS = ("Infinity", "-Infinity", "NaN")
 
 
@@ -71,7 +71,7 @@ def with_types(weights: Weights, config: dict[str, Any]) -> Weights:
 def read_config(path: Path) -> dict[str, Any]:
     """The model's config.json as a dict, or its equivalent for a GGUF file; reads no tensor data.
 
-    eos_token_id is merged with that of generation_config.json. auto_map and custom code are
+    eos_token_id is merged with the one of generation_config.json. auto_map and custom code are
     treated as plain data and never executed.
     """
     path = find_model(path)
@@ -147,7 +147,7 @@ def _typed_bytes(path: Path, config: dict[str, Any]) -> int:
 def check_weights(program: Program, weights: Weights) -> None:
     """Raise one ModelError that counts all missing, wrongly shaped and unused tensors.
 
-    It names the first few of each: of another model's files, every tensor could be one.
+    It lists the first few of each: of another model's files, every tensor could be one.
     """
     needs = {need.name: need.shape for need in stored_needs(program.weights)}
     names = weights.names()
@@ -158,7 +158,7 @@ def check_weights(program: Program, weights: Weights) -> None:
         if name in names and weights.get(name).shape != shape
     ]
     # A tied checkpoint may store the output matrix again; that copy is not reported as unused. Nor
-    # are layers behind the others that guess further tokens (DeepSeek): they alone have an eh_proj.
+    # are layers after the others that guess further tokens (DeepSeek): they alone have an eh_proj.
     last = ".eh_proj.weight"
     guessers = tuple(n.removesuffix(last) + "." for n in names if n.endswith(last))
     unused = sorted(
@@ -241,7 +241,7 @@ def _special_float(value: dict[str, Any]) -> Any:
 
 
 def quant_method(config: dict[str, Any]) -> str:
-    """The weight format that a config names; "dense" if it names none."""
+    """The weight format in a config; "dense" if it has none."""
     quant = config.get("quantization_config")
     if not quant:
         return "dense"

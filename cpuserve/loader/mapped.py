@@ -40,7 +40,7 @@ def regular_file(path: Path, what: str) -> os.stat_result:
 
 
 def check_folder(path: Path, what: str) -> None:
-    """Raise ModelError unless this user may list directory `path` and open what is in it.
+    """Raise ModelError unless this user may list directory `path` and open its files.
 
     Without this check, a file in it would count as missing, or end the start with a traceback.
     """

@@ -26,9 +26,9 @@ _GGUF_BLOCK = {
     "ffn_down": "mlp.down_proj",
 }
 _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[\w.]+?)(?P<kind>\.weight|\.bias|)")
-# Scales beside NVFP4 matrices, by what stands in place of "weight".
+# Scales of NVFP4 matrices, by their suffix in place of "weight".
 _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
-# Names that say what the tensor is, so they have no suffix.
+# Tensors that need no suffix.
 _BARE = ("_bias", "A_log", "mamba.D", ".sinks", "layer_scalar", "correct_output_scale")
 
 # Tensors that no Program reads: buffers that some exporters store, although they follow from the
@@ -52,7 +52,7 @@ def gguf_to_hf(
 ) -> str:
     """The Hugging Face name of a GGUF tensor; an unknown name is unchanged.
 
-    blocks, top: names of a block's tensors in this architecture, and of those outside of blocks,
+    blocks, top: names of a block's tensors in this architecture, and of tensors outside of blocks,
     where they differ from Llama's. layers: what comes before the number of a block. An unknown name
     is then listed, as spelled in the file, among the unused tensors.
     """
@@ -74,7 +74,7 @@ def checkpoint_to_hf(name: str) -> str:
     """The name in a Program of a safetensors tensor.
 
     Checkpoints without an output head (embedding models) and older OPT files omit "model.", those
-    of GPT-2 "transformer.". Those of models of images and text have "language_model" in the names
+    of GPT-2 "transformer.". Models of images and text have "language_model" in the names
     of the part for text. BERT's and RoBERTa's have "bert." or "roberta." if there is a head.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")

@@ -44,7 +44,7 @@ class NoRoom(OSError):
 class PackedFile:
     """An open file of packed weights, locked until it is closed.
 
-    digest: of its matrices, which whoever reads them compares; -1 while it is being made.
+    digest: a hash of its matrices, which readers compare; -1 while it is being made.
     """
 
     path: Path
@@ -67,7 +67,7 @@ class PackedFile:
 class PackedFiles:
     """The files of packed weights in `folder`, at most `most_bytes` in all.
 
-    layout, size: the digest of what the matrices are, and the bytes of a file with them.
+    layout, size: the digest of the description of the matrices, and the bytes of a file with them.
     """
 
     def __init__(self, folder: Path, most_bytes: int, layout: str, size: int) -> None:
@@ -86,7 +86,7 @@ class PackedFiles:
         """The file made from this source, or None; one that is cut off or altered is removed.
 
         Raises:
-            OSError: it is damaged; the text says what is wrong.
+            OSError: it is damaged; the text has the fault.
         """
         path = self._path(source)
         try:
@@ -173,7 +173,7 @@ class PackedFiles:
         return MAGIC + hashlib.sha256(text).digest() + len(text).to_bytes(4, "little") + text
 
     def _check(self, fd: int, source: str) -> int:
-        """The digest of the matrices, from the header; OSError if the file is not what it says."""
+        """The digest of the matrices, from the header; OSError if the file does not match it."""
         found = os.pread(fd, len(MAGIC) + 36 + MOST_JSON, 0)
         size = os.fstat(fd).st_size
         head, text = found[: len(MAGIC) + 36], found[len(MAGIC) + 36 :]
@@ -224,7 +224,7 @@ class PackedFiles:
             raise NoRoom(msg)
 
     def _fits(self, total: int) -> bool:
-        """Whether one more file fits beside `total` bytes of others."""
+        """Whether one more file fits in addition to `total` bytes of others."""
         free = shutil.disk_usage(self.folder).free
         return total + self._size <= self._most_bytes and free >= self._size + FREE_BYTES
 

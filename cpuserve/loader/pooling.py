@@ -52,7 +52,8 @@ def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, s
 
 
 def usual_length(path: Path) -> int | None:
-    """The tokens to which sentence-transformers cuts a text; None if a checkpoint does not say.
+    """The length in tokens after the cut of sentence-transformers; None if a checkpoint does not
+    say.
 
     Raises:
         ModelError: the setting is no number of tokens.
@@ -70,7 +71,7 @@ def usual_length(path: Path) -> int | None:
 
 
 def prompts_of(path: Path) -> dict[str, str]:
-    """The prompts of sentence-transformers, by their names; the default one has the name "", too.
+    """The prompts of sentence-transformers, by name; the default one has the name "" as well.
 
     Raises:
         ModelError: they are not texts, or the default one is none of them.
@@ -99,7 +100,7 @@ def ranker(config: Mapping[str, Any]) -> str | None:
     """The architecture of a reranker's config; None for another model.
 
     Raises:
-        ModelError: the model has another number of labels than one, so it gives no score, or a
+        ModelError: the model has another number of labels than one, so it has no score, or a
             GGUF file has a head that is not supported.
     """
     name = next(iter(read_architectures(config)), "")
@@ -122,7 +123,7 @@ def ranker(config: Mapping[str, Any]) -> str | None:
 
 
 def can_judge(config: Mapping[str, Any]) -> bool:
-    """Whether models of this architecture may be rerankers that answer "yes" or "no"."""
+    """Whether models of this architecture may be rerankers that say "yes" or "no"."""
     return architecture_of(config) in JUDGES
 
 

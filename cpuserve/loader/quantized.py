@@ -1,6 +1,6 @@
 """Writes a quantized copy of a checkpoint: what `cpuserve quantize` does.
 
-The copy is written to a directory beside its place, opened again, and renamed, so it is there
+The copy is written to a directory next to its place, opened again, and renamed, so it is there
 completely or not at all. Threads quantize blocks of rows from the mapping of the source and write
 each to its place in the file. No more than these blocks is in memory.
 """
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
 
 SHARD_BYTES = 4_000_000_000
-# Weights of a block: in fp32 it and what is made of it stay in the L2 cache.
+# Weights of a block: in fp32 it and its codes stay in the L2 cache.
 BLOCK_WEIGHTS = 1 << 17
 COPY_BYTES = 1 << 22  # of a tensor that is copied, at a time
-# Everything beside the weights that describes a model; code is not copied.
+# Everything that describes a model, without the weights; code is not copied.
 _COPIED = re.compile(
     r"[^.].*\.(json|jinja|model|tiktoken)|(merges|vocab)\.txt|(LICENSE|NOTICE).*", re.IGNORECASE
 )
@@ -70,7 +70,7 @@ _NOT_COPIED = re.compile(r"config\.json|.*\.index\.json")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written: bytes of weights before and after, and the forms of matrices."""
+    """The result: bytes of weights before and after, and the forms of matrices."""
 
     source_bytes: int
     bytes: int
@@ -85,7 +85,7 @@ class _Kept:
     tensor: SafeTensor
 
     def parts(self) -> list[tuple[str, Part]]:
-        """The tensors in the copy, by their names."""
+        """The tensors in the copy, by name."""
         return [(self.tensor.name, Part("", self.tensor.dtype, self.tensor.shape, 1))]
 
     @property
@@ -108,7 +108,7 @@ class _Matrix:
     form: Form
 
     def parts(self) -> list[tuple[str, Part]]:
-        """The tensors in the copy, by their names."""
+        """The tensors in the copy, by name."""
         n, k = self.stored.shape
         return [(f"{self.module}.{part.suffix}", part) for part in parts(self.form, n, k)]
 
@@ -136,13 +136,13 @@ def quantize_checkpoint(
 ) -> Written:
     """Write the checkpoint in directory `source` to `out`, with its matrices quantized.
 
-    program: of the model. scheme: a value of EngineConfig.quantize except "none". progress: called
-    with ("quantize", done, total) in bytes of the source. shard_bytes: of weights in a file, if a
-    tensor does not have more.
+    program: the model. scheme: a value of EngineConfig.quantize except "none". progress: called
+    with ("quantize", done, total) in bytes of the source. shard_bytes: bytes of weights in a file,
+    if a tensor does not have more.
 
     Raises:
         ConfigError: `out` is not empty, or cannot be written.
-        ModelError: the source is broken or quantized, or has experts in a form that files of
+        ModelError: the source is broken or quantized, or has experts in a layout that files of
             compressed-tensors do not have.
     """
     out = out.expanduser().resolve()

@@ -1,8 +1,8 @@
-"""Reads what makes a score of a pair of texts: the heads of rerankers.
+"""Reads the heads of rerankers, which score pairs of texts.
 
 Heads follow transformers' ...ForSequenceClassification, and Qwen3-Reranker's model card: the
-published model is one that generates text, whose score is the probability of "yes" where the answer
-is "yes" or "no". The last activation is that of sentence-transformers' CrossEncoder.
+published model generates text, and its score is the probability of "yes" where the reply
+is "yes" or "no". The last activation follows CrossEncoder of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _gguf_decoder(read: Read, _: Mapping[str, Any]) -> Head:
 
 
 HEADS = {
-    # Of GGUF files, in which the part below the head has the name of the family.
+    # For GGUF files, where the part below the head has the name of the family.
     "BertModel": _gguf_bert,
     "ModernBertModel": _gguf_modernbert,
     "Qwen3ForCausalLM": _gguf_decoder,
@@ -121,7 +121,7 @@ def _dense(read: Read, name: str, activation: str, *, bias: bool = True) -> Dens
 
 
 def _activation(config: Mapping[str, Any]) -> str:
-    """What makes a score of the last number: a sigmoid, unless the config names another."""
+    """The activation that makes a score: a sigmoid, unless the config has another."""
     newer = config.get("sentence_transformers")
     named = newer.get("activation_fn") if isinstance(newer, Mapping) else None
     named = named or config.get("sbert_ce_default_activation_function")

@@ -42,10 +42,10 @@ class SafeTensor:
 
 
 class SafetensorsFile:
-    """An open .safetensors file whose header is completely checked."""
+    """An open .safetensors file with a completely checked header."""
 
     def __init__(self, path: Path, copy: AnyFile | None = None) -> None:
-        """Open and check `path`, or its copy; ModelError names the invalid entry."""
+        """Open and check `path`, or its copy; ModelError has the invalid entry."""
         self.path = path
         self.file = copy or MappedFile(path, "safetensors file")
         if self.file.size < 8:
@@ -129,7 +129,7 @@ class SafetensorsStore:
             self._tensors[name] = (file, tensor)
 
     def names(self) -> set[str]:
-        """All names but those of tensors that no Program reads."""
+        """All tensors but those that no Program reads."""
         return set(self._tensors)
 
     def dtype(self, name: str) -> str:
@@ -275,7 +275,7 @@ def _check_extra(directory: Path, names: list[str]) -> None:
 
 
 def _check_index(directory: Path, present: dict[str, str]) -> None:
-    """Raise ModelError unless every tensor is in the file that the index names."""
+    """Raise ModelError unless every tensor is in the file that the index lists."""
     if not (directory / INDEX).exists():
         return
     expected = {n: f for n, f in _weight_map(directory).items() if not is_ignored(n)}

@@ -1,9 +1,9 @@
-"""The digest of a model's weight files: what a file of packed weights was made from.
+"""The digest of a model's weight files, the source of a file of packed weights.
 
 Size and time of a file are not its content, and reading all of it takes seconds. So the digest of
 the whole content is computed once and recorded, with what identifies the file: device, inode, size,
-the times of its last change (ctime, which no program can set, too), and a hash of samples. If any
-of these differs, the content is read again. The Hugging Face hub's cache names a file by the
+the times of its last change (including ctime, which no program can set), and a hash of samples. If
+any of these differs, the content is read again. The Hugging Face hub's cache names a file by the
 SHA-256 of its content, which is used as it is.
 """
 
@@ -55,7 +55,7 @@ class SourceDigest:
     records: directory of the recorded digests. threads: how many hash; begin: each calls it first.
 
     Raises:
-        OSError: a file cannot be read; later also if it changed meanwhile.
+        OSError: a file cannot be read, or later changed meanwhile.
     """
 
     def __init__(

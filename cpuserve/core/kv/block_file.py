@@ -1,4 +1,4 @@
-"""The format of a file with one KV block: what it is, what it follows, and that it is whole."""
+"""The format of a file with one KV block: its identity, its predecessor, and a checksum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEAD_BEFORE_CRC = HEAD.size - 4
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """The fields of a file's head that identify its block, and the bytes of data behind it."""
+    """The fields of a file's head that identify its block, and the bytes of data after it."""
 
     key: bytes
     parent: bytes
@@ -54,7 +54,7 @@ class BlockFormat:
         return BlockName(file_key(key, group), parent or bytes(32), root, content, size)
 
     def root(self, salt: str) -> bytes:
-        """Return what the keys of texts with this salt start from."""
+        """Return the start of the keys of texts with this salt."""
         return hashlib.sha256(self.seed + salt.encode("utf-8", "surrogatepass")).digest()
 
     def pack(self, name: BlockName, data: Data) -> tuple[Data, ...]:

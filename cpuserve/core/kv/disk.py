@@ -4,9 +4,9 @@ FOLDER is DIR/cpuserve-prefix-cache (owned.py); nothing else in DIR is touched.
 
 FOLDER/CACHEDIR.TAG          marks the folder as made by cpuserve
 FOLDER/seed                  32 random bytes that block hashes start from, so that nobody can
-                             prepare prompts whose hashes collide
+                             prepare prompts with colliding hashes
 FOLDER/FINGERPRINT/KEY.kv    one block of a model with its settings (block_file.py).
-                             KEY is the block's hash; behind the first cache group, a hash of it
+                             KEY is the hash of the block; after the first cache group, a hash of it
                              and the group
 
 A file is written under a temporary name and then renamed. A file that is incomplete, damaged or
@@ -52,7 +52,7 @@ class DiskCache:
     """Keeps blocks in `directory`, at most `max_bytes` of files for all models.
 
     queue_bytes: memory for blocks that wait to be written (at least one block); blocks beyond that
-    are not saved. cpus: CPUs of the writing thread; empty: those of the creating thread. `seed`:
+    are not saved. cpus: CPUs of the writing thread; empty: the CPUs of the creating thread. `seed`:
     the bytes that block hashes start from.
 
     Raises:
@@ -191,7 +191,7 @@ class DiskCache:
     def _run(self) -> None:
         if self._cpus and hasattr(os, "sched_setaffinity"):
             # A new thread inherits the affinity of its creator. A compute thread is pinned to one
-            # CPU, for which this thread would compete.
+            # CPU, and this thread would compete for it.
             with suppress(OSError):
                 os.sched_setaffinity(0, self._cpus)
         while (item := self._queue.get()) is not None:
@@ -204,7 +204,7 @@ class DiskCache:
                 self._room.notify()
 
     def _write(self, name: BlockName, data: Data) -> None:
-        # This thread must survive every error, also a lack of memory: when the queue is full, `put`
+        # This thread must survive every error, even a lack of memory: when the queue is full, `put`
         # waits until this thread has removed a block from it.
         try:
             self._store_or_repair(self._path(name.key), self._format.pack(name, data))

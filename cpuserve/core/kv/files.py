@@ -23,7 +23,7 @@ _MODEL = re.compile(r"[0-9a-f]{32}")
 _BLOCK = re.compile(r"(?:[0-9a-f]{2})+\.kv")
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
 ITEMS_AT_ONCE = 256  # a tenth of a millisecond of Python
-_STALE_S = 3600.0  # an older temporary file was left behind by a process that died
+_STALE_S = 3600.0  # an older temporary file was left by a process that died
 
 T = TypeVar("T")
 _Found = tuple[int, int, Path, int]  # time of use, place in the old list, path, bytes
@@ -32,7 +32,7 @@ log = get_logger("kv")
 
 
 class BlockFiles:
-    """The block files below `root`, a claimed folder, in which other processes write, too.
+    """The block files below `root`, a claimed folder where other processes write as well.
 
     The list is as of the last rescan, with this process's own changes since. num_bytes: size of all
     files. num_own: number of files in the folder `own`. The methods are thread-safe.
@@ -99,7 +99,7 @@ class BlockFiles:
         """Read the folders again.
 
         Other threads wait neither for the disk nor for the work on a long list: the lock is held
-        for what they did meanwhile, and the interpreter is given to them every few files. `add`,
+        for their changes meanwhile, and the interpreter is given to them every few files. `add`,
         `trim` and `rescan` are called by one thread.
         """
         with self._lock:
@@ -155,7 +155,7 @@ class BlockFiles:
 
 
 def _unhurried(items: Iterable[T]) -> Iterator[T]:
-    """The items, with a pause after every few in which a thread that waits for Python goes on.
+    """The items, with a pause after every few, so that a thread waiting for the GIL goes on.
 
     Without it, such a thread waits for sys.getswitchinterval(), 5 ms.
     """

@@ -1,19 +1,19 @@
 """KvManager: allocate KV blocks for sequences, and share blocks with equal prefixes.
 
 The layers of a model form cache groups, and a sequence has a block table for each (`Tables`). Any
-block can serve any group. A group either keeps everything, or what the last `window` tokens see:
-blocks left of the window are freed while their sequence runs. Their entries in the table then name
-block `num_blocks`, which is not in the pool and is never written.
+block can serve any group. A group either keeps everything, or the keys that the last `window`
+tokens see: blocks left of the window are freed while their sequence runs. Their entries in the
+table then name block `num_blocks`, which is not in the pool and is never written.
 
 The states of recurrent layers are one more group, the last one. Its blocks are the slots of a pool
-of their own (ids behind those of all others): a slot is as large as hundreds of blocks. The slot of
+of their own (ids after all others): a slot is as large as hundreds of blocks. The slot of
 block i holds the state at the last multiple of 16 tokens in that block, and what the layers keep of
 the tokens since then; once the block is full, it is the state at its end. A slot also serves the
-blocks before it that have none. So a sequence needs two: that of the last full block, with which a
-prefix can end, and that of the block in progress. Only the states at the end of a prompt or an
-answer, and where prompts branch, are published ("snapshots").
+blocks before it that have none. So a sequence needs two: the slot of the last full block, where a
+prefix can end, and the slot of the block in progress. Only the states at the end of a prompt or an
+response, and where prompts branch, are published ("snapshots").
 
-An entry of the prefix index names a block for each group. Evicting a block of a group that keeps
+An entry of the prefix index has a block for each group. Evicting a block of a group that keeps
 everything evicts the entry, since no prefix beyond it could be used. A block of a window can be
 evicted alone: the entry then cannot end a prefix until its tokens have left that window.
 """
@@ -70,10 +70,10 @@ class KvManager:
         self.block_size = block_size
         self.has_states = num_states > 0
         self.state_chunk = state_chunk
-        # A token needs the state before its own block: that of the token block_size before it.
+        # A token needs the state before its own block: the state of the token block_size before it.
         self.windows = self.use.windows + (block_size + 1,) * self.has_states
         self.slides = any(self.windows)
-        # Groups of which every block is restored: each entry of the index has to hold a block.
+        # Groups that restore every block: each entry of the index has to hold a block.
         self._whole = [not window for window in self.windows]
         self._whole[0] |= not any(self._whole)
         self.gone = BlockId(num_blocks)
@@ -82,7 +82,7 @@ class KvManager:
         self._spans = [self.use.span(group) for group in range(self.num_groups)]
         self.index = PrefixIndex(block_size, digest, offload.seed if offload is not None else None)
         self.pool = BlockPool(num_blocks, self._evicted, self._continuations)
-        # The block `gone` lies between the ids of the two pools.
+        # The block `gone` is between the ids of the two pools.
         self.states = BlockPool(num_states, self._evicted, self._continuations, num_blocks + 1)
         self._pools = [self.pool] * len(self.use.windows) + [self.states] * self.has_states
 
@@ -98,7 +98,7 @@ class KvManager:
 
     @property
     def num_cached(self) -> int:
-        """Number of unused blocks whose prefix can still be found."""
+        """Number of unused blocks with a prefix that can still be found."""
         return self.pool.num_cached
 
     @property
@@ -174,7 +174,7 @@ class KvManager:
     def _served(self, entries: Sequence[CachedBlock], begin: int) -> int:
         """Return the longest prefix, in blocks, that every group can serve.
 
-        The sequence holds what it needs of the first `begin` blocks; `entries` are those after it.
+        The sequence holds its part of the first `begin` blocks; `entries` are those after it.
         Groups without a window have a block in every entry.
         """
         end = begin + len(entries)
@@ -231,7 +231,7 @@ class KvManager:
         return (end - begin) * size
 
     def _put(self, table: BlockTable, index: int, block: BlockId) -> None:
-        """Make `block` block `index` of `table`, instead of another one or behind all."""
+        """Make `block` block `index` of `table`, instead of another one or after all."""
         if block != self.gone:
             self._share((block,))
         if index == len(table):
@@ -291,7 +291,7 @@ class KvManager:
         chain.own += made
 
     def _leave_out(self, blocks: list[BlockId], chain: PrefixChain) -> bool:
-        """Forget those of the next `blocks` of `chain` that cannot be published; False: all."""
+        """Forget the next `blocks` of `chain` that cannot be published; False: all of them."""
         for group, block in enumerate(blocks):
             if block == self.gone:
                 blocks[group] = FORGOTTEN
@@ -312,7 +312,7 @@ class KvManager:
         if entry.blocks[-1] != FORGOTTEN or computed // self.block_size != index + 1:
             return
         own = next((s for s in tables[-1][index:] if s != self.gone), self.gone)
-        # A slot that serves later tokens, too, has been changed by the next chunk that was full.
+        # A slot that serves later tokens as well has been changed by the next chunk that was full.
         if tables[-1][index] == self.gone and computed % self.block_size >= self.state_chunk:
             return
         if own != self.gone:
@@ -333,7 +333,7 @@ class KvManager:
                         self.offload.added(entry, group)
 
     def _unite(self, tables: Tables, chain: PrefixChain, entry: CachedBlock) -> None:
-        """Use the blocks of `entry`, the next of `chain`, and give it those that it has lost."""
+        """Use the blocks of `entry`, the next of `chain`, and add the blocks that it has lost."""
         index = chain.num_entries
         for group, table in enumerate(tables):
             own, published = table[index], entry.blocks[group]
@@ -375,7 +375,7 @@ class KvManager:
                 self._forget(entry)
 
     def _forget(self, entry: CachedBlock) -> None:
-        """Remove `entry` and all that continue it, whose keys were computed from its content."""
+        """Remove `entry` and all that continue it; their keys depend on its content."""
         parent = entry.parent
         for each in (*reversed(self.index.continuations(entry)), entry):
             if self.offload is not None:
@@ -454,7 +454,7 @@ class KvManager:
     ) -> RestorePlan | None:
         """Return the plan for the most blocks that can be restored, up to block `most` - 1.
 
-        entry: of the next block of `chain`, if the cache has one. Where the cache alone can serve
+        entry: for the next block of `chain`, if the cache has one. Where the cache alone can serve
         all groups there is no plan: `catch_up` takes such blocks.
         """
         begin = chain.num_entries
@@ -562,7 +562,7 @@ class KvManager:
         """Extend `tables` to hold `num_tokens` tokens; False, without a change, if it cannot.
 
         Tables of windows are extended as far as the next step needs after `computed` tokens.
-        snapshots: new blocks at whose end the state is kept.
+        snapshots: new blocks that keep the state at their end.
         """
         ends = self._ends(computed, num_tokens)
         missing = [max(0, end - len(table)) for end, table in zip(ends, tables, strict=False)]
@@ -586,9 +586,9 @@ class KvManager:
             table.append(self.states.take(1)[0] if index in wanted else self.gone)
 
     def snapshots_of(self, match: PrefixMatch, num_tokens: int) -> frozenset[int]:
-        """Return the blocks at whose end a sequence that adopts `match` keeps its states.
+        """Return the blocks where a sequence that adopts `match` keeps its states.
 
-        These are the end of its `num_tokens` tokens, and the end of what it has in common with
+        These are the end of its `num_tokens` tokens, and the end of the part in common with
         another sequence, if there was no state there: a third one may begin like these two.
         """
         if not self.has_states:
@@ -597,7 +597,7 @@ class KvManager:
         return frozenset(i for i in (match.branch - 1, last) if begin <= i <= last)
 
     def truncate(self, tables: Tables, num_tokens: int) -> None:
-        """Free the blocks of `tables` behind the first `num_tokens` tokens."""
+        """Free the blocks of `tables` after the first `num_tokens` tokens."""
         end = self.blocks_for(num_tokens)
         for pool, table in zip(self._pools, tables, strict=True):
             if end < len(table):
@@ -613,7 +613,7 @@ class KvManager:
             self._pools[group].release(reversed(left))
 
     def reach(self, tables: Tables, computed: int, num_tokens: int) -> int:
-        """Slide behind `computed` tokens and extend `tables`, to `num_tokens` if possible.
+        """Slide past `computed` tokens and extend `tables`, to `num_tokens` if possible.
 
         Returns how many tokens they hold then: at least `computed`.
         """

@@ -1,4 +1,4 @@
-"""Offload: keep the content of evicted blocks in tiers behind the cache, and restore it."""
+"""Offload: keep the content of evicted blocks in tiers below the cache, and restore it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BlockBytes(Protocol):
 
 @dataclass(slots=True)
 class Offload:
-    """The offload tiers behind the KV cache, the fastest one first.
+    """The offload tiers below the KV cache, the fastest one first.
 
     seconds: total time spent on moving bytes. left_s: time that may still be spent before the
     engine takes its messages again. num_saved, hits: blocks saved, and restored from each tier.
@@ -112,7 +112,7 @@ class Offload:
     def find(self, chain: PrefixChain, index: int, group: int) -> int | None:
         """Return the place in `tiers` of the first one that has block `index` of `chain`.
 
-        The block lies behind the chain's entries.
+        The block follows the chain's entries.
         """
         found = (i for i, tier in enumerate(self.tiers) if tier.find(chain, index, group))
         return next(found, None)

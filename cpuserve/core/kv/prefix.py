@@ -3,7 +3,7 @@
 The key of a full block is a hash of its tokens and of all tokens before it. The hash alone is not
 trusted: a hit also requires that the block's own tokens are equal, and that the entry's parent is
 the entry found for the block before. By induction the whole prefix is then equal, so a hash
-collision cannot give a request the KV of other tokens.
+collision cannot show a request the KV of other tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BlockHash = NewType("BlockHash", bytes)
 Digest = Callable[[bytes], bytes]
 
 FORGOTTEN = BlockId(-1)
-NAMED_AT_ONCE = 64  # blocks whose keys are computed together, since each call has a fixed cost
+NAMED_AT_ONCE = 64  # blocks with keys computed together, since each call has a fixed cost
 
 
 def sha256(data: bytes) -> bytes:
@@ -59,7 +59,7 @@ ChainMark = tuple[int, CachedBlock | None, int]
 
 @dataclass(slots=True, eq=False)
 class FoundPrefix:
-    """What the last search for the prefix of a waiting sequence found.
+    """The result of the last search for the prefix of a waiting sequence.
 
     entries: the entries of its first blocks; each is the parent of the next. revivals:
     `PrefixIndex.revivals` at that time. served: how many of these blocks every cache group could
@@ -79,7 +79,7 @@ class FoundPrefix:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The entries whose blocks hold the first `num_tokens` tokens of a sequence.
+    """The entries with the blocks of the first `num_tokens` tokens of a sequence.
 
     tables: the beginning of the block table of each cache group. blocks: those that they share.
     branch: how many entries were found; fewer of them can be used if a group has lost blocks.
@@ -119,10 +119,10 @@ class PrefixChain:
 
     Sequences with a different `salt` share no blocks. The first `num_entries` blocks of the
     sequence's block table have entries in the index; `last` is the last of these entries, and `own`
-    lists the ones that this sequence has created. snapshots: the blocks at whose end the states of
+    lists the ones that this sequence has created. snapshots: the blocks that end with the states of
     recurrent layers are kept for others. found: the result of the last search, until the sequence
     adopts that prefix. plan: the blocks that are being restored; until all of them are there, a
-    cache group may lack what the next token sees. failed: what a tier promised was gone or damaged,
+    cache group may lack keys for the next token. failed: a block of a tier was gone or damaged,
     so no more is restored for this sequence.
     """
 
@@ -165,7 +165,7 @@ class PrefixChain:
 class PrefixIndex:
     """Maps keys to blocks. Tests pass a weak `digest` to get collisions.
 
-    The parent of every entry is in the index, too: a lookup starts at the beginning of a text, so
+    The parent of every entry is in the index: a lookup starts at the beginning of a text, so
     it could never reach an entry without its parent, and that entry would prevent others from
     inserting the same tokens.
 
@@ -177,7 +177,7 @@ class PrefixIndex:
     def __init__(self, block_size: int, digest: Digest = sha256, seed: bytes | None = None) -> None:
         self._block_size = block_size
         self._digest = digest
-        # The seed is secret, so that nobody can prepare prompts whose hashes collide.
+        # The seed is secret, so that nobody can prepare prompts with colliding hashes.
         self._seed = seed or secrets.token_bytes(32)
         self._by_key: dict[BlockHash, CachedBlock] = {}
         self._by_block: dict[BlockId, CachedBlock] = {}
@@ -213,7 +213,7 @@ class PrefixIndex:
     def find(
         self, chain: PrefixChain, index: int, parent: CachedBlock | None
     ) -> CachedBlock | None:
-        """Return the entry of block `index` of `chain` whose parent is `parent`, or None."""
+        """Return the entry of block `index` of `chain` with this parent, or None."""
         entry = self._by_key.get(chain.keys[index])
         if entry is None or entry.parent is not parent:
             return None
@@ -275,7 +275,7 @@ class PrefixIndex:
 
         Returns None if there can be no entry: other content has the same hash, the parent's entry
         was evicted, or one of `blocks` has another entry. old: an evicted entry of the same tokens,
-        which is reused, so that entries whose parent it is can be found again.
+        which is reused, so that its children can be found again.
         """
         parent, index = chain.last, chain.num_entries
         if _forgotten(parent):

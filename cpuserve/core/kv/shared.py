@@ -28,7 +28,7 @@ from cpuserve.log import get_logger
 
 # Keys of recently asked blocks; each takes about 200 bytes, and its SHA-256 a microsecond.
 _MOST_KEYS = 1 << 16
-# A file has the tokens of its block, too; a larger one is not of this model.
+# A file includes the tokens of its block; a larger one is not of this model.
 _MOST_TOKEN_BYTES = 1 << 16
 
 log = get_logger("kv")

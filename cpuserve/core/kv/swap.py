@@ -64,7 +64,7 @@ class SwapSpace:
         return data
 
     def find(self, chain: PrefixChain, index: int, group: int) -> bool:
-        """Whether block `index` of `chain`, which lies behind the chain's entries, is here."""
+        """Whether block `index` of `chain`, which follows the chain's entries, is here."""
         return self._entry(chain, index, group) is not None
 
     def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
@@ -73,9 +73,9 @@ class SwapSpace:
         return None if entry is None else (self._take(entry.key, group), entry)
 
     def _entry(self, chain: PrefixChain, index: int, group: int) -> CachedBlock | None:
-        """Return the entry of block `index` of `chain`, which lies behind the chain's entries.
+        """Return the entry of block `index` of `chain`, which follows the chain's entries.
 
-        For the first block behind them, all tokens before it have been compared.
+        For the first block after them, all tokens before it have been compared.
         """
         parent = chain.last
         entry, _ = self._blocks.get((chain.keys[index], group), (None, b""))
@@ -97,7 +97,7 @@ class SwapSpace:
 
 
 def _same_prefix(a: CachedBlock | None, b: CachedBlock | None) -> bool:
-    """Whether all tokens up to and including `a` and `b` are equal; None stands for no tokens."""
+    """Whether all tokens up to and including `a` and `b` are equal; None means no tokens."""
     while a is not b:
         if a is None or b is None or a.content != b.content:
             return False

@@ -17,7 +17,7 @@ Loaded = tuple[Data, CachedBlock | None]
 
 @dataclass(frozen=True, slots=True)
 class TierNeeds:
-    """What a tier has to know of the model and its settings.
+    """The facts that a tier needs about the model and its settings.
 
     sizes: bytes of a block of each cache group. fingerprint: 32 bytes that differ if equal tokens
     could have different keys, values or states.
@@ -33,8 +33,9 @@ class Tier(Protocol):
     A block is found by its key, but neither is the key trusted alone: the tokens of the block and
     all tokens before it must be equal.
 
-    name: what metrics and the cost model call it. durable: what it keeps outlives the process, so
-    blocks are saved before they are evicted. num_blocks, num_bytes: what it holds, also for others.
+    name: in metrics and the cost model. durable: its blocks outlive the process, so
+    blocks are saved before they are evicted. num_blocks, num_bytes: its contents, including those
+    of others.
     """
 
     name: str
@@ -56,13 +57,13 @@ class Tier(Protocol):
         """Their size."""
 
     def find(self, chain: PrefixChain, index: int, group: int) -> bool:
-        """Whether it has block `index` of `chain`, which lies behind the chain's entries.
+        """Whether it has block `index` of `chain`, which follows the chain's entries.
 
-        That all tokens before are equal must be certain only for the first block behind them.
+        That all tokens before are equal must be certain only for the first block after them.
         """
 
     def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
-        """Return the content of the first block behind the chain's entries, which `find` has found.
+        """Return the content of the first block after the chain's entries, which `find` has found.
 
         Returns None if it is gone or damaged.
         """
@@ -83,4 +84,4 @@ class Tier(Protocol):
         """Note that the cache has the block of `entry` again."""
 
     def close(self, wait_s: float) -> None:
-        """Finish what was put, within about `wait_s` seconds."""
+        """Finish the writes, within about `wait_s` seconds."""
