@@ -589,9 +589,11 @@ struct AttentionKernel {
   int32_t widest_head = kMaxHeadDim;
   void (*attend_wider)(const AttentionArgs&) noexcept = nullptr;
 
-  void operator()(const AttentionArgs& a) const noexcept {
-    (a.kv.hd_pad > widest_head ? attend_wider : attend)(a);
+  // The function for heads of this width (padded).
+  auto for_head(int32_t hd_pad) const noexcept {
+    return hd_pad > widest_head ? attend_wider : attend;
   }
+  void operator()(const AttentionArgs& a) const noexcept { for_head(a.kv.hd_pad)(a); }
 };
 // K or V of one head in the blocks of a chunk.
 inline size_t kv_chunk_bytes(KvType t, int32_t hd_pad) {

@@ -441,7 +441,8 @@ void check_values(const Problem& p, Matrix& out, const std::string& what) {
 // bits.
 void check_case(const Case& c, uint32_t seed, const KernelTable& k) {
   const auto kernels = [&](const KernelTable& t) {
-    return std::make_pair(t.attention[static_cast<int>(c.type)], t.attention_merge);
+    return std::make_pair(t.attention[static_cast<int>(c.type)].for_head(c.hd_pad()),
+                          t.attention_merge);
   };
   if (harness::from_below(k, kernels)) return;
   const Problem p(c, seed);
