@@ -1,9 +1,7 @@
-"""`cpuserve serve`: binds the port, finds the model, starts the engine process, serves HTTP.
+"""`cpuserve serve`: the start of the server, in the order of `cpuserve.api.lifecycle`.
 
-The port is bound first: a port that is in use is reported at once, and the server answers on the
-port from then on. Then the model is found or downloaded, and the engine process is spawned. FastAPI
-and the tokenizer are loaded while the engine loads the model. So this file must not import anything
-heavy at its top.
+FastAPI and the tokenizer are loaded while the engine loads the model, so this file must not import
+anything heavy at its top.
 """
 
 from __future__ import annotations
@@ -85,6 +83,7 @@ def _run(
     on_ready: ReadyFn | None,
     others: Sequence[tuple[str, PrepareFn]],
 ) -> int:
+    """Run the start from the startup server on, and the server until it stops."""
     starting = StartupServer(listener)
     reports.also = starting.on_progress
     try:
