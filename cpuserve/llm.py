@@ -1,4 +1,4 @@
-"""LLM: offline inference in this process, with the interface of vLLM's LLM class."""
+"""LLM: offline inference in this process, with the interface of the LLM class of vLLM."""
 
 from __future__ import annotations
 
@@ -264,11 +264,11 @@ class LLM:
         return batch.vectors
 
     def _method(self) -> str:
-        """Return the name of the method for what the model gives."""
+        """Return the name of the method for the model's kind."""
         return {"none": "generate", "rank": "score"}.get(self.config.pooling, "embed")
 
     def _check_kind(self, wanted: str) -> None:
-        """Raise InvalidRequest unless `wanted` is the method for what the model gives."""
+        """Raise InvalidRequest unless `wanted` is the method for the model's kind."""
         method = self._method()
         if method == wanted:
             return

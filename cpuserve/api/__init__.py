@@ -1,1 +1,1 @@
-"""The HTTP front end: the server, what all dialects share, and a folder for each dialect."""
+"""The HTTP front end: the server's life, requests, responses, and a folder a dialect."""

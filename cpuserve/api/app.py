@@ -77,7 +77,8 @@ def create_app(
 
     With `api_keys`, all routes except /health, /ping and /live require a key; public_metrics also
     exempts /metrics and /version. host_names: the names that the Host header may have besides
-    local names; None allows any. cors: None keeps web pages of other origins from reading answers.
+    local names; None allows any. cors: None keeps web pages of other origins from reading
+    responses.
     """
     # FastAPI's documentation pages load scripts from the internet; this server must work offline.
     app = FastAPI(

@@ -20,7 +20,7 @@ ID_HEADERS = "cpuserve.id_headers"
 class Dialect:
     """The API of one vendor or server: its endpoints, and how it writes errors.
 
-    A dialect that shares paths with OpenAI's comes before it in DIALECTS.
+    A dialect that shares paths with the OpenAI one comes before it in DIALECTS.
     """
 
     routers: tuple[APIRouter, ...]
@@ -28,7 +28,7 @@ class Dialect:
 
 
 class DialectOfPath:
-    """Puts into the scope what the dialect of its path wants of every answer."""
+    """Puts the error format and the id headers of the path's dialect into the scope."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -44,7 +44,7 @@ def post(
 
     schema, response, error: the types of the bodies; a response of None is a text. id_prefix: of
     the id in the response. stream: the media type of streams, if there are some. conversation: see
-    read_call. The handler's name and docstring are those of the operation in /openapi.json.
+    read_call. The operation in /openapi.json has the handler's name and docstring.
     """
 
     def add(handler: Handler[T]) -> Handler[T]:

@@ -1,4 +1,4 @@
-"""ServerState: what all endpoints share: the model, limits, and whether the server stops."""
+"""ServerState, which all endpoints share: the models, limits, and whether the server stops."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class ServerState:
     """The served models and the state of the HTTP server.
 
-    `draining` means that the server will stop and should get no new requests (it still answers
-    them), `stopping` that it answers no more.
+    `draining` means that the server will stop and should get no new requests (it still serves
+    them), `stopping` that it serves no more.
     """
 
     models: ModelRegistry
@@ -62,7 +62,7 @@ class ServerState:
         return "restarting" if context.ready else "loading", reason
 
     def check_open(self) -> None:
-        """Raise ServiceUnavailable (503) if no model can answer requests now.
+        """Raise ServiceUnavailable (503) if no model can serve requests now.
 
         With several models, one that restarts does not keep the others from answering.
         """
@@ -71,7 +71,7 @@ class ServerState:
             self.check_available()
 
     def check_available(self) -> None:
-        """Raise ServiceUnavailable (503) with the reason if the first model cannot answer now."""
+        """Raise ServiceUnavailable (503) with the reason if the first model cannot serve now."""
         reason = self.unavailable()
         if reason is not None:
             raise ServiceUnavailable(reason)

@@ -1,4 +1,4 @@
-"""What `cpuserve config` says of a model's answers."""
+"""The lines of `cpuserve config` on a model's responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def answer_decisions(config: EngineConfig) -> list[Decision]:
-    """Return the format of tool calls that was found, and how; nothing if there are no answers."""
+    """Return the format of tool calls that was found, and how; nothing for an embedding model."""
     if config.pooling != "none":
         return []
     try:

@@ -76,7 +76,7 @@ def _isa_level(prepared: Prepared) -> str:
 
 
 def render_roofline(answer: Mapping[str, object]) -> str:
-    """Return what was measured: bandwidth, dot-product rates, and the bound on decoding.
+    """Return the measured bandwidth and dot-product rates, and the bound on decoding.
 
     Decoding one token reads every packed weight once. So the decode rate is at most the memory
     bandwidth divided by the bytes of the weights.

@@ -10,7 +10,7 @@ from cpuserve.cli.terminal import note
 
 
 def tell(text: str) -> None:
-    """Print what is being measured now, if stderr is a terminal."""
+    """Print the current measurement, if stderr is a terminal."""
     if sys.stderr.isatty():
         note(text)
 

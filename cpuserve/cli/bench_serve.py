@@ -81,7 +81,7 @@ async def _run(args: argparse.Namespace) -> Report:
 
 
 async def _target(args: argparse.Namespace) -> Target:
-    """Return the server and the name of its model; ConfigError if the server does not answer."""
+    """Return the server and the name of its model; ConfigError if the server does not respond."""
     url = args.base_url or f"http://{args.host}:{args.port}"
     chat = args.backend == "openai-chat"
     endpoint = args.endpoint or (CHAT if chat else COMPLETIONS)
@@ -109,7 +109,7 @@ def _sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parameters(workload: Workload, pace: Pace) -> dict[str, float | str]:
-    """Return the parameters in which comparable runs must agree."""
+    """Return the parameters that comparable runs share."""
     found: dict[str, float | str] = {
         "dataset": workload.dataset,
         "num_prompts": workload.num_prompts,

@@ -1,4 +1,4 @@
-"""What `cpuserve --version` prints: the version, and facts about the build of the kernels."""
+"""The text of `cpuserve --version`: the version, and facts about the build of the kernels."""
 
 from __future__ import annotations
 

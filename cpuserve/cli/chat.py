@@ -78,7 +78,7 @@ def _prompt(args: argparse.Namespace) -> str:
 
 
 def chat(args: argparse.Namespace) -> int:
-    """Chat until the end of input, or answer --message only."""
+    """Chat until the end of input, or respond to --message only."""
 
     _refuse_message(args)
     fields = sampling_fields(args)

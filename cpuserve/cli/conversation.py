@@ -66,7 +66,7 @@ class Conversation:
         return True
 
     async def turn(self, said: str) -> None:
-        """Send a message and stream the answer; an interrupted or refused turn is not kept."""
+        """Send a message and stream the response; an interrupted or refused turn is not kept."""
         question = {"role": "user", "content": said}
         try:
             call = GenerateCall(messages=[*self.messages, question], **self._sampling)

@@ -208,7 +208,7 @@ class Ignore(argparse.Action):
 
 
 def add_options(parser: Parser, *, server: bool, model: bool = True) -> None:
-    """Add MODEL and the flags of all fields, in their groups; `server`: also those of the server.
+    """Add MODEL and the flags of all fields, in their groups; server: with those for the server.
 
     model: False for a command that finds MODEL among its arguments itself (see `take_model`).
     """

@@ -17,9 +17,9 @@ _came = False
 
 
 def end_at_interrupt() -> None:
-    """Let Ctrl-C end the process at once, without Python's traceback.
+    """Let Ctrl-C end the process at once, without the Python traceback.
 
-    For the time in which nothing has to be cleaned up, such as while modules are imported. A
+    For times when nothing has to be cleaned up, such as while modules are imported. A
     process that was started with SIGINT ignored goes on ignoring it.
     """
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _raise):

@@ -1,4 +1,4 @@
-"""Signal handling for containers, in which the command may be process 1."""
+"""Signal handling for containers, where the command may be process 1."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from types import FrameType
 def take_signals_as_process_1() -> None:
     """Make SIGTERM, SIGHUP and SIGQUIT end this process if it is process 1.
 
-    The kernel drops signals for which process 1 has no handler. Without this, a container that is
+    The kernel drops signals if process 1 has no handler for them. Without this, a container that is
     stopped while it starts, or while a command other than `serve` runs, would go on until it is
     killed. Call this before anything that takes time; `serve` installs its own handlers later.
     """

@@ -82,7 +82,7 @@ def _weights(op: Op) -> list[str]:
 
 
 def _parameters(op: Op) -> list[tuple[str, Any]]:
-    """Return the other fields of an operation whose values differ from their defaults."""
+    """Return the other fields of an operation that differ from their defaults."""
     found: list[tuple[str, Any]] = []
     for field in msgspec.structs.fields(op):
         held = getattr(op, field.name)

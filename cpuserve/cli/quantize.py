@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def quantize(args: argparse.Namespace) -> int:
-    """Run `cpuserve quantize`: write the copy, and a line with what it is and how to serve it."""
+    """Run `cpuserve quantize`: write the copy, and a line with its format and how to serve it."""
     from cpuserve.loader.quantized import quantize_checkpoint
     from cpuserve.models import build_program
     from cpuserve.platforms.cpu import MADE_WHILE_LOADING, scheme_for

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A loaded model, which answers as the endpoints of a server do."""
+    """A loaded model, which responds as the endpoints of a server do."""
 
     name: str
     context: ModelContext
 
     async def stream(self, call: GenerateCall) -> str:
-        """Print the answer to `call` while it is generated, and return it.
+        """Print the response to `call` while it is generated, and return it.
 
         Raises:
             RequestError: the call is invalid, or the engine failed.

@@ -1,7 +1,7 @@
 """The tables of `cpuserve models --supported`: families, formats, and kernels of this CPU.
 
-`python -m cpuserve.cli.support_tables docs/models.md` writes those of families and formats, which
-are made from the registries, between the two markers in the file.
+`python -m cpuserve.cli.support_tables docs/models.md` writes the tables of families and formats,
+which are made from the registries, between the two markers in the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cpuserve.config.reference import between
 
 BEGIN = "<!-- models: made by python -m cpuserve.cli.support_tables docs/models.md -->"
 END = "<!-- end of models -->"
-# Families whose files have the name of another, which settles what they are by their metadata.
+# Families with files of another name; the metadata of a file decides between them.
 SAME_FILES = {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
@@ -39,7 +39,7 @@ ROWS = {
 
 
 def families() -> list[list[str]]:
-    """A row for each architecture: its name, what it is, and its names in GGUF files."""
+    """A row for each architecture: its name, a description, and its names in GGUF files."""
     from cpuserve.loader.gguf_archs import ARCHS
     from cpuserve.models import MODELS, RERANKERS, TEXT_PARTS
 
@@ -54,7 +54,7 @@ def families() -> list[list[str]]:
 
 
 def formats() -> list[list[str]]:
-    """A row for each format of safetensors (quant_method): its name and what it is."""
+    """A row for each format of safetensors (quant_method): its name and a description."""
     from cpuserve.quant.registry import BUILTIN
 
     rows = [["quant_method", "what is read"]]
@@ -83,7 +83,7 @@ def types() -> list[list[str]]:
 
 
 def levels() -> list[list[str]]:
-    """A row for each kernel: its name, and the level whose kernel each level of this CPU takes."""
+    """A row for each kernel: its name, and for each level of this CPU the level of its kernel."""
     from cpuserve.platforms.cpu import CpuPlatform
 
     platform = CpuPlatform()
@@ -104,13 +104,13 @@ def replaced(text: str) -> str:
 
 
 def _sentence(described: object) -> str:
-    """What the first paragraph of its docstring says, without where it comes from."""
+    """Return the first paragraph of its docstring, without its source."""
     paragraph = (inspect.getdoc(described) or "").split("\n\n")[0].replace("\n", " ")
     return re.sub(r" ?Source:.*", "", paragraph)
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of a Markdown table whose first row is its head."""
+    """The lines of a Markdown table; the first row is its head."""
     head, *body = rows
     for cells in (head, ["---"] * len(head), *body):
         yield f"| {' | '.join(cells)} |"

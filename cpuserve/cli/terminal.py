@@ -26,7 +26,7 @@ def open_standard_streams() -> None:
 
     Some launchers start programs with closed streams. The next file or socket would then get the
     stream's number, and output would be written to it. Also makes stdout replace characters that
-    its encoding does not have, because an answer may contain any character.
+    its encoding does not have, because a response may contain any character.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -1,4 +1,4 @@
-"""The options of the server: one record, in which each has its type, default, texts and names."""
+"""The options of the server: one record with the type, default, texts and names of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpuserve.config.field import SERVER, Alias, Field, at_least, named, not_emp
 def option(text: str, default: str = "", **names: Any) -> Field:
     """Return an option of the server with this help text.
 
-    default: what the help says of the default; "" = the value of the attribute.
+    default: the text of the help on the default; "" = the value of the attribute.
     """
     return Field("", text, default, SERVER, server=True, **names)
 
@@ -49,7 +49,7 @@ def _keys(value: list[str]) -> None:
 
 
 class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """Settings of the front end. The help text of each is that of its flag.
+    """Settings of the front end. Each has the help text of its flag.
 
     uds: "none" means None. request_timeout: 0 = no limit.
     """

@@ -20,7 +20,7 @@ async def load_adapter(models: ModelRegistry, name: str, path: str, in_place: bo
     """Load the adapter at `path` in all engines; requests can then name it as their model.
 
     path: a directory of PEFT or a GGUF file. in_place: replace an adapter of this name, if there is
-    one. Requests that run go on with the one with which they started.
+    one. Requests that run go on with the adapter they started with.
 
     Raises:
         NotFound: there is nothing at `path` (404).
@@ -67,7 +67,7 @@ async def unload_adapter(models: ModelRegistry, name: str) -> None:
             loaded = ", ".join(context.adapters) or "none"
             msg = f"The lora adapter {name!r} cannot be found. Those that are loaded: {loaded}"
             raise NotFound(msg, param="lora_name")
-        del context.adapters[name]  # so that no request names it any more
+        del context.adapters[name]  # so that no request finds it any more
         await context.client.ask("unload_adapter", name=name)
         log.info("adapter %s is unloaded", name)
 

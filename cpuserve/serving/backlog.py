@@ -42,7 +42,7 @@ class Backlog:
         self._since = 0.0
         self._started = False
         self._gap_s = 0.0
-        # Prompt tokens of sequences that started lately, and those of them that were computed.
+        # Prompt tokens of sequences that started lately, and how many were computed.
         self._asked = self._computed = _PRIOR_TOKENS
 
     def enter(self, tokens: int) -> None:
@@ -83,7 +83,7 @@ class Backlog:
         1. The waiting prompt tokens that are probably not in the prefix cache, divided by the
            prompt rate.
         2. The number of waiting sequences times the average time between two starts. It matters
-           while long answers occupy all slots.
+           while long responses occupy all slots.
         3. The time without a start that estimate 1 does not explain, for each round of `slots`
            waiting sequences: sequences that started together may also end together.
         """
@@ -122,6 +122,6 @@ class Backlog:
             raise self.refusal(msg)
 
     def refusal(self, message: str) -> TooManyRequests:
-        """Return a 429 error whose Retry-After is the estimated wait, from 1 to 600 s."""
+        """Return a 429 error with the estimated wait as Retry-After, from 1 to 600 s."""
         wait = min(max(self.wait_s(), 1.0), LONGEST_RETRY_S)
         return TooManyRequests(message, retry_after_s=wait)

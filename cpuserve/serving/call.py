@@ -1,4 +1,4 @@
-"""GenerateCall: what a client asks of a model, in no dialect's words.
+"""GenerateCall: a request to a model, in no dialect's words.
 
 A dialect's schema.py makes it from its own fields. `params.py` and `prompts.py` check it, so a
 fault has one text whatever the dialect. None means that the client did not set the field.
@@ -19,7 +19,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 4096
 MAX_ID_LIST = 1024
 MAX_PROMPTS = 1024
-NO_LIMIT = 2**31 - 1  # as max_tokens: what the context holds, whatever the default is
+NO_LIMIT = 2**31 - 1  # as max_tokens: up to the end of the context, whatever the default is
 
 # In the form of chat completions. `content` is a text, or a list of parts that are texts. What an
 # assistant thought before it is in `reasoning_content`, whatever a dialect calls it.
@@ -27,9 +27,9 @@ Message = dict[str, Any]
 
 
 def thinking_variables(on: bool) -> dict[str, Any]:
-    """Return the variables of chat templates that say whether to think, of which each reads one.
+    """Return the variables of chat templates that say whether to think; a template reads one.
 
-    Qwen's and GLM's read the first, DeepSeek's and Granite's the second.
+    Qwen and GLM read the first, DeepSeek and Granite the second.
     """
     return {"enable_thinking": on, "thinking": on}
 
@@ -38,7 +38,7 @@ def thinking_variables(on: bool) -> dict[str, Any]:
 class Prompt:
     """The token ids of a prompt, and its text if it was sent as text.
 
-    thinks: it ends within a thought. continues: it ends with a text of the answer.
+    thinks: it ends within a thought. continues: it ends with a text of the response.
     """
 
     ids: list[int]
@@ -48,7 +48,7 @@ class Prompt:
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
-    """What a call and the requests of the OpenAI dialect name alike: mostly how to sample.
+    """Fields that a call and the OpenAI dialect share: mostly how to sample.
 
     response_format, structured_outputs: see serving/response_format.py.
     """
@@ -85,14 +85,14 @@ class GenerateCall(CommonFields, kw_only=True):
     """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
 
     prompt: a text, token ids, or a list of texts or of token ids. pairs: of texts, in place of a
-    prompt; the answer is a score for each. instruction: what such a score is for. prompt_name: of
+    prompt; the response is a score for each. instruction: what such a score is for. prompt_name: of
     the model's prompts, one that goes before texts to be embedded. truncate_prompt_tokens: texts to
     be embedded, and pairs, are cut to so many tokens, -1 = to the context. reasoning_effort: one
     of REASONING_EFFORTS, which the chat template reads. tools:
     functions, in the form that chat templates read (OpenAI's). tool_choice: "none", "auto", or
     "required", which with a tool_name means that function. max_tokens_name: the dialect's word for
-    max_tokens. default_max_tokens: max_tokens if it is None; None = what the context holds.
-    logprobs: None = none, k = of the token and of k alternatives. embed: the answer is a vector
+    max_tokens. default_max_tokens: max_tokens if it is None; None = the rest of the context.
+    logprobs: None = none, k = of the token and of k alternatives. embed: the response is a vector
     for each prompt, or for each pair its score. adapter: the LoRA adapter that the request
     names as its model. usage_in_each: whether Usage follows the events of each output.
     """
@@ -128,7 +128,7 @@ class GenerateCall(CommonFields, kw_only=True):
         """Release texts, lists and objects that have been turned into tokens and parameters.
 
         The messages may take many times the memory of their tokens, and would stay until the
-        answer ends.
+        response ends.
         """
         for name in self.__struct_fields__:
             if isinstance(getattr(self, name), list | dict):

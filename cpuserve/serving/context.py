@@ -1,4 +1,4 @@
-"""ModelContext: one served model, and whether it can answer requests now."""
+"""ModelContext: one served model, and whether it can serve requests now."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class ModelContext:
     `default_sampling` applies to requests that set no values of their own. `tokenizer` is None
     until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
     is gone; see `unavailable`. `answers` is how the model writes calls of tools and thoughts, and
-    `shown_ids` are the special tokens in whose text they are found. `kv_bytes` is
+    `shown_ids` are the special tokens that contain them as text. `kv_bytes` is
     what its KV cache may take. `pooling` is how it makes embeddings ("none": it generates text,
-    "rank": it gives scores of `pairs` of texts), and `vector_width` how many numbers one has.
+    "rank": it scores `pairs` of texts), and `vector_width` how many numbers one has.
     `adapters` are its LoRA adapters: their paths by
     the names that requests use as the model's; `adapters_change` says whether clients may load and
     unload them (serving/adapters.py), which is done under `adapter_lock`.
@@ -88,7 +88,7 @@ class ModelContext:
     ) -> None:
         """Make the endpoints available, after tokenizer and engine are loaded.
 
-        answers: what the template was found to write; None = find it now.
+        answers: the format of the template; None = find it now.
         """
         self.tokenizer = tokenizer
         self.chat_template = chat_template
@@ -131,12 +131,12 @@ class ModelContext:
 
     @property
     def embeds(self) -> bool:
-        """Whether the model gives embeddings."""
+        """Whether it is an embedding model."""
         return self.pooling not in ("none", "rank")
 
     @property
     def fingerprint(self) -> str:
-        """The system_fingerprint: equal for servers whose settings give equal seeded answers."""
+        """The system_fingerprint: equal for servers with equal seeded responses."""
         facts = "|".join((version(), self.model_names[0], self.build))
         return "fp_" + hashlib.sha256(facts.encode()).hexdigest()[:10]
 
@@ -146,7 +146,7 @@ class ModelContext:
         return self.chat_template
 
     def get_pairs(self) -> PairEncoder:
-        """Return what makes prompts of pairs of texts; only a reranker has it."""
+        """Return the encoder of pairs of texts; only a reranker has one."""
         assert self.pairs is not None
         return self.pairs
 

@@ -1,10 +1,10 @@
-"""Events: what an answer consists of, in one order, for every dialect.
+"""Events: the parts of a response, in one order, for every dialect.
 
 An engine output of one sequence becomes a list of events: `[Progress]`, or
 `[Scored?, Text, (ToolCall | Text)*, Finish?, Usage?]`, or for an embedding
-`[Text, Embedding, Finish]`. The last list of an answer is
-`[Usage]`. `Text` comes once for each output, also with an empty text, since it carries the token
-ids and logprobs, behind which the text may lag (half characters, stop strings). A whole answer is
+`[Text, Embedding, Finish]`. The last list of a response is
+`[Usage]`. `Text` comes once for each output, even with an empty text, since it carries the token
+ids and logprobs, after which the text may lag (half characters, stop strings). A whole response is
 the fold of the same events as a stream, so the two cannot differ.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Progress(msgspec.Struct, gc=False):
-    """`processed` of the `total` prompt tokens are computed, of which `cached` were found."""
+    """`processed` of the `total` prompt tokens are ready; `cached` were in the cache."""
 
     index: int
     total: int
@@ -40,7 +40,7 @@ class Scored(msgspec.Struct):
 
 
 class Text(msgspec.Struct):
-    """Text of the answer, the new token ids, and one logprob for each if they were requested."""
+    """Text of the response, the new token ids, and one logprob for each if they were requested."""
 
     index: int
     text: str
@@ -94,7 +94,7 @@ class Usage(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The sequence failed. It ends the whole answer: `error` is raised where events are read."""
+    """The sequence failed. It ends the whole response: `error` is raised where events are read."""
 
     error: BaseException
 
@@ -162,7 +162,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Folded:
-    """The fold of all events of an answer."""
+    """The fold of all events of a response."""
 
     choices: list[Choice]
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
@@ -177,7 +177,7 @@ class Folded:
 
     @property
     def num_shown(self) -> int:
-        """How many token ids, numbers of vectors and logprobs the answer may contain."""
+        """How many token ids, numbers of vectors and logprobs the response may contain."""
         return sum(
             len(choice.token_ids)
             + len(choice.vector) // 4

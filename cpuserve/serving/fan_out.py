@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 MAX_SEQUENCES_PER_REQUEST = 1024
 # List items in all sequences of a request together; each takes about 50 bytes in the engine.
 MAX_REQUEST_ITEMS = 1 << 22
-# Values of prompt logprobs in an answer: at each token its own, its alternatives, and the list of
-# them. Each takes about 300 bytes here until the answer has been written, so all take 160 MB.
+# Values of prompt logprobs in a response: at each token its own, its alternatives, and the list of
+# them. Each takes about 300 bytes here until the response has been written, so all take 160 MB.
 MAX_PROMPT_LOGPROBS = 1 << 19
 MAX_TIMEOUT_S = 1e6
 
 
 @dataclass(slots=True)
 class Job:
-    """One sequence: choice `index` of the answer.
+    """One sequence: choice `index` of the response.
 
     started, answering: time.monotonic() when it was made, and at its first output (0.0 before).
     held: whether its context counts it as active. waits: whether the backlog counts it, with
@@ -117,7 +117,7 @@ def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool)
 
 
 def _check_scores(prompts: list[Prompt], params: list[SamplingParams], echo: bool) -> None:
-    """Raise InvalidRequest if the prompt logprobs of an answer would fill the memory."""
+    """Raise InvalidRequest if the prompt logprobs of a response would fill the memory."""
     top = params[0].prompt_logprobs if params else None
     if top is None:
         return

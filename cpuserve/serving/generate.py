@@ -35,9 +35,9 @@ Events = AsyncGenerator[list[Event], None]
 
 
 async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generation:
-    """Check a call, and return the generation that will answer it.
+    """Check a call, and return the generation that will serve it.
 
-    served: what the request names as its model, which may be an adapter.
+    served: the model of the request, which may be an adapter.
 
     num_bytes: the size of the request's body; see prompts.chat_prompt.
 
@@ -81,11 +81,11 @@ async def count_prompt(context: ModelContext, call: GenerateCall, num_bytes: int
     return len(prompt.ids)
 
 
-# What a model gives, by its pooling: words for it, and the endpoint that has it.
+# The outputs of models: words for each, and its endpoint.
 _SCORES = ("scores of pairs of texts", "/v1/rerank or /v1/score")
 _VECTORS = ("embeddings", "/v1/embeddings")
 _TEXT = ("text", "/v1/chat/completions or /v1/completions")
-# How a model that gives text becomes one that gives these.
+# How a model that generates text becomes one for these.
 _SERVED_AS = {
     _VECTORS: "To get embeddings, serve a model with --pooling last or mean",
     _SCORES: "To get scores, serve a reranker (--pooling rank makes one of Qwen3-Reranker) or an "
@@ -94,7 +94,7 @@ _SERVED_AS = {
 
 
 def _check_kind(context: ModelContext, call: GenerateCall) -> None:
-    """Raise InvalidRequest unless the model gives what the call wants: text, vectors or scores."""
+    """Raise InvalidRequest unless the model can output text, vectors or scores as asked."""
     gives = {"none": _TEXT, "rank": _SCORES}.get(context.pooling, _VECTORS)
     wants = _SCORES if call.pairs is not None else _VECTORS if call.embed else _TEXT
     if gives == wants:

@@ -8,7 +8,7 @@ from cpuserve.config.server import ServerOptions
 
 # A prompt token takes 2 to 6 bytes of text in any language, and at most about 64 bytes of JSON, in
 # many short messages with escapes for all non-ASCII characters. The minimum allows for requests
-# with many prompts or long lists of token ids, whose sizes do not depend on the context.
+# with many prompts or long lists of token ids; their sizes do not depend on the context.
 BODY_BYTES_PER_TOKEN = 64
 LEAST_BODY_BYTES = 4 << 20
 LEAST_HELD_BYTES = 32 << 20

@@ -1,6 +1,6 @@
 """The progress of a start, and the body of /health with status 503.
 
-startup_server.py answers on the port until the engine process exists, and the front end answers
+startup_server.py responds on the port until the engine process exists, and the front end responds
 after that. Both use this module, so it must not import anything heavy.
 """
 

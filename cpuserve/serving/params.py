@@ -22,7 +22,7 @@ from cpuserve.serving.call import (
 # Sampling parameters by name, for requests that do not set them.
 Defaults = Mapping[str, int | float]
 
-# min and max hold Python's global lock, on any thread: about a millisecond for this many ids.
+# min and max hold the Python global lock, on any thread: about a millisecond for this many ids.
 _IDS_AT_ONCE = 1 << 16
 
 
@@ -30,7 +30,7 @@ _IDS_AT_ONCE = 1 << 16
 class Lengths:
     """The lengths that determine max_tokens, all in tokens.
 
-    context: what prompt and answer may have together. asked: the requested value of the field
+    context: what prompt and response may have together. asked: the requested value of the field
     asked_name. scoring: the request may generate nothing.
     """
 
@@ -50,7 +50,7 @@ def sampling_params(
 ) -> list[SamplingParams]:
     """Return the parameters of each prompt's sequences; `defaults` are the server's.
 
-    form: what the answers must look like, None = anything.
+    form: the grammar or schema of the responses, None = none.
 
     They share their lists, which are checked once: otherwise a thousand prompts with a list of the
     whole vocabulary would take seconds.
@@ -70,7 +70,7 @@ def sampling_params(
             check_input_fits(index, len(prompt), limits.max_model_len)
     for prompt in prompts:
         check_fits(len(prompt), limits.max_model_len, 0 if scoring else 1)
-    # The last token of an answer needs no place in the KV cache. What the cache does not hold of a
+    # The last token of a response needs no place in the KV cache. What the cache does not hold of a
     # prompt is an error of check_prompt.
     context = max(*map(len, prompts), min(limits.max_model_len, limits.kv_tokens + 1))
     budgets = [
@@ -143,7 +143,7 @@ def check_input_fits(index: int, num_tokens: int, max_model_len: int) -> None:
 def _defaults_for(call: GenerateCall, defaults: Defaults) -> dict[str, int | float]:
     """Return the server's sampling defaults for this request, without max_tokens."""
     usable = {name: value for name, value in defaults.items() if name != "max_tokens"}
-    # A request for n answers expects different ones, but greedy decoding would give n equal ones.
+    # A request for n responses expects different ones, but greedy decoding would repeat one.
     if (call.n or 1) > 1 and call.temperature is None and usable.get("temperature") == 0:
         del usable["temperature"]
     return usable

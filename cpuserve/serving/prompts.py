@@ -212,7 +212,7 @@ async def chat_prompt(
 ) -> Prompt:
     """Return the token ids of the messages, rendered with the chat template; most: see `encode`.
 
-    opening: the beginning of the answer, which is not the model's choice.
+    opening: the beginning of the response, which is not the model's choice.
 
     num_bytes: the size of the request's body. It decides which renders this one waits for.
     """
@@ -253,7 +253,7 @@ def render_chat(context: ModelContext, call: GenerateCall) -> str:
 
 
 def _effort(call: GenerateCall) -> dict[str, Any]:
-    """Return the template variables that reasoning_effort sets, of which a template reads one."""
+    """Return the template variables that reasoning_effort sets; a template reads one."""
     effort = call.reasoning_effort
     if effort is None:
         return {}

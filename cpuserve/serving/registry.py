@@ -24,7 +24,7 @@ log = get_logger("serve")
 
 # A model that could not be loaded is not tried again for so long. The pause doubles each time.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
-# Ollama's clients add the default tag to names.
+# The Ollama clients add the default tag to names.
 DEFAULT_TAG = ":latest"
 
 
@@ -40,7 +40,7 @@ class Loader(Protocol):
         """The size of a body that the model may accept, as far as that is known before loading."""
 
     async def load(self, promised_bytes: int) -> ModelContext:
-        """Return the model, ready to answer.
+        """Return the model, ready to serve requests.
 
         promised_bytes: memory that is free now and that the loaded models will take.
 
@@ -52,10 +52,10 @@ class Loader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a request's `model` means. All dialects get it from ModelRegistry.find.
+    """The meaning of a request's `model`. All dialects get it from ModelRegistry.find.
 
-    name: under which the answer is given. adapter: the LoRA adapter that the name means. lease:
-    keeps the model loaded until it is released, after the last byte of the answer.
+    name: under which the response is given. adapter: the LoRA adapter that the name means. lease:
+    keeps the model loaded until it is released, after the last byte of the response.
     """
 
     context: ModelContext
@@ -81,7 +81,7 @@ class Lease:
 
 
 class ModelRegistry:
-    """Finds the model that a request names.
+    """Finds the model that a request asks for.
 
     Models are loaded one at a time, because each must know what memory the others have taken. If
     one does not fit, the others that no request uses are unloaded, the least recently used first.
@@ -101,7 +101,7 @@ class ModelRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All served names, those of the first model before the others."""
+        """All served names; the first model comes before the others."""
         return (*self.first.model_names, *self.first.adapters, *self._slots)
 
     @property
@@ -189,7 +189,7 @@ class ModelRegistry:
             slot.loading.add_done_callback(slot.on_loaded)
         loading = slot.loading
         try:
-            # Other requests wait for the same load, also if this one's client disconnects.
+            # Other requests wait for the same load, even if this one's client disconnects.
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
             if not loading.cancelled():
@@ -281,7 +281,7 @@ class _Slot:
         self._failure: _Failure | None = None
 
     def set_loaded(self, context: ModelContext, now: float) -> None:
-        """Use `context`, which is ready to answer."""
+        """Use `context`, which is ready to serve requests."""
         self.context = context
         self.most_body_bytes = context.limits.max_body_bytes
         self.used = now

@@ -1,4 +1,4 @@
-"""Which form the text of an answer must have: response_format and structured_outputs."""
+"""The structured output that a request asks for: response_format and structured_outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def structured_outputs(call: GenerateCall) -> StructuredOutputs | None:
             raise InvalidRequest(msg, param="structured_outputs")
         form = structured_from(call.structured_outputs)
     if form is not None and call.tools and call.tool_choice == "required":
-        # The formats of an answer go with every request of an agent, and mean its texts.
+        # The formats of a response go with every request of an agent, and mean its texts.
         if form.field != "structured_outputs":
             return None
         msg = f"{form.field} and a forced tool_choice exclude each other: set one of them"
@@ -55,7 +55,7 @@ def _response_format(value: Any) -> StructuredOutputs | None:
 
 
 def _json_object(schema: Any) -> StructuredOutputs:
-    """Return any object, or that of a schema, which llama.cpp's clients may add."""
+    """Return the output for any object, or for a schema, which llama.cpp clients may add."""
     if schema is None:
         return StructuredOutputs(json_object=True, field=_FIELD)
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts: those of a reranker, or the cosine of two embeddings."""
+"""Scores of pairs of texts, by a reranker or as the cosine of two embeddings."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Places = list[tuple[int, int]]
 
 
 class PairScores:
-    """The scores of the pairs of one call: a reranker gives them, embeddings are compared."""
+    """The scores of the pairs of one call: a reranker computes them, embeddings are compared."""
 
     def __init__(self) -> None:
         self._places: Places | None = None
 
     def call(self, context: ModelContext, call: GenerateCall) -> GenerateCall:
-        """Return the call that `context` can answer; InvalidRequest as `embedding_call`."""
+        """Return the call that `context` can serve; InvalidRequest as `embedding_call`."""
         if context.embeds:
             call, self._places = embedding_call(call)
         return call
 
     def of(self, vectors: Sequence[bytes]) -> list[float]:
-        """Return the score of each pair, of the vectors that answer the call."""
+        """Return the score of each pair, of the vectors of the response."""
         if self._places is not None:
             return cosines(vectors, self._places)
         return [floats_of(vector)[0] for vector in vectors]  # a reranker's have one number
@@ -44,7 +44,7 @@ def each_once(pairs: Sequence[tuple[str, str]]) -> tuple[list[str], Places]:
 
 
 def embedding_call(call: GenerateCall) -> tuple[GenerateCall, Places]:
-    """Return the call that embeds each text of call.pairs once, and where those of a pair are.
+    """Return the call that embeds each text of call.pairs once, and where the texts of a pair are.
 
     Raises:
       InvalidRequest: there is an instruction, which only some rerankers take, or too many texts.

@@ -51,7 +51,7 @@ class StopFilter:
 
 
 class _Match:
-    """Tracks the longest prefix of `stop` with which the text so far ends; `length` is its length.
+    """Tracks the longest prefix of `stop` that ends the text so far; `length` is its length.
 
     This is the Knuth-Morris-Pratt algorithm: its time depends on new characters only.
     """
@@ -98,7 +98,7 @@ class _Match:
 
 
 class TextProcessor:
-    """The text side of one sequence, choice `index` of its answer."""
+    """The text side of one sequence, choice `index` of its response."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class TextProcessor:
     def find_calls(self, parser: ToolParser, shown_ids: frozenset[int]) -> None:
         """Find tool calls in the text; the sequence ends where the parser is full.
 
-        shown_ids: special tokens whose text the parser must see.
+        shown_ids: special tokens that the parser must see as text.
         """
         self._calls = parser
         self._detokenizer.show(shown_ids)
@@ -147,7 +147,7 @@ class TextProcessor:
             events.append(Embedding(self._index, output.vector))
         shown = output.tokens
         if finish == "stop" and not self._include:
-            shown = shown[:-1]  # the text of a stop token is not part of the answer
+            shown = shown[:-1]  # the text of a stop token is not part of the response
         pieces = self._read(shown, text)
         count = len(text.token_ids)
         self._num_tokens += count
@@ -163,8 +163,8 @@ class TextProcessor:
             pieces = pieces[1:]
         events += pieces
         reason, calls = finish, self._calls
-        # A client runs the calls of such an answer, so the last one must not be cut off. Behind it,
-        # a limit may have cut off text or another call.
+        # A client runs the calls of such a response, so the last one must not be cut off. After
+        # it, a limit may have cut off text or another call.
         if calls is not None and (
             (finish in ("stop", "length") and (calls.is_full or calls.ends_with_call))
             or (finish == "stop" and calls.last_closed)
@@ -178,8 +178,8 @@ class TextProcessor:
     def _read(self, shown: list[int], event: Text) -> list[Piece]:
         """Return the pieces of the text of new tokens; without calls, `event` gets the text.
 
-        What may end the answer is looked for after each token, because tokens behind the end are
-        not a part of the answer.
+        The end of the response is looked for after each token, because tokens after the end are
+        not a part of the response.
         """
         stops, calls, pieces = self._stops, self._calls, []
         if stops is None and (calls is None or calls.most_calls is None):
@@ -195,19 +195,19 @@ class TextProcessor:
         return pieces
 
     def _told(self, text: str, event: Text) -> list[Piece]:
-        """Return what the parser of calls finds; without one, add the text to `event`."""
+        """Return the pieces that the parser finds; without one, add the text to `event`."""
         if self._calls is not None:
             return self._calls.push(text)
         event.text += text
         return []
 
     def _has_ended(self) -> bool:
-        """Whether a stop string or the last call that may be has ended the answer."""
+        """Whether a stop string or the last call that may be has ended the response."""
         stopped = self._stops is not None and self._stops.matched is not None
         return stopped or (self._calls is not None and self._calls.is_full)
 
     def _rest(self, event: Text) -> list[Piece]:
-        """Return the pieces of what was held back, at the end of the answer."""
+        """Return the pieces that were held back, at the end of the response."""
         stops, pieces = self._stops, []
         if not self._has_ended():
             text = self._detokenizer.flush()

@@ -1,1 +1,1 @@
-"""Anthropic's dialect: messages and their token counts."""
+"""The Anthropic dialect: messages and their token counts."""

@@ -1,4 +1,4 @@
-"""Content blocks as text, or as what stands for those that are none."""
+"""Content blocks as text, or as the part that replaces those that are none."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _without_billing(text: str) -> str | None:
 
 
 def shown(block: dict[str, Any], where: str) -> Part:
-    """Return the text of a block that a user may send, or what stands for it.
+    """Return the text of a block that a user may send, or the part that replaces it.
 
     Raises:
       InvalidRequest: the block has no valid form.
@@ -55,7 +55,7 @@ def shown(block: dict[str, Any], where: str) -> Part:
 
 
 def returned(content: object, where: str) -> list[Part]:
-    """Return what a tool returned, which is never refused."""
+    """Return the result of a tool, which is never refused."""
     if not isinstance(content, list):
         return [] if content is None else [plain(content)]
     return [_returned(part, f"{where}.{index}") for index, part in enumerate(content)]
@@ -89,7 +89,7 @@ def text_of(block: dict[str, Any], where: str) -> str:
 
 
 def _document(block: dict[str, Any], where: str) -> Part:
-    """Return a document's title, context and text, each of which begins a line."""
+    """Return a document's title, context and text, each on a line of its own."""
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
     if not isinstance(source, dict) or kind not in ("text", "content"):
@@ -115,7 +115,7 @@ def _document_name(block: dict[str, Any]) -> str:
 
 
 def _search_result(block: dict[str, Any], where: str) -> str:
-    """Return the title, the source and the text of a search result, each of which begins a line."""
+    """Return the title, the source and the text of a search result, each on a line of its own."""
     lines = [_string(block, name, where) for name in ("title", "source")]
     inner = blocks(block.get("content"), f"{where}.content")
     text = "\n".join(text_of(part, path) for path, part in inner)
@@ -123,11 +123,11 @@ def _search_result(block: dict[str, Any], where: str) -> str:
 
 
 def _tool_reference(block: dict[str, Any], where: str) -> str:
-    """Return what a search for tools found: all tools of a request are offered from its start."""
+    """Return the result of a search for tools: all tools of a request are offered at once."""
     return f"[The tool {_string(block, 'tool_name', where)} is among your tools.]"
 
 
-# Other blocks than text that become text. There are no citations in answers.
+# Other blocks than text that become text. There are no citations in responses.
 _SHOWN: dict[str, Callable[[dict[str, Any], str], Part]] = {
     "document": _document,
     "search_result": _search_result,
@@ -147,6 +147,6 @@ def _optional(block: dict[str, Any], name: str, where: str) -> str | None:
 
 
 def refuse(where: str, why: str) -> NoReturn:
-    """Raise InvalidRequest for what is at this path."""
+    """Raise InvalidRequest for the value at this path."""
     msg = f"{where} {why}"
     raise InvalidRequest(msg, param=where.partition(".")[0])

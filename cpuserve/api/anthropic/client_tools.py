@@ -1,6 +1,6 @@
 """Tools that Anthropic defines and clients run, as functions: requests name only their type.
 
-The parameters are those of Anthropic's documentation of the bash, text editor and memory tools.
+The parameters follow the Anthropic documentation of the bash, text editor and memory tools.
 """
 
 from __future__ import annotations

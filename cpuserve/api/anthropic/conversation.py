@@ -1,4 +1,4 @@
-"""Turn Anthropic's messages into those that chat templates read."""
+"""Turn Anthropic messages into those that chat templates read."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _FAILED = "[The tool reports an error.]"
 def chat_messages(
     messages: list[dict[str, Any]], system: str | list[dict[str, Any]] | None, note: str = ""
 ) -> list[Message]:
-    """Return the messages; InvalidRequest names what is invalid by its path.
+    """Return the messages; InvalidRequest with the path of an invalid part.
 
-    A result of a tool becomes a message of the role "tool", and text beside it one of the user.
-    note: what the model is told after the system's text.
+    A result of a tool becomes a message of the role "tool", and text next to it one of the user.
+    note: a text for the model after the text of the system.
     """
     if not messages:
         msg = "messages must be a non-empty list"
@@ -44,10 +44,10 @@ def chat_messages(
             refuse(f"{where}.role", "must be user, assistant or system")
         content = message.get("content")
         if content is None and role == "assistant":
-            content = []  # what other dialects write for a turn of calls, or one that was cut off
+            content = []  # other dialects write this for a turn of calls, or one that was cut off
         inner = list(blocks(content, f"{where}.content"))
         if role == "system":
-            # Agents give instructions also in the middle of a conversation, between turns.
+            # Agents send instructions in the middle of a conversation as well, between turns.
             texts = [text_of(block, path) for path, block in inner]
             found.append({"role": "system", "content": texts})
             continue
@@ -58,10 +58,10 @@ def chat_messages(
 
 
 class _Uses:
-    """Follows the tool_use blocks of a conversation, each of which needs a tool_result.
+    """Follows the tool_use blocks of a conversation, which each need a tool_result.
 
     A template writes calls and results in order, so a call without its result would be lost, or
-    have the text behind it as its result. Messages of one role in a row are one turn.
+    have the text after it as its result. Messages of one role in a row are one turn.
     """
 
     def __init__(self) -> None:

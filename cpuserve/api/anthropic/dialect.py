@@ -1,4 +1,4 @@
-"""Anthropic's API."""
+"""The Anthropic API."""
 
 from __future__ import annotations
 

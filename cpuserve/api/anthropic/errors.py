@@ -1,4 +1,4 @@
-"""Errors in Anthropic's format {"type": "error", "error": {"type", "message"}, "request_id"}."""
+"""Errors in the Anthropic format {"type": "error", "error": {"type", "message"}, "request_id"}."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {
 
 
 class ErrorDetails(msgspec.Struct):
-    """What clients can read of an error: its cause, and the fields that are not supported."""
+    """The details of an error for clients: its cause, and the fields that are not supported."""
 
     error_code: str
     unsupported: list[str]
@@ -37,7 +37,7 @@ class MessageErrorInfo(msgspec.Struct, omit_defaults=True):
 
 
 class MessageError(msgspec.Struct):
-    """The body of every response whose status is not 2xx."""
+    """The body of every response with an error status."""
 
     type: str
     error: MessageErrorInfo
@@ -50,7 +50,7 @@ def anthropic_error(error: BaseException, request_id: str) -> bytes:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = public_message(error)
     if isinstance(error, PromptTooLong):
-        # Anthropic's words, to the letter: Claude Code reads the numbers, and compacts.
+        # The words of Anthropic, to the letter: Claude Code reads the numbers, and compacts.
         message = f"prompt is too long: {error.num_tokens} tokens > {error.most} maximum"
     info = MessageErrorInfo(kind, message)
     if isinstance(error, RequestError) and error.code == NO_THREADS:
@@ -59,5 +59,5 @@ def anthropic_error(error: BaseException, request_id: str) -> bytes:
 
 
 def error_frame(error: BaseException, request_id: str) -> bytes:
-    """Return `error` as an event of a stream whose status has already been sent."""
+    """Return `error` as an event of a stream that has already begun."""
     return b"event: error\ndata: %b\n\n" % anthropic_error(error, request_id)

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/NAME of clients that send Anthropic's header."""
+"""GET /v1/models and /v1/models/NAME of clients that send the Anthropic header."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PAGE, _MAX_PAGE = 20, 1000
 
 
 class _Route(APIRoute):
-    """A route for requests with the header; the same path without it is OpenAI's."""
+    """A route for requests with the header; the same path without it belongs to OpenAI."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return super().matches(scope) if has_header(scope, ANTHROPIC.header) else (Match.NONE, {})
 
 
-# OpenAI's routes describe the paths in /openapi.json, which has one description for each.
+# The OpenAI routes describe the paths in /openapi.json, which has one description for each.
 router = APIRouter(route_class=_Route, include_in_schema=False)
 
 

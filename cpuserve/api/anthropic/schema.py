@@ -32,7 +32,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
 
 @with_refused("messages")
 class MessagesRequest(CountRequest, kw_only=True):
-    """POST /v1/messages. `max_tokens` is required, as in Anthropic's API."""
+    """POST /v1/messages. `max_tokens` is required, as in the Anthropic API."""
 
     max_tokens: int
     stop_sequences: list[str] | None = None
@@ -45,7 +45,7 @@ class MessagesRequest(CountRequest, kw_only=True):
 
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
-    """Text of the answer."""
+    """Text of the response."""
 
     text: str
 
@@ -92,7 +92,7 @@ def to_call(request: CountRequest) -> GenerateCall:
     messages = chat_messages(request.messages, request.system, tools.note)
     call = GenerateCall(
         messages=messages,
-        # A last message of the assistant is the beginning of the answer.
+        # A last message of the assistant is the beginning of the response.
         continue_final_message=messages[-1]["role"] == "assistant" or None,
         tools=tools.functions,
         tool_choice=tools.choice,
@@ -124,7 +124,7 @@ def _max_tokens(most: int) -> int:
 def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the template variables that `thinking` sets.
 
-    The types of _MODEL_DECIDES leave it to the model whether it thinks, so an answer without
+    The types of _MODEL_DECIDES leave it to the model whether it thinks, so a response without
     blocks of thoughts is one of those that the client expects.
     """
     kind = None if thinking is None else thinking.get("type")

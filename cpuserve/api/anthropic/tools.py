@@ -13,15 +13,15 @@ from cpuserve.serving.tools.use import check_function
 
 log = logging.getLogger(__name__)
 
-# The types of tools that Anthropic defines, nearly all of which end with a date.
+# The types of tools that Anthropic defines, nearly all with a date at the end.
 _DEFINED = re.compile(r"[a-z0-9_]+_[0-9]{8}|mcp_toolset|tool_search_tool_[a-z0-9]+")
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
 class Offered(NamedTuple):
-    """The functions, the choice among them, and what the model is told of other tools.
+    """The functions, the choice among them, and a note for the model on other tools.
 
-    name: of the one function that must be called. parallel: None = calls may be.
+    name: the one function that must be called. parallel: None = calls may be.
     """
 
     functions: list[dict[str, Any]]
@@ -32,10 +32,10 @@ class Offered(NamedTuple):
 
 
 def offered(tools: list[dict[str, Any]] | None, choice: dict[str, Any] | None) -> Offered:
-    """Return what a request offers.
+    """Return the tools that a request offers.
 
-    Tools that Anthropic runs are left out beside functions. If there are no others, the model is
-    told that they are missing: agents ask a model with only such a tool, and read its text.
+    Tools that Anthropic runs are left out next to functions. If there are no others, the model is
+    informed that they are missing: agents ask a model with only such a tool, and read its text.
 
     Raises:
       InvalidRequest: a tool or the choice has no valid form, or only tools that nobody here can run
@@ -83,7 +83,7 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any] | None:
 
 
 def _choice(choice: dict[str, Any] | None) -> tuple[str, str | None, bool | None]:
-    """Return the choice, the tool that it names, and whether calls may be parallel."""
+    """Return the choice, the name of its tool, and whether calls may be parallel."""
     if choice is None:
         return "auto", None, None
     kind, name = choice.get("type"), choice.get("name")

@@ -1,4 +1,4 @@
-"""Write the events of an answer as Anthropic's message, in a stream or as one body."""
+"""Write the events of a response as an Anthropic message, in a stream or as one body."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class MessageWriter:
-    """Writes the answer to one request: content blocks, one after the other."""
+    """Writes the response to one request: content blocks, one after the other."""
 
     form = StreamFormat()
 
@@ -45,7 +45,7 @@ class MessageWriter:
         self._open: str | None = None  # the type of the block that is being written
         self._finish: Finish | None = None
         asked, (job,) = generation.call.max_tokens, generation.jobs
-        # Whether max_tokens was cut to what the context holds.
+        # Whether max_tokens was cut to the length of the context.
         self._cut = asked is not None and (job.params.max_tokens or 0) < asked
 
     def frames(self, events: list[Event]) -> bytes:
@@ -70,7 +70,7 @@ class MessageWriter:
         return out
 
     def _usage_at(self, first: Event) -> Usage:
-        """Return the usage before the answer; `first`: the first event, when the cache was read."""
+        """Return the usage before the response; `first`: the event at which the cache was read."""
         known = self._generation.usage()
         cached = first.cached if isinstance(first, Progress) else known.cached
         return Usage(known.prompt, 0, cached)

@@ -44,7 +44,7 @@ class Listener(socket.socket):
         self._file: tuple[int, ...] = ()
 
     def owns(self, path: Path) -> None:
-        """Remove the socket file `path`, to which this listener is bound, when it is closed."""
+        """Remove the socket file `path` of this listener when it is closed."""
         self._path, self._file = path, _identity(path)
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -79,7 +79,7 @@ class Listener(socket.socket):
         """Stop listening, and remove the socket file.
 
         The file goes before the socket: as long as this socket listens, no other server takes the
-        path, and afterwards the file there may be that of a successor.
+        path, and afterwards the file there may belong to a successor.
         """
         self._give_back()
         path, self._path = self._path, None
@@ -91,7 +91,7 @@ class Listener(socket.socket):
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """What tells the file at `path` from a later one, which may get the same inode."""
+    """Return the identity of the file at `path`; a later one may get the same inode."""
     facts = path.lstat()
     return facts.st_dev, facts.st_ino, facts.st_mtime_ns
 

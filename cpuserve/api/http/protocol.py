@@ -32,7 +32,7 @@ _RESET_POLL_S = 0.1
 
 
 class GuardedProtocol(H11Protocol):
-    """H11Protocol that closes stalled connections and answers clients that half-close theirs.
+    """H11Protocol that closes stalled connections and serves clients that half-close theirs.
 
     The request line and headers must be complete within header_timeout_s of the connection, or of
     the first byte of a later request. A body may pause for as long. A full write buffer must drain
@@ -48,7 +48,7 @@ class GuardedProtocol(H11Protocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._gone_timer: asyncio.TimerHandle | None = None
-        # What has been received of a request until its head is complete; its beginning may have
+        # The bytes of a request until its head is complete; the first may have
         # come with the request before it.
         self._head = b""
         self._refused = False

@@ -44,7 +44,7 @@ log = get_logger("serve")
 EXIT_OK = 0
 EXIT_ENGINE_DEAD = 1
 
-# How long connections may take to send the errors with which a shutdown ended their requests.
+# How long connections may take to send the errors that end their requests at a shutdown.
 _FLUSH_S = 1.0
 # How long clients can read why the engine died, before a supervisor may restart the server.
 _DEAD_GRACE_S = 1.0
@@ -67,7 +67,7 @@ class FrontEnd:
     ) -> None:
         """`configs`: one for each engine of `client`; all settings that the API shows are equal.
 
-        kv_bytes: what the KV caches may take. loaders: further models, which requests may name.
+        kv_bytes: the memory for KV caches. loaders: further models, which requests may name.
         """
         config = configs[0]
         self._client = client
@@ -147,7 +147,7 @@ class FrontEnd:
 
     async def _load_tokenizer(self) -> tuple[Tokenizer, ChatTemplate, AnswerFormat]:
         # Loaded objects stay in memory: exclude them from further garbage collections. The engine
-        # takes longer than the tokenizer, so this delays no answer.
+        # takes longer than the tokenizer, so this delays no response.
         gc.freeze()
         loaded = await asyncio.to_thread(load_texts, self._config)
         gc.collect()

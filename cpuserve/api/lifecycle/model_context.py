@@ -78,7 +78,7 @@ def make_context(
 
 
 def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, AnswerFormat]:
-    """Return the tokenizer, the chat template and how it writes answers.
+    """Return the tokenizer, the chat template and how it writes responses.
 
     It logs a warning if the template is broken.
 
@@ -102,13 +102,13 @@ def _most_sequences(configs: Sequence[EngineConfig], http: ServerOptions) -> int
 
 
 def _build(config: EngineConfig) -> str:
-    """Return the settings, besides version and model, that change answers to seeded requests."""
+    """Return the settings, besides version and model, that change responses to seeded requests."""
     facts = (config.architecture, config.dtype, config.activation_bits, config.isa, config.executor)
     return "|".join(map(str, (*facts, sorted(config.default_sampling.items()))))
 
 
 def _tiers(config: EngineConfig) -> list[str]:
-    """Return the names of the offload tiers behind the KV cache."""
+    """Return the names of the offload tiers of the KV cache."""
     kept = {"swap": config.swap_bytes, "disk": config.prefix_cache_dir, **config.kv_tiers}
     return [name for name, asked in kept.items() if asked and config.enable_prefix_caching]
 

@@ -84,4 +84,4 @@ class ModelLoader:
 
 
 def _quietly(_progress: Progress) -> None:
-    """Show no progress: the terminal and /health show that of the first model."""
+    """Show no progress: the terminal and /health show the first model."""

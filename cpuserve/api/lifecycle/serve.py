@@ -57,7 +57,7 @@ def serve(
     prepare(progress) finds the model, which may need a long download, and resolves the settings; it
     runs on its own thread. progress(stage, done, total) is called while `prepare` runs and while
     the engine loads. on_ready(prepared, url, client) prints the banner as soon as the server is
-    ready. others: names of further models, which are loaded when a request names them, with what
+    ready. others: further models, which are loaded when a request asks for one: its name, and what
     prepares each, given the bytes that the loaded models will still take.
 
     Raises:

@@ -1,8 +1,8 @@
-"""A small HTTP server that answers until the OpenAI front end takes over the port.
+"""A small HTTP server that responds until the OpenAI front end takes over the port.
 
 A download takes minutes. Meanwhile a supervisor must see that the server is alive, and a load
 balancer that it is not ready. Importing FastAPI and uvicorn takes half a second, which would delay
-the start of the engine. So this server uses asyncio only: it reads the head of a request, answers,
+the start of the engine. So this server uses asyncio only: it reads the head of a request, responds,
 and closes the connection.
 """
 
@@ -22,7 +22,7 @@ from cpuserve.serving.load_progress import LoadProgress, health_body, load_messa
 MAX_HEAD_BYTES = 1 << 16
 HEAD_TIMEOUT_S = 15.0
 # The system resets a connection that is closed with unread data, and the client may then lose the
-# answer. So further data is read and dropped for this long.
+# response. So further data is read and dropped for this long.
 LINGER_S = 2.0
 _LIVE = "/live"
 _HEALTH = ("/health", "/ping")
@@ -42,7 +42,7 @@ class StartupServer:
         self._stopped = threading.Event()
         self._connections: set[asyncio.Task[None]] = set()
         started = threading.Event()
-        # A daemon thread: a client that reads its answer slowly must not delay the exit.
+        # A daemon thread: a client that reads its response slowly must not delay the exit.
         threading.Thread(
             target=lambda: asyncio.run(self._serve(started)), name="cpuserve-starting", daemon=True
         ).start()

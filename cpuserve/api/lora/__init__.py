@@ -1,1 +1,1 @@
-"""vLLM's endpoints that load and unload LoRA adapters."""
+"""The vLLM endpoints that load and unload LoRA adapters."""

@@ -1,4 +1,4 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, in vLLM's formats.
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, in the vLLM formats.
 
 They exist only with --allow-runtime-lora-updating, because clients name paths on the server's disk.
 """

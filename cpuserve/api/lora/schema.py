@@ -1,4 +1,4 @@
-"""The bodies of /v1/load_lora_adapter and /v1/unload_lora_adapter; the fields are vLLM's."""
+"""The bodies of /v1/load_lora_adapter and /v1/unload_lora_adapter; the fields are as in vLLM."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from cpuserve.config.server import ServerOptions
 
-# The last two are the names by which containers of Docker and Podman reach their host.
+# Containers of Docker and Podman reach their host by the last two names.
 LOCAL_NAMES = ("localhost", "*.localhost", "host.docker.internal", "host.containers.internal")
 
 
 class AllowedHosts:
-    """Answers 403 unless the Host header is an IP address, a local name or one of the given names.
+    """Responds with 403 unless the Host header is an IP address, a local or a given name.
 
     The owner of a web page can point the page's domain name at 127.0.0.1 (DNS rebinding). The
     browser then treats a server there as the page's own server, and only the Host header reveals

@@ -21,7 +21,7 @@ METRICS_PATHS = frozenset({"/metrics", "/version"})
 
 
 class ApiKeys:
-    """Answers 401 unless the request has one of the keys or its route is public."""
+    """Responds with 401 unless the request has one of the keys or its route is public."""
 
     def __init__(
         self, app: ASGIApp, keys: Sequence[str], public: Collection[str] = PUBLIC_PATHS
@@ -56,7 +56,7 @@ def _key(scope: Scope) -> bytes:
     """Return the API key of a request, b"" if it has none."""
     scheme, _, key = header(scope, b"authorization").partition(b" ")
     if scheme.lower() != b"bearer":
-        key = header(scope, b"x-api-key")  # Anthropic's clients
+        key = header(scope, b"x-api-key")  # of Anthropic clients
     return key.strip()
 
 

@@ -1,4 +1,4 @@
-"""Release the models of a request after the last byte of its answer."""
+"""Release the models of a request after the last byte of its response."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from cpuserve.serving.registry import Lease
 
-# The key of a scope with the leases of the request, to which `RequestContext.choose` adds.
+# The key of a scope with the leases of the request; `RequestContext.choose` adds to them.
 LEASES = "cpuserve.leases"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cpuserve.metrics import HttpMetrics
 
-# Monitors request these all the time. vLLM's server does not count them either.
+# Monitors request these all the time. The vLLM server does not count them either.
 _UNCOUNTED_PATHS = PUBLIC_PATHS | METRICS_PATHS
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -29,7 +29,7 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class ResponseCounts:
-    """Counts answers by route, method and status, for /metrics.
+    """Counts responses by route, method and status, for /metrics.
 
     The route of a path that is not in `paths` and has no template is "none".
     """
@@ -39,7 +39,7 @@ class ResponseCounts:
         self._paths = frozenset(paths)
 
     def add(self, scope: Scope, status: int) -> None:
-        """Count the answer to the request of `scope`."""
+        """Count the response to the request of `scope`."""
         if scope["path"] in _UNCOUNTED_PATHS:
             return
         # Clients may send any path and method, and each would be a series of its own.
@@ -56,9 +56,9 @@ class ResponseCounts:
 class RequestIds:
     """Gives each request an id, the client's X-Request-Id if it is valid, and returns it.
 
-    The headers of the answer with the id are x-request-id and those of the path's dialect.
+    The headers of the response with the id are x-request-id and those of the path's dialect.
     It also removes trailing slashes from the path, before other middleware reads the path, and
-    counts the answer here, because each chunk of a stream passes every wrapper of `send`. At the
+    counts the response here, because each chunk of a stream passes every wrapper of `send`. At the
     end it logs a request that has failed.
     """
 

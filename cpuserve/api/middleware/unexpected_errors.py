@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class UnexpectedErrors:
-    """Logs unexpected exceptions and answers them with 500, without the exception's text."""
+    """Logs unexpected exceptions and responds to them with 500, without the exception's text."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,1 +1,1 @@
-"""Ollama's API: chat and generate, and what clients ask before."""
+"""The Ollama API: chat and generate, and what clients ask before."""

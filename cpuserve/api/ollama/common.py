@@ -1,4 +1,4 @@
-"""What the answers of Ollama's API share."""
+"""Parts that the responses of the Ollama API share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from cpuserve.api.request.fields import is_set
 from cpuserve.serving.call import unsupported
 
-# The fields in which the endpoints take their text.
+# The fields that hold the text of the endpoints.
 _TEXTS = ("messages", "prompt", "input")
 to_json = msgspec.json.Encoder().encode
 
@@ -27,7 +27,7 @@ def timestamp(seconds: float) -> str:
 def check_text(request: object, path: str, own: str) -> None:
     """Raise InvalidRequest if a request without text has it in the field of another endpoint.
 
-    Such a request would load the model and get an empty answer. own: the field of this endpoint.
+    Such a request would load the model and get an empty response. own: the field of this endpoint.
     """
     name = next((name for name in _TEXTS if is_set(getattr(request, name, None))), None)
     if name is not None:

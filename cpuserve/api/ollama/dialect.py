@@ -1,4 +1,4 @@
-"""Ollama's API."""
+"""The Ollama API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors in Ollama's format."""
+"""Errors in the Ollama format."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import msgspec
 from cpuserve.api.response.error_json import public_message
 from cpuserve.errors import PromptTooLong
 
-# Ollama's own words, which its clients look for. LiteLLM looks for those of the message itself.
+# The words of Ollama, which its clients look for. LiteLLM looks for words of the message itself.
 _TOO_LONG = "the input length exceeds the context length"
 
 
 class OllamaError(msgspec.Struct):
-    """The body of every response whose status is not 2xx."""
+    """The body of every response with an error status."""
 
     error: str
 

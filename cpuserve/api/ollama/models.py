@@ -1,4 +1,4 @@
-"""What clients ask of the models: tags, ps, show and version."""
+"""The endpoints about models: tags, ps, show and version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DETAILS = {
     "parameter_size": "",
     "quantization_level": "",
 }
-_NEVER = "2200-01-01T00:00:00Z"  # Ollama's client shows a time so far away as "Forever"
+_NEVER = "2200-01-01T00:00:00Z"  # The Ollama client shows a time so far away as "Forever"
 
 
 class OllamaShow(msgspec.Struct):
@@ -57,7 +57,7 @@ class OllamaVersion(msgspec.Struct):
 
 
 class OllamaModel(msgspec.Struct):
-    """The body of POST /api/show: what the model can do, and the length of its context."""
+    """The body of POST /api/show: the capabilities of the model, and the length of its context."""
 
     template: str
     details: dict[str, Any]
@@ -92,7 +92,7 @@ async def loaded(request: Request) -> Response:
 
 
 def _listed(name: str, at: str) -> dict[str, Any]:
-    # Ollama's own client shows the first digits of a digest, and fails without any.
+    # The client of Ollama shows the first digits of a digest, and fails without any.
     digest = hashlib.sha256(name.encode()).hexdigest()
     named: dict[str, Any] = {"name": name, "model": name, "modified_at": at}
     return {**named, "size": 0, "digest": digest, "details": dict(_DETAILS)}
@@ -138,5 +138,5 @@ def _template(context: ModelContext, *, calls_tools: bool) -> str:
 
 @router.get("/api/version", openapi_extra=json_answer(OllamaVersion, OllamaError))
 async def show_version() -> Response:
-    """The version of Ollama's API that this server has, and the version of cpuserve."""
+    """The version of the Ollama API that this server has, and the version of cpuserve."""
     return json_response(OllamaVersion(_OLLAMA, version()))

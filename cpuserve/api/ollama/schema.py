@@ -60,7 +60,7 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
 
     @property
     def asks(self) -> bool:
-        """Whether the request asks for an answer; others load or unload a model."""
+        """Whether the request asks for a response; others load or unload a model."""
         raise NotImplementedError
 
 
@@ -103,7 +103,7 @@ class OllamaMessage(msgspec.Struct):
 
 
 class OllamaAnswer(msgspec.Struct, kw_only=True):
-    """A part of an answer, or all of it: `message` of a chat, else `response`.
+    """A part of a response, or all of it: `message` of a chat, else `response`.
 
     The last part is done, and says why and how long it took in nanoseconds. The time in the queue
     counts as evaluation of the prompt.
@@ -132,13 +132,13 @@ def is_zero(keep_alive: Any) -> bool:
 
 
 def chat_call(asked: OllamaChat) -> GenerateCall:
-    """Return the call; InvalidRequest for what is not supported."""
+    """Return the call; InvalidRequest for a part that is not supported."""
     messages = chat_messages([_message(m, f"messages[{i}]") for i, m in enumerate(asked.messages)])
     return _call(
         asked,
         messages=messages,
         tools=asked.tools,
-        # A last message of the assistant is the beginning of the answer.
+        # A last message of the assistant is the beginning of the response.
         continue_final_message=messages[-1].get("role") == "assistant" or None,
     )
 
@@ -182,7 +182,7 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
 
 
 def _thinking(call: GenerateCall, think: Any) -> None:
-    """Set what the chat template reads of `think`: whether to think, and how much."""
+    """Set the template variables for `think`: whether to think, and how much."""
     if think is True or think is False:
         call.chat_template_kwargs = thinking_variables(think)
     elif think is not None and think in _LEVELS:

@@ -1,4 +1,4 @@
-"""Write the events of an answer as lines of JSON, or as one body."""
+"""Write the events of a response as lines of JSON, or as one body."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def part_of(
     model: str, text: str, calls: list[dict[str, Any]] | None = None, *, chat: bool, **more: Any
 ) -> OllamaAnswer:
-    """Return a part of an answer; `more`: the fields of the last one."""
+    """Return a part of a response; `more`: the fields of the last one."""
     answer = OllamaAnswer(model=model, created_at=timestamp(time.time()), **more)
     if chat:
         answer.message = OllamaMessage("assistant", text, calls or msgspec.UNSET)
@@ -35,7 +35,7 @@ def part_of(
 
 
 class OllamaWriter:
-    """Writes the answer to one request: a line of JSON for each list of events, or all at once."""
+    """Writes the response to one request: a line of JSON a list of events, or all at once."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class OllamaWriter:
         return ollama_error(error) + b"\n"
 
     def whole(self, answer: Folded) -> bytes:
-        """Return the whole answer as JSON."""
+        """Return the whole response as JSON."""
         (choice,) = answer.choices
         self._reason = choice.reason or "stop"
         calls = [_call_body(call, number) for number, call in enumerate(choice.calls)]
@@ -96,7 +96,7 @@ class OllamaWriter:
         return to_json(self._part("".join(choice.text), calls, **told))
 
     def _logprobs(self, entries: list[TokenLogprob] | None) -> dict[str, Any]:
-        """Return the logprobs of tokens as a field of an answer, if there are some."""
+        """Return the logprobs of tokens as a field of a response, if there are some."""
         if not entries:
             return {}
         if self._names is None:

@@ -1,1 +1,1 @@
-"""OpenAI's dialect: chat completions, completions, responses, embeddings and models."""
+"""The OpenAI dialect: chat completions, completions, responses, embeddings and models."""

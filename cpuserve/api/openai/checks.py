@@ -1,4 +1,4 @@
-"""The fields of OpenAI's requests that contradict each other or are names of one thing."""
+"""The fields of the OpenAI requests that contradict each other or mean the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_fields_together(request: GenerationRequest) -> None:
 
 
 def repetition_penalty(request: GenerationRequest) -> float | None:
-    """Return the penalty under vLLM's name or llama.cpp's; InvalidRequest for two that differ."""
+    """Return the penalty under its vLLM or llama.cpp name; InvalidRequest for two that differ."""
     theirs, ours = request.repeat_penalty, request.repetition_penalty
     if theirs is None:
         return ours
@@ -41,17 +41,17 @@ def repetition_penalty(request: GenerationRequest) -> float | None:
 
 
 class Length(NamedTuple):
-    """The name of the field that limits the answer, and its value; None = the default length."""
+    """The name of the field that limits the response, and its value; None = the default length."""
 
     name: str
     tokens: int | None
 
 
 def length(request: GenerationRequest, newer: int | None) -> Length:
-    """Return how long the answer may be; newer: max_completion_tokens, which wins over max_tokens.
+    """Return the limit of the response; newer: max_completion_tokens, which wins over max_tokens.
 
     Raises:
-      InvalidRequest: n_predict, which is llama.cpp's name for them, has another value.
+      InvalidRequest: n_predict, which is the llama.cpp name for them, has another value.
     """
     old, theirs = request.max_tokens, request.n_predict
     found = Length("max_tokens", old) if newer is None else Length("max_completion_tokens", newer)

@@ -26,7 +26,7 @@ FORM = StreamFormat(done=b"data: [DONE]\n\n")
 
 
 def error_chunk(error: BaseException) -> bytes:
-    """Return `error` as an event of a stream whose status has already been sent."""
+    """Return `error` as an event of a stream that has already begun."""
     return b"data: " + error_json(error) + b"\n\n"
 
 
@@ -34,7 +34,7 @@ class ChunkFormat:
     """Encodes choices as chunks of one stream.
 
     With `with_usage` every chunk has a usage member, which is null unless a usage is given, as in
-    OpenAI's API.
+    The OpenAI API.
     """
 
     def __init__(

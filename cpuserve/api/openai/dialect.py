@@ -1,4 +1,4 @@
-"""OpenAI's API, with vLLM's extensions."""
+"""The OpenAI API, with the vLLM extensions."""
 
 from __future__ import annotations
 

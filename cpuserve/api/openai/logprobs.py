@@ -148,7 +148,7 @@ def joined(first: LegacyLogprobs, second: LegacyLogprobs) -> LegacyLogprobs:
 def prompt_logprobs(
     entries: Sequence[TokenLogprob | None] | None, top: int | None, names: TokenNames
 ) -> PromptLogprobs | None:
-    """vLLM's prompt_logprobs: per position {id: {logprob, rank, decoded_token}}, the first null."""
+    """vLLM prompt_logprobs: per position {id: {logprob, rank, decoded_token}}, the first null."""
     if entries is None or top is None:
         return None
     return [None if entry is None else _prompt_entry(entry, top, names) for entry in entries]

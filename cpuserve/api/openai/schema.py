@@ -1,7 +1,7 @@
-"""Request and response types of the OpenAI API, with vLLM's extensions.
+"""Request and response types of the OpenAI API, with the vLLM extensions.
 
 Clients send null for "not set", so every optional request field accepts null. Fields that are not
-listed are accepted and ignored. Those that would change the answer but are not implemented are
+listed are accepted and ignored. Those that would change the response but are not implemented are
 refused by name (request/fields.py).
 """
 
@@ -22,7 +22,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class GenerationRequest(CommonFields, kw_only=True):
-    """The fields that chat completions, completions and responses share, beside those of a call."""
+    """The fields that chat completions, completions and responses share, besides CommonFields."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -30,7 +30,8 @@ class GenerationRequest(CommonFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_progress: bool | None = None
     user: str | None = None
-    # llama.cpp's names for repetition_penalty and max_tokens, and the tokens that penalties count.
+    # The llama.cpp names for repetition_penalty and max_tokens, and the tokens that penalties
+    # count.
     repeat_penalty: float | None = None
     n_predict: int | None = None
     repeat_last_n: int | None = None

@@ -28,7 +28,7 @@ class Spelling:
 
     name_of: returns the name in one, None if it has no valid form. function, allowed: a function,
     and allowed tools, for messages. inner: the member that has the mode and the tools of
-    `allowed_tools`, "" = they stand beside its type. skips: whether a tool that is no function,
+    `allowed_tools`, "" = they are next to its type. skips: whether a tool that is no function,
     and is therefore not offered, may be among allowed tools.
     """
 
@@ -45,7 +45,7 @@ def tool_choice(
     """Return what `choice` means for `tools`, which are in the form of chat completions.
 
     Raises:
-      InvalidRequest: it has no valid form, or allows what is not among `tools`.
+      InvalidRequest: it is not valid, or allows a tool that is not among `tools`.
     """
     choice = plain_choice(choice)
     if not isinstance(choice, dict):
@@ -63,7 +63,7 @@ def check_offers(functions: Sized, others: Collection[str], choice: object) -> N
     """Raise InvalidRequest if a request offers no functions, but other types of tools.
 
     Agents offer tools that OpenAI runs (web_search and others) or that the model writes freely
-    (custom) beside their functions. These are left out, because agents usually work without them.
+    (custom) next to their functions. These are left out, because agents usually work without them.
     A request that offers only such tools depends on them.
     """
     if not others or plain_choice(choice) == "none":
@@ -87,7 +87,7 @@ def plain_choice(choice: T) -> T | str:
 def _allowed_tools(
     choice: dict[str, Any], tools: list[dict[str, Any]], spelling: Spelling
 ) -> ToolChoice:
-    """Return the choice of OpenAI's `allowed_tools`: the model is told only of the tools in it."""
+    """Return the choice of `allowed_tools`: the model sees only the tools in it."""
     inner = spelling.inner
     allowed = choice.get(inner) if inner else choice
     mode, chosen = None, None
@@ -100,7 +100,7 @@ def _allowed_tools(
             f"of {spelling.function} that is not empty"
         )
         raise InvalidRequest(msg, param="tool_choice")
-    # If all of them would be skipped, the message names the first one.
+    # If all of them would be skipped, the message has the first one.
     chosen = [tool for tool in chosen if not spelling.skips(tool)] or chosen
     names = [spelling.name_of(tool) for tool in chosen]
     offered = {function_name(tool) for tool in tools} - {None}

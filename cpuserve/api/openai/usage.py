@@ -1,4 +1,4 @@
-"""Token counts in OpenAI's format."""
+"""Token counts in the OpenAI format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def usage_body(usage: events.Usage) -> Usage:
-    """Return the counts as the `usage` member of an answer."""
+    """Return the counts as the `usage` member of a response."""
     return Usage(
         usage.prompt,
         usage.prompt + usage.completion,

@@ -100,7 +100,7 @@ def check_size(num_bytes: int, most: int) -> None:
 # Browsers add Origin to each POST of a page (Fetch standard, "append a request Origin header"; it
 # may be "null"), new ones also the other, and no page can leave them out.
 _BROWSER_HEADERS = ("origin", "sec-fetch-site")
-# What curl declares with -d, also for JSON. Ollama's documentation has such commands.
+# The default of curl with -d, even for JSON. The Ollama documentation has such commands.
 _CURLS_DEFAULT = "application/x-www-form-urlencoded"
 
 
@@ -137,7 +137,7 @@ def decode_request(
     check_objects, which checks bodies above FREE_BYTES.
 
     Raises:
-      InvalidRequest: the body is not a valid `kind`; the error names the invalid field.
+      InvalidRequest: the body is not a valid `kind`; the error has the invalid field.
     """
     try:
         if not body.isascii():
@@ -169,13 +169,13 @@ def _decoded(body: bytes | bytearray, kind: type[T]) -> T:
         if not isinstance(values, dict):
             raise
         values = _whole_numbers(values)
-        if isinstance(options := values.get("options"), dict):  # Ollama's
+        if isinstance(options := values.get("options"), dict):  # Ollama
             values["options"] = _whole_numbers(options)
         return msgspec.convert(values, kind)
 
 
 def _whole_numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """Return `values` with 5 in place of 5.0; what is inside lists and objects stays.
+    """Return `values` with 5 in place of 5.0; values inside lists and objects stay.
 
     JSON has one type of numbers, and some libraries (Gson, Lua's) write all of them like this.
     """

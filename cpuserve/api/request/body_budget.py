@@ -1,4 +1,4 @@
-"""Limit the bytes of request bodies in memory, including those of unfinished uploads."""
+"""Limit the bytes of request bodies in memory, including unfinished uploads."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BodyBudget:
             self.give_back(size)
         else:
             self._waiting.remove(entry)
-            self.give_back(0)  # smaller bodies may have waited behind it
+            self.give_back(0)  # smaller bodies may have waited for it
 
 
 class Reservation:

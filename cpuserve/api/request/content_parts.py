@@ -15,7 +15,7 @@ from cpuserve.serving.call import Message
 
 @dataclass(frozen=True, slots=True)
 class NonTextPart:
-    """A part that is no text: what it is ("an image"), and why it is refused where the user asks.
+    """A part that is no text: its kind ("an image"), and why it is refused.
 
     why: begins with the path of the part.
     """
@@ -25,7 +25,7 @@ class NonTextPart:
 
     @property
     def line(self) -> str:
-        """The text in its place, which tells the model that it cannot see the part."""
+        """The text in its place, which informs the model that it cannot see the part."""
         return f"[{self.what[:1].upper()}{self.what[1:]} was left out: you can read text only.]"
 
 
@@ -56,13 +56,13 @@ _SPACE = re.compile(r"\s")
 
 
 def non_text_part(kind: str, where: str) -> NonTextPart:
-    """Return what stands for a part of this type at the path `where`."""
+    """Return the replacement of a part of this type at the path `where`."""
     noun = _NOUNS.get(kind, f"a part of the type {kind[:40]}")
     return NonTextPart(noun, f"{where} has type {kind[:40]!r}; this model reads text only")
 
 
 def plain(value: object) -> str:
-    """Return what a tool returned as text: clients send objects and numbers as well."""
+    """Return the result of a tool as text: clients send objects and numbers as well."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -71,7 +71,7 @@ def plain(value: object) -> str:
 def elsewhere(kind: str, members: Mapping[str, Any]) -> str:
     """Return a line about what another server did in the model's turn, such as a search.
 
-    What only that server can read, as encrypted results, is left out.
+    Parts that only that server can read, such as encrypted results, are left out.
     """
     if kind in _NOUNS:
         return non_text_part(kind, kind).line
@@ -104,7 +104,7 @@ def joined(messages: list[Message], param: str) -> list[Message]:
     """
     for message in lines_for(messages, param):
         texts = message["content"]
-        # The texts of an assistant's turn stand before and after its calls, and may be empty.
+        # The texts of an assistant's turn come before and after its calls, and may be empty.
         kept = filter(None, texts) if message["role"] == "assistant" else texts
         message["content"] = "\n".join(kept)
     return messages
@@ -114,7 +114,7 @@ def lines_for(messages: list[Message], param: str) -> list[Message]:
     """Put a line of text in the place of each NonTextPart in the messages' lists, and return them.
 
     A tool's results and earlier turns stay in a conversation, so it would be lost if these were
-    refused. The last turn of the user is refused, because its answer would be a guess.
+    refused. The last turn of the user is refused, because its response would be a guess.
 
     Raises:
       InvalidRequest: the user's own last turn has such a part; `param`: the field that has it.
@@ -133,10 +133,10 @@ def lines_for(messages: list[Message], param: str) -> list[Message]:
 
 
 def _own_turn(roles: Sequence[object]) -> Sequence[int]:
-    """Return the places of the user's messages that the answer is for, and of those among them.
+    """Return the places of the user's messages that the response is for, and of those among them.
 
-    There are none if they follow a tool's result: clients send there what the tool returned. The
-    beginning of the answer may stand behind them.
+    There are none if they follow a tool's result: clients send the tool's output there. The
+    beginning of the response may follow them.
     """
     end = len(roles)
     if end and roles[-1] == "assistant":

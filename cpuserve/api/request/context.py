@@ -44,9 +44,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request whose body has been read; `id` is its request_id behind the endpoint's prefix.
+    """One request with its body read; `id` is its request_id after the endpoint's prefix.
 
-    body_bytes is 0 until the body has been read. record: what the log will say of the request.
+    body_bytes is 0 until the body has been read. record: the line of the log for the request.
     created, begun: when it came, in seconds of time.time() and time.monotonic().
     """
 
@@ -61,9 +61,9 @@ class RequestContext:
     _served: Served | None = None
 
     async def choose(self, model: str | None) -> str:
-        """Make `served` what the request names as its model, and return the name.
+        """Find the model that the request asks for, set `served`, and return the name.
 
-        The model stays loaded until the answer has been sent.
+        The model stays loaded until the response has been sent.
 
         Raises:
           NotFound, ServiceUnavailable: see ModelRegistry.find.
@@ -77,19 +77,19 @@ class RequestContext:
         return self._served.name
 
     def names(self, model: str | None) -> None:
-        """Tell the log what the request names as its model."""
+        """Note the name of the model for the log."""
         if self.record is not None:
             self.record.model = model
 
     @property
     def served(self) -> Served:
-        """What the request names as its model, after `choose`."""
+        """The model that the request asks for, after `choose`."""
         assert self._served is not None
         return self._served
 
     @property
     def context(self) -> ModelContext:
-        """The model that answers, after `choose`."""
+        """The model of the request, after `choose`."""
         return self.served.context
 
 
@@ -111,12 +111,12 @@ class _ModelName(msgspec.Struct):
 async def read_call(
     request: Request, prefix: str, kind: type[T], *, conversation: str = "messages"
 ) -> AsyncGenerator[tuple[RequestContext, T], None]:
-    """Yield the request and its decoded body, whose bytes stay reserved until the block ends.
+    """Yield the request and its decoded body; its bytes stay reserved until the block ends.
 
     conversation: the field that may have as many objects as the context has tokens, and more.
 
     Raises:
-      ServiceUnavailable: the server cannot answer requests now.
+      ServiceUnavailable: the server cannot serve requests now.
       InvalidRequest: the body is not a valid `kind`.
       RequestError: the body has another media type, is too large or too late; see read_body.
     """

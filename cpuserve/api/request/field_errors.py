@@ -34,7 +34,7 @@ _GOT_NAMES = {**_JSON_NAMES, "bool": "a boolean"}
 
 
 def wrong_field(error: msgspec.ValidationError) -> InvalidRequest:
-    """Return the error for a missing field or a field of the wrong type; it names the field."""
+    """Return the error for a missing field or one of the wrong type, with the field."""
     text = str(error)
     if missing := _MISSING.search(text):
         name = missing["name"]
@@ -74,7 +74,7 @@ def not_json(body: bytes | bytearray, error: msgspec.DecodeError) -> InvalidRequ
 
 def not_utf8(body: bytes | bytearray) -> InvalidRequest:
     """Return the error for a body that is not UTF-8, with the position of the invalid byte."""
-    # msgspec's error has a position in one string value; decoding the body gives that in the body.
+    # msgspec's error has a position in one string value; decoding the body finds it in the body.
     try:
         body.decode()
         where = "in a string"

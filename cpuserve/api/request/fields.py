@@ -21,7 +21,7 @@ CHAT, TEXT, RESPONSES = "chat", "completions", "responses"
 MESSAGES, EMBEDDINGS, RERANK, TOKENIZE = "messages", "embeddings", "rerank", "tokenize"
 OLLAMA, OLLAMA_TEXT, OPTIONS = "ollama chat", "ollama generate", "ollama options"
 OPENAI = (CHAT, TEXT, RESPONSES)
-# Anthropic's clients look for this code, and then send the whole conversation each time.
+# The Anthropic clients look for this code, and then send the whole conversation each time.
 NO_THREADS = "thread_unsupported_request"
 
 
@@ -30,7 +30,7 @@ class Refused(NamedTuple):
 
     why: the message after the name. None, false and empty values count as not set, because clients
     send them. off: further values that change nothing. sets: values that change something although
-    they look like none. code: that of the error.
+    they look like none. code: the code of the error.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Refused(NamedTuple):
     code: str = "unsupported_parameter"
 
     def is_set_by(self, value: object) -> bool:
-        """Return whether a request with this value asks for what is not supported."""
+        """Return whether a request with this value asks for something that is not supported."""
         return value in self.sets or (is_set(value) and value not in self.off)
 
 
@@ -78,13 +78,13 @@ _LOGPROBS = 'include: ["message.output_text.logprobs"]'
 # tests/api/test_api_fields.py compares them with what OpenAI, vLLM, llama.cpp and Ollama document.
 # Of several that are set, the first one is named.
 REFUSED = (
-    # OpenAI's
+    # OpenAI
     Refused("audio", OPENAI),
     Refused("moderation", OPENAI),
     Refused("prediction", OPENAI),
     Refused("suffix", (*OPENAI, OLLAMA_TEXT)),
     Refused("web_search_options", OPENAI, sets=({},)),  # it switches a search on
-    # vLLM's
+    # vLLM
     Refused("bad_words", OPENAI),
     Refused("chat_template", (*OPENAI, TOKENIZE)),
     Refused("documents", OPENAI),
@@ -104,7 +104,7 @@ REFUSED = (
     Refused("truncate_prompt_tokens", OPENAI),
     Refused("use_beam_search", OPENAI),
     Refused("vllm_xargs", OPENAI),
-    # llama.cpp's
+    # llama.cpp
     Refused("adaptive_target", OPENAI, off=(-1,)),
     Refused("dry_multiplier", OPENAI, off=(0,)),
     Refused("dynatemp_range", OPENAI, off=(0,)),
@@ -130,12 +130,12 @@ REFUSED = (
     Refused("typical_p", (*OPENAI, OPTIONS), off=(1,)),
     Refused("xtc_probability", OPENAI, off=(0,)),
     Refused("with_pieces", (TOKENIZE,), "is llama.cpp's name: set return_token_strs"),
-    # Ollama's
+    # Ollama
     Refused("context", (OLLAMA_TEXT,), _send("messages")),
     Refused("images", (OLLAMA_TEXT,)),
     Refused("penalize_newline", (OPTIONS,), _TRUE, off=(True,), sets=(False,)),
     Refused("template", (OLLAMA_TEXT,)),
-    # Anthropic's
+    # Anthropic
     Refused(
         "thread",
         (MESSAGES,),
@@ -239,7 +239,7 @@ _REFUSED_BY: dict[type[msgspec.Struct], tuple[Refused, ...]] = {}
 
 
 def with_refused(*endpoints: str) -> Callable[[S], S]:
-    """Return a decorator that gives a schema the fields that its endpoints refuse.
+    """Return a decorator that adds the fields that its endpoints refuse to a schema.
 
     They are of any type, and `check_fields` reads them.
     """
@@ -262,7 +262,7 @@ def with_refused(*endpoints: str) -> Callable[[S], S]:
 
 
 def check_fields(asked: msgspec.Struct) -> None:
-    """Raise InvalidRequest if a field is set that the endpoint refuses; it names the first."""
+    """Raise InvalidRequest for the first field that is set and that the endpoint refuses."""
     for rule in refused_by(type(asked)):
         value = getattr(asked, rule.name)
         if value is not None and rule.is_set_by(value):

@@ -1,4 +1,4 @@
-"""What the middleware and the routes read in the headers of a request."""
+"""Values that the middleware and the routes read in the headers of a request."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def has_header(scope: Scope, name: bytes) -> bool:
 
 
 def caller_of(scope: Scope) -> str:
-    """Return what tells callers apart: the API key, if the server has keys, else the address."""
+    """Return the identity of the caller: the API key, if the server has keys, else the address."""
     host, _ = scope.get("client") or ("a local socket", 0)
     return str(scope.get(KEY_DIGEST, host))

@@ -33,10 +33,10 @@ _TLS_HINT = ". It looks like TLS: use http://, or end TLS in a proxy (deploy/ngi
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the log says of one request.
+    """The line of the log for one request.
 
-    status: that of the response, 0 before it. failure: the status and code of an error; its status
-    differs from that of a stream in which it occurs. usage: counts the tokens so far.
+    status: the status of the response, 0 before it. failure: the status and code of an error; the
+    stream may have another status. usage: counts the tokens so far.
     """
 
     request_id: str = ""

@@ -1,6 +1,6 @@
 """Return the memory that large requests have freed to the operating system.
 
-The C library keeps freed memory that lies between allocations still in use: 100 to 3,000 MB after
+The C library keeps freed memory between allocations still in use: 100 to 3,000 MB after
 a text of a million tokens. malloc_trim returns all but 1 MB of it in 10 to 160 ms.
 """
 

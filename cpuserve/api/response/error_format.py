@@ -1,6 +1,6 @@
-"""The format of errors: that of the dialect of a path.
+"""The format of errors, which depends on the dialect of a path.
 
-No web framework is imported here, because the server that answers while a model is downloaded has
+No web framework is imported here, because the server that responds while a model is downloaded has
 none.
 """
 
@@ -19,10 +19,10 @@ from cpuserve.api.response.error_json import Envelope, error_json
 class ErrorFormat:
     """How a dialect writes errors, and on which paths.
 
-    beginnings: of the paths whose errors `error` writes, also those of routes that do not exist.
-    Errors of all other paths have OpenAI's format. id_headers: headers of the responses of these
-    paths with the request's id, besides x-request-id. shared: beginnings of OpenAI's paths that are
-    this dialect's in requests with `header`.
+    beginnings: paths begin with these, existing or not; `error` writes their errors.
+    Errors of all other paths have the OpenAI format. id_headers: headers of the responses of these
+    paths with the request's id, besides x-request-id. shared: beginnings of the OpenAI paths that
+    are this dialect's in requests with `header`.
     """
 
     error: Envelope = error_json
@@ -33,7 +33,7 @@ class ErrorFormat:
 
 
 OPENAI = ErrorFormat()
-# All of Anthropic's clients send the header, and none of OpenAI's.
+# All clients of Anthropic send the header, and none of OpenAI.
 ANTHROPIC = ErrorFormat(
     anthropic_error,
     ("/v1/messages",),

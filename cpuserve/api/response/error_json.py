@@ -1,6 +1,6 @@
-"""Errors as JSON, in OpenAI's format {"error": {"message", "type", "param", "code"}}.
+"""Errors as JSON, in the OpenAI format {"error": {"message", "type", "param", "code"}}.
 
-No web framework is imported here, because the server that answers while a model is downloaded has
+No web framework is imported here, because the server that responds while a model is downloaded has
 none.
 """
 
@@ -28,7 +28,7 @@ class ErrorInfo(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every response whose status is not 2xx."""
+    """The body of every response with an error status."""
 
     error: ErrorInfo
 

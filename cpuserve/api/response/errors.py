@@ -117,14 +117,14 @@ def error_response(
 ) -> Response:
     """Return `error` as an HTTP response with its status, 500 for unknown exceptions.
 
-    scope: that of the request, whose dialect determines the format of the body (DialectOfPath).
+    scope: the scope of the request; its dialect determines the format (DialectOfPath).
     """
     status = error.status if isinstance(error, RequestError) else 500
     all_headers = dict(headers or {})
     if isinstance(error, TooManyRequests | ServiceUnavailable):
         all_headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, DeadlineExceeded):
-        # OpenAI's clients retry a 504, which would take as long again and fail the same way.
+        # The OpenAI clients retry a 504, which would take as long again and fail the same way.
         all_headers["x-should-retry"] = "false"
     if isinstance(error, Unauthorized):
         all_headers["www-authenticate"] = "Bearer"
@@ -138,7 +138,7 @@ def error_response(
 
 
 class _Lingering(Response):
-    """A response to a request whose body has not been read completely.
+    """A response to a request with a body that has not been read completely.
 
     Closing a connection with unread data resets it, and the client would lose the response. The
     rest of the body is therefore read and dropped, for up to LINGER_S, before the response ends.
@@ -174,7 +174,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         shown = _unknown_route(request)
     elif error.status_code == 405:
-        # Starlette names the methods of one route, and a path may have a route for each method.
+        # Starlette has the methods of one route, and a path may have a route for each method.
         allowed = ", ".join(allowed_methods(request.url.path, request.app.state.routes))
         error.headers = {**(error.headers or {}), "Allow": allowed}
         shown = MethodNotAllowed(
@@ -192,6 +192,6 @@ def _unknown_route(request: Request) -> NotFound:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer RequestErrors, unknown routes and unknown methods in OpenAI's format."""
+    """Respond to RequestErrors, unknown routes and unknown methods in the OpenAI format."""
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

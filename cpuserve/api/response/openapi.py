@@ -25,7 +25,7 @@ def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
 def json_answer(
     response: type[msgspec.Struct], error: type[msgspec.Struct] = ErrorBody
 ) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route that answers with `response`, or with `error`."""
+    """Return the `openapi_extra` of a route that responds with `response`, or with `error`."""
     bad = {"description": "An error in the dialect's format", "content": _ref(error)}
     good = {"description": "Success", "content": _ref(response)}
     return {"responses": {"200": good, "4XX": bad, "5XX": bad}}
@@ -38,7 +38,7 @@ def json_body(
     *,
     stream: str | None = None,
 ) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route that takes `request` and answers with `response`.
+    """Return the `openapi_extra` of a route that takes `request` and responds with `response`.
 
     stream: the media type of its streams, if it has some.
     """
@@ -50,7 +50,7 @@ def json_body(
 
 
 def text_answer(request: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route that takes `request` and answers with a text."""
+    """Return the `openapi_extra` of a route that takes `request` and responds with a text."""
     text = {"description": "Success", "content": {"text/plain": {"schema": {"type": "string"}}}}
     described = json_body(request, ErrorBody)
     return {**described, "responses": {**described["responses"], "200": text}}

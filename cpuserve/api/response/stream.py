@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StreamFormat:
-    """How a dialect streams: its media type, what it sends during silence, and its end."""
+    """How a dialect streams: its media type, the event during silence, and the end."""
 
     media_type: bytes = b"text/event-stream; charset=utf-8"
     ping: bytes = b": keep-alive\n\n"
@@ -77,7 +77,7 @@ class JsonResult(Response):
         self._usage = usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or raise what the coroutine raises."""
+        """Respond, or raise the error of the coroutine."""
         _count_by(self._usage, scope)
         await until_gone(receive, self._answer(scope, receive, send))
 

@@ -90,7 +90,7 @@ def unknown_route(method: str, path: str, known: Sequence[str]) -> str:
 def _near(path: str, known: Sequence[str]) -> str | None:
     """Return the route that `path` probably means, or None.
 
-    The first of these: a route whose part after /v1 ends `path` (a wrong base URL), a route that
+    The first of these: a route with a part after /v1 that ends `path` (a wrong base URL), one that
     begins with `path`, a route with a similar spelling.
     """
     lowered = path.lower()
@@ -101,7 +101,7 @@ def _near(path: str, known: Sequence[str]) -> str | None:
     for route in others:
         if route.startswith(f"{lowered}/"):
             return route
-    # What all routes of an API begin with says nothing about which one is meant.
+    # The beginning that all routes of an API share does not count.
     known_bare = {_bare(route): route for route in others}
     close = difflib.get_close_matches(_bare(lowered), known_bare, n=1, cutoff=0.75)
     if not close:

@@ -57,7 +57,7 @@ def respond(generation: Generation, writer: Writer) -> Response:
 
 
 def json_response(body: object) -> Response:
-    """Return a response whose body is `body` as JSON."""
+    """Return a response with the JSON of `body`."""
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 

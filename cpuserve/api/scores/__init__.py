@@ -1,1 +1,1 @@
-"""Scores of pairs of texts, in the formats of Jina's and Cohere's rerankers and of vLLM."""
+"""Scores of pairs of texts, in the formats of Jina, Cohere and vLLM."""

@@ -1,4 +1,4 @@
-"""Rerankers: the API that Jina's, Cohere's and vLLM's servers share."""
+"""Rerankers: the API that the servers of Jina, Cohere and vLLM share."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Document(msgspec.Struct):
 
 
 class ScoringRequest(msgspec.Struct, kw_only=True):
-    """What both requests have beside their texts; instruction: for models that take one."""
+    """The fields that both requests share; instruction: for models that take one."""
 
     model: str | None = None
     instruction: str | None = None

@@ -1,1 +1,1 @@
-"""What the server tells about itself: health, metrics, machine, routes."""
+"""Endpoints about the server: health, metrics, machine, routes."""

@@ -14,7 +14,7 @@ from cpuserve.errors import DeadlineExceeded, NotFound
 
 router = APIRouter()
 
-REPORT_S = 10.0  # how long the engine may take to finish its step and answer
+REPORT_S = 10.0  # how long the engine may take to finish its step and respond
 
 
 @router.get("/v1/cpu", openapi_extra=json_answer(CpuReport))

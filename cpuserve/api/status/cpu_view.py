@@ -135,7 +135,7 @@ class CpuView:
         )
 
     def report(self, engine: Mapping[str, Any], busy: float, bandwidth: float | None) -> CpuReport:
-        """Return the answer from the engine's report and the meter's rates.
+        """Return the report, from the report of the engine and the rates of the meter.
 
         It reads the machine's state again, which takes milliseconds: not for the event loop.
         """

@@ -20,7 +20,7 @@ async def health(request: Request) -> Response:
 
     The body of a 200 is empty, unless only some of several engines serve. The body of a 503 has the
     usual error and `status`: "loading" (with `stage`, and `done` and `total` in bytes), "draining"
-    (the server will stop, but still answers new requests), "restarting" (the engine has died) or
+    (the server will stop, but still serves new requests), "restarting" (the engine has died) or
     "failed".
     """
     state = get_state(request)
@@ -52,7 +52,7 @@ async def live() -> Response:
     """Answer 200 as long as this process handles HTTP requests.
 
     That includes the time while the model is downloaded and loaded and while the server drains. A
-    supervisor should restart the server if there is no answer; load balancers should use /health.
+    supervisor should restart the server if there is no response; load balancers should use /health.
     """
     return Response(status_code=200)
 

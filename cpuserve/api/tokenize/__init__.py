@@ -1,1 +1,1 @@
-"""vLLM's /tokenize and /detokenize."""
+"""The vLLM endpoints /tokenize and /detokenize."""

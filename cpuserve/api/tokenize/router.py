@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's formats."""
+"""POST /tokenize and /detokenize, in the vLLM formats."""
 
 from __future__ import annotations
 

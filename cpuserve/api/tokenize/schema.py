@@ -13,7 +13,7 @@ from cpuserve.api.request.fields import with_refused
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /tokenize: either `prompt` or `messages`.
 
-    content, add_special: llama.cpp's names for the prompt, and for add_special_tokens, which is
+    content, add_special: the llama.cpp names for the prompt, and for add_special_tokens, which is
     then false unless it is set.
     """
 
@@ -48,7 +48,7 @@ class TokenizeResponse(msgspec.Struct):
 
 
 class TokenizerInfo(msgspec.Struct, omit_defaults=True):
-    """The body of GET /tokenizer_info: what a tokenizer_config.json has. Tokens are texts."""
+    """The body of GET /tokenizer_info: fields of a tokenizer_config.json. Tokens are texts."""
 
     tokenizer_class: str
     model_max_length: int

@@ -1,4 +1,4 @@
-"""Tool calls: the formats in which models write them, found from what the chat template renders."""
+"""Tool calls: the formats of models, which are found from the output of chat templates."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
 if TYPE_CHECKING:
     from cpuserve.serving.tools.base import ToolFormat
 
-# The first one that reads what the template renders is used.
+# The first one that can read the output of the template is used.
 FORMATS: tuple[ToolFormat, ...] = (QWEN3_CODER, HERMES, LLAMA3_JSON, HARMONY)

@@ -44,20 +44,20 @@ class ToolParser(Protocol):
 
     @property
     def num_calls(self) -> int:
-        """How many calls have begun, each of which has a name."""
+        """The number of calls that have begun: those with a name."""
 
     def push(self, text: str) -> list[Piece]:
-        """Return what can be told after `text`."""
+        """Return the pieces that are certain after `text`."""
 
     def flush(self) -> list[Piece]:
-        """Return what was held back, after the last text."""
+        """Return the held-back pieces, after the last text."""
 
 
 class ToolFormat(Protocol):
     """How a family of models writes tool calls.
 
-    markers: texts of tokens that the parser must see, also if the tokenizer calls them special.
-    reads_schemas: the text alone does not tell the types of the arguments. forces: there are
+    markers: texts of tokens that the parser must see, even if the tokenizer calls them special.
+    reads_schemas: the text alone does not show the types of the arguments. forces: there are
     grammars, and the beginnings of calls.
     """
 
@@ -67,7 +67,7 @@ class ToolFormat(Protocol):
     markers: frozenset[str]
 
     def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether what a template writes for tools asks for calls in this format."""
+        """Return whether the text of a template for tools asks for calls in this format."""
 
     def opening(self, function: str | None) -> str:
         """Return the beginning of a call of `function` (None: of any), which forces a call."""
@@ -87,7 +87,7 @@ class ToolFormat(Protocol):
         """
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
-        """Return the Lark grammar of free text in which every call is one of these functions.
+        """Return the Lark grammar of free text where every call is one of these functions.
 
         schemas: as for `grammar`. A call is constrained from the marker on by which the parser
         finds it.
@@ -100,7 +100,7 @@ class ToolFormat(Protocol):
         schemas: Schemas = NO_SCHEMAS,
         around: Around | None = None,
     ) -> ToolParser:
-        """Return a parser for choice `index`, whose text continues `opening`.
+        """Return a parser for choice `index`; its text continues `opening`.
 
         schemas: of the arguments of each function, if it reads them. around: None = the usual.
         """
@@ -108,25 +108,25 @@ class ToolFormat(Protocol):
 
 @runtime_checkable
 class WholeFormat(ToolFormat, Protocol):
-    """A format of whole answers, also of those without tools.
+    """A format of whole responses, with and without tools.
 
-    form_opening: the beginning of an answer that has a form.
+    form_opening: the beginning of a structured output.
     """
 
     form_opening: str
 
     def begins_texts(self, before: str) -> bool:
-        """Return whether a template that writes `before` an answer's text writes this format."""
+        """Return whether a template that writes `before` a response's text writes this format."""
 
     def without_calls(self) -> ToolFormat:
-        """Return the format of answers to requests without tools."""
+        """Return the format of responses to requests without tools."""
 
 
 def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -> str:
-    """Return the Lark rules of an answer of the rules call_0, call_1 and so on.
+    """Return the Lark rules of a response of the rules call_0, call_1 and so on.
 
     It is one of them, or, with `between`, several with that text between them; then `end` may
-    follow the last one. begin: what is before the first one, in Lark.
+    follow the last one. begin: the text before the first one, in Lark.
     """
     more = f" ( {json.dumps(between)} one )*" if between else ""
     last = f" {json.dumps(end)}?" if between and end else ""
@@ -134,11 +134,11 @@ def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -
 
 
 def text_rules(number: int, marker: str, start: str = "( text | opened one )*") -> str:
-    """Return the Lark rules of text in which one of the rules call_0, call_1 ... follows a marker.
+    """Return the Lark rules of text where one of the rules call_0, call_1 ... follows a marker.
 
-    start: an answer of the rules text, opened (text that ends with the marker) and one.
+    start: a response of the rules text, opened (text that ends with the marker) and one.
     """
-    # The library takes the shortest match of a lazy rule, before it goes on with that of `text`.
+    # The library takes the shortest match of a lazy rule, before it goes on with the rule `text`.
     return "\n".join(
         [
             f"start: {start}",
@@ -157,9 +157,9 @@ def _one_rule(number: int) -> str:
 def marked_calls_rule(
     found: ToolFormat, number: int, function: str | None, close: str, *, several: bool, whole: bool
 ) -> str:
-    """Return calls_rule for a format whose calls begin with an opening and end before `close`.
+    """Return calls_rule for a format with calls from an opening to `close`.
 
-    The other arguments are those of ToolFormat.grammar.
+    The other arguments are as for ToolFormat.grammar.
     """
     begin = json.dumps(found.opening(function)) if whole else ""
     between = f"\n{close}\n{found.opening(None)}" if several else ""

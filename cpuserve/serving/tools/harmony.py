@@ -4,7 +4,7 @@
     <|start|>assistant<|channel|>final<|message|>Hello!<|return|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
 
-The text of the channel `final` passes on, and so does that of `commentary` that names no recipient,
+The text of the channel `final` passes on, and so does the text of `commentary` without a recipient,
 a preface to calls. A message to `functions.NAME` is a call, on any channel. Left out are thoughts
 (`analysis`), messages to tools that are built in, and all headers.
 """
@@ -36,7 +36,7 @@ _LONGEST_HEADER = 1024
 
 
 class Harmony:
-    """The format. calls: False = an answer whose calls nobody asked for: they are left out."""
+    """The format. calls: False = nobody asked for calls in the response: they are left out."""
 
     name = "harmony"
     reads_schemas = False
@@ -52,11 +52,11 @@ class Harmony:
         return before.endswith(_FINAL)
 
     def without_calls(self) -> Harmony:
-        """Return the format of answers to requests without tools."""
+        """Return the format of responses to requests without tools."""
         return Harmony(calls=False)
 
     def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether the instructions are those of gpt-oss."""
+        """Return whether these are the instructions of gpt-oss."""
         return "namespace functions" in instructions and "commentary" in instructions
 
     def opening(self, function: str | None) -> NoReturn:
@@ -85,7 +85,7 @@ class Harmony:
         schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
         around: Around | None = None,
     ) -> HarmonyParser:
-        """Return a parser for choice `index`, whose text continues `opening`."""
+        """Return a parser for choice `index`; its text continues `opening`."""
         return HarmonyParser(index, opening, around=around, calls=self._calls)
 
 
@@ -140,7 +140,7 @@ class HarmonyParser(CallParser):
         channel = _CHANNEL.search(header)
         named = "final" if channel is None else channel[1]
         self._shows = named in ("final", "commentary") and _RECIPIENT.search(header) is None
-        self._in_words = False  # its text stays divided from that of the message before it
+        self._in_words = False  # its text stays divided from the text of the message before it
         self._state = self._in_body
         return True
 

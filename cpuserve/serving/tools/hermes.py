@@ -6,7 +6,7 @@
 
 The arguments pass on as they are written, as soon as the name is known. What is no call passes on
 as text, with its marker. A call whose last `}` is missing before the end marker, which models
-forget behind nested arguments, is complete.
+forget after nested arguments, is complete.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Hermes:
         return call_grammar(rule, schemas, function, "arguments")
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
-        """Return the Lark grammar of free text in which every call is one of these functions."""
+        """Return the Lark grammar of free text where every call is one of these functions."""
         calls = text_call_rules(schemas, "arguments", USUAL_SPACE)
         return "\n".join([text_rules(len(schemas), OPEN), *calls])
 
@@ -76,7 +76,7 @@ class Hermes:
         schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
         around: Around | None = None,
     ) -> HermesParser:
-        """Return a parser for choice `index`, whose text continues `opening`."""
+        """Return a parser for choice `index`; its text continues `opening`."""
         return HermesParser(index, opening, around=around)
 
 
@@ -113,7 +113,7 @@ class HermesParser(JsonCallParser):
         return True
 
     def _at_missing_end(self) -> bool:
-        """Close the call if its end marker stands where its last brace is missing."""
+        """Close the call if its end marker comes in place of its last brace."""
         call = self._call
         assert call is not None
         if self._held.startswith(CLOSE):
@@ -125,7 +125,7 @@ class HermesParser(JsonCallParser):
         return True
 
     def _leave(self, call: JsonCall) -> None:
-        """Go on behind a call that is closed, or that is none."""
+        """Go on after a call that is closed, or that is none."""
         self._call = None
         if call.name and call.closed:
             self._close_call()

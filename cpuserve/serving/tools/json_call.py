@@ -16,7 +16,7 @@ USUAL_SPACE = f"({WHITE_SPACE})?"
 
 
 def call_grammar(rule: str, schemas: OptionalSchemas, function: str | None, key: str) -> str:
-    """Return the Lark grammar of calls that are objects whose arguments are the member `key`.
+    """Return the Lark grammar of calls that are objects with the arguments as member `key`.
 
     rule: how they follow each other, from calls_rule. A call's rule follows `"KEY":` if `function`
     is named, else the quotation mark before the name.
@@ -31,10 +31,10 @@ def call_grammar(rule: str, schemas: OptionalSchemas, function: str | None, key:
 def text_call_rules(
     schemas: OptionalSchemas, key: str, before: str, inside: str = USUAL_SPACE
 ) -> list[str]:
-    """Return the Lark rules of calls in text that are objects whose arguments are the member `key`.
+    """Return the Lark rules of calls in text: objects with the arguments as member `key`.
 
     before, inside: regular expressions of white space before an object, and in it up to the name.
-    Some models write in front of the name that it is that of a function.
+    Some models write "function" in front of the name.
     """
     space = USUAL_SPACE
     kind = f'("type"{inside}:{inside}"function"{inside},{inside})?'
@@ -79,7 +79,7 @@ class JsonCallParser(CallParser):
     _call: JsonCall | None = None
 
     def _tell(self, call: JsonCall) -> None:
-        """Pass on what is new of a call whose name is known."""
+        """Pass on the new part of a call with a known name."""
         if not call.name:
             return
         new = call.take_arguments()

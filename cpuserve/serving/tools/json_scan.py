@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 
 _SPACE = " \t\r\n"
-# Of numbers and words: true, null, and Python's None.
+# Of numbers and words: true, null, and the Python None.
 _PLAIN = frozenset(string.ascii_letters + string.digits + "+-.")
 
 
@@ -13,7 +13,7 @@ class ObjectScanner:
     """Finds the members of one object. It checks the structure of the text, not its values.
 
     members: the characters of each value so far, by key, without white space around the value.
-    ended: the key whose value ended with the last character, or None. closed: the object has
+    ended: the key of the value that ended with the last character, or None. closed: the object has
     ended. broken: the last character cannot be there. may_close: "}" would end the object, as its
     last value is whole.
     """

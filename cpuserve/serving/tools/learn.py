@@ -1,4 +1,4 @@
-"""Learn how a model writes answers, from what its chat template renders for probe conversations.
+"""Learn how a model writes responses, from what its chat template renders for probe conversations.
 
 A call with known arguments is rendered as a turn of the assistant, then read. A format is accepted
 only if it reads the very call, and the text before it.
@@ -54,7 +54,7 @@ _CALLS = [
 ]
 _END = re.compile(r"(<[^<>\s]{1,40}>|\s)+$")
 
-# What calls look like in formats that this server cannot read, by the names of vLLM's parsers.
+# The beginnings of calls in formats that this server cannot read, by the vLLM parsers.
 _FOREIGN = (
     ("glm45", re.compile(r"<tool_call>[^<{\n]*\n<arg_key>")),
     ("glm47", re.compile(r"<tool_call>[^<{\n]*<arg_key>")),
@@ -78,11 +78,11 @@ _FOREIGN = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes answers.
+    """How a model writes responses.
 
     calls: None = it calls no tools, or in a way that is not known. why: what was found and how, for
     people. gap: what the template writes between a text and a call. whole: the format of all
-    answers, also of those without tools; None = they are text, with thoughts between tags.
+    responses, also of those without tools; None = they are text, with thoughts between tags.
     """
 
     calls: ToolFormat | None
@@ -92,7 +92,7 @@ class AnswerFormat:
     whole: WholeFormat | None = None
 
     def shown_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Return the special tokens in whose text calls and thoughts are found."""
+        """Return the special tokens that are a part of calls and thoughts."""
         found = self.calls or self.whole
         if found is None:
             return frozenset()
@@ -100,7 +100,7 @@ class AnswerFormat:
         return frozenset(i for i in tokenizer.special_ids if tokenizer.token_text(i) in texts)
 
     def around(self, *, thinks: bool, continues: bool = False) -> Around:
-        """Return what stands around the calls of one answer; see Around."""
+        """Return the text around the calls of one response; see Around."""
         return Around(self.gap, self.tags, thinks, continues)
 
 
@@ -108,7 +108,7 @@ NO_TEMPLATE = AnswerFormat(None, "the model has no chat template")
 
 
 def learn_format(template: ChatTemplate) -> AnswerFormat:
-    """Return how a model with this template writes answers; it renders some conversations."""
+    """Return how a model with this template writes responses; it renders some conversations."""
     source = template.tool_source
     if source is None:
         return NO_TEMPLATE
@@ -139,7 +139,7 @@ def _learn_calls(source: str, probe: _Probe) -> AnswerFormat:
 
 
 class _Probe:
-    """What the template renders for probe conversations."""
+    """The output of the template for probe conversations."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -155,11 +155,11 @@ class _Probe:
         self._before, _, self._after = said.rpartition(_TEXT)
 
     def writes(self, found: WholeFormat) -> bool:
-        """Return whether the template writes texts in a format of whole answers."""
+        """Return whether the template writes texts in a format of whole responses."""
         return found.begins_texts(self._before)
 
     def answer(self, text: str, num_calls: int) -> str | None:
-        """Return how an answer with calls is written; None if the template cannot write it."""
+        """Return how a response with calls is written; None if the template cannot write it."""
         key = (text, num_calls)
         if key not in self._answers:
             turn = {"role": "assistant", "content": text, "tool_calls": _CALLS[:num_calls]}
@@ -168,7 +168,7 @@ class _Probe:
         return self._answers[key]
 
     def _cut(self, whole: str, num_calls: int) -> str | None:
-        """Return the part of a conversation that is the answer; None if calls are missing."""
+        """Return the part of a conversation that is the response; None if calls are missing."""
         if self._before and whole.startswith(self._before):
             begin = len(self._before)
         elif whole.startswith(self.prompt):
@@ -207,7 +207,7 @@ def _from_instructions(source: str, probe: _Probe, tags: ThinkTags) -> AnswerFor
 
 
 def _gap(spoken: str | None) -> str:
-    """Return the white space between the text of an answer and its call."""
+    """Return the white space between the text of a response and its call."""
     if spoken is None or _TEXT not in spoken:
         return ""
     rest = spoken.partition(_TEXT)[2]
@@ -217,7 +217,7 @@ def _gap(spoken: str | None) -> str:
 def _reads(
     found: ToolFormat, around: Around, answer: str | None, text: str, num_calls: int
 ) -> bool | None:
-    """Return whether the format reads an answer as what was rendered; None if there is none.
+    """Return whether the format reads a response as what was rendered; None if there is none.
 
     Some templates leave out a text before calls.
     """

@@ -1,11 +1,11 @@
-"""Llama 3's format: an answer that is one JSON object, or several behind each other.
+"""Llama 3's format: a response that is one JSON object, or several in a row.
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}
 
 The token <|python_tag|> may come before a call; after other text, it must. Semicolons between calls
 belong to the format and are dropped. An object that is no call, such as an
-answer in JSON, passes on as text, and so does all text behind it up to a tag. What tells a call
-from it is that it has arguments beside its name; so a call is known when its arguments begin.
+response in JSON, passes on as text, and so does all text after it up to a tag. What tells a call
+from it is that it has arguments next to its name; so a call is known when its arguments begin.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cpuserve.serving.tools.json_call import (
 from cpuserve.serving.tools.thoughts import Around
 
 TAG = "<|python_tag|>"
-# What the templates of Llama 3.1, 3.2 and 3.3 ask for.
+# The instructions of the templates of Llama 3.1, 3.2 and 3.3.
 _MARK = '"parameters": dictionary of argument name and its value'
 _SPACE = " \t\r\n"
 
@@ -69,9 +69,9 @@ class Llama3Json:
         return call_grammar(calls_rule(len(schemas), between), schemas, function, "parameters")
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
-        """Return the Lark grammar of free text in which every call is one of these functions.
+        """Return the Lark grammar of free text where every call is one of these functions.
 
-        Where an answer begins, or a call has ended, there is no marker before a call. There, an
+        Where a response begins, or a call has ended, there is no marker before a call. There, an
         object becomes a call by the name of a function, so that other objects stay free.
         """
         calls = text_call_rules(schemas, "parameters", r"[ \t\r\n;]*", r"[ \t\r\n]*")
@@ -85,7 +85,7 @@ class Llama3Json:
         schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
         around: Around | None = None,
     ) -> Llama3JsonParser:
-        """Return a parser for choice `index`, whose text continues `opening`."""
+        """Return a parser for choice `index`; its text continues `opening`."""
         return Llama3JsonParser(index, opening, around=around)
 
 
@@ -93,10 +93,10 @@ LLAMA3_JSON = Llama3Json()
 
 
 def _whole_calls(schemas: OptionalSchemas, *, several: bool) -> str:
-    """Return the Lark grammar of calls, of which each is JSON from its first character on.
+    """Return the Lark grammar of calls that are JSON from the first character on.
 
-    So an answer in JSON may be in their place: the library divides a text into the same parts for
-    both, and would not find a "{" that begins such an answer in the text of an opening.
+    So a response in JSON may be in their place: the library divides a text into the same parts for
+    both, and would not find a "{" that begins such a response in the text of an opening.
     """
     calls = [
         object_rule(
@@ -153,13 +153,13 @@ class Llama3JsonParser(JsonCallParser):
             self._held = rest[len(TAG) :]
             self._follows_call = self._parted = False
             return True
-        if TAG.startswith(rest):  # it may become a tag; also if nothing is left
+        if TAG.startswith(rest):  # it may become a tag; even if nothing is left
             return False
         self._text_again("")
         return True
 
     def _skip(self, space: str) -> None:
-        """Keep white space for the text that may follow; semicolons and what is beside them go."""
+        """Keep white space for the text that may follow; semicolons and what is next to them go."""
         if self._in_words and not self._lead:  # it ends a thought
             self._say(space)
         elif ";" in space or self._parted:

@@ -46,7 +46,7 @@ class CallParser(ABC):
         self._tags = around.tags
         self._ends = (*self.markers, *(around.gap + m for m in self.markers), self._tags.open)
         self._held = ""  # text that is not decided yet
-        self._lead: list[str] = []  # what came before what may become a call, if it becomes none
+        self._lead: list[str] = []  # the text before a possible call, if it becomes none
         self._blanks: list[str] = []  # white space that is dropped if a call follows, or nothing
         self._last = ""  # the last character that was said
         self._in_words = False  # white space passes on; else it waits for words
@@ -57,14 +57,14 @@ class CallParser(ABC):
         self._pieces = self.push(opening)
 
     def push(self, text: str) -> list[Piece]:
-        """Return what can be told after `text`."""
+        """Return the pieces that are certain after `text`."""
         self._held += text
         while self._held and not self.is_full and self._state():
             pass
         return self._take()
 
     def flush(self) -> list[Piece]:
-        """Return what was held back, after the last text."""
+        """Return the held-back pieces, after the last text."""
         self._end()
         self._lead.clear()
         self._held = ""
@@ -85,7 +85,7 @@ class CallParser(ABC):
 
     @abstractmethod
     def _end(self) -> None:
-        """Say what was held back where the answer ends."""
+        """Report the held-back text at the end of the response."""
 
     @abstractmethod
     def _at_marker(self, marker: str) -> None:
@@ -134,7 +134,7 @@ class CallParser(ABC):
         return pieces
 
     def _say(self, text: str) -> None:
-        """Pass on a text of the answer, or hold it back as long as it is only white space."""
+        """Pass on a text of the response, or hold it back as long as it is only white space."""
         if not text:
             return
         text, self._unsaid = text.removeprefix(self._unsaid), ""
@@ -155,12 +155,12 @@ class CallParser(ABC):
             self._pieces.append(Text(self._index, text, []))
 
     def _say_lead(self, rest: str = "") -> None:
-        """Say what came before what has become no call, and `rest` after it."""
+        """Report the text before something that has become no call, and `rest` after it."""
         self._say("".join([*self._lead, rest]))
         self._lead.clear()
 
     def _say_before(self, *ends: str) -> None:
-        """Say what is held, except for its end if one of `ends` may begin there."""
+        """Report the held text, except for its end if one of `ends` may begin there."""
         held = self._held
         most = min(max(map(len, ends)) - 1, len(held))
         kept = next(
@@ -192,7 +192,7 @@ class CallParser(ABC):
         return True
 
     def _begin_call(self, name: str, arguments: str) -> None:
-        """Tell of a new call, whose arguments begin with `arguments`."""
+        """Report a new call; its arguments begin with `arguments`."""
         self.num_calls += 1
         self.last_closed = self._in_words = False
         self._is_at_call = True

@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-The arguments pass on as JSON. The schema of the function tells their types: a string passes on as
-it is written, without the line breaks beside the tags; another value is read when it has ended
+The arguments pass on as JSON. The schema of the function has their types: a string passes on as
+it is written, without the line breaks next to the tags; another value is read when it has ended
 (values.py). Some models omit <tool_call>, or </parameter>. What is no call passes on as text, with
 its markers.
 """
@@ -77,9 +77,9 @@ class Qwen3Coder:
         return "\n".join([rule, *_call_rules(schemas, named=function is None)])
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
-        """Return the Lark grammar of free text in which every call is one of these functions.
+        """Return the Lark grammar of free text where every call is one of these functions.
 
-        A call begins with its function's tag, also if the model omits <tool_call>.
+        A call begins with its function's tag, even if the model omits <tool_call>.
         """
         rules = text_rules(len(schemas), FUNCTION)
         return "\n".join([rules, *_call_rules(schemas, named=True)])
@@ -91,7 +91,7 @@ class Qwen3Coder:
         schemas: Schemas = NO_SCHEMAS,
         around: Around | None = None,
     ) -> Qwen3CoderParser:
-        """Return a parser for choice `index`, whose text continues `opening`."""
+        """Return a parser for choice `index`; its text continues `opening`."""
         return Qwen3CoderParser(index, opening, schemas, around=around)
 
 
@@ -159,7 +159,7 @@ def _dumped(schema: Any, *more: dict[str, Any]) -> str:
 
 
 class Qwen3CoderParser(CallParser):
-    """In text, behind <tool_call>, in a call between its arguments, in one, or behind the call."""
+    """In text, after <tool_call>, in a call between its arguments, in one, or after the call."""
 
     markers = (OPEN, FUNCTION)
 
@@ -179,7 +179,7 @@ class Qwen3CoderParser(CallParser):
         super().__init__(index, opening, new_id, around)
 
     def _end(self) -> None:
-        """Say text, or a call that never became one; tell the rest of a string."""
+        """Report text, or a call that never became one, and the rest of a string."""
         if self._state == self._in_string:
             self._continue_call(_inside(self._held))
         elif self._state in (self._in_text, self._in_thought, self._opened, self._named):
@@ -202,7 +202,7 @@ class Qwen3CoderParser(CallParser):
         return self._text_again()
 
     def _text_again(self) -> bool:
-        """Say the marker, behind which there is no call."""
+        """Say the marker, after which there is no call."""
         self._say_lead()
         self._state = self._in_text
         return True
@@ -278,9 +278,9 @@ class Qwen3CoderParser(CallParser):
         return ended
 
     def _up_to_end(self) -> tuple[str, bool]:
-        """Take what is certainly of the value, and return whether that is all of it.
+        """Take the certain part of the value, and return whether that is all of it.
 
-        It ends at its end tag. Models forget that: the next tag ends it, too.
+        It ends at its end tag. Models forget that: the next tag ends it as well.
         """
         ends = [(at, tag) for tag in _VALUE_ENDS if (at := self._held.find(tag)) >= 0]
         if ends:
@@ -289,7 +289,7 @@ class Qwen3CoderParser(CallParser):
             self._held = self._held[at + len(tag) * (tag == VALUE_END) :]
             self._state = self._between
             return value, True
-        # A line break may come before the end, whose beginning may be here already.
+        # A line break may come before the end, and the end may have begun already.
         held = self._held
         longest = min(max(map(len, _VALUE_ENDS)) - 1, len(held))
         tails = (n for n in range(longest, 0, -1) if _may_end(held[len(held) - n :]))

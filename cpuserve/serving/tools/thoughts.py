@@ -28,16 +28,16 @@ _OTHERS = (
 
 
 def tags_in(source: str) -> ThinkTags:
-    """Return the first pair of tags that a chat template names, else THINK."""
+    """Return the first pair of tags that a chat template contains, else THINK."""
     return next((tags for tags in _OTHERS if tags.open in source or tags.close in source), THINK)
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What stands around the calls of an answer.
+    """The text around the calls of a response.
 
-    gap: what the template writes between a text and a call. thinks: the prompt has begun a thought.
-    continues: the prompt ends with a text of the answer.
+    gap: the template's text between a text and a call. thinks: the prompt has begun a thought.
+    continues: the prompt ends with a text of the response.
     """
 
     gap: str = ""
@@ -52,5 +52,5 @@ def begins_thought(prompt: str, tags: ThinkTags) -> bool:
 
 
 def leaves_thought_open(text: str, tags: ThinkTags) -> bool:
-    """Return whether the text of an answer, which the model continues, ends within a thought."""
+    """Return whether the text of a response, which the model continues, ends within a thought."""
     return text.rfind(tags.open) > text.rfind(tags.close)

@@ -1,4 +1,4 @@
-"""Which tools a call offers to the model, and how the answer is read."""
+"""Which tools a call offers to the model, and how the response is read."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How an answer is read, the beginning that is forced ("" = none), and the most calls.
+    """How a response is read, the beginning that is forced ("" = none), and the most calls.
 
-    form: what the answer must look like behind that beginning, None = anything. schemas: of the
+    form: what the response must look like after that beginning, None = anything. schemas: of the
     arguments of each function, if the format reads them. kept: the functions, with the schemas
     that their arguments must fit, None = any.
     """
@@ -58,17 +58,17 @@ class ToolUse:
         return parser
 
     def grammar(self) -> str:
-        """Return the Lark grammar of an answer of calls; InvalidRequest if schemas have none."""
+        """Return the Lark grammar of a response of calls; InvalidRequest if schemas have none."""
         several = self.most_calls != 1
         with _told_as_strict():
             return self.format.grammar(self.kept, None, several=several, whole=True)
 
 
 def answer_form(call: GenerateCall, tools: ToolUse | None) -> StructuredOutputs | None:
-    """Return what the answer must look like, None = anything.
+    """Return the grammar or schema of the response, None = none.
 
     It is of the form that the request asks for, or calls tools, if the model may. A grammar of the
-    client forms the whole answer: a call in its place could keep the library from finding the
+    client forms the whole response: a call in its place could keep the library from finding the
     parts of the grammar.
 
     Raises:
@@ -86,7 +86,7 @@ def answer_form(call: GenerateCall, tools: ToolUse | None) -> StructuredOutputs 
 def check_thoughts(
     prompts: list[Prompt], tools: ToolUse | None, form: StructuredOutputs | None
 ) -> None:
-    """Raise InvalidRequest if a form or a call would be forced into a thought."""
+    """Raise InvalidRequest if a structured output or a call would be forced into a thought."""
     forced = tools is not None and bool(tools.opening)
     formed = form is not None and (tools is None or form is not tools.form)
     if not (forced or formed) or not any(prompt.thinks for prompt in prompts):
@@ -101,7 +101,7 @@ def check_thoughts(
 
 
 def tool_use(call: GenerateCall, found: AnswerFormat) -> ToolUse | None:
-    """Return how the model may call tools, or None; `found`: how it writes answers.
+    """Return how the model may call tools, or None; `found`: how it writes responses.
 
     Raises:
       InvalidRequest: a tool or the choice is invalid, or this model cannot call tools.
@@ -140,14 +140,14 @@ def _readable(found: AnswerFormat) -> ToolFormat:
 
 
 def _without_tools(call: GenerateCall, found: AnswerFormat) -> ToolUse | None:
-    """Return how an answer without calls is read; None if it is only text."""
+    """Return how a response without calls is read; None if it is only text."""
     if found.whole is None or call.messages is None:
         return None
     return ToolUse(found.whole.without_calls(), found, _form_opening(call, found.whole))
 
 
 def _form_opening(call: GenerateCall, calls: ToolFormat) -> str:
-    """Return the beginning of an answer that has a form, "" if it has none or has begun."""
+    """Return the beginning of a structured output, "" if it is free text or has begun."""
     is_formed = structured_outputs(call) is not None and not call.continue_final_message
     if not isinstance(calls, WholeFormat) or not is_formed:
         return ""
@@ -201,13 +201,13 @@ def _strict(call: GenerateCall) -> OptionalSchemas:
 def _forced_form(
     call: GenerateCall, calls: ToolFormat, strict: OptionalSchemas
 ) -> StructuredOutputs | None:
-    """Return the form of a forced call: one of the names, and arguments that fit the schema.
+    """Return the grammar of a forced call: one of the names, and arguments that fit the schema.
 
     The schema of a function that is not strict is kept if it can be. The names may be forced by the
     call's beginning: then there is no form if all arguments are free.
     """
     several = call.parallel_tool_calls is not False and all(s is None for s in strict.values())
-    # Arguments are an object, also where a client's word for that is "dict" or "OBJECT".
+    # Arguments are an object, even where a client's word for that is "dict" or "OBJECT".
     wanted = {
         f["name"]: {**f["parameters"], "type": "object"}
         for f in _offered(call)
@@ -266,7 +266,7 @@ def _checked_name(tool: Any, where: str) -> str:
 
 
 def check_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> str:
-    """Return the name of a function of a tool, whose other members that matter are checked.
+    """Return the name of a function of a tool, after checks of the members that matter.
 
     where: how the client's message has it. schema: what the client calls its parameters.
 

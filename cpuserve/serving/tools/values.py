@@ -1,6 +1,6 @@
 """Values of arguments that are written without quotes: their types, and the JSON that they are.
 
-The order in which types are tried is vLLM's: null, integer, number, boolean, object, array, string.
+Types are tried in the order of vLLM: null, integer, number, boolean, object, array, string.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNIONS = ("anyOf", "oneOf", "allOf")
 
 
 def types_of(schema: Any, root: JsonSchema) -> Types:
-    """Return the types that a schema names, through all its unions and references into `root`."""
+    """Return the types of a schema, through all its unions and references into `root`."""
     found: set[str] = set()
     for one in parts_of(schema, root):
         kinds = one.get("type")
@@ -79,7 +79,7 @@ def _type_of(value: Any) -> str:
 
 
 def _referred(reference: str, root: JsonSchema) -> Any:
-    """Return what a JSON pointer like #/$defs/City refers to, or None."""
+    """Return the target of a JSON pointer like #/$defs/City, or None."""
     found: Any = root
     if not reference.startswith("#"):
         return None
@@ -111,7 +111,7 @@ def _null(text: str) -> str | None:
 def _integer(text: str) -> str | None:
     try:
         return str(int(text))
-    except ValueError:  # also of more digits than Python reads
+    except ValueError:  # even of more digits than Python reads
         return None
 
 

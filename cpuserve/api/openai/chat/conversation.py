@@ -8,7 +8,7 @@ from cpuserve.api.request.content_parts import NonTextPart, lines_for, non_text_
 from cpuserve.serving.call import Message
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
-# What clients call the model's earlier thoughts; the first of these that has some counts.
+# Fields of clients for the model's earlier thoughts; the first with a text counts.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _CHANGED = frozenset((*_THOUGHTS, "tool_calls"))
 
@@ -16,7 +16,7 @@ _CHANGED = frozenset((*_THOUGHTS, "tool_calls"))
 def chat_messages(messages: list[dict[str, Any]]) -> list[Message]:
     """Return the messages with text only, and with an assistant's thoughts in one field.
 
-    What else a message has stays, and is checked where the template is rendered.
+    Its other fields stay, and are checked where the template is rendered.
 
     Raises:
       InvalidRequest: the last turn of the user has something that is no text.

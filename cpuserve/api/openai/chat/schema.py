@@ -98,7 +98,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """One of n answers; stop_reason is the stop string or stop token id that ended it."""
+    """One of n responses; stop_reason is the stop string or stop token id that ended it."""
 
     index: int
     message: ChatMessage
@@ -170,7 +170,8 @@ def _is_custom(tool: object) -> bool:
 def _template_kwargs(request: ChatRequest) -> dict[str, Any] | None:
     """Return the variables of the template, with those that `thinking` sets.
 
-    Z.ai's API and DeepSeek's have this field, and the templates of their models these variables.
+    The APIs of Z.ai and DeepSeek have this field, and the templates of their models these
+    variables.
     """
     thinking = request.thinking
     if thinking in (None, {}):

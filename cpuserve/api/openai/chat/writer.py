@@ -32,7 +32,7 @@ _NOTHING = b',"delta":{},"logprobs":null,"finish_reason":null'
 
 
 class ChatWriter:
-    """Writes the answer to one request."""
+    """Writes the response to one request."""
 
     form = FORM
 

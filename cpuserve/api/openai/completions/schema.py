@@ -14,7 +14,7 @@ from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
 from cpuserve.api.request.fields import refused_names, with_refused
 from cpuserve.serving.call import GenerateCall, call_from
 
-# max_tokens of completion requests that do not set it, as in OpenAI's API and vLLM. The server's
+# max_tokens of completion requests that do not set it, as in the OpenAI API and vLLM. The server's
 # default (from the model or --override-generation-config) applies if it is lower.
 COMPLETION_TOKENS = 16
 

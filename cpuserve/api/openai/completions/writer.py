@@ -25,7 +25,7 @@ _Scores = list["TokenLogprob | None"]
 
 
 class CompletionWriter:
-    """Writes the answer to one request."""
+    """Writes the response to one request."""
 
     form = FORM
 
@@ -162,7 +162,7 @@ class _Part:
     def logprobs(
         self, tokens: list[int], entries: list[TokenLogprob], scores: _Scores | None
     ) -> LegacyLogprobs | None:
-        """Return the logprobs of `tokens`; the first call adds those of an echoed prompt."""
+        """Return the logprobs of `tokens`; the first call adds the logprobs of an echoed prompt."""
         first, self.first = self.first, False
         if self._legacy is None:
             return None

@@ -1,1 +1,1 @@
-"""OpenAI's embeddings."""
+"""The OpenAI embeddings."""

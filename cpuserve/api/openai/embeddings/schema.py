@@ -20,7 +20,7 @@ FORMATS = ("float", "base64")
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """POST /v1/embeddings; `input` is a text, token ids, or a list of texts or of token ids.
 
-    prompt_name: of the checkpoint's prompts, the one before each text (TEI's field).
+    prompt_name: the one of the checkpoint's prompts that goes before each text (a TEI field).
     """
 
     input: str | list[str | int | list[int]]
@@ -85,9 +85,9 @@ def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
 
 
 def check_dimensions(dimensions: int | None, context: ModelContext) -> None:
-    """Raise InvalidRequest if the model gives vectors that cannot be cut to the wanted length.
+    """Raise InvalidRequest if the model's vectors cannot be cut to the wanted length.
 
-    That it gives none is for `prepare` to say.
+    Whether it has vectors is for `prepare` to check.
     """
     width = context.vector_width
     if dimensions is not None and context.embeds and not 1 <= dimensions <= width:

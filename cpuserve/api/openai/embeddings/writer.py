@@ -1,4 +1,4 @@
-"""Write the answer of POST /v1/embeddings."""
+"""Write the response of POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EmbeddingWriter:
         self._asked = asked
 
     def whole(self, answer: Folded) -> bytes:
-        """Return the whole answer as JSON."""
+        """Return the whole response as JSON."""
         as_text, prompt = self._asked.encoding_format == "base64", answer.usage.prompt
 
         def item(index: int, vector: bytes) -> EmbeddingItem:

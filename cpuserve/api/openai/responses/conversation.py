@@ -32,7 +32,7 @@ _REFERENCE = (
 
 
 def chat_messages(items: str | list[dict[str, Any]], instructions: str | None) -> list[Message]:
-    """Return the messages; InvalidRequest names what is invalid by its path.
+    """Return the messages; InvalidRequest with the path of an invalid part.
 
     The items of one turn of the assistant become one message: templates write the calls of a
     message after its text, and the results of calls after these.
@@ -56,7 +56,7 @@ def chat_messages(items: str | list[dict[str, Any]], instructions: str | None) -
 
 
 class _Conversation:
-    """The messages of the items so far, and the calls among them, each of which needs an output."""
+    """The messages of the items so far, and the calls among them, which each need an output."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -148,7 +148,7 @@ class _Conversation:
 
 
 def _parts(content: object, where: str) -> list[Part]:
-    """Return a string, or the parts of a list, as parts that are text or stand for something else.
+    """Return a string, or the parts of a list, as parts that are text or replace something else.
 
     Raises:
       InvalidRequest: the content has no valid form.
@@ -173,7 +173,7 @@ def _part(part: object, where: str) -> Part:
 
 
 def _returned(content: object, where: str) -> list[Part]:
-    """Return what a tool or the model wrote, which is never refused."""
+    """Return the text of a tool or the model, which is never refused."""
     if isinstance(content, dict) and isinstance(content.get("type"), str):
         content = [content]
     if not isinstance(content, list):

@@ -1,6 +1,6 @@
 """Items of other servers' histories, which this server does not write itself.
 
-A conversation may begin on one server and go on here, so what it holds is told to the model.
+A conversation may begin on one server and go on here, so the model gets all of its content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLIENT_CALLS = {
     "computer_call": "action",
 }
 CLIENT_OUTPUTS = frozenset(f"{kind}_output" for kind in CLIENT_CALLS)
-# What the other server did by itself in the model's turn.
+# Actions of the other server in the model's turn.
 _DONE_ELSEWHERE = frozenset(
     (
         "web_search_call",
@@ -48,7 +48,7 @@ _UNREADABLE = (
 
 
 def line_of(item: dict[str, Any]) -> str:
-    """Return what the model is told of an item of KINDS; "" = nothing."""
+    """Return the text that the model gets for an item of KINDS; "" = none."""
     kind = item["type"]
     if kind in _SILENT:
         return ""
@@ -59,7 +59,7 @@ def line_of(item: dict[str, Any]) -> str:
 
 
 def name_and_arguments(item: dict[str, Any]) -> tuple[object, object]:
-    """Return what a call that a client runs is to a chat template: the call of a function."""
+    """Return a call that a client runs as a chat template reads it: the call of a function."""
     kind = item["type"]
     given = item.get(CLIENT_CALLS[kind])
     if kind == "custom_tool_call":

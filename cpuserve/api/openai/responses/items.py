@@ -1,4 +1,4 @@
-"""The items of an output: while they are written, and those of a whole answer."""
+"""The items of an output, both in a stream and in a whole response."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Item:
 
     @property
     def id(self) -> str:
-        """The same in all events of a stream, and other than that of any other item."""
+        """The same in all events of a stream, and unique among the items."""
         kind = "msg" if self.call is None else "fc"
         return f"{kind}_{self.request_id}_{self.index}"
 
@@ -45,7 +45,7 @@ class Item:
         return ResponseText("".join(self.text), [], self.logprobs)
 
     def written(self, reason: str = "") -> OutputItem:
-        """Return the whole item; reason: that of the answer's end, if this is its last item."""
+        """Return the whole item; reason: why the response ended, if this is its last item."""
         if self.call is None:
             status = "incomplete" if reason == "length" else "completed"
             return ResponseMessage(self.id, status, "assistant", [self.part()])
@@ -60,9 +60,9 @@ class Item:
 def items_of(
     choice: Choice, request_id: str, namespaces: Namespaces, logprobs: list[ChatLogprob]
 ) -> list[OutputItem]:
-    """Return the items of a whole answer, of which at least one is there.
+    """Return the items of a whole response: at least one.
 
-    logprobs: of an answer that has some, which is then one message.
+    logprobs: the response is then one message.
     """
     parts = choice.parts or [""]
     items = [

@@ -1,4 +1,4 @@
-"""The answer of POST /v1/responses: a Response, and the items of its output."""
+"""The response of POST /v1/responses: a Response, and the items of its output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ResponseText(msgspec.Struct, tag_field="type", tag="output_text"):
 
 
 class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
-    """A message of the model. It is incomplete if the answer reached max_output_tokens in it."""
+    """A message of the model. It is incomplete if the response reached max_output_tokens in it."""
 
     id: str
     status: str
@@ -29,7 +29,7 @@ class ResponseMessage(msgspec.Struct, tag_field="type", tag="message"):
 class ResponseCall(msgspec.Struct, tag_field="type", tag="function_call"):
     """A call; `arguments` is the JSON that the model wrote, which is cut off if incomplete.
 
-    namespace: that of the function, if it is in one.
+    namespace: the namespace of the function, if it is in one.
     """
 
     id: str
@@ -51,7 +51,7 @@ class InputDetails(msgspec.Struct):
 
 
 class OutputDetails(msgspec.Struct):
-    """How many tokens were thoughts, which are not told apart from text."""
+    """The number of tokens in thoughts, which are counted as text."""
 
     reasoning_tokens: int = 0
 
@@ -74,7 +74,7 @@ class ResponseError(msgspec.Struct):
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why the answer is incomplete."""
+    """Why the response is incomplete."""
 
     reason: str
 
@@ -104,9 +104,9 @@ class ResponseReasoning(msgspec.Struct):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """The body of POST /v1/responses, which events of its stream contain, too.
+    """The body of POST /v1/responses, which events of its stream contain as well.
 
-    What repeats lists and objects of the request is written once for all events: metadata, text
+    Copies of lists and objects of the request are written once for all events: metadata, text
     (its format), tool_choice and tools, which are the functions that were offered
     (ResponseFunction, ResponseNamespace).
     """

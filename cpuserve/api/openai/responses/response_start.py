@@ -1,4 +1,4 @@
-"""The Response at its beginning: what the request asked for, and nothing of the answer yet."""
+"""The Response at its beginning: the settings of the request, and no output yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def begun(received: RequestContext, asked: ResponsesRequest, params: SamplingParams) -> Response:
-    """Return the Response of a request that has been checked; params: those of its answer."""
+    """Return the Response of a request that has been checked, with its sampling parameters."""
     return Response(
         id=received.id,
         created_at=received.created,
@@ -57,7 +57,7 @@ def _text(asked: ResponsesRequest) -> dict[str, Any]:
 
 
 def _functions(tools: list[dict[str, Any]]) -> list[ResponseFunction | ResponseNamespace]:
-    """Return what was offered; fields that a tool omits have the defaults that apply."""
+    """Return the offered tools; fields that a tool omits have the defaults that apply."""
     found: list[ResponseFunction | ResponseNamespace] = []
     for tool in tools:
         if is_function(tool):

@@ -17,7 +17,7 @@ from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs
 
 _LOGPROBS = "message.output_text.logprobs"
-# What an answer may include. Only logprobs can be in one of this server, which writes no items of
+# Values of `include`. Only logprobs can be in a response of this server, which writes no items of
 # the other kinds.
 _INCLUDES = (
     "file_search_call.results",
@@ -29,12 +29,12 @@ _INCLUDES = (
     "reasoning.encrypted_content",
     _LOGPROBS,
 )
-# OpenAI's limits of metadata, which every event that has the response repeats.
+# The OpenAI limits of metadata, which every event that has the response repeats.
 _MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
 class TextConfig(msgspec.Struct):
-    """The `text` of a request: the form of the answer. `verbosity` has no effect."""
+    """The `text` of a request: the form of the response. `verbosity` has no effect."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
@@ -125,7 +125,7 @@ def _input(request: ResponsesRequest) -> str | list[dict[str, Any]]:
 
 
 def _logprobs(request: ResponsesRequest, *, calls: bool) -> int | None:
-    """Return how many alternatives to report; calls: whether the answer may have tool calls."""
+    """Return how many alternatives to report; calls: whether the response may have tool calls."""
     top = request.top_logprobs
     if _LOGPROBS not in (request.include or ()):
         if top:
@@ -134,7 +134,7 @@ def _logprobs(request: ResponsesRequest, *, calls: bool) -> int | None:
         return None
     check_logprobs("top_logprobs", top)
     if calls:
-        # They would be those of the text and of the calls, which have no place for any.
+        # They would include logprobs of the calls, which have no place for any.
         msg = f"include cannot have {_LOGPROBS} together with tools: omit one of them"
         raise unsupported(msg, "include")
     return top or 0

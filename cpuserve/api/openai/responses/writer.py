@@ -1,4 +1,4 @@
-"""Write the events of an answer as a Response, in a stream or as one body."""
+"""Write the events of a response as a Response, in a stream or as one body."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _PERIOD_S = 5.0
 
 
 class ResponseWriter:
-    """Writes the answer to one request: items, one after the other.
+    """Writes the response to one request: items, one after the other.
 
-    A text is a message with one part. A text behind a call is a message of its own.
+    A text is a message with one part. A text after a call is a message of its own.
     """
 
     form = StreamFormat()
@@ -155,7 +155,7 @@ class ResponseWriter:
 
     def _end(self, usage: Usage) -> bytes:
         out = b""
-        if self._open is None:  # an answer without any text is an empty message
+        if self._open is None:  # a response without any text is an empty message
             out = self._text(Text(0, "", [], []))
         out += self._close(self._reason)
         response = self._ended(self._reason, usage)
@@ -190,7 +190,7 @@ class ResponseWriter:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the code of a failed Response, which is one of those that OpenAI's clients know."""
+    """Return the code of a failed Response, which is one of those that the OpenAI clients know."""
     status = error.status if isinstance(error, RequestError) else 500
     if status == 429:
         return "rate_limit_exceeded"
