@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from cpuserve.config.engine import EngineConfig, EngineOptions, Resolved
+from cpuserve.config.engine import EngineConfig, Resolved
 from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
+from cpuserve.config.options import EngineOptions
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 from cpuserve.platforms.base import IN_32

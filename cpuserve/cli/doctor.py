@@ -14,9 +14,9 @@ import msgspec
 from cpuserve.cli.terminal import say
 from cpuserve.cli.top_processes import Program, busiest
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import EngineOptions
 from cpuserve.config.env import cache_dir, environment
 from cpuserve.config.load import Asked, load_options
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.server import ServerOptions
 from cpuserve.config.values import GIB, format_bytes, format_cpus
 from cpuserve.errors import ConfigError, CpuserveError

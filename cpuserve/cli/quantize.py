@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuserve.cli.terminal import Progress, say
-from cpuserve.config.engine import EngineOptions
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, ModelError
 from cpuserve.prepare import find, model_facts

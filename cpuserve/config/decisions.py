@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from cpuserve.config.engine import Decision, EngineOptions
+from cpuserve.config.engine import Decision
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.server import FIELDS, ServerOptions
 
 T = TypeVar("T")

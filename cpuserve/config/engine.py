@@ -1,9 +1,9 @@
-"""EngineOptions (requested values, None = automatic) and EngineConfig (resolved values)."""
+"""EngineConfig: the resolved settings of an engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -11,62 +11,6 @@ from cpuserve.config.speculation import Speculation
 
 # Limit on the memory of blocks that wait to be written to prefix_cache_dir.
 PREFIX_CACHE_QUEUE_BYTES = 32 << 20
-
-
-class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """The values requested by flags, environment and config file; None = chosen automatically.
-
-    config/fields.py has one entry per option: help, unit, flags, environment variable, aliases.
-    """
-
-    model: str | None = None
-    served_model_name: list[str] | None = None
-    revision: str | None = None
-    tokenizer: str | None = None
-    dtype: str | None = None
-    activation_bits: str | None = None
-    max_model_len: int | None = None
-    allow_long_model_len: bool | None = None
-    disable_sliding_window: bool | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    itl_target_ms: int | None = None
-    long_prefill_token_threshold: int | None = None
-    scheduling_policy: str | None = None
-    speculative_config: dict[str, Any] | None = None
-    enable_prefix_caching: bool | None = None
-    prefix_cache_dir: str | None = None
-    prefix_cache_size: str | None = None
-    swap_space: str | None = None
-    kv_tiers: list[str] | None = None
-    kv_cache_space: str | None = None
-    kv_cache_dtype: str | None = None
-    block_size: int | None = None
-    tensor_parallel_size: int | Literal["auto"] | None = None
-    data_parallel_size: int | None = None
-    numa: str | None = None
-    model_impl: str | None = None
-    pooling: str | None = None
-    lora_modules: list[str] | None = None
-    allow_runtime_lora_updating: bool | None = None
-    max_loras: int | None = None
-    max_lora_rank: int | None = None
-    executor: str | None = None
-    isa: str | None = None
-    omp_threads_bind: str | None = None
-    omp_num_threads: int | None = None
-    num_reserved_cpu: int | None = None
-    visible_memory_nodes: str | None = None
-    platform: str | None = None
-    quantization: str | None = None
-    weights_on_disk: str | None = None
-    weight_cache_size: str | None = None
-    chat_template: str | None = None
-    generation_config: str | None = None
-    override_generation_config: dict[str, Any] | None = None
-    seed: int | None = None
-    enforce_eager: bool | None = None
-    disable_log_stats: bool | None = None
 
 
 class KvGroup(msgspec.Struct, frozen=True):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_type_hints
+
+import msgspec
 
 from cpuserve.config.values import parse_count
 
@@ -187,3 +189,29 @@ def named(value: list[str], what: str) -> None:
     if len(names) < len(value) or not all(names) or len({*names}) < len(names):
         msg = f"must be pairs NAME={what}, each with a name of its own"
         raise ValueError(msg)
+
+
+def option(group: str, text: str, default: str = "", **names: Any) -> Field:
+    """Return an option, for the annotation of an attribute; `fields_of` adds its name.
+
+    text: the help. default: what the help says of the default; "" = the value of the attribute.
+    """
+    return Field("", text, default, group, **names)
+
+
+def fields_of(options: type[msgspec.Struct]) -> tuple[Field, ...]:
+    """Return the options in the annotations of a record, in its order."""
+    hints = get_type_hints(options, include_extras=True)
+    return tuple(
+        replace(found, name=name, default=found.default or _shown(known.default))
+        for known in msgspec.structs.fields(options)
+        for name, found in [(known.name, hints[known.name].__metadata__[0])]
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ",".join(value) or "none"
+    return str(value)

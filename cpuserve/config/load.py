@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cpuserve.config.engine import EngineOptions
 from cpuserve.config.env import EnvValues, environment, read_env
 from cpuserve.config.field import Field
 from cpuserve.config.fields import (
@@ -25,6 +24,7 @@ from cpuserve.config.fields import (
 )
 from cpuserve.config.missing import why_missing
 from cpuserve.config.nearest import nearest
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
 

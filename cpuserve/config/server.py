@@ -1,23 +1,18 @@
-"""The options of the server: one record with the type, default, texts and names of each."""
+"""The options of the server: one record with the type, default, texts and names of each.
 
-from __future__ import annotations
+Annotations are values here, not texts, as in options.py.
+"""
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Annotated, Any, get_type_hints
+from functools import partial
+from typing import Annotated
 
 import msgspec
 
-from cpuserve.config.field import SERVER, Alias, Field, at_least, named, not_empty
+from cpuserve.config.field import SERVER, Alias, at_least, fields_of, named, not_empty, option
 
-
-def option(text: str, default: str = "", **names: Any) -> Field:
-    """Return an option of the server with this help text.
-
-    default: the text of the help on the default; "" = the value of the attribute.
-    """
-    return Field("", text, default, SERVER, server=True, **names)
+_option = partial(option, SERVER, server=True)
 
 
 def _named_models(value: list[str]) -> None:
@@ -56,7 +51,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
 
     host: Annotated[
         str,
-        option(
+        _option(
             "Address to listen on; 0.0.0.0 listens on all IPv4 addresses.",
             flags=("--host",),
             env="CPUSERVE_HTTP_HOST",
@@ -66,7 +61,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = "127.0.0.1"
     port: Annotated[
         int,
-        option(
+        _option(
             "Port to listen on; 0 selects a free one.",
             kind="count",
             flags=("--port",),
@@ -77,7 +72,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = 8000
     uds: Annotated[
         str | None,
-        option(
+        _option(
             "Unix socket to listen on instead of host and port; `none` cancels the socket that a "
             "variable or a config file sets.",
             default="none",
@@ -90,7 +85,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     api_key: Annotated[
         Sequence[str],
-        option(
+        _option(
             "API keys; clients must send one of them. Separate several by commas in the variable,"
             " which is safer, because other users of the machine can read flags.",
             default="none: everyone who can connect may use the server",
@@ -105,7 +100,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = ()
     public_metrics: Annotated[
         bool,
-        option(
+        _option(
             "Serve /metrics and /version without an API key, as /health, /ping and /live always "
             "are.",
             default="off: they need a key if one is set",
@@ -116,7 +111,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = False
     also_serve: Annotated[
         Sequence[str],
-        option(
+        _option(
             "Further models as NAME=MODEL. Each is loaded when a request names it, and unloaded "
             "when another one needs its memory. Options that do not describe one model apply to "
             "all.",
@@ -129,7 +124,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = ()
     allowed_hosts: Annotated[
         Sequence[str],
-        option(
+        _option(
             "Host names that requests may be addressed to, besides localhost and IP addresses: "
             "a.example.com,*.b.example, or * for any. Requests for other names get 403.",
             default="any; only local names if --host is a loopback address and no API key is set",
@@ -142,7 +137,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = ()
     allowed_origins: Annotated[
         Sequence[str],
-        option(
+        _option(
             "Origins whose web pages may use the API from a browser (CORS), or * for any.",
             kind="names",
             flags=("--allowed-origins",),
@@ -153,7 +148,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = ()
     allowed_methods: Annotated[
         Sequence[str],
-        option(
+        _option(
             "HTTP methods that pages of --allowed-origins may use.",
             kind="names",
             flags=("--allowed-methods",),
@@ -164,7 +159,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = ("*",)
     allowed_headers: Annotated[
         Sequence[str],
-        option(
+        _option(
             "Request headers that pages of --allowed-origins may send.",
             kind="names",
             flags=("--allowed-headers",),
@@ -175,7 +170,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = ("*",)
     allow_credentials: Annotated[
         bool,
-        option(
+        _option(
             "Allow browsers to send cookies with requests from pages of --allowed-origins.",
             kind="flag",
             flags=("--allow-credentials",),
@@ -184,7 +179,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = False
     log_level: Annotated[
         str,
-        option(
+        _option(
             "Lowest level of the messages that are logged: debug, info, warning, error.",
             flags=("--log-level",),
             env="CPUSERVE_LOG_LEVEL",
@@ -196,7 +191,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = "info"
     max_num_queued_reqs: Annotated[
         int,
-        option(
+        _option(
             "Maximum requests that wait for their first token; further ones get 429 with "
             "Retry-After.",
             kind="count",
@@ -208,7 +203,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = 1024
     max_num_queued_tokens: Annotated[
         int,
-        option(
+        _option(
             "Maximum prompt tokens that wait for a first token; further requests get 429 with "
             "Retry-After.",
             kind="count",
@@ -220,7 +215,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = 1 << 20
     max_body_size: Annotated[
         int | None,
-        option(
+        _option(
             "Maximum size of a request body in bytes (4M is 4 MiB); larger ones get 413.",
             default="64 bytes per token of the model's context, and at least 4 MiB",
             kind="count",
@@ -232,7 +227,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = None
     sse_ping_interval: Annotated[
         float,
-        option(
+        _option(
             "Seconds without an event after which a stream sends a comment, so that proxies keep "
             "it open.",
             kind="count",
@@ -244,7 +239,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = 15
     request_timeout: Annotated[
         float,
-        option(
+        _option(
             "Maximum seconds of a request, time in the queue included; a request's own `timeout` "
             "may be shorter. 0 = no limit.",
             kind="count",
@@ -256,7 +251,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = 0
     drain_timeout: Annotated[
         float,
-        option(
+        _option(
             "Seconds that running requests get to finish when a signal stops the server; requests"
             " that still run then end with an error.",
             kind="count",
@@ -269,7 +264,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = 30
     drain_delay: Annotated[
         float,
-        option(
+        _option(
             "Seconds for which the server still accepts requests after that signal, while /health"
             " returns 503. Set it above the interval at which a load balancer checks /health.",
             kind="count",
@@ -281,7 +276,7 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     ] = 0
     engine_restart: Annotated[
         bool,
-        option(
+        _option(
             "Restart an engine process that dies; with --no-engine-restart the server exits with "
             "code 1.",
             kind="flag",
@@ -296,22 +291,4 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         return None if self.uds == "none" else self.uds
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple):
-        return ",".join(value) or "none"
-    return str(value)
-
-
-def _fields() -> tuple[Field, ...]:
-    hints = get_type_hints(ServerOptions, include_extras=True)
-    defaults = {field.name: field.default for field in msgspec.structs.fields(ServerOptions)}
-    found: dict[str, Field] = {name: hints[name].__metadata__[0] for name in defaults}
-    return tuple(
-        replace(field, name=name, default=field.default or _shown(defaults[name]))
-        for name, field in found.items()
-    )
-
-
-FIELDS = _fields()
+FIELDS = fields_of(ServerOptions)

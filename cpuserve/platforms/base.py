@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from cpuserve.config.engine import EngineOptions, Resolved
+from cpuserve.config.engine import Resolved
+from cpuserve.config.options import EngineOptions
 from cpuserve.platforms.host import Host
 
 IN_32 = "in groups of 32"  # the end of ModelFacts.quantization of a format that does not imply it

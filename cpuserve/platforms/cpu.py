@@ -13,8 +13,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import EngineConfig, EngineOptions, Resolved
+from cpuserve.config.engine import EngineConfig, Resolved
 from cpuserve.config.generation import merged, read_settings
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import Speculation, read_speculation
 from cpuserve.config.values import format_bytes, parse_space
 from cpuserve.errors import ConfigError

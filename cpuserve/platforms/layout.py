@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import EngineOptions
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes, parse_bind, parse_nodes
 from cpuserve.errors import ConfigError
 from cpuserve.ids import NodeId

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from cpuserve.config.cache_groups import CacheUse, cache_use
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES, EngineOptions, KvGroup
+from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES, KvGroup
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import GIB, Space, format_bytes, format_gib, format_gib_up, parse_space
 from cpuserve.errors import ConfigError, TooLittleMemory
 from cpuserve.ids import NodeId

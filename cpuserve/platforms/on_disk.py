@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import EngineOptions
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes, format_gib_up, parse_space
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import ModelFacts

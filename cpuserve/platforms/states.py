@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cpuserve.config.cache_groups import STATES_OF_ONE
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import EngineOptions
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, TooLittleMemory
 

@@ -15,7 +15,7 @@ from cpuserve.cli import main as cli
 from cpuserve.cli.doctor import problems, schema
 from cpuserve.cli.top_processes import Program, busiest
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import EngineOptions
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import parse_cpu_list
 from cpuserve.platforms.allocator import allocator
 from cpuserve.platforms.cgroup import Cgroup

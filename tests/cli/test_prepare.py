@@ -13,9 +13,9 @@ import pytest
 from cpuserve.cli import banner
 from cpuserve.cli import main as cli
 from cpuserve.cli.session import sampling_fields
-from cpuserve.config.engine import EngineOptions
 from cpuserve.config.fields import FIELDS
 from cpuserve.config.load import from_arguments
+from cpuserve.config.options import EngineOptions
 from cpuserve.core.admission import Limits
 from cpuserve.errors import ConfigError, ModelError, StartupError, TooLittleMemory
 from cpuserve.loader.safetensors import SafetensorsStore

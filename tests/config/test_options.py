@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from cpuserve.config.engine import EngineOptions
 from cpuserve.config.env import read_env
 from cpuserve.config.field import GROUPS, Alias
 from cpuserve.config.fields import BY_NAME, FIELDS, NO_OPS, keywords
 from cpuserve.config.load import Given, flag_given, from_arguments, load_options, read_file
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
 

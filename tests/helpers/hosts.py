@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cpuserve.config.engine import EngineOptions
+from cpuserve.config.options import EngineOptions
 from cpuserve.platforms.base import KvLayerFacts, ModelFacts
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.host import Host

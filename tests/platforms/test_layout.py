@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import EngineOptions
+from cpuserve.config.options import EngineOptions
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.layout import lay_out, ranks_of_nodes
 from tests.helpers.hosts import GIB, LLAMA_1B, SMOLLM2, got, load_host, resolve, why

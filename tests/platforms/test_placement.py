@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import EngineOptions
+from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_cpus, parse_bind
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cgroup import Cgroup

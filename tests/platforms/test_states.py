@@ -4,7 +4,7 @@ import pytest
 
 from cpuserve.config.cache_groups import STATES_OF_ONE
 from cpuserve.config.decisions import Ledger
-from cpuserve.config.engine import EngineOptions
+from cpuserve.config.options import EngineOptions
 from cpuserve.errors import ConfigError, TooLittleMemory
 from cpuserve.platforms.states import plan_states
 

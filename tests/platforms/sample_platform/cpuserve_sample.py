@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cpuserve.config.engine import Decision, EngineOptions, Resolved
+from cpuserve.config.engine import Decision, Resolved
+from cpuserve.config.options import EngineOptions
 from cpuserve.models.llama import Llama
 from cpuserve.platforms import Capabilities, Host, ModelFacts
 from cpuserve.platforms.cpu import CpuPlatform

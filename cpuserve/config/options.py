@@ -1,0 +1,753 @@
+"""The options of the engine: one record with the type, texts and names of each.
+
+Annotations are values here, not texts: evaluating 70 texts would take 6 ms of each command.
+"""
+
+import contextlib
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from cpuserve.config.adapters import read_modules
+from cpuserve.config.field import (
+    CPU,
+    MEMORY,
+    MODEL,
+    SERVER,
+    Alias,
+    at_least,
+    fields_of,
+    named,
+    not_empty,
+    option,
+)
+from cpuserve.config.generation import check_settings
+from cpuserve.config.speculation import read_speculation
+from cpuserve.config.values import parse_bind, parse_count, parse_nodes, parse_space
+
+
+def _length(value: int) -> None:
+    if value != -1:
+        at_least(1)(value)
+
+
+def _model_names(value: list[str]) -> None:
+    if not all(value) or len({*value}) < len(value):
+        msg = "must be names that are not empty, each once"
+        raise ValueError(msg)
+
+
+def _named_paths(value: list[str]) -> None:
+    named(value, "PATH")
+
+
+def _named_places(value: list[str]) -> None:
+    named(value, "PLACE")
+
+
+def _amount(text: str) -> None:
+    if parse_space(text).percent is not None or text.strip().lower() == "auto":
+        msg = "give GiB (4 or 0.5) or a unit (512MiB)"
+        raise ValueError(msg)
+
+
+def _bytes_as_space(text: str) -> str:
+    """Convert bytes ("1073741824", "4G" and "4g" as in vLLM) or a unit ("4GiB") to GiB."""
+    text = text.strip()
+    size: int | None = None
+    with contextlib.suppress(ValueError):
+        size = parse_count(text)
+    if size is None and text[-1:].lower() == "b":
+        with contextlib.suppress(ValueError):
+            size = parse_space(text).bytes or 0
+    if size is None or size < 0:
+        msg = "give bytes (4294967296 or 4G) or a unit (4GiB, 512MiB)"
+        raise ValueError(msg)
+    return f"{size / (1 << 30):.9f}"
+
+
+def _openvino_type(text: str) -> str:
+    return "int8" if text.strip().lower() in ("u8", "i8") else text
+
+
+DTYPES = {
+    "auto": "auto",
+    "bf16": "bfloat16",
+    "half": "float16",
+    "fp16": "float16",
+    "f16": "float16",
+    "float": "float32",
+    "fp32": "float32",
+    "f32": "float32",
+}
+
+
+class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """The values requested by flags, environment and config file; None = chosen automatically."""
+
+    # -- model ------------------------------------------------------------------------------------
+    model: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "Model: a directory, GGUF file, Hugging Face id (of GGUF files: OWNER/MODEL:Q4_K_M) "
+            "or built-in name (see `cpuserve models`).",
+            default="the built-in model",
+            flags=("--model",),
+            env="CPUSERVE_MODEL",
+            aliases=(Alias("--model-path"), Alias("-m"), Alias("--hf-repo"), Alias("-hf")),
+            check=not_empty,
+            metavar="MODEL",
+        ),
+    ] = None
+    served_model_name: Annotated[
+        list[str] | None,
+        option(
+            MODEL,
+            "Model names that the API accepts; responses contain the first one.",
+            default="the model as given",
+            kind="list",
+            flags=("--served-model-name",),
+            env="CPUSERVE_SERVED_MODEL_NAME",
+            check=_model_names,
+            metavar="NAME",
+        ),
+    ] = None
+    revision: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "Branch, tag or commit of a Hugging Face model.",
+            default="main",
+            flags=("--revision",),
+            env="CPUSERVE_REVISION",
+            check=not_empty,
+            metavar="REV",
+        ),
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "Directory or GGUF file that contains the tokenizer.",
+            default="the model's own",
+            flags=("--tokenizer",),
+            env="CPUSERVE_TOKENIZER",
+            check=not_empty,
+            metavar="PATH",
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "Type of weights and activations that are not quantized: auto, bfloat16, float16, "
+            "float32.",
+            default=(
+                "auto: the checkpoint's; bfloat16 for an encoder in float32 where the CPU "
+                "multiplies it"
+            ),
+            flags=("--dtype",),
+            env="CPUSERVE_DTYPE",
+            choices=("auto", "bfloat16", "float16", "float32"),
+            synonyms=DTYPES,
+            metavar="DTYPE",
+        ),
+    ] = None
+    activation_bits: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "Bits of activations that are multiplied by quantized weights: auto, 8 (int8), 16 "
+            "(two int8 terms).",
+            default="auto: 16 below 300 million weights, otherwise 8",
+            flags=("--activation-bits",),
+            env="CPUSERVE_ACTIVATION_BITS",
+            choices=("auto", "8", "16"),
+            metavar="BITS",
+        ),
+    ] = None
+    quantization: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "Quantize weights while loading: int8, w8a8, int4, or int4_mixed (int4, but value and"
+            " down projections int8; models below 300 million weights keep more in int8). With "
+            "another name, the start fails unless the checkpoint has that format.",
+            default="the checkpoint's",
+            flags=("--quantization", "-q"),
+            env="CPUSERVE_QUANTIZATION",
+            check=not_empty,
+            metavar="FORMAT",
+        ),
+    ] = None
+    weight_cache_size: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "Maximum size of the files of quantized or mapped weights in the cache directory: GiB"
+            " (4, 0.5) or 512MiB; 0: none. A start that finds one reads it instead of quantizing.",
+            default="32",
+            flags=("--weight-cache-size",),
+            env="CPUSERVE_WEIGHT_CACHE_SIZE",
+            check=_amount,
+            metavar="SIZE",
+        ),
+    ] = None
+    model_impl: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "Model implementation: auto, cpuserve (own kernels), transformers (any architecture, "
+            "slow).",
+            default="auto: cpuserve for supported architectures, otherwise transformers",
+            flags=("--model-impl",),
+            env="CPUSERVE_MODEL_IMPL",
+            choices=("auto", "cpuserve", "transformers"),
+            synonyms={"vllm": "auto"},
+            metavar="IMPL",
+        ),
+    ] = None
+    pooling: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "Serve embeddings instead of text: the vector of the last or the first token (cls), "
+            "or the mean of all; rank: scores of a reranker; none: generate text.",
+            default="auto: as a checkpoint of embeddings or a reranker says, otherwise none",
+            flags=("--pooling",),
+            env="CPUSERVE_POOLING",
+            choices=("auto", "none", "last", "mean", "first", "rank"),
+            synonyms={"cls": "first"},
+            metavar="KIND",
+        ),
+    ] = None
+    lora_modules: Annotated[
+        list[str] | None,
+        option(
+            MODEL,
+            "LoRA adapters as NAME=PATH, or as vLLM's JSON objects, of a directory of PEFT or a "
+            "GGUF file; a request uses one by naming it as its model.",
+            default="none",
+            kind="list",
+            flags=("--lora-modules",),
+            env="CPUSERVE_LORA_MODULES",
+            read=read_modules,
+            check=_named_paths,
+            metavar="NAME=PATH",
+        ),
+    ] = None
+    allow_runtime_lora_updating: Annotated[
+        bool | None,
+        option(
+            MODEL,
+            "Let clients load adapters from this machine's disk, and unload them, while the "
+            "server runs: POST /v1/load_lora_adapter and /v1/unload_lora_adapter.",
+            default="off",
+            kind="flag",
+            flags=("--allow-runtime-lora-updating",),
+            env="CPUSERVE_ALLOW_RUNTIME_LORA_UPDATING",
+            aliases=(Alias("VLLM_ALLOW_RUNTIME_LORA_UPDATING"),),
+        ),
+    ] = None
+    max_loras: Annotated[
+        int | None,
+        option(
+            MODEL,
+            "How many adapters can be loaded at a time, with --allow-runtime-lora-updating; there"
+            " is memory for one more, which replaces another.",
+            default="4 more than --lora-modules names",
+            kind="count",
+            flags=("--max-loras",),
+            env="CPUSERVE_MAX_LORAS",
+            check=at_least(1, 1024),
+            metavar="COUNT",
+        ),
+    ] = None
+    max_lora_rank: Annotated[
+        int | None,
+        option(
+            MODEL,
+            "The largest rank of adapters, with --allow-runtime-lora-updating.",
+            default="16, or the largest of --lora-modules",
+            kind="count",
+            flags=("--max-lora-rank",),
+            env="CPUSERVE_MAX_LORA_RANK",
+            check=at_least(1, 512),
+            metavar="RANK",
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "Jinja file, or the template itself, used instead of the model's.",
+            default="the model's own",
+            flags=("--chat-template",),
+            env="CPUSERVE_CHAT_TEMPLATE",
+            check=not_empty,
+            metavar="FILE",
+        ),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        option(
+            MODEL,
+            "Maximum tokens of one request, prompt and answer together (8k = 8000, 8K = 8192).",
+            default=(
+                "the model's maximum (with LongRoPE, its original context), or what the KV cache "
+                "holds"
+            ),
+            kind="count",
+            flags=("--max-model-len",),
+            env="CPUSERVE_MAX_MODEL_LEN",
+            aliases=(Alias("--ctx-size"), Alias("-c")),
+            check=_length,
+            metavar="TOKENS",
+        ),
+    ] = None
+    allow_long_model_len: Annotated[
+        bool | None,
+        option(
+            MODEL,
+            "Allow --max-model-len to exceed the length that the model was trained for.",
+            default="off",
+            kind="flag",
+            flags=("--allow-long-max-model-len",),
+            env="CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN",
+            aliases=(Alias("VLLM_ALLOW_LONG_MAX_MODEL_LEN"),),
+        ),
+    ] = None
+    disable_sliding_window: Annotated[
+        bool | None,
+        option(
+            MODEL,
+            "Limit the context length to the model's sliding window, so that the window never "
+            "slides.",
+            default="off",
+            kind="flag",
+            flags=("--disable-sliding-window",),
+            env="CPUSERVE_DISABLE_SLIDING_WINDOW",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        option(
+            MODEL,
+            "Sampling seed of requests that do not set one.",
+            default="0",
+            kind="count",
+            flags=("--seed",),
+            env="CPUSERVE_SEED",
+            check=at_least(0),
+            metavar="N",
+        ),
+    ] = None
+    generation_config: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "Source of the default sampling parameters: auto, cpuserve (OpenAI's defaults), or a "
+            "directory.",
+            default="auto: the model's generation_config.json; built-in models have their own",
+            flags=("--generation-config",),
+            env="CPUSERVE_GENERATION_CONFIG",
+            synonyms={"auto": "auto", "cpuserve": "cpuserve", "vllm": "cpuserve"},
+            check=not_empty,
+            metavar="PATH",
+        ),
+    ] = None
+    override_generation_config: Annotated[
+        dict[str, Any] | None,
+        option(
+            MODEL,
+            "Default sampling parameters as a JSON object; they override the model's, and null "
+            "removes one.",
+            default="none",
+            kind="object",
+            flags=("--override-generation-config",),
+            env="CPUSERVE_OVERRIDE_GENERATION_CONFIG",
+            check=check_settings,
+            metavar="JSON",
+        ),
+    ] = None
+    # -- server -----------------------------------------------------------------------------------
+    disable_log_stats: Annotated[
+        bool | None,
+        option(
+            SERVER,
+            "Accepted for compatibility: throughput is on /metrics, not in the log.",
+            default="no effect",
+            kind="flag",
+            flags=("--disable-log-stats",),
+            env="CPUSERVE_DISABLE_LOG_STATS",
+        ),
+    ] = None
+    # -- memory and batching ----------------------------------------------------------------------
+    weights_on_disk: Annotated[
+        str | None,
+        option(
+            MEMORY,
+            "Map the weights from a file, of which memory holds what it has room for: auto, "
+            "always, never.",
+            default="auto: a mixture of experts that does not fit in memory",
+            flags=("--weights-on-disk",),
+            env="CPUSERVE_WEIGHTS_ON_DISK",
+            choices=("auto", "always", "never"),
+            metavar="WHEN",
+        ),
+    ] = None
+    kv_cache_space: Annotated[
+        str | None,
+        option(
+            MEMORY,
+            "Size of the KV cache: GiB (4, 0.5), 512MiB, a share of memory (30%), or 0 = "
+            "automatic.",
+            default=(
+                "a quarter of free memory, or the size that max-num-seqs requests of full length "
+                "can use if that is less"
+            ),
+            flags=("--kv-cache-memory", "--kv-cache-space"),
+            env="CPUSERVE_KVCACHE_SPACE",
+            aliases=(
+                Alias("--kv-cache-memory-bytes", _bytes_as_space),
+                Alias("VLLM_CPU_KVCACHE_SPACE", differs="for all ranks of an engine together"),
+                Alias("VLLM_OPENVINO_KVCACHE_SPACE"),
+            ),
+            check=parse_space,
+            metavar="SIZE",
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        option(
+            MEMORY,
+            "Type of the KV cache: auto, bfloat16, float16, float32, int8, fp8_e4m3 (fp8), "
+            "fp8_e5m2.",
+            default="auto: the same as --dtype",
+            flags=("--kv-cache-dtype",),
+            env="CPUSERVE_KV_CACHE_DTYPE",
+            aliases=(Alias("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", _openvino_type),),
+            choices=("auto", "bfloat16", "float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"),
+            synonyms={**DTYPES, "fp8": "fp8_e4m3"},
+            metavar="DTYPE",
+        ),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        option(
+            MEMORY,
+            "Tokens per KV block; the kernels always use 32, another size is reported and ignored.",
+            default="32",
+            kind="count",
+            flags=("--block-size",),
+            env="CPUSERVE_BLOCK_SIZE",
+            check=at_least(1),
+            metavar="TOKENS",
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None,
+        option(
+            MEMORY,
+            "Maximum requests that run at the same time; further ones wait in the queue.",
+            default="64",
+            kind="count",
+            flags=("--max-num-seqs",),
+            env="CPUSERVE_MAX_NUM_SEQS",
+            aliases=(Alias("--parallel"), Alias("-np")),
+            check=at_least(1, 4096),
+            metavar="N",
+        ),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None,
+        option(
+            MEMORY,
+            "Maximum tokens per step, decode rows and prompt chunks together; activation memory "
+            "grows with it.",
+            default="2048",
+            kind="count",
+            flags=("--max-num-batched-tokens",),
+            env="CPUSERVE_MAX_NUM_BATCHED_TOKENS",
+            aliases=(Alias("-b"),),
+            check=at_least(1, 1 << 20),
+            metavar="TOKENS",
+        ),
+    ] = None
+    itl_target_ms: Annotated[
+        int | None,
+        option(
+            MEMORY,
+            "Target time between two tokens of a running stream; prompt chunks are sized to meet "
+            "it. A step may always take 1.67 times, and never more than 2.5 times, a step without"
+            " prompts. 0 = no target.",
+            default="50 (0 in `LLM`, which does not stream)",
+            kind="count",
+            flags=("--itl-target-ms",),
+            env="CPUSERVE_ITL_TARGET_MS",
+            check=at_least(0, 60_000),
+            metavar="MS",
+        ),
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        int | None,
+        option(
+            MEMORY,
+            "Maximum tokens of one prompt per step; 0 = no limit. Short prompts overtake long "
+            "ones even without a limit.",
+            default="0",
+            kind="count",
+            flags=("--long-prefill-token-threshold",),
+            env="CPUSERVE_LONG_PREFILL_TOKEN_THRESHOLD",
+            check=at_least(0, 1 << 20),
+            metavar="TOKENS",
+        ),
+    ] = None
+    scheduling_policy: Annotated[
+        str | None,
+        option(
+            MEMORY,
+            "Order of requests: fcfs (first come, first served) or priority (lower `priority` "
+            "first).",
+            default="fcfs",
+            flags=("--scheduling-policy",),
+            env="CPUSERVE_SCHEDULING_POLICY",
+            choices=("fcfs", "priority"),
+            metavar="POLICY",
+        ),
+    ] = None
+    speculative_config: Annotated[
+        dict[str, Any] | None,
+        option(
+            MEMORY,
+            "Guess tokens and verify them in one step, as a JSON object with method (ngram: what "
+            "followed the last tokens when they stood in the request before), "
+            "num_speculative_tokens (5), prompt_lookup_max (4) and prompt_lookup_min (2). It "
+            "changes no token.",
+            default="off",
+            kind="object",
+            flags=("--speculative-config",),
+            env="CPUSERVE_SPECULATIVE_CONFIG",
+            check=read_speculation,
+            metavar="JSON",
+        ),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool | None,
+        option(
+            MEMORY,
+            "Reuse the KV cache of equal prompt prefixes; disable with --no-enable-prefix-caching.",
+            default="on",
+            kind="flag",
+            flags=("--enable-prefix-caching",),
+            env="CPUSERVE_ENABLE_PREFIX_CACHING",
+        ),
+    ] = None
+    prefix_cache_dir: Annotated[
+        str | None,
+        option(
+            MEMORY,
+            "Keep cached prefixes on disk across restarts, in DIR/cpuserve-prefix-cache.",
+            default="none",
+            flags=("--prefix-cache-dir",),
+            env="CPUSERVE_PREFIX_CACHE_DIR",
+            check=not_empty,
+            metavar="DIR",
+        ),
+    ] = None
+    prefix_cache_size: Annotated[
+        str | None,
+        option(
+            MEMORY,
+            "Maximum size of the files in --prefix-cache-dir: GiB (4, 0.5) or 512MiB; the least "
+            "recently used blocks are deleted first.",
+            default="4",
+            flags=("--prefix-cache-size",),
+            env="CPUSERVE_PREFIX_CACHE_SIZE",
+            check=_amount,
+            metavar="SIZE",
+        ),
+    ] = None
+    swap_space: Annotated[
+        str | None,
+        option(
+            MEMORY,
+            "Additional memory for blocks that are evicted from the KV cache: GiB (4, 0.5) or "
+            "512MiB.",
+            default="0",
+            flags=("--swap-space",),
+            env="CPUSERVE_SWAP_SPACE",
+            check=_amount,
+            metavar="SIZE",
+        ),
+    ] = None
+    kv_tiers: Annotated[
+        list[str] | None,
+        option(
+            MEMORY,
+            "Further places that keep blocks of the KV cache, as NAME=PLACE (docs/serving.md).",
+            default="none",
+            kind="list",
+            flags=("--kv-tiers",),
+            env="CPUSERVE_KV_TIERS",
+            check=_named_places,
+            metavar="NAME=PLACE",
+        ),
+    ] = None
+    # -- CPU and threads --------------------------------------------------------------------------
+    isa: Annotated[
+        str | None,
+        option(
+            CPU,
+            "Instruction-set level of the kernels, one that this CPU supports (see `cpuserve "
+            "doctor`).",
+            default="the highest that this CPU supports",
+            flags=("--isa",),
+            env="CPUSERVE_ISA",
+            synonyms={"native": "auto"},
+            check=not_empty,
+            metavar="LEVEL",
+        ),
+    ] = None
+    omp_threads_bind: Annotated[
+        str | None,
+        option(
+            CPU,
+            "CPUs of the compute threads: auto, nobind, or a list such as 0-31, 0,2 or 0-62:2; "
+            "`|` separates the lists of ranks.",
+            default=(
+                "auto: one thread per physical core, within affinity; under a CPU quota below the "
+                "CPUs, as many threads as it pays for, on no fixed CPUs"
+            ),
+            flags=("--omp-threads-bind", "--cpu-omp-threads-bind"),
+            env="CPUSERVE_OMP_THREADS_BIND",
+            aliases=(Alias("VLLM_CPU_OMP_THREADS_BIND"),),
+            check=parse_bind,
+            metavar="CPUS",
+        ),
+    ] = None
+    num_reserved_cpu: Annotated[
+        int | None,
+        option(
+            CPU,
+            "Total number of cores that automatic binding leaves to the front end: the last of "
+            "each node.",
+            default=(
+                "0 with up to 4 allowed cores or a CPU quota below the CPUs, otherwise one per "
+                "NUMA node in use"
+            ),
+            kind="count",
+            flags=("--num-reserved-cpu", "--num-of-reserved-cpu"),
+            env="CPUSERVE_NUM_OF_RESERVED_CPU",
+            aliases=(Alias("VLLM_CPU_NUM_OF_RESERVED_CPU", differs="for all ranks together"),),
+            check=at_least(0),
+            metavar="N",
+        ),
+    ] = None
+    visible_memory_nodes: Annotated[
+        str | None,
+        option(
+            CPU,
+            "NUMA nodes that automatic binding may use, such as 0 or 1,0, in the order of the "
+            "ranks.",
+            default="all nodes with allowed CPUs",
+            flags=("--visible-memory-nodes",),
+            env="CPUSERVE_VISIBLE_MEMORY_NODES",
+            aliases=(Alias("CPU_VISIBLE_MEMORY_NODES"),),
+            check=parse_nodes,
+            metavar="NODES",
+        ),
+    ] = None
+    omp_num_threads: Annotated[
+        int | None,
+        option(
+            CPU,
+            "Number of threads with nobind; otherwise the list of CPUs determines it.",
+            default="one per physical core, within affinity and CPU quota",
+            kind="count",
+            env="OMP_NUM_THREADS",
+            check=at_least(1, 4096),
+        ),
+    ] = None
+    tensor_parallel_size: Annotated[
+        int | Literal["auto"] | None,
+        option(
+            CPU,
+            "Number of ranks that the model is split over, or auto. A rank is a group of threads,"
+            " usually those of one NUMA node.",
+            default="1",
+            kind="count",
+            words=("auto",),
+            flags=("--tensor-parallel-size", "-tp"),
+            env="CPUSERVE_TENSOR_PARALLEL_SIZE",
+            check=at_least(1, 1024),
+            metavar="N",
+        ),
+    ] = None
+    data_parallel_size: Annotated[
+        int | None,
+        option(
+            CPU,
+            "Number of engine processes behind one endpoint, each with its own cores, weights and"
+            " KV cache.",
+            default="1",
+            kind="count",
+            flags=("--data-parallel-size", "-dp"),
+            env="CPUSERVE_DATA_PARALLEL_SIZE",
+            check=at_least(1, 1024),
+            metavar="N",
+        ),
+    ] = None
+    numa: Annotated[
+        str | None,
+        option(
+            CPU,
+            "How to use several NUMA nodes: auto, tp (ranks), replicas (engines), interleave "
+            "(pages), off.",
+            default="off: one group of threads over all nodes",
+            flags=("--numa",),
+            env="CPUSERVE_NUMA",
+            choices=("auto", "tp", "replicas", "interleave", "off"),
+            metavar="MODE",
+        ),
+    ] = None
+    executor: Annotated[
+        str | None,
+        option(
+            CPU,
+            "Executor of the steps: auto, native (C++ kernels), torch (slow).",
+            default="auto: native, or torch if the C++ extension cannot run here",
+            flags=("--executor",),
+            env="CPUSERVE_EXECUTOR",
+            choices=("auto", "native", "torch"),
+            metavar="KIND",
+        ),
+    ] = None
+    platform: Annotated[
+        str | None,
+        option(
+            CPU,
+            "Name of the platform; plug-ins register platforms under the entry point "
+            "cpuserve.platforms.",
+            default="cpu, unless a plug-in provides a platform that can run here",
+            flags=("--platform",),
+            env="CPUSERVE_PLATFORM",
+            check=not_empty,
+            metavar="NAME",
+        ),
+    ] = None
+    enforce_eager: Annotated[
+        bool | None,
+        option(
+            CPU,
+            "Accepted for compatibility: cpuserve compiles no graphs.",
+            default="no effect",
+            kind="flag",
+            flags=("--enforce-eager",),
+            env="CPUSERVE_ENFORCE_EAGER",
+        ),
+    ] = None
+
+
+FIELDS = fields_of(EngineOptions)
