@@ -1,7 +1,12 @@
 """The POST route of every dialect: a schema for the body, a call from it, a writer of the response.
 
-`post` reads and decodes the body. Most of its handlers return what `generate` does: it finds the
-model, refuses fields, makes the call, prepares it and returns a response of the dialect's writer.
+A body is checked here and nowhere else, in this order:
+
+1. `read_call`: its size, media type and JSON, and the types of the schema.
+2. `RequestContext.choose`: the model that it asks for.
+3. `check_fields`: fields that the endpoint refuses.
+4. `to_call` of the dialect: fields that contradict each other, or have no meaning in a call.
+5. `prepare`: the values, against the model, in no dialect's words.
 """
 
 from __future__ import annotations
