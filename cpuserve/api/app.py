@@ -21,7 +21,7 @@ from cpuserve.api.ollama.dialect import OLLAMA
 from cpuserve.api.openai.dialect import OPENAI
 from cpuserve.api.response.errors import install_error_handlers
 from cpuserve.api.response.openapi import install_schema
-from cpuserve.api.scores.dialect import SCORES
+from cpuserve.api.scores.router import SCORES
 from cpuserve.api.status import (
     cpu,
     health,

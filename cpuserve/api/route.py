@@ -1,6 +1,6 @@
 """The POST route of every dialect: a schema for the body, a call from it, a writer of the response.
 
-A body is checked here and nowhere else, in this order:
+A body that asks for text, vectors or scores is checked here and nowhere else, in this order:
 
 1. `read_call`: its size, media type and JSON, and the types of the schema.
 2. `RequestContext.choose`: the model that it asks for.

@@ -6,6 +6,7 @@ from functools import partial
 
 from fastapi import APIRouter, Response
 
+from cpuserve.api.dialect import Dialect
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import generate, post
 from cpuserve.api.scores.schema import (
@@ -61,3 +62,7 @@ async def score(received: RequestContext, asked: ScoreRequest) -> Response:
         partial(ScoreWriter, scores=scores),
         field_names={"prompt": "text_2"},
     )
+
+
+# The API that the servers of Jina, Cohere and vLLM share.
+SCORES = Dialect((router,))
