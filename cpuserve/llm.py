@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from cpuserve.errors import EngineDead, InvalidRequest
+from cpuserve.errors import InvalidRequest
 from cpuserve.log import get_logger
 from cpuserve.outputs import (
     CompletionOutput,
@@ -22,16 +20,16 @@ from cpuserve.outputs import (
     position_logprobs,
 )
 from cpuserve.sampling.params import SamplingParams
-from cpuserve.serving.events import Embedding, Finish, Scored, Text, floats_of
+from cpuserve.serving.batch import BatchItem, run_batch
+from cpuserve.serving.events import floats_of
 from cpuserve.serving.similarity import cosine, each_once
-from cpuserve.serving.text import TextProcessor
 from cpuserve.tokenizer.pairs import NO_INSTRUCTION, PairEncoder
 from cpuserve.tokenizer.tokenizer import named_prompt
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
-    from cpuserve.engine.inline import InlineClient, Sink
-    from cpuserve.engine.ipc import Output
+    from cpuserve.engine.inline import InlineClient
+    from cpuserve.serving.events import Choice
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 log = get_logger("llm")
@@ -127,7 +125,15 @@ class LLM:
         if len(priorities) != len(requests):
             msg = f"{len(priorities)} priorities for {len(requests)} prompts"
             raise InvalidRequest(msg, param="priority")
-        return _Batch(self._client, self._tokenizer, requests, params, priorities).run(use_tqdm)
+
+        def keep(position: int, choice: Choice) -> None:
+            self._keep(requests[position], choice, params[position])
+
+        items = self._run(requests, params, priorities, use_tqdm, keep)
+        for request, item in zip(requests, items, strict=True):
+            request.outputs.sort(key=lambda completion: completion.index)
+            request.num_cached_tokens, request.finished = item.cached_tokens, True
+        return requests
 
     def chat(
         self,
@@ -181,16 +187,15 @@ class LLM:
         self._check_kind("embed")
         before = named_prompt(self._tokenizer.prompts, prompt_name)
         requests = [self._request(prompt, before) for prompt in _as_list(prompts)]
-        vectors = self._vectors(requests, use_tqdm)
         return [
             EmbeddingRequestOutput(
-                done.request_id,
-                done.prompt,
-                done.prompt_token_ids,
-                EmbeddingOutput(floats_of(vectors[done.request_id]).tolist()),
-                num_cached_tokens=done.num_cached_tokens,
+                request.request_id,
+                request.prompt,
+                request.prompt_token_ids,
+                EmbeddingOutput(floats_of(item.choices[0].vector).tolist()),
+                num_cached_tokens=item.cached_tokens,
             )
-            for done in requests
+            for request, item in zip(requests, self._vectors(requests, use_tqdm), strict=True)
         ]
 
     def score(
@@ -228,15 +233,14 @@ class LLM:
             self._request({"prompt_token_ids": pairs.encode(query, document, instruction)})
             for query, document in both
         ]
-        vectors = self._vectors(requests, use_tqdm)
         return [
             ScoringRequestOutput(
-                done.request_id,
-                done.prompt_token_ids,
-                ScoringOutput(floats_of(vectors[done.request_id])[0]),
-                num_cached_tokens=done.num_cached_tokens,
+                request.request_id,
+                request.prompt_token_ids,
+                ScoringOutput(floats_of(item.choices[0].vector)[0]),
+                num_cached_tokens=item.cached_tokens,
             )
-            for done in requests
+            for request, item in zip(requests, self._vectors(requests, use_tqdm), strict=True)
         ]
 
     def _similarities(
@@ -256,12 +260,50 @@ class LLM:
             for a, b in places
         ]
 
-    def _vectors(self, requests: list[RequestOutput], use_tqdm: bool) -> dict[str, bytes]:
-        """Run requests that generate no tokens; return the vector of each by its id."""
+    def _vectors(self, requests: list[RequestOutput], use_tqdm: bool) -> list[BatchItem]:
+        """Run requests that generate no tokens; the choice of each has its vector."""
         params = [SamplingParams(max_tokens=0)] * len(requests)
-        batch = _Batch(self._client, self._tokenizer, requests, params, [0] * len(requests))
-        batch.run(use_tqdm)
-        return batch.vectors
+        return self._run(requests, params, [0] * len(requests), use_tqdm)
+
+    def _run(
+        self,
+        requests: list[RequestOutput],
+        params: list[SamplingParams],
+        priorities: list[int],
+        use_tqdm: bool,
+        keep: Callable[[int, Choice], None] | None = None,
+    ) -> list[BatchItem]:
+        """Run the requests to their ends; RequestError and EngineDead as `generate`.
+
+        keep(position of the request, choice): takes the result of a sequence while others run.
+        """
+        items = [
+            BatchItem(request.prompt_token_ids, own, priority)
+            for request, own, priority in zip(requests, params, priorities, strict=True)
+        ]
+        with _progress(sum(own.n for own in params), use_tqdm) as advance:
+
+            def ended(position: int, choice: Choice) -> None:
+                if keep is not None:
+                    keep(position, choice)
+                advance(1)
+
+            run_batch(self._client, self._tokenizer, items, ended)
+        return items
+
+    def _keep(self, request: RequestOutput, choice: Choice, params: SamplingParams) -> None:
+        """Add the result of a sequence to its request."""
+        done = CompletionOutput(choice.index, "".join(choice.text), choice.token_ids)
+        done.finish_reason, done.stop_reason = choice.reason, choice.stop_reason
+        if params.logprobs is not None:
+            done.logprobs = [position_logprobs(row, self._tokenizer) for row in choice.logprobs]
+            done.cumulative_logprob = sum((row.logprob for row in choice.logprobs), 0.0)
+        request.outputs.append(done)
+        if choice.scores is not None:
+            request.prompt_logprobs = [
+                None if row is None else position_logprobs(row, self._tokenizer)
+                for row in choice.scores
+            ]
 
     def _method(self) -> str:
         """Return the name of the method for the model's kind."""
@@ -342,106 +384,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """One of the n sequences of a request, while it runs."""
-
-    request: RequestOutput
-    completion: CompletionOutput
-    processor: TextProcessor
-
-
-@dataclass(slots=True)
-class _Batch:
-    """The requests of one call while the engine runs them."""
-
-    client: InlineClient
-    tokenizer: Tokenizer
-    requests: list[RequestOutput]
-    params: list[SamplingParams]
-    priorities: list[int]
-    running: dict[int, _Sequence] = field(default_factory=dict)
-    vectors: dict[str, bytes] = field(default_factory=dict)  # embeddings, by request id
-
-    def run(self, show_progress: bool) -> list[RequestOutput]:
-        """Submit all requests and wait for them; an exception aborts those that still run."""
-        sink: Sink = queue.SimpleQueue()
-        try:
-            for request, params, priority in zip(
-                self.requests, self.params, self.priorities, strict=True
-            ):
-                self._submit(request, params, priority, sink)
-            with _progress(len(self.running), show_progress) as advance:
-                while self.running:
-                    self._take(sink.get(), advance)
-        finally:
-            if self.running:
-                self.client.abort(self.running)
-        return self.requests
-
-    def _submit(
-        self, request: RequestOutput, params: SamplingParams, priority: int, sink: Sink
-    ) -> None:
-        ids = request.prompt_token_ids
-        for index in range(params.n):
-            own = params.single(index)
-            processor = TextProcessor(self.tokenizer, ids, own)
-            number = self.client.submit(ids, own, sink, priority)
-            wants = params.logprobs is not None
-            completion = CompletionOutput(index, "", [], 0.0 if wants else None)
-            completion.logprobs = [] if wants else None
-            request.outputs.append(completion)
-            self.running[number] = _Sequence(request, completion, processor)
-
-    def _take(self, output: Output | EngineDead, advance: Advance) -> None:
-        if isinstance(output, EngineDead):
-            self.running.clear()
-            raise output
-        sequence = self.running.get(output.id)
-        if sequence is None:
-            return  # sent before the engine learned that a stop string ended the request
-        if not self._append(sequence, output):
-            return
-        del self.running[output.id]
-        if output.finish is None:
-            self.client.abort([output.id])
-        sequence.request.finished = all(c.finish_reason for c in sequence.request.outputs)
-        advance(1)
-
-    def _append(self, sequence: _Sequence, output: Output) -> bool:
-        """Add `output` to its completion; return whether that has finished.
-
-        Raises:
-            RequestError: the engine ended the request with an error.
-        """
-        completion, request = sequence.completion, sequence.request
-        request.num_cached_tokens = max(request.num_cached_tokens, output.cached_tokens)
-        events, _ = sequence.processor.push(output)
-        for event in events:
-            match event:
-                case Text():
-                    completion.text += event.text
-                    completion.token_ids += event.token_ids
-                    self._append_logprobs(completion, event)
-                case Scored():
-                    request.prompt_logprobs = [
-                        None if row is None else position_logprobs(row, self.tokenizer)
-                        for row in event.scores
-                    ]
-                case Embedding():
-                    self.vectors[request.request_id] = event.vector
-                case Finish():
-                    completion.finish_reason = event.reason
-                    completion.stop_reason = event.stop_reason
-        return completion.finished()
-
-    def _append_logprobs(self, completion: CompletionOutput, event: Text) -> None:
-        for row in event.logprobs or ():
-            assert completion.logprobs is not None
-            completion.logprobs.append(position_logprobs(row, self.tokenizer))
-            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + row.logprob
 
 
 # --- arguments --------------------------------------------------------------------------------
