@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpuserve.api.openai.chat.schema import ChatRequest
-from cpuserve.api.request import context as endpoint
-from cpuserve.api.request import memory_trim as freed
+from cpuserve.api.request import context, memory_trim
 from cpuserve.api.request.body import FREE_BYTES, decode_request
 from cpuserve.api.request.body_budget import BodyBudget, Reservation
 from cpuserve.api.request.object_limits import MAX_OBJECTS, num_objects
@@ -192,13 +191,13 @@ def test_objects_are_counted_as_a_parser_would_make_them(value, enough):
 
 def test_only_a_large_body_is_decoded_on_another_thread(monkeypatch):
     threads = []
-    decode = endpoint.decode_request
+    decode = context.decode_request
 
     def recorded(*args):
         threads.append(threading.current_thread() is threading.main_thread())
         return decode(*args)
 
-    monkeypatch.setattr(endpoint, "decode_request", recorded)
+    monkeypatch.setattr(context, "decode_request", recorded)
     api = Api()
     assert api.chat().status_code == 200
     assert api.chat(x="a" * LARGE).status_code == 200
@@ -207,8 +206,8 @@ def test_only_a_large_body_is_decoded_on_another_thread(monkeypatch):
 
 def test_freed_memory_is_given_back_after_large_bodies_only(monkeypatch):
     trimmed = threading.Event()
-    monkeypatch.setattr(freed, "_DELAY_S", 0.0)
-    monkeypatch.setattr(freed, "_trim", trimmed.set)
+    monkeypatch.setattr(memory_trim, "_DELAY_S", 0.0)
+    monkeypatch.setattr(memory_trim, "_trim", trimmed.set)
     api = Api()
     assert api.chat().status_code == 200
     assert not trimmed.is_set()
@@ -219,8 +218,8 @@ def test_freed_memory_is_given_back_after_large_bodies_only(monkeypatch):
 @runs
 async def test_freed_memory_is_given_back_after_an_upload_that_never_ends(monkeypatch):
     trimmed = threading.Event()
-    monkeypatch.setattr(freed, "_DELAY_S", 0.0)
-    monkeypatch.setattr(freed, "_trim", trimmed.set)
+    monkeypatch.setattr(memory_trim, "_DELAY_S", 0.0)
+    monkeypatch.setattr(memory_trim, "_trim", trimmed.set)
     async with live() as server:
         _, writer = await server.open()
         writer.write(upload(SIZE, HALF))
@@ -231,7 +230,7 @@ async def test_freed_memory_is_given_back_after_an_upload_that_never_ends(monkey
 
 
 def test_giving_memory_back_works_where_the_library_can():
-    freed._trim()
+    memory_trim._trim()
 
 
 NEEDLE = "needle-in-the-body"

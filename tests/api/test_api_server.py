@@ -18,8 +18,7 @@ import psutil
 import pytest
 
 from cpuserve.api.http.listener import MOST_FILES, open_listener, raise_file_limit, url_of
-from cpuserve.api.lifecycle import serve as serving
-from cpuserve.api.lifecycle import startup_server as starting
+from cpuserve.api.lifecycle import serve, startup_server
 from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
@@ -225,11 +224,11 @@ def test_both_that_answer_on_the_port_say_the_same_while_loading():
     api.context.ready, api.context.loading = False, LoadProgress("load", 1, 4)
     for path in ("/health", "/ping", "/live", "/health/"):
         shown = api.get(path)
-        answer = starting._response(path.rstrip("/"), api.context.loading)
+        answer = startup_server._response(path.rstrip("/"), api.context.loading)
         assert answer.status.startswith(f"{shown.status_code} ")
         assert answer.body == shown.content
         assert answer.retry == ("retry-after" in shown.headers)
-    answer = starting._response("/v1/completions", api.context.loading)
+    answer = startup_server._response("/v1/completions", api.context.loading)
     assert answer.body == api.complete().content
 
 
@@ -710,5 +709,5 @@ def test_a_file_in_the_place_of_a_socket_stays(tmp_path):
 )
 def test_an_open_address_without_a_key_is_warned_about(caplog, options, warns):
     with caplog.at_level(logging.WARNING, logger="cpuserve"):
-        serving._warn_if_open(ServerOptions(**options))
+        serve._warn_if_open(ServerOptions(**options))
     assert bool(caplog.records) == warns

@@ -10,7 +10,7 @@ from cpuserve.api.app import ROUTERS
 from cpuserve.api.lora import router as lora
 from cpuserve.api.request import field_reference
 from cpuserve.cli import main as cli
-from cpuserve.cli import support_tables as supported
+from cpuserve.cli import support_tables
 from cpuserve.cli.flags import normalize
 from cpuserve.config.reference import replaced, table
 from cpuserve.models import MODELS, TEXT_PARTS
@@ -67,7 +67,7 @@ def test_the_page_on_serving_lists_every_endpoint():
 def test_the_page_of_models_has_the_tables_of_the_code():
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     made = "run: python -m cpuserve.cli.support_tables docs/models.md"
-    assert supported.replaced(page) == page, made
+    assert support_tables.replaced(page) == page, made
 
 
 def test_every_family_format_and_architecture_of_that_page_has_a_test():
@@ -77,10 +77,10 @@ def test_every_family_format_and_architecture_of_that_page_has_a_test():
     tested |= {name for _, name, _ in rerankers.KINDS.values()}
     tested.add("RobertaModel")  # the class of XLMRobertaModel
     tested.add("GraniteMoeSharedForCausalLM")  # tests/models/test_families.py, as granite-moe
-    assert {*TEXT_PARTS, *tested} >= {row[0] for row in supported.families()[1:]}
+    assert {*TEXT_PARTS, *tested} >= {row[0] for row in support_tables.families()[1:]}
     methods = {settings["quant_method"] for _, settings in FORMATS.values()}
     methods.add("mxfp4")  # tests/quant/test_readers.py, as stacks of experts
-    assert {*methods, "none"} == {row[0] for row in supported.formats()[1:]}
+    assert {*methods, "none"} == {row[0] for row in support_tables.formats()[1:]}
 
 
 def test_the_option_table_is_well_formed_markdown():

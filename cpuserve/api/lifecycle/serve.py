@@ -83,6 +83,7 @@ def _run(
     on_ready: ReadyFn | None,
     others: Sequence[tuple[str, PrepareFn]],
 ) -> int:
+    """Run the start from the startup server on, and the server until it stops."""
     starting = StartupServer(listener)
     reports.also = starting.on_progress
     try:

@@ -73,7 +73,7 @@ async def _respond(
         return await route.generate(received, asked, to_call, partial(OllamaWriter, chat=chat))
     if is_zero(asked.keep_alive):
         # Unload a model that is not used, without loading it first; the first model stays.
-        received.names(asked.model)
+        received.note_model(asked.model)
         name, reason = received.models.resolve(asked.model), "unload"
         await received.models.unload(name)
     else:

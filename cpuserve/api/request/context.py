@@ -68,7 +68,7 @@ class RequestContext:
         Raises:
           NotFound, ServiceUnavailable: see ModelRegistry.find.
         """
-        self.names(model)
+        self.note_model(model)
         if self._served is None:
             self._served = await self.models.find(model)
             self.leases.append(self._served.lease)
@@ -76,7 +76,7 @@ class RequestContext:
                 raise ServiceUnavailable(reason)
         return self._served.name
 
-    def names(self, model: str | None) -> None:
+    def note_model(self, model: str | None) -> None:
         """Note the name of the model for the log."""
         if self.record is not None:
             self.record.model = model
