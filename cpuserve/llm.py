@@ -42,7 +42,7 @@ Advance = Callable[[int], None]
 class LLM:
     """A model in this process; generate() and chat() return when all requests have finished.
 
-    Options are those of `cpuserve serve`, with underscores. Other options of vLLM are accepted if
+    Options: as for `cpuserve serve`, with underscores. Other options of vLLM are accepted if
     they have no effect here (gpu_memory_utilization, enforce_eager, trust_remote_code=False, ...).
     close(), `del` or the end of the program frees memory and threads.
 
@@ -177,7 +177,7 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of each prompt, of an embedding model; prompts: see `generate`.
 
-        prompt_name: of the checkpoint's prompts, the one that goes before each text; None: its
+        prompt_name: the prompt of the checkpoint that goes before each text; None: its
         default one, if it has one.
 
         Raises:
@@ -208,7 +208,7 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """Return the score of each pair of texts: a reranker's, or the cosine of two embeddings.
 
-        queries: one for all documents, or one for each. instruction: what the score is for, for
+        queries: one for all documents, or one for each. instruction: the purpose of the score, for
         models that take one (Qwen3-Reranker).
 
         Raises:
@@ -246,7 +246,7 @@ class LLM:
     def _similarities(
         self, pairs: list[tuple[str, str]], instruction: str | None, use_tqdm: bool
     ) -> list[ScoringRequestOutput]:
-        """Return the cosine of the embeddings of each pair; its token ids are those of both."""
+        """Return the cosine of the embeddings of each pair; its token ids include both."""
         if instruction is not None:
             raise InvalidRequest(NO_INSTRUCTION, param="instruction")
         texts, places = each_once(pairs)
@@ -372,7 +372,7 @@ class LLM:
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return generate()'s default sampling parameters: vLLM's, updated with the model's."""
+        """Return generate()'s default sampling parameters: as in vLLM, updated by the model."""
         return SamplingParams(**self.config.default_sampling)  # type: ignore[arg-type]
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Return no flags that `option_string` abbreviates.
 
-        allow_abbrev does not concern flags with one dash: argparse would take llama.cpp's `-t 2`
+        allow_abbrev does not concern flags with one dash: argparse would take `-t 2` of llama.cpp
         for `-tp 2`, and `-hf X` for `-h`.
         """
         del option_string
@@ -349,7 +349,7 @@ def as_arguments(args: argparse.Namespace) -> list[str]:
 def normalize(argv: Iterable[str]) -> list[str]:
     """Return arguments as the parser knows them: --max_model_len=8 becomes --max-model-len=8.
 
-    vLLM's -O3 becomes -O=3: values are not attached to other flags with one dash.
+    -O3 of vLLM becomes -O=3: values are not attached to other flags with one dash.
     """
     return [_normal(a) for a in argv]
 

@@ -3,7 +3,7 @@
 A change is asked for and answered like a report. It comes in two parts, so that several engines
 change together or not at all: "stage_adapter" fills a free slot, between steps and in portions, and
 "use_adapter" gives it its name; "drop_adapter" forgets it. "unload_adapter" takes a name away.
-Requests that run keep the slot with which they started, which is free once the last one has ended.
+Running requests keep their slot, which is free once the last one has ended.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import Weights
     from cpuserve.runtime.executor import Executor
 
-# How long a change may take before the engine goes on: beside running streams a small part of the
-# time between two tokens, otherwise what a new request may wait.
+# How long a change may take before the engine goes on: with running streams a small part of the
+# time between two tokens, otherwise the time that a new request may wait.
 BESIDE_STREAMS_S = 0.005
 ALONE_S = 0.03
 CHANGES = ("stage_adapter", "use_adapter", "drop_adapter", "unload_adapter")
@@ -43,7 +43,7 @@ log = get_logger("engine")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An adapter in a slot. fingerprint: separates its cached prefixes from those of others."""
+    """An adapter in a slot. fingerprint: separates its cached prefixes from others."""
 
     slot: int
     fingerprint: str
@@ -87,7 +87,7 @@ class AdapterSlots:
         self._asked.append(message)
 
     def answers(self) -> list[Answer]:
-        """Return the answers to changes that are done."""
+        """Return the replies to changes that are done."""
         done, self._answers = self._answers, []
         return done
 

@@ -54,7 +54,7 @@ RECEIVE_BYTES = 1 << 16
 # running streams.
 MAX_DRAINED = 1024
 PROGRESS_PERIOD_S = 0.05
-# A full garbage collection follows this many collections of the middle generation, each of which
+# A full garbage collection follows this many collections of the middle generation; each
 # follows 7,000 new objects. While the engine is busy it can wait, because reference counts free
 # nearly everything.
 IDLE_COLLECTIONS = 4
@@ -164,7 +164,7 @@ class SocketChannel:
 
 
 def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
-    """Run an engine on the inherited socket until told to stop; returns the exit code."""
+    """Run an engine on the inherited socket until it is stopped; returns the exit code."""
     parser = argparse.ArgumentParser(prog="cpuserve-engine")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--log-level", default="info")
@@ -227,7 +227,8 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
 
 
 def collect_at_rest() -> Callable[[], None]:
-    """Run full garbage collections only while the engine is idle; return what the idle loop calls.
+    """Run full garbage collections only while the engine is idle; return the function for the idle
+    loop.
 
     Between steps, a collection over 96,000 cached blocks would stop all streams for 0.1 s.
     """

@@ -49,14 +49,14 @@ class EngineClient(Protocol):
         """Generate one sequence. Closing the iterator aborts it; EngineDead if the engine ends.
 
         DeadlineExceeded after timeout_s, including time in the queue. progress: yield outputs
-        without tokens, too, after each part of the prompt.
+        even without tokens after each part of the prompt.
         """
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return a report of the engine: "roofline", "report" or "check"; or change adapters.
 
         "load_adapter" (name, path, in_place) and "unload_adapter" (name) return {}, or the "error"
-        for which nothing has changed, and whether it is the adapter's `fault`.
+        without a change, and whether it is the adapter's `fault`.
         """
 
     @property

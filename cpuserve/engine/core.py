@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from cpuserve.sampling.params import SamplingParams
 
 LATE_S = 0.02  # of waiting for late masks, where nothing else can run
-CPU_TIME_S = 0.1  # the thread that answers pings uses less than this in an hour
+CPU_TIME_S = 0.1  # the thread that replies to pings uses less than this in an hour
 
 ProgressFn = Callable[[str, int, int], None]
 
@@ -88,7 +88,7 @@ class EngineCore:
         windows = [group.window for group in config.kv_groups] or [0]
         self.stats = Stats()
         self.kv = KvManager(
-            # One block stands for all blocks that sliding windows have passed, or have no state.
+            # One block represents all blocks that sliding windows have passed, or without state.
             config.kv_blocks - (any(windows) or config.state_slots > 0),
             config.block_size,
             use=cache_use(windows, config.max_num_batched_tokens, config.block_size),
@@ -260,13 +260,13 @@ class EngineCore:
     def _refuse_grammar(self, number: RequestId, params: SamplingParams, error: str) -> None:
         wanted = params.structured_outputs
         field = wanted.field if wanted is not None else "structured_outputs"
-        if error.startswith(OF_FUNCTION):  # also where the form is another field's
+        if error.startswith(OF_FUNCTION):  # even where the grammar comes from another field
             field = "tools"
         message = f"{field} cannot be compiled to a grammar: {error}"
         self._refused.append(Output(number, [], "error", error=message, fault=field))
 
     def _take_compiled(self, grammars: Grammars) -> None:
-        """Let requests start whose grammars have been compiled, and refuse those that cannot be."""
+        """Start requests with compiled grammars, and refuse those with faulty ones."""
         for verdict in grammars.collect():
             request = self.scheduler.requests.get(verdict.request)
             if request is None:
@@ -412,7 +412,7 @@ class EngineCore:
     # --- reports ------------------------------------------------------------------------------
 
     def answers(self) -> list[Answer]:
-        """Return answers to Ask messages; a roofline waits until no request is running."""
+        """Return replies to Ask messages; a roofline waits until no request is running."""
         changed = self.adapters.answers()
         if not self._asked:
             return changed
@@ -460,7 +460,7 @@ class EngineCore:
         }
 
     def check(self) -> dict[str, object]:
-        """Check all invariants; {"ok": True} or what is wrong."""
+        """Check all invariants; {"ok": True} or the fault."""
         try:
             self.scheduler.check_invariants()
         except AssertionError as error:
@@ -585,9 +585,9 @@ def build_engine(
 
 
 def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
-    """Return what makes an embedding or a score of the vectors of tokens.
+    """Return the function from vectors of tokens to an embedding or a score.
 
-    facts: its "width", that of a token's vector, becomes that of the result.
+    facts: its "width", of a token's vector, becomes the width of the result.
     """
     if config.pooling == "rank":
         return _rank_head(config, facts)

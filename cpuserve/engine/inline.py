@@ -41,7 +41,7 @@ log = get_logger("engine")
 
 
 class InlineClient:
-    """EngineClient over a thread, with synchronous methods, too (start, submit, abort, shutdown).
+    """EngineClient over a thread, with synchronous methods (start, submit, abort, shutdown).
 
     The thread is the engine's thread 0: only it uses the executor.
     """
@@ -67,7 +67,7 @@ class InlineClient:
             daemon=True,
         )
         self._thread.start()
-        # Runs also when the client is garbage-collected, or before the interpreter shuts down.
+        # Runs even when the client is garbage-collected, or before the interpreter shuts down.
         self._stop = weakref.finalize(self, _stop, self._channel, self._thread)
 
     # --- synchronous --------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class InlineClient:
         self._channel.post(Abort(ids))
 
     def ask_now(self, what: str, **details: Any) -> dict[str, object]:
-        """Return the answer of `ask`; EngineDead if the engine has ended."""
+        """Return the reply of `ask`; EngineDead if the engine has ended."""
         return self._ask(what, details).result()
 
     def shutdown(self) -> None:

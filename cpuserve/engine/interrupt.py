@@ -70,7 +70,7 @@ class Interrupt:
                 self._check(self._added.values())
 
     def end(self) -> Reason:
-        """Note that the step is over; return why it was told to end early, or "".
+        """Note that the step is over; return why it was to end early, or "".
 
         "left": all its requests were aborted. "came": a new request should not wait for it.
         """

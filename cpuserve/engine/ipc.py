@@ -58,7 +58,7 @@ class Ask(msgspec.Struct, tag="ask", array_like=True):
 
 
 class Ping(msgspec.Struct, tag="ping", array_like=True):
-    """Ask for a Pong, which is sent at once, also during a step."""
+    """Ask for a Pong, which is sent at once, even during a step."""
 
 
 Inbound = AddRequest | Abort | Shutdown | Ask | Ping
@@ -85,7 +85,7 @@ class Output(msgspec.Struct, array_like=True):
     prompt_logprobs: sent once, entry 0 is None (no prediction for the first token).
     scheduled: time.monotonic() when the request first ran, with its first output; else 0.
     processed: prompt tokens computed or found in the cache, in an output without tokens that only
-    reports progress; else 0. vector: the embedding, fp32 little-endian, of a model that gives one.
+    reports progress; else 0. vector: the embedding, fp32 little-endian, of a model that makes one.
     fault: the field of the request that is the cause of `error` (400). busy: that is the number of
     other requests (429).
     """

@@ -1,4 +1,4 @@
-"""LastWords: what a process wrote to stderr that may say why it has ended."""
+"""LastWords: lines on stderr that may say why a process has ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LastWords:
 
     Records of the log are not kept: a warning, or a failure that the process survived, is no cause.
     Nor are indented lines, which belong to a traceback. Of a crash report only the first line is
-    kept, and nothing if it is the report of an abort and the line before it tells the reason.
+    kept, and nothing if it is the report of an abort and the line before it has the reason.
     """
 
     def __init__(self) -> None:

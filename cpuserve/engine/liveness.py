@@ -1,9 +1,9 @@
 """Liveness: detect from its messages whether an engine with work makes progress.
 
 While steps are short, their outputs are the sign of life. If nothing has arrived for a moment, the
-front end sends a Ping. A thread of the engine process answers it, also during a step, and says
+front end sends a Ping. A thread of the engine process replies, even during a step, and says
 whether the engine has advanced since the last Ping. So a long step is not a hang; a stopped process
-does not answer, and a stuck step answers that it has not advanced.
+does not reply, and a stuck step replies that it has not advanced.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Liveness:
     def __init__(self, limits: HangLimits) -> None:
         self._limits = limits
         self._heard = False  # since the last tick
-        self._asked = False  # whether a Ping has no answer yet
-        self._stuck = False  # whether the last answer said that nothing has advanced
+        self._asked = False  # whether a Ping has no reply yet
+        self._stuck = False  # whether the last reply said that nothing has advanced
         self.silent_s = 0.0
 
     def hear(self) -> None:
@@ -39,7 +39,7 @@ class Liveness:
         self._heard = True
 
     def pong(self, advanced: bool) -> None:
-        """Note the answer to a Ping."""
+        """Note the reply to a Ping."""
         self._asked, self._stuck = False, not advanced
         if advanced:
             self.hear()
@@ -51,7 +51,7 @@ class Liveness:
     def tick(self, elapsed_s: float, has_work: bool) -> bool:
         """Count the time since the last tick; True if a Ping is to be sent.
 
-        If that is much more than tick_s, the front end itself did not run, and the engine's answer
+        If that is much more than tick_s, the front end itself did not run, and the engine's reply
         may be waiting to be read; such a time counts as two ticks.
         """
         if self._heard or not self.open(has_work):
@@ -74,6 +74,6 @@ class Liveness:
 
     @property
     def symptom(self) -> str:
-        """What is wrong, as a phrase after "the engine"."""
+        """The fault, as a phrase after "the engine"."""
         what = "has made no progress" if self._stuck else "has not answered"
         return f"{what} for {self.silent_s:.3g} s although it has work"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.runtime.executor import Executor
 
-# What makes a further tier from its place in the option kv_tiers; an OSError leaves it out.
+# Factories of further tiers from their places in the option kv_tiers; an OSError leaves it out.
 MakeTier = Callable[[str, TierNeeds], Tier]
 TIERS: Registry[MakeTier] = Registry(
     "KV tier",
@@ -58,7 +58,7 @@ log = get_logger("engine")
 
 
 class ExecutorBlocks:
-    """BlockBytes of an executor. The group behind those of KV blocks has the states, if any."""
+    """BlockBytes of an executor. The group after the KV blocks has the states, if any."""
 
     def __init__(self, executor: Executor, num_groups: int) -> None:
         self._executor = executor
@@ -71,7 +71,7 @@ class ExecutorBlocks:
         return (self._executor.kv_block_bytes,) * self._num_groups + (states,) * bool(states)
 
     def _slot(self, block: BlockId) -> int:
-        """Return the state slot of `block`; the ids of slots follow those of KV blocks."""
+        """Return the state slot of `block`; the ids of slots follow the ids of KV blocks."""
         return block - self._executor.num_blocks
 
     def read(self, block: BlockId, group: int) -> Data:

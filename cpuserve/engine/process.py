@@ -49,7 +49,7 @@ CHILD_MODULE = "cpuserve.engine.child"
 BOOTSTRAP = "from {module} import exit_now, main; exit_now(main())"
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
-# Signals that a process gets for a fault of its own, after it may have said what it is. What it
+# Signals that a process gets for a fault of its own, which it may have reported. What it
 # wrote before another signal, such as SIGKILL, has nothing to do with it.
 _FAULTS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 
@@ -389,7 +389,7 @@ class _Link(asyncio.Protocol):
         self._writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not checked: under Ray the event loop is uvloop, whose transports are classes of its own.
+        # Not checked: under Ray the event loop is uvloop, which has transport classes of its own.
         self._transport = cast("asyncio.Transport", transport)
         self._writable.set()
 
@@ -423,7 +423,7 @@ class _Link(asyncio.Protocol):
             self._transport.write(encode_frame(message))
 
     def close(self) -> None:
-        """Close the connection without sending what is buffered."""
+        """Close the connection without sending the buffer."""
         if self._transport is not None:
             self._transport.abort()
 

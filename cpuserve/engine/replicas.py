@@ -61,7 +61,7 @@ class RestartPolicy:
 
 
 class Engine(EngineClient, Protocol):
-    """What a replica needs: an EngineClient whose end can be awaited (ProcessClient, fakes)."""
+    """The interface of a replica: an EngineClient with an end to await (ProcessClient, fakes)."""
 
     on_step: Callable[[Stats], None] | None
 
@@ -126,8 +126,8 @@ class _Replica:
         """Present gauges, and counters summed over all engines this replica has had.
 
         The gauges of a dead engine are outdated and left out. An idle engine may have reported its
-        gauges during its last step, so they are limited to what is still open. What is open and was
-        not reported as running waits, also if it has come since the last step.
+        gauges during its last step, so they are limited to open requests. Requests that are open
+        and were not reported as running wait, even if they came after the last step.
         """
         alive = self.engine.alive
         now = self.engine.stats if alive else Stats()
@@ -158,7 +158,7 @@ class _Replica:
 
 
 def _add(to: Stats, more: Stats, *, held: bool = False) -> None:
-    """Add the counters of `more` to those of `to`; held: also what its tiers hold now."""
+    """Add the counters of `more` to `to`; held: include the current contents of its tiers."""
     for name in COUNTERS:
         setattr(to, name, getattr(to, name) + getattr(more, name))
     tiers = dict(to.tiers)
@@ -239,7 +239,7 @@ class ReplicaClient:
     def stats(self) -> Stats:
         """Sums over all replicas; for KV usage and time per step, the mean of serving replicas.
 
-        The roofline is that of one replica, because busy_s and weight_bytes are sums over steps
+        The roofline describes one replica, because busy_s and weight_bytes are sums over steps
         that each ran on one replica.
         """
         if len(self._replicas) == 1:
@@ -390,7 +390,7 @@ class ReplicaClient:
         return {}
 
     async def _ask_all(self, what: str, **details: Any) -> list[dict[str, object]]:
-        """Return the answers of the replicas that live until then."""
+        """Return the replies of the replicas that live until then."""
         engines = [r.engine for r in self._replicas if r.engine.alive and not r.restoring]
         asked = [engine.ask(what, **details) for engine in engines]
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -400,7 +400,7 @@ class ReplicaClient:
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def _restore(self, replica: _Replica) -> None:
-        """Load and unload in a restarted engine what was since the start."""
+        """Repeat the loads and unloads since the start in a restarted engine."""
         replica.missing.clear()
         ask = replica.engine.ask
         for name, wanted in self._adapters.items():

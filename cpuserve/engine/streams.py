@@ -98,7 +98,7 @@ class Streams:
                 stream.push(output)
 
     def fail(self, how: str) -> None:
-        """Raise EngineDead in every stream, also in later ones, because the engine has ended."""
+        """Raise EngineDead in every stream, including later ones, because the engine has ended."""
         self._dead = how
         for stream in self._streams.values():
             stream.fail(EngineDead(how))
@@ -174,7 +174,7 @@ class RequestMaker:
     ) -> AddRequest:
         """Return a request; InvalidRequest if the engine would refuse it.
 
-        `params` is copied and thereby validated again, since fields may have been assigned later.
+        `params` is copied and so validated again, since fields may have been assigned later.
         """
         params = msgspec.structs.replace(params)
         check_request(prompt_ids, params, limits)

@@ -33,12 +33,12 @@ class StepArrays:
     row_mask [R] (index of a mask, -1 = none).
 
     An executor keeps the block tables of a sequence by its slot, until `release`. A step sends only
-    what has changed: table i = sequence * G + group goes on after its first table_first[i] entries
+    the changes: table i = sequence * G + group goes on after its first table_first[i] entries
     with table_entries[table_start[i] : table_start[i + 1]], and ends with these. A step that is
     refused changes no table.
 
     Rows that verify drafts are sampled in order, each with the sampler state after the tokens
-    before it, until one does not give its draft.
+    before it, until one rejects its draft.
 
     masks: [M, mask_words(vocab)], None if M is 0. Bit i % 32 of word i / 32 says whether a row that
     names the mask may sample id i. The step reads this memory, which its owner fills between steps.
@@ -70,8 +70,8 @@ def mask_words(vocab: int) -> int:
 class StepOutputs:
     """Results per row: token, logprob, rank [R]; top_ids, top_logprobs [R, max_top].
 
-    token -1: none could be sampled, or a row before it did not give its draft. vectors [R, width]:
-    of an embedding model, whose other results mean nothing; else None.
+    token -1: none could be sampled, or a row before it rejected its draft. vectors [R, width]:
+    of an embedding model (its other results mean nothing); else None.
     """
 
     tokens: Int32
@@ -153,15 +153,15 @@ class Executor(Protocol):
     def close(self) -> None:
         """Free all memory."""
 
-    # Executors that have nothing to say here derive from this class and inherit the answers.
+    # Executors that have nothing to say here derive from this class and inherit the defaults.
 
     def load_adapter(
         self, slot: int, scale: float, get: Callable[[str], QuantTensor]
     ) -> Iterator[None]:
         """Overwrite the matrices of adapter `slot` of the Program, one at each turn.
 
-        get: the matrix of a name in the Program. Turns may lie between steps that do not use the
-        adapter; it is complete behind the last one.
+        get: the matrix of a name in the Program. Turns may come between steps that do not use the
+        adapter; it is complete after the last one.
         """
         msg = "this executor has no adapters"
         raise NotImplementedError(msg)

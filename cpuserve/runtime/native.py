@@ -103,7 +103,7 @@ class NativeExecutor:
         return self._cache is not None and self._cache.unsaved
 
     def save(self) -> None:
-        """Keep the packed weights in a file for the next start; on any thread, beside steps."""
+        """Keep the packed weights in a file for the next start; on any thread, during steps."""
         if self._cache is not None:
             self._cache.save(self.native)
 
@@ -156,7 +156,7 @@ class NativeExecutor:
         return StepOutputs(n.tokens, n.logprobs, n.ranks, n.top_ids, n.top_logprobs, vectors)
 
     def cancel(self, on: bool = True) -> None:
-        """End the running (or next) step, also inside an op; from any thread."""
+        """End the running (or next) step, even inside an op; from any thread."""
         self.native.cancel(on)
 
     def progress(self) -> tuple[int, int]:
@@ -324,7 +324,7 @@ def _part_of(matrix: MatrixLoad, size: int, rows: int) -> int:
 def loaded(
     tensor: QuantTensor, matrix: MatrixLoad, values: Callable[[str], Float32]
 ) -> QuantTensor:
-    """Return the tensor as `matrix` is packed from it; values: those of a name in fp32."""
+    """Return the tensor as `matrix` is packed from it; values: a tensor by its name in fp32."""
     if matrix.part:
         return head_rows(tensor, matrix.part, values)
     if not matrix.values:
@@ -373,7 +373,7 @@ def pack_matrices(
     with threads_on(threads, cpus) as pool:
         each = pool.map if threads > 1 else map
         for i, batch in enumerate(batches):
-            # The first one, too: its threads ask for all of it before they wait for any.
+            # The first one as well: its threads ask for all of it before they wait for any.
             later = batches[0 if i == 0 else i + BATCHES_AHEAD : i + 1 + BATCHES_AHEAD]
             ahead = [data for some in later for m in some for data in m.mapped]
             native.load_matrices([m.sources(values, each) for m in batch], ahead)
@@ -402,12 +402,12 @@ class _Loading(NamedTuple):
 
     @property
     def mapped(self) -> list[Bytes]:
-        """What is read of mapped files as it is stored."""
+        """Parts of mapped files that are read as stored."""
         whole = not self.matrix.part
         return [t.data for t in self.tensors if whole and not isinstance(t, BuiltTensor)]
 
     def sources(self, values: Callable[[str], Float32], each: Each) -> tuple[int, list[Source]]:
-        """The arguments of load_matrix. values: those of a name in fp32; each: see rows_of."""
+        """The arguments of load_matrix. values: a tensor by its name in fp32; each: see rows_of."""
         parts = [loaded(t, self.matrix, values) for t in self.tensors]
         return self.matrix.id, [(rows_of(t, each), t.source, t.row_order) for t in parts]
 

@@ -16,7 +16,7 @@ from cpuserve.runtime.executor import Int32, StepArrays, StepOutputs
 def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     """Return the batch as one flat block of int32 (layout: StepArrays).
 
-    What is new in its block tables counts as sent: the executor has to be given this step.
+    The new entries of its block tables count as sent: the executor has to be given this step.
 
     masks: one by slot, for the rows that are masked; None if no row is.
 
@@ -64,7 +64,7 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
 
 
 def _changes(chunks: Sequence[SeqChunk]) -> tuple[list[int], list[int], list[BlockId]]:
-    """Return what is new in all tables of the step: table_first, table_start, table_entries."""
+    """Return the new entries in all tables of the step: table_first, table_start, table_entries."""
     firsts: list[int] = []
     entries: list[BlockId] = []
     starts = [0]
@@ -82,7 +82,7 @@ def _changes(chunks: Sequence[SeqChunk]) -> tuple[list[int], list[int], list[Blo
 def unpack(outputs: StepOutputs, tops: Sequence[int]) -> StepResult:
     """Return the results of a step's logit rows, in order, as plain Python numbers.
 
-    tops: those of its StepArrays. The batch itself is not read here: the step has evicted it from
+    tops: from its StepArrays. The batch itself is not read here: the step has evicted it from
     the caches, and 32 rows of it took 20 us.
     """
     if outputs.vectors is not None:

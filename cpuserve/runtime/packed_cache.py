@@ -1,7 +1,7 @@
 """Packed weights in files: read at a later start instead of packed again, or mapped.
 
-If quantizing made the matrices, their arenas are written to a file beside the first steps, and the
-next start reads it. If the arenas are mapped, they are packed into such a file, whose pages the
+If quantizing made the matrices, their arenas are written to a file during the first steps, and the
+next start reads it. If the arenas are mapped, they are packed into such a file; its pages the
 system drops when memory is short and reads again.
 """
 
@@ -69,7 +69,7 @@ P = TypeVar("P", bound=Packed)
 class PackedCache:
     """The files for the packed matrices of one engine; used by one thread, and `save` by another.
 
-    mapped: the arenas are mapped, so there must be a file. config: of an engine without adapters.
+    mapped: the arenas are mapped, so there must be a file. config: an engine without adapters.
     """
 
     def __init__(self, config: EngineConfig, lowered: Lowered, size: int, extension: Path) -> None:
@@ -90,7 +90,7 @@ class PackedCache:
     def of(
         cls, config: EngineConfig, lowered: Lowered, size: int, extension: Path
     ) -> PackedCache | None:
-        """The cache of an engine whose file has `size` bytes; None if it needs none.
+        """The cache of an engine with a file of `size` bytes; None if it needs none.
 
         extension: the compiled code that packs.
         """
@@ -159,7 +159,7 @@ class PackedCache:
     # --- mapped --------------------------------------------------------------------------------
 
     def map(self, create: Callable[[int, bool], P], pack: Callable[[P], None]) -> P:
-        """An executor whose arenas are mapped from a file, which is made first if there is none.
+        """An executor with arenas mapped from a file, which is made first if there is none.
 
         create(fd, writable) makes one, and pack(executor) fills it.
 
@@ -211,7 +211,7 @@ class PackedCache:
         if kept >= size:
             return line + "all of them fit in memory, and are read from the disk once"
         line += f"about {format_bytes(kept)} of them stay in memory. "
-        # What every token reads stays; the rest of the memory holds some of the experts.
+        # The weights that every token reads stay; the rest of the memory holds some of the experts.
         always = size - lowered.expert_bytes
         share = min(1.0, (size - kept) / lowered.expert_bytes) if lowered.expert_bytes else 1.0
         a_token = lowered.expert_read_bytes * share + max(0, always - kept)

@@ -1,6 +1,6 @@
 """Sample one row of logits with numpy, for the executors that run on torch.
 
-The semantics and their order are those of csrc/kernels/table.h, "Sampling of one row".
+The semantics and their order follow csrc/kernels/table.h, "Sampling of one row".
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def keep(mass: Float64, min_p: float, top_k: int, top_p: float) -> npt.NDArray[n
         order = np.flatnonzero(kept)
         order = order[np.argsort(-mass[order], kind="stable")]
         running = np.cumsum(mass[order])
-        # the shortest prefix whose mass reaches top_p
+        # the shortest prefix with a mass of top_p
         length = int(np.searchsorted(running, top_p * running[-1], "left")) + 1
         kept[order[length:]] = False
     return kept

@@ -1,4 +1,4 @@
-"""Threads of Python next to the team, for work in which numpy gives way to other threads."""
+"""Threads of Python next to the team, for work where numpy releases the GIL."""
 
 from __future__ import annotations
 

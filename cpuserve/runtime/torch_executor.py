@@ -1,6 +1,6 @@
 """TorchExecutor: run the Program in torch where the native executor cannot run.
 
-It is slow and gives the same answers. The platform chooses it, with a warning, on a CPU or system
+It is slow and makes the same texts. The platform chooses it, with a warning, on a CPU or system
 that the kernels do not support, or if the user requests it.
 """
 
@@ -51,7 +51,7 @@ ONLINE = (
 
 
 class LogitModel(Protocol):
-    """The part in which the torch executors differ: computing hidden rows and logits.
+    """The part where the torch executors differ: computing hidden rows and logits.
 
     cancelled: any thread may set it; `hidden` then raises RuntimeError after its current op.
     """
@@ -322,7 +322,7 @@ def load_tensors(
 ) -> dict[str, Matrix]:
     """Return all weights of the program as torch tensors; quantized ones as codes and scales.
 
-    dtype: of the engine; it does not affect which matrices are quantized.
+    dtype: the type of the engine; it does not affect which matrices are quantized.
     """
     matrices = {need.name for need in program.weights if need.role == "matrix"}
     tensors: dict[str, Matrix] = {}

@@ -95,7 +95,7 @@ def load_model(path: Path, dtype: str) -> Any:
 
 
 class PagedModel:
-    """A transformers model whose keys and values are kept in blocks of 32 tokens."""
+    """A transformers model with keys and values in blocks of 32 tokens."""
 
     def __init__(self, model: Any, num_blocks: int) -> None:
         self.cancelled = False
@@ -105,7 +105,7 @@ class PagedModel:
         parameters = inspect.signature(model.forward).parameters
         self._picks_rows = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
-        # From transformers 5.24 on; the old name gives a warning there.
+        # From transformers 5.24 on; the old name causes a warning there.
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         if getattr(model, "_is_stateful", False):  # transformers' name for recurrent models
             raise ModelError(OTHER_STATE)
@@ -139,7 +139,7 @@ class PagedModel:
         self._kept.release(slot)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What `hidden` gave are logits already."""
+        """The results of `hidden` are logits already."""
         return hidden
 
     def kv_parts(self, block: int) -> list[Tensor]:

@@ -85,13 +85,13 @@ class GenerateCall(CommonFields, kw_only=True):
     """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
 
     prompt: a text, token ids, or a list of texts or of token ids. pairs: of texts, in place of a
-    prompt; the response is a score for each. instruction: what such a score is for. prompt_name: of
-    the model's prompts, one that goes before texts to be embedded. truncate_prompt_tokens: texts to
-    be embedded, and pairs, are cut to so many tokens, -1 = to the context. reasoning_effort: one
-    of REASONING_EFFORTS, which the chat template reads. tools:
-    functions, in the form that chat templates read (OpenAI's). tool_choice: "none", "auto", or
-    "required", which with a tool_name means that function. max_tokens_name: the dialect's word for
-    max_tokens. default_max_tokens: max_tokens if it is None; None = the rest of the context.
+    prompt; the response is a score for each. instruction: the purpose of such a score. prompt_name:
+    among the model's prompts, one that goes before texts to be embedded. truncate_prompt_tokens:
+    texts to be embedded, and pairs, are cut to so many tokens, -1 = to the context.
+    reasoning_effort: one of REASONING_EFFORTS, which the chat template reads. tools: functions, in
+    the form that chat templates read. tool_choice: "none", "auto", or "required", which with a
+    tool_name means that function. max_tokens_name: the dialect's word for max_tokens.
+    default_max_tokens: max_tokens if it is None; None = the rest of the context.
     logprobs: None = none, k = of the token and of k alternatives. embed: the response is a vector
     for each prompt, or for each pair its score. adapter: the LoRA adapter that the request
     names as its model. usage_in_each: whether Usage follows the events of each output.

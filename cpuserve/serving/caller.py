@@ -1,4 +1,4 @@
-"""Who sends the request that this task serves: some queues give each caller a share of theirs."""
+"""Who sends the request that this task serves: some queues assign each caller a share."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class ModelContext:
 
     `default_sampling` applies to requests that set no values of their own. `tokenizer` is None
     until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
-    is gone; see `unavailable`. `answers` is how the model writes calls of tools and thoughts, and
+    is gone; see `unavailable`. `answers`: how the model writes calls of tools and thoughts, and
     `shown_ids` are the special tokens that contain them as text. `kv_bytes` is
     what its KV cache may take. `pooling` is how it makes embeddings ("none": it generates text,
     "rank": it scores `pairs` of texts), and `vector_width` how many numbers one has.

@@ -70,8 +70,8 @@ def sampling_params(
             check_input_fits(index, len(prompt), limits.max_model_len)
     for prompt in prompts:
         check_fits(len(prompt), limits.max_model_len, 0 if scoring else 1)
-    # The last token of a response needs no place in the KV cache. What the cache does not hold of a
-    # prompt is an error of check_prompt.
+    # The last token of a response needs no place in the KV cache. A prompt that the cache does not
+    # hold is an error of check_prompt.
     context = max(*map(len, prompts), min(limits.max_model_len, limits.kv_tokens + 1))
     budgets = [
         max_tokens(Lengths(len(prompt), context, asked, name, scoring)) for prompt in prompts

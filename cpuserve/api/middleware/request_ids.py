@@ -56,7 +56,7 @@ class ResponseCounts:
 class RequestIds:
     """Gives each request an id, the client's X-Request-Id if it is valid, and returns it.
 
-    The headers of the response with the id are x-request-id and those of the path's dialect.
+    The headers of the response with the id: x-request-id, and the ones of the path's dialect.
     It also removes trailing slashes from the path, before other middleware reads the path, and
     counts the response here, because each chunk of a stream passes every wrapper of `send`. At the
     end it logs a request that has failed.

@@ -107,7 +107,7 @@ def _listed(name: str, at: str) -> dict[str, Any]:
     id_prefix="ollama-",
 )
 async def show(received: RequestContext, asked: OllamaShow) -> Response:
-    """Describe a model and what it can do. A model that is not loaded yet is loaded first."""
+    """Describe a model and its capabilities. A model that is not loaded yet is loaded first."""
     model = asked.model or asked.name
     if not model:
         msg = "model is missing"

@@ -20,7 +20,7 @@ _FLOOR = -9999.0
 
 
 class TokenNames:
-    """Maps token ids to the strings in logprobs; `as_ids` gives "token_id:N" instead of text."""
+    """Maps token ids to the strings in logprobs; `as_ids`: "token_id:N" instead of text."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer

@@ -33,7 +33,7 @@ router = APIRouter()
     id_prefix="rerank-",
 )
 async def rerank(received: RequestContext, asked: RerankRequest) -> Response:
-    """Order documents by how well they answer a query."""
+    """Order documents by how well they match a query."""
     scores = PairScores()
     return await generate(
         received,

@@ -30,7 +30,7 @@ class ScoringRequest(msgspec.Struct, kw_only=True):
 
 @with_refused("rerank")
 class RerankRequest(ScoringRequest, kw_only=True):
-    """POST /rerank: documents to be ordered by how well they answer the query."""
+    """POST /rerank: documents to be ordered by how well they match the query."""
 
     query: str | Document
     documents: str | Document | list[str | Document]

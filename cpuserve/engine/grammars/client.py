@@ -71,7 +71,7 @@ class _Answer:
     """An unfinished request with a grammar.
 
     taken: how many of its output tokens the matcher has; -1 = there is no matcher yet. filled: the
-    slot whose mask is for what follows them, and how often the request had been preempted then.
+    slot with the mask for the next token, and how often the request had been preempted then.
     losses: how often its matcher was lost.
     """
 
@@ -226,7 +226,7 @@ class Grammars:
         if not fault:
             del self._known[grammar.key]  # the next request tries again
 
-    # --- what is kept -------------------------------------------------------------------------
+    # --- kept grammars ------------------------------------------------------------------------
 
     def forget_all_but(self, requests: Container[RequestId]) -> None:
         """Forget every request that is not in `requests`."""

@@ -25,7 +25,7 @@ class SchemaError(Exception):
 
 @dataclass(slots=True)
 class Facts:
-    """Facts about every value of a schema, as far as its keywords tell.
+    """Facts about every value of a schema, as far as its keywords state.
 
     types: it has one of them. values: it is one of them, None = they are not listed. names,
     patterns: of the members that are described. members: the schemas of each, with their places.
@@ -48,7 +48,7 @@ class Facts:
 
     @property
     def allowed(self) -> dict[str, None]:
-        """The names of members in a closed object: also those that are required alone."""
+        """The names of members in a closed object, including those that are only required."""
         return self.names | dict.fromkeys(sorted(self.required))
 
     def narrow(self, other: Facts) -> None:
@@ -184,7 +184,7 @@ class Reader:
     # --- facts --------------------------------------------------------------------------------
 
     def facts(self, schema: Any, at: str, seen: frozenset[str] = frozenset()) -> Facts:
-        """Return what the keywords of a schema tell; of a reference to itself, nothing."""
+        """Return the facts in the keywords of a schema; none for a reference to itself."""
         found = Facts()
         if schema is False:
             found.types = set()
@@ -251,7 +251,7 @@ class Reader:
                 some += [(f"{key}/{escaped(n)}", p) for n, p in parts.items()]
         return [(key, part) for key, part in some if isinstance(part, dict)]
 
-    # --- what is not --------------------------------------------------------------------------
+    # --- exclusions ---------------------------------------------------------------------------
 
     def negated(self, schema: Any, base: Facts, at: str) -> Any:
         """Return a schema of the values that fit one with the facts `base`, but not `schema`.
@@ -301,7 +301,7 @@ class Reader:
         return {"type": left} if left else False
 
     def _without_members(self, schema: dict[str, Any], base: Facts, at: str) -> list[Any]:
-        """The ways in which an object may fail `properties` and `required`."""
+        """The ways that an object may fail `properties` and `required`."""
         found: list[Any] = []
         for name in schema.get("required", ()):
             found.append({"type": "object", "properties": {name: False}})

@@ -12,7 +12,7 @@ REFERENCE = "#/$defs/"
 
 
 def without_endless(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Return a schema with these definitions, in which nothing leads to text without an end.
+    """Return a schema with these definitions, where nothing leads to endless text.
 
     Raises:
         SchemaError: every text that fits is endless.

@@ -89,7 +89,7 @@ class ToolFormat(Protocol):
     def text_grammar(self, schemas: OptionalSchemas) -> str:
         """Return the Lark grammar of free text where every call is one of these functions.
 
-        schemas: as for `grammar`. A call is constrained from the marker on by which the parser
+        schemas: as for `grammar`. A call is constrained from the marker where the parser
         finds it.
         """
 

@@ -4,8 +4,8 @@
     {"name": "get_weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-The arguments pass on as they are written, as soon as the name is known. What is no call passes on
-as text, with its marker. A call whose last `}` is missing before the end marker, which models
+The arguments pass on as they are written, as soon as the name is known. Other text passes on
+as text, with its marker. A call without its last `}` before the end marker, which models
 forget after nested arguments, is complete.
 """
 

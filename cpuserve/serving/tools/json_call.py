@@ -1,4 +1,4 @@
-"""Calls as JSON objects: reading one, and what the parsers of formats with such calls share."""
+"""Calls as JSON objects: reading one, and the common part of parsers for such calls."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class JsonCall:
 
     @property
     def lacks_end(self) -> bool:
-        """Whether something else stands where the "}" that ends the object may stand."""
+        """Whether something else is in the place of the "}" that ends the object."""
         return self.broken and self._scanner.may_close
 
     @property

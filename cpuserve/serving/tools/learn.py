@@ -80,9 +80,9 @@ _FOREIGN = (
 class AnswerFormat:
     """How a model writes responses.
 
-    calls: None = it calls no tools, or in a way that is not known. why: what was found and how, for
-    people. gap: what the template writes between a text and a call. whole: the format of all
-    responses, also of those without tools; None = they are text, with thoughts between tags.
+    calls: None = it calls no tools, or in a way that is not known. why: the result and its reason,
+    for people. gap: the text of the template between a text and a call. whole: the format of all
+    responses, including those without tools; None = they are text, with thoughts between tags.
     """
 
     calls: ToolFormat | None
@@ -217,7 +217,7 @@ def _gap(spoken: str | None) -> str:
 def _reads(
     found: ToolFormat, around: Around, answer: str | None, text: str, num_calls: int
 ) -> bool | None:
-    """Return whether the format reads a response as what was rendered; None if there is none.
+    """Return whether the format reads a response as it was rendered; None if there is none.
 
     Some templates leave out a text before calls.
     """

@@ -159,7 +159,7 @@ class Llama3JsonParser(JsonCallParser):
         return True
 
     def _skip(self, space: str) -> None:
-        """Keep white space for the text that may follow; semicolons and what is next to them go."""
+        """Keep white space for the text that may follow; semicolons and their neighbours go."""
         if self._in_words and not self._lead:  # it ends a thought
             self._say(space)
         elif ";" in space or self._parted:

@@ -18,7 +18,7 @@ class CallParser(ABC):
     """A state machine over the text of one choice; it begins in text, or in a thought.
 
     A state looks at the text that is held, and returns whether it has changed to another one,
-    which then looks at what is left. A thought passes on as text, with its tags: what is in it is
+    which then looks at the rest. A thought passes on as text, with its tags: its content is
     no call. `markers` begin a call in text.
 
     White space is the model's, and passes on, with three exceptions. What the template writes
@@ -186,7 +186,7 @@ class CallParser(ABC):
             self._lead.clear()
             self._held = rest[len(marker) :]
             return True
-        if marker.startswith(rest):  # also if nothing is left
+        if marker.startswith(rest):  # even if nothing is left
             return False
         self._say_lead()
         return True

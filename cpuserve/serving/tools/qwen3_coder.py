@@ -1,4 +1,4 @@
-"""Qwen3-Coder's format, which Qwen 3.5 and later use, too: a tag for each argument.
+"""The format of Qwen3-Coder and of Qwen 3.5 and later: a tag for each argument.
 
     <tool_call>
     <function=get_weather>
@@ -10,7 +10,7 @@
 
 The arguments pass on as JSON. The schema of the function has their types: a string passes on as
 it is written, without the line breaks next to the tags; another value is read when it has ended
-(values.py). Some models omit <tool_call>, or </parameter>. What is no call passes on as text, with
+(values.py). Some models omit <tool_call>, or </parameter>. Other text passes on as text, with
 its markers.
 """
 
@@ -197,7 +197,7 @@ class Qwen3CoderParser(CallParser):
             self._held = rest[len(FUNCTION) :]
             self._state = self._named
             return True
-        if FUNCTION.startswith(rest):  # also if nothing is left
+        if FUNCTION.startswith(rest):  # even if nothing is left
             return False
         return self._text_again()
 

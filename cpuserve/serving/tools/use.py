@@ -37,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 class ToolUse:
     """How a response is read, the beginning that is forced ("" = none), and the most calls.
 
-    form: what the response must look like after that beginning, None = anything. schemas: of the
+    form: the structure of the response after that beginning, None = anything. schemas: of the
     arguments of each function, if the format reads them. kept: the functions, with the schemas
     that their arguments must fit, None = any.
     """
@@ -268,7 +268,7 @@ def _checked_name(tool: Any, where: str) -> str:
 def check_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> str:
     """Return the name of a function of a tool, after checks of the members that matter.
 
-    where: how the client's message has it. schema: what the client calls its parameters.
+    where: how the client's message has it. schema: the client's name of its parameters.
 
     Raises:
       InvalidRequest: its name, its parameters or its strictness are invalid.
