@@ -76,6 +76,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       sampler_(checked("num_slots", num_slots, 1), program.vocab(), program.max_positions()),
       limits_(
           limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0), num_states)),
+      waits_(find_waits(program)),
       queue_(team.threads()),
       slots_(static_cast<size_t>(program.max_tokens() * program.cache_groups())),
       routing_(make_routing(program)),

@@ -1,6 +1,6 @@
 // Runs forward steps of a program: one dispatch to the team per step, in which every worker walks
-// through all ops with a barrier after each. The constructor sizes everything, and a step allocates
-// nothing.
+// through all ops, with barriers where one needs what other threads have written (accesses.h). The
+// constructor sizes everything, and a step allocates nothing.
 #pragma once
 #include <atomic>
 #include <map>
@@ -14,6 +14,7 @@
 #include "kernels/table.h"
 #include "parallel/partition.h"
 #include "parallel/team.h"
+#include "runtime/accesses.h"
 #include "runtime/attention_plan.h"
 #include "runtime/kv_cache.h"
 #include "runtime/program.h"
@@ -174,6 +175,7 @@ class Executor {
   StepLimits limits_;
   std::vector<AttentionPlan> plans_;
   std::vector<int> plan_of_op_;  // by op, -1 where it is not attention
+  const Waits waits_;
 
   Buffer work_;  // per-thread scratch, logits, gathered rows, attention partials
   std::vector<uint8_t*> scratch_;

@@ -14,25 +14,60 @@ constexpr int64_t kLogitPiece = 8192;  // logits scaled at once: 32 KB, a few mi
 // Only thread 0 reads the cancel flag. Before a barrier it writes what it read to one of two
 // places, which alternate. When it writes to a place again, the other threads have read it, because
 // they have passed the barrier in between.
+//
+// While ops are timed, each one ends with a barrier.
 bool Executor::Worker::walk(int64_t first, int64_t last) noexcept {
-  const bool timing = e.profiling_ && thread == 0;
-  int64_t before = timing ? now_ns() : 0;
+  const std::vector<Op>& ops = e.program_->ops();
+  const bool timing = e.profiling_;
+  int64_t before = timing ? now_ns() : 0, turn = 0;
+  bool ran = false;  // an op since the last barrier
   e.queue_.enter(thread, phase);
-  int64_t turn = 0;
-  for (int64_t i = first; i < last; i++) {
-    op = static_cast<size_t>(i);
-    if (is_idle(e.program_->ops()[op])) continue;
-    std::visit(*this, e.program_->ops()[op]);
+  // The barrier before op i. Its last thread does ops [i, end).
+  const auto meet = [&](int64_t i, int64_t end) {
     bool& stop = e.stop_[turn++ & 1];
     if (thread == 0) stop = e.cancelled_.load(std::memory_order_relaxed);
-    barrier();
-    if (timing) {
+    barrier([&] { run_alone(i, end); });
+    ran = false;
+    if (timing && thread == 0) {
       const int64_t now = now_ns();
       e.op_seconds_[op] += 1e-9 * static_cast<double>(now - std::exchange(before, now));
     }
-    if (stop) return false;
+    return !stop;
+  };
+  for (int64_t i = first; i < last; i++) {
+    if (ran && (timing || e.waits_.before[static_cast<size_t>(i)])) {
+      const int64_t end = end_of_light(i, last);
+      if (!meet(i, end)) return false;
+      i = end;
+      if (i == last) break;
+    }
+    if (is_idle(ops[static_cast<size_t>(i)])) continue;
+    op = static_cast<size_t>(i);
+    std::visit(*this, ops[op]);
+    ran = timing || !ends_with_barrier(ops[op]);
   }
-  return true;
+  return !ran || meet(last, last);
+}
+
+// None where cores are unequal, because a slow one would hold up all others, and no Spread of a
+// mapped file, because threads share the calls that ask the system to read it.
+int64_t Executor::Worker::end_of_light(int64_t first, int64_t last) const noexcept {
+  if (tokens() > 1 || e.profiling_ || !e.team_->speeds().equal()) return first;
+  const auto is_light = [&](size_t i) {
+    const bool asks = e.weights_.mapped() && std::holds_alternative<SpreadOp>(e.program_->ops()[i]);
+    return e.waits_.light[i] && !asks;
+  };
+  while (first < last && is_light(static_cast<size_t>(first))) first++;
+  return first;
+}
+
+void Executor::Worker::run_alone(int64_t first, int64_t last) noexcept {
+  alone = true;
+  for (int64_t i = first; i < last; i++) {
+    op = static_cast<size_t>(i);
+    if (!is_idle(e.program_->ops()[op])) std::visit(*this, e.program_->ops()[op]);
+  }
+  alone = false;
 }
 
 void Executor::Worker::operator()(const EmbedOp& op) noexcept {

@@ -47,7 +47,7 @@ std::vector<float> random_floats(int64_t count, uint32_t seed) {
   return out;
 }
 
-// One decoder layer with one KV head.
+// One decoder layer with one KV head, and maybe a mixture of experts after it.
 struct Decoder {
   Program program;
   std::vector<std::pair<Id, int64_t>> matrices;  // id, elements
@@ -63,7 +63,37 @@ struct Decoder {
     return vectors.back().first;
   }
 
-  explicit Decoder(float scale = 1, float softcap = 0, const KernelTable& table = *kernels)
+  // Operations that touch own rows of tokens alone stand next to each other, and next to others.
+  void add_mixture(Id x, Id h) {
+    constexpr int32_t kExperts = 6, kChosen = 2;
+    Program& p = program;
+    const Id scores = p.add_value("scores", kExperts, ActFormat::f32);
+    const Id routing = p.add_value("routing", 2 * kChosen, ActFormat::f32);
+    const Id spread = p.add_value("spread", kWidth, ActFormat::f32, kChosen);
+    const Id inner = p.add_value("inner", kHidden, ActFormat::f32, kChosen);
+    const Id result = p.add_value("result", kWidth, ActFormat::f32, kChosen);
+    p.norm({x, h, vector("mixture norm", kWidth), kNone, 1e-5f, false});
+    p.linear({h, scores, matrix("router", kExperts, kWidth, {kExperts}), kNone, Activation::none,
+              false, 0},
+             false);
+    p.route({scores, routing, kExperts, kChosen, Score::softmax, true, 1.0f, kNone});
+    p.spread({h, routing, spread});
+    std::vector<Id> in, out;
+    for (int32_t e = 0; e < kExperts; e++) {
+      in.push_back(matrix("expert up", 2 * kHidden, kWidth, {kHidden, kHidden}, true));
+    }
+    for (int32_t e = 0; e < kExperts; e++) {
+      out.push_back(matrix("expert down", kWidth, kHidden, {kWidth}));
+    }
+    p.expert_linear({spread, routing, inner, kNone, kNone, 0, Activation::silu}, in, {}, true);
+    p.expert_linear({inner, routing, result, kNone, kNone, 0, Activation::none}, out, {}, false);
+    p.combine({result, routing, h, false});
+    p.scale({h, vector("factors", kWidth)});
+    p.add({h, x});
+  }
+
+  explicit Decoder(float scale = 1, float softcap = 0, const KernelTable& table = *kernels,
+                   bool mixture = false)
       : program(table, kMaxTokens, 4) {
     Program& p = program;
     const Id x = p.add_value("x", kWidth, ActFormat::f32);
@@ -91,6 +121,7 @@ struct Decoder {
              true);
     p.linear({g, x, matrix("down", kWidth, kHidden, {kWidth}), kNone, Activation::none, true, 0},
              false);
+    if (mixture) add_mixture(x, h);
     p.logits({x, embed, kNone, scale, softcap});
   }
 
@@ -230,6 +261,59 @@ TEST(capped_logits_are_the_tanh_of_plain_ones_and_no_number_of_threads_changes_a
   for (int threads : {2, 3, 5}) {
     EXPECT(logits_of(threads, ids, 64, {}, Decoder(0.5f, 0.25f)) == capped);
   }
+}
+
+TEST(threads_and_chunks_never_change_a_bit_of_a_mixture) {
+  const Decoder decoder(1, 0, *kernels, true);
+  const std::vector<int32_t> ids = token_ids(80);
+  const std::vector<float> whole = logits_of(1, ids, ids.size(), {}, decoder);
+  EXPECT(std::all_of(whole.begin(), whole.end(), [](float x) { return std::isfinite(x); }));
+  for (int threads : {2, 3, 5}) {
+    for (size_t step : {1, 3, 64}) EXPECT(logits_of(threads, ids, step, {}, decoder) == whole);
+  }
+  EXPECT(logits_of(4, ids, 1, {1, 3}, decoder) == whole);
+}
+
+// Of steps with one token and with several, how many barriers there are.
+std::pair<int64_t, int64_t> barriers_of(const Decoder& decoder, const std::vector<int>& speeds) {
+  std::pair<int64_t, int64_t> out;
+  Team team(2, {}, false, {}, {}, speeds);
+  team.run([&] {
+    Executor e(team, decoder.program, kBlocks, KvType::f32, 2, 4);
+    decoder.load(e);
+    const auto count = [&](int64_t tokens) {
+      const int64_t before = e.progress().first;
+      e.step(words_of(token_ids(tokens), 0));
+      return e.progress().first - before;
+    };
+    out = {count(1), count(20)};
+  });
+  return out;
+}
+
+TEST(threads_wait_only_where_one_needs_what_another_wrote) {
+  using Counts = std::pair<int64_t, int64_t>;
+  // qkv, attention, o, up, down, gathered rows, logits, and the end of the step; a prompt has one
+  // more between RoPE and attention, and one between norm and qkv.
+  EXPECT(barriers_of(Decoder(), {}) == Counts(9, 10));
+  // The mixture adds router, up and down to one token; a prompt has others before and after the
+  // router, after the choice, and after the rows are spread. Combine, scale and add need none.
+  EXPECT(barriers_of(Decoder(1, 0, *kernels, true), {}) == Counts(12, 17));
+  // Where a slow core could be the one that all others wait for, nothing is done at barriers.
+  EXPECT(barriers_of(Decoder(), {2, 1}) == Counts(10, 10));
+}
+
+TEST(an_operation_waits_for_others_unless_all_divide_the_same_rows) {
+  const Decoder decoder(1, 0, *kernels, true);
+  const Waits waits = find_waits(decoder.program);
+  std::string found;
+  for (size_t i = 0; i < waits.before.size(); i++) {
+    found += std::string(waits.before[i] ? "| " : "") + op_name(decoder.program.ops()[i]) + " ";
+  }
+  EXPECT(
+      found ==
+      "embed rms_norm | linear | rope_store_kv | attention | linear | linear | linear | rms_norm "
+      "| linear | route spread | expert_linear | expert_linear | combine scale add | logits ");
 }
 
 TEST(ranks_never_change_a_bit) {
