@@ -132,7 +132,8 @@ void Executor::check_kernels() const {
   const auto attention = t.attention[static_cast<int>(kv_.type())];
   check_argument(t.rms_norm && t.layer_norm && t.convert && t.add && t.activation && t.rope_store &&
                      t.latent_store && attention && t.attention_merge && t.recurrent &&
-                     t.short_conv && t.gated_norm && t.scale_logits && t.sample && t.probe_read &&
+                     t.short_conv && t.gated_norm && t.scale_logits && t.sample_scan &&
+                     t.sample_weigh && t.sample && t.probe_read &&
                      std::all_of(std::begin(t.probe_dot), std::end(t.probe_dot),
                                  [](auto probe) { return probe != nullptr; }),
                  "level ", t.isa, " lacks a kernel");

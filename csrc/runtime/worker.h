@@ -154,10 +154,15 @@ struct Executor::Worker {
   void conv_rows(const ShortConvOp& op, int64_t unit, const ChunkRows& r) noexcept;
   void mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r) noexcept;
   void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count) noexcept;
-  void scale_logits(const LogitsOp& op, int64_t rows) noexcept;
+  // What precedes the sampling of rows [first, first + count), with a barrier after each pass.
+  void prepare_logits(const LogitsOp& op, int64_t first, int64_t count) noexcept;
+  // To sample row `row` of `rows` that run at once, the step's logit row `number`.
+  SampleArgs sample_args(int64_t number, int64_t row, int64_t rows) const noexcept;
   void sample_rows(int64_t first, int64_t row, int64_t count) noexcept;
+  // Whether so few rows are sampled that threads share the passes over each.
+  bool share_rows(int64_t count) const noexcept;
   void copy_logits(int64_t number, int64_t row) noexcept;
-  void sample_row(int64_t number, int64_t row) noexcept;
+  void sample_row(int64_t number, int64_t row, int64_t rows) noexcept;
 };
 
 // Calls run(unit, rows of a chunk) for the tokens of every sequence and every unit of this rank.

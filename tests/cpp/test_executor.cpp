@@ -431,6 +431,64 @@ TEST(verified_drafts_give_what_steps_of_one_token_give) {
   }
 }
 
+// Logits alone, of a vocabulary that threads share in pieces.
+struct Sampling {
+  static constexpr int64_t kWords = 20'000;
+  Program program{*kernels, 64, 4};
+  Id embed = program.add_matrix("embed", WeightKind::dense_f32, kWords, 16, {kWords}, false);
+
+  Sampling() {
+    const Id x = program.add_value("x", 16, ActFormat::f32);
+    program.embed(x, embed, 1);
+    program.add_kv_layer(1, 16);
+    program.logits({x, embed, kNone, 3.0f, 0.0f});
+  }
+  std::vector<Sampled> sample(int threads, const SlotRequest& request, int32_t drafts) const {
+    std::vector<Sampled> out;
+    Team team(threads, {});
+    team.run([&] {
+      Executor e(team, program, 8, KvType::f32, 2, 4);
+      const std::vector<float> data = random_floats(kWords * 16, 3);
+      const std::vector<SourceTensor> parts{{reinterpret_cast<const uint8_t*>(data.data()), kWords,
+                                             16 * sizeof(float), SourceType::f32, nullptr}};
+      e.weights().load_matrix(e.team(), embed, parts);
+      e.sampler().admit(0, request);
+      std::vector<int32_t> guess;
+      for (int32_t i = 0; i < drafts; i++) guess.push_back(700 * i);
+      for (const int32_t top : {3, 0, -1}) {
+        std::vector<int32_t> words = verifying(9, guess, 0);
+        const auto rows = static_cast<std::ptrdiff_t>(guess.size()) + 1;
+        std::fill(words.end() - 2 * rows, words.end() - rows, top);
+        const int64_t count = e.step(words);
+        for (int64_t r = 0; r < count; r++) {
+          out.push_back(sampled(e, r));
+          if (top < 3) out.back().ids.clear();
+          if (top < 0) out.back().rank = 0, out.back().logprob = 0;
+        }
+      }
+    });
+    return out;
+  }
+};
+
+TEST(threads_that_share_a_row_of_logits_sample_what_one_thread_samples) {
+  const Sampling sampling;
+  SlotRequest greedy, warm, penalized;
+  greedy.temperature = 0;
+  warm.temperature = 0.8f;
+  warm.top_p = 0.9f;
+  warm.seed = 5;
+  penalized = warm;
+  penalized.presence = 0.5f;
+  penalized.top_k = 40;
+  for (const SlotRequest& request : {greedy, warm, penalized}) {
+    for (int32_t drafts : {0, 2}) {
+      const std::vector<Sampled> one = sampling.sample(1, request, drafts);
+      for (int threads : {2, 3, 5, 8}) EXPECT(sampling.sample(threads, request, drafts) == one);
+    }
+  }
+}
+
 // The executor that the first norm of a step cancels, and the number of calls of the operation
 // after the next one, by any thread.
 Executor* cancelled_by_norm = nullptr;
