@@ -225,7 +225,7 @@ FAULTS = [
     ),
     Fault(
         "csrc/runtime/worker.cpp",
-        "    if (is_idle(e.program_->ops()[op])) continue;\n",
+        "    if (is_idle(ops[static_cast<size_t>(i)])) continue;\n",
         "",
         "tests/runtime/test_native_executor.py -k cost_no_phase",
     ),
@@ -894,6 +894,18 @@ FAULTS = [
         "tests/tokenizer/test_cut.py",
     ),
     # --- C++ ----------------------------------------------------------------------------------
+    Fault(
+        "csrc/runtime/accesses.cpp",
+        "x.id == y.id && (x.rows != y.rows || x.rows == 0)",
+        "x.id == y.id && x.rows != y.rows",
+        "ctest test_executor",
+    ),
+    Fault(
+        "csrc/runtime/accesses.cpp",
+        "{own(o.q), own(o.qkv), any(kCache)}",
+        "{any(o.q), any(o.qkv), any(kCache)}",
+        "tests/runtime/test_barriers.py",
+    ),
     Fault(
         "csrc/kernels/generic/attention.h",
         "a.partial + static_cast<size_t>(r * a.chunks + c0) * slot;",

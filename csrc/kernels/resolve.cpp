@@ -76,6 +76,8 @@ void for_each_entry(KernelTable& to, const KernelTable& from, Visit visit) {
   ENTRY(short_conv);
   ENTRY(gated_norm);
   ENTRY(scale_logits);
+  ENTRY(sample_scan);
+  ENTRY(sample_weigh);
   ENTRY(sample);
   ENTRY(probe_read);
 #undef ENTRY

@@ -750,6 +750,15 @@ struct SampleParams {
   const TokenCount* counts;
   int32_t num_counts;  // compact list of the ids seen so far, or empty
 };
+// The ids of a row are divided into at most kMaxBlocks blocks of this many.
+constexpr int kMaxBlocks = 2048;
+constexpr int sample_block(int vocab) {
+  return 256 * ((vocab + 256 * kMaxBlocks - 1) / (256 * kMaxBlocks));
+}
+// sample does all of it. Before that, threads can share two passes over the row, which then sample
+// leaves out: sample_scan for all ids, then sample_weigh for all ids. They fill the scratch for
+// ids [begin, end), where begin and end (other than the last) are multiples of a block. Since sums
+// over blocks are added in one order, the result is the same.
 struct SampleArgs {
   float* logits;  // [vocab]; overwritten
   int32_t vocab;
@@ -764,6 +773,7 @@ struct SampleArgs {
   int32_t* top_ids;            // out [num_top], descending, ties by lower id
   float* top_logprobs;         // out [num_top]
   void* scratch;               // vocab * 8 + 65536 bytes, 64-byte aligned
+  bool prepared = false;       // sample_scan and sample_weigh have filled the scratch
 };
 
 // uniform(seed, position) in [0, 1): splitmix64 finalizer over seed + golden * (position + 1), top
@@ -797,6 +807,8 @@ struct KernelTable {
   void (*short_conv)(const ShortConvArgs&) noexcept;
   void (*gated_norm)(const GatedNormArgs&) noexcept;
   void (*scale_logits)(const ScaleLogitsArgs&) noexcept;
+  void (*sample_scan)(const SampleArgs&, int32_t begin, int32_t end) noexcept;
+  void (*sample_weigh)(const SampleArgs&, int32_t begin, int32_t end) noexcept;
   void (*sample)(SampleArgs&) noexcept;
   // Roofline probes. probe_read returns the sum of all bytes that it read, so that the compiler
   // removes nothing. A function of probe_dot runs `iterations` of a loop of products on registers

@@ -163,15 +163,24 @@ class Barrier {
     active_.store(active, std::memory_order_relaxed);
   }
 
-  void wait(int group, WaitState& state) noexcept {
+  // The last thread to arrive calls last() before the others go on: it sees what all of them wrote,
+  // and they see what it writes.
+  template <class Last>
+  void wait(int group, WaitState& state, const Last& last) noexcept {
     const uint64_t phase = phase_.load();
-    if (!arrive(group)) phase_.wait_while(phase, state);
+    if (!arrive(group, last)) phase_.wait_while(phase, state);
   }
 
   // Counts this thread as arrived and returns at once, for a thread that does not need the results
   // of the others. Returns true for the last thread to arrive. acq_rel: each arrival publishes the
   // writes of its thread, and the last arrival makes all of them visible.
   bool arrive(int group) noexcept {
+    return arrive(group, [] {});
+  }
+
+ private:
+  template <class Last>
+  bool arrive(int group, const Last& last) noexcept {
     Group& of = groups_[static_cast<size_t>(group)];
     // Both are read before another thread may change them.
     const int expected = of.expected.load(std::memory_order_relaxed);
@@ -182,11 +191,11 @@ class Barrier {
       if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < active) return false;
       arrived_.store(0, std::memory_order_relaxed);
     }
+    last();
     phase_.advance();
     return true;
   }
 
- private:
   struct alignas(64) Group {
     std::atomic<int> arrived{0}, expected{0};
   };

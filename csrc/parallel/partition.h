@@ -36,6 +36,7 @@ class Speeds {
     for (int speed : speeds) ends_.push_back(sum += speed);
   }
 
+  bool equal() const { return ends_.empty(); }
   // The part of [0, items) of `thread`. If fewer threads than all take part, all parts are equal.
   Range share(int64_t items, int thread, int threads) const {
     if (ends_.size() != static_cast<size_t>(threads)) return split(items, thread, threads);

@@ -383,7 +383,7 @@ void Team::dispatch_job(Job job) {
   job_threads_ = members();
   if (job_threads_ > 1) epoch_.advance();
   run_job(slot, job_threads_);
-  if (job_threads_ > 1) barrier_.wait(slot.complex, slot.in_step);
+  if (job_threads_ > 1) barrier_.wait(slot.complex, slot.in_step, [] {});
   job_wall_ns_ = now_ns() - start;
   job_waited_ns_ = slot.in_step.waited_ns - waited;
 }

@@ -50,8 +50,14 @@ class Team {
 
   // Inside a dispatched function: returns when every member has called it.
   void barrier(int member) noexcept {
+    barrier(member, [] {});
+  }
+  // The same, and the last member to call it also calls last(), before any of them returns.
+  template <class Last>
+  void barrier(int member, const Last& last) noexcept {
+    if (roster_.members().size() == 1) return last();
     Slot& slot = slot_of(member);
-    if (roster_.members().size() > 1) barrier_.wait(slot.complex, slot.in_step);
+    barrier_.wait(slot.complex, slot.in_step, last);
   }
 
   // Between two dispatches: adapt() takes threads that keep losing their core to other processes

@@ -12,6 +12,13 @@ namespace {
 // loaded at the end.
 constexpr int64_t kMinTileRows = 24, kMaxTileRows = 240, kTileStep = 24;
 constexpr int64_t kUnitsPerThread = 16;
+// Lower tiles serve where threads would be idle: one token of a latent layer has 16 to 128 rows and
+// one KV head. Fewer rows than this take as long, because reading the keys does.
+constexpr int64_t kLeastTileRows = 4;
+// But every tile reads the keys and values of its chunks, and all share the memory. If each thread
+// reads, this takes as long as computing so many rows: 4 bytes at 4.5 GB/s, and 2 products at 180
+// per ns. Fewer threads than kFewThreads get no more of it.
+constexpr int64_t kReadRows = 80, kFewThreads = 13;
 // Units of at most this many rows may be split over their chunks. With more rows, partial results
 // cost as much memory traffic as the split saves in waiting. (One token of a group with more heads
 // may be split, too.)
@@ -53,7 +60,7 @@ AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& 
     while (end < geometry.kv_heads && owner(end) == owner(h)) end++;
   }
   const int64_t tiles = limits.tokens * geometry.group() / kMinTileRows + limits.seqs;
-  const int64_t pieces = threads_ > 1 ? kMostPiecesPerShare * threads_ : 0;
+  const int64_t pieces = threads_ > 1 ? (kMostPiecesPerShare + 2) * threads_ : 0;
   const auto units = static_cast<size_t>(tiles * geometry.kv_heads + pieces);
   whole_.reserve(units);  // as large as units_, because build() swaps them
   units_.reserve(units);
@@ -85,9 +92,8 @@ int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const 
 // Cost of a unit: keys visited times rows. Below a minimum number of rows the time to read a chunk
 // determines the cost.
 double AttentionPlan::cost(const AttentionUnit& u) const noexcept {
-  constexpr int64_t kReadBoundRows = 4;
   return static_cast<double>(u.keys()) * u.heads *
-         static_cast<double>(std::max(u.rows, kReadBoundRows));
+         static_cast<double>(std::max(u.rows, kLeastTileRows));
 }
 
 // KV heads of a decode unit: as many as possible with at least kUnitsPerThread units per thread.
@@ -96,6 +102,32 @@ int32_t AttentionPlan::heads_a_unit(const StepInput& in) const noexcept {
   for (int32_t s = 0; s < in.seqs; s++) decoding += in.query_start[s + 1] - in.query_start[s] == 1;
   const int64_t heads = decoding * geometry_.kv_heads / (threads_ * kUnitsPerThread);
   return static_cast<int32_t>(std::clamp<int64_t>(heads, 1, geometry_.kv_heads));
+}
+
+// Rows of a tile. If the chunks of all KV heads are fewer than the threads, tiles are so low that
+// more threads have work (at most two units each), but not so low that they wait for memory.
+int64_t AttentionPlan::tile_rows(const StepInput& in) const noexcept {
+  const int64_t even = in.tokens * geometry_.q_heads / (threads_ * kUnitsPerThread);
+  const int64_t rows =
+      std::clamp(ceil_div(even, kTileStep) * kTileStep, kMinTileRows, kMaxTileRows);
+  if (in.seqs * geometry_.kv_heads >= threads_) return rows;
+  int64_t chunks = 0, most = 0;
+  for (int32_t s = 0; s < in.seqs; s++) {
+    const int64_t queries = in.query_start[s + 1] - in.query_start[s];
+    const int64_t seen = geometry_.window > 0
+                             ? std::min<int64_t>(in.kv_len[s], geometry_.window + queries)
+                             : in.kv_len[s];
+    chunks += ceil_div(seen, kChunk) * geometry_.kv_heads;
+    most = std::max(most, queries * geometry_.group());
+  }
+  if (most == 0) return rows;
+  // n rows of each tile take as long as reading by all tiles if n * n is this.
+  const double square = static_cast<double>(kReadRows * chunks * most) /
+                        static_cast<double>(std::max<int64_t>(threads_, kFewThreads));
+  const int64_t tiles = std::clamp<int64_t>(
+      std::llround(static_cast<double>(most) / std::sqrt(square)), 1, ceil_div(threads_, chunks));
+  const int64_t low = ceil_div(ceil_div(most, tiles), kLeastTileRows) * kLeastTileRows;
+  return std::min(rows, low);
 }
 
 // Returns the position behind the last key that the row at `position` of a sequence sees.
@@ -231,12 +263,9 @@ void AttentionPlan::build(const StepInput& in) noexcept {
   whole_.clear();
   units_.clear();
   merges_.clear();
-  const int64_t all_rows = in.tokens * geometry_.q_heads;
-  const int64_t even = all_rows / (threads_ * kUnitsPerThread);
-  const int64_t tile_rows =
-      std::clamp(ceil_div(even, kTileStep) * kTileStep, kMinTileRows, kMaxTileRows);
+  const int64_t rows = tile_rows(in);
   const int32_t heads = heads_a_unit(in);
-  for (int32_t s = 0; s < in.seqs; s++) add_sequence(in, s, tile_rows, heads);
+  for (int32_t s = 0; s < in.seqs; s++) add_sequence(in, s, rows, heads);
   if (ranks_.count() > 1) sort_by_head();
   double total = 0, largest = 0;
   for (const AttentionUnit& u : whole_) {

@@ -81,6 +81,7 @@ class AttentionPlan {
 
  private:
   int64_t floats_for_partials(const AttentionLimits& limits) const noexcept;
+  int64_t tile_rows(const StepInput& in) const noexcept;
   int32_t heads_a_unit(const StepInput& in) const noexcept;
   int64_t end_of_keys(int64_t position, int64_t keys) const noexcept;
   void add_sequence(const StepInput& in, int32_t seq, int64_t tile_rows,

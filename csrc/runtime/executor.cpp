@@ -80,6 +80,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       limits_(
           limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0), num_states)),
       tables_(num_slots, program.table_groups()),
+      waits_(find_waits(program)),
       queue_(team.threads()),
       slots_(static_cast<size_t>(program.max_tokens() * program.cache_groups())),
       state_slots_(program.states().empty() ? 0 : static_cast<size_t>(program.max_tokens())),
@@ -137,7 +138,8 @@ void Executor::check_kernels() const {
   const auto attention = t.attention[static_cast<int>(kv_.type())];
   check_argument(t.rms_norm && t.layer_norm && t.convert && t.add && t.activation && t.rope_store &&
                      t.latent_store && attention.attend && t.attention_merge && t.recurrent &&
-                     t.short_conv && t.gated_norm && t.scale_logits && t.sample && t.probe_read &&
+                     t.short_conv && t.gated_norm && t.scale_logits && t.sample_scan &&
+                     t.sample_weigh && t.sample && t.probe_read &&
                      std::all_of(std::begin(t.probe_dot), std::end(t.probe_dot),
                                  [](auto probe) { return probe != nullptr; }),
                  "level ", t.isa, " lacks a kernel");

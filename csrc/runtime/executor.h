@@ -1,6 +1,7 @@
 // Runs forward steps of a program: one dispatch to the team per step, in which every worker walks
-// through all ops with a barrier after each. The constructor sizes everything but the block tables,
-// which grow before a step runs, and a step allocates nothing.
+// through all ops, with barriers where one needs the results of other threads (accesses.h). The
+// constructor sizes everything but the block tables, which grow before a step runs, and a step
+// allocates nothing.
 #pragma once
 #include <atomic>
 #include <map>
@@ -14,6 +15,7 @@
 #include "kernels/table.h"
 #include "parallel/partition.h"
 #include "parallel/team.h"
+#include "runtime/accesses.h"
 #include "runtime/attention_plan.h"
 #include "runtime/block_tables.h"
 #include "runtime/kv_cache.h"
@@ -187,6 +189,7 @@ class Executor {
   BlockTables tables_;
   std::vector<AttentionPlan> plans_;
   std::vector<int> plan_of_op_;  // by op, -1 where it is not attention
+  const Waits waits_;
 
   Buffer work_;  // per-thread scratch, logits, gathered rows, attention partials
   std::vector<uint8_t*> scratch_;

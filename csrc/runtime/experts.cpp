@@ -30,12 +30,12 @@ void Executor::Worker::operator()(const RouteOp& op) noexcept {
       out[op.chosen + i] *= factors[static_cast<int64_t>(out[i])];
     }
   }
-  barrier();
-  if (thread == 0) e.routing_.build(op.experts, op.chosen, value(op.out), tokens());
+  const auto build = [&] { e.routing_.build(op.experts, op.chosen, value(op.out), tokens()); };
+  alone ? build() : barrier(build);
 }
 
 void Executor::Worker::operator()(const AdapterOp& op) noexcept {
-  if (thread > 0) return;
+  if (thread > 0 && !alone) return;
   const StepInput& in = e.input_;
   const Rows& out = value(op.out);
   for (int64_t s = 0; s < in.seqs; s++) {

@@ -11,51 +11,19 @@ namespace {
 // The values that an op reads (including the one it adds to) and the one it writes.
 struct Ends {
   std::vector<Id> inputs;
-  Id output;
+  Id output = kNone;
 };
-struct EndsOf {
-  Ends operator()(const EmbedOp& o) { return {{}, o.out}; }
-  Ends operator()(const PositionEmbedOp& o) { return {{o.x}, o.x}; }
-  Ends operator()(const NormOp& o) { return {{o.x}, o.out}; }
-  Ends operator()(const PartNormOp& o) { return {{o.x}, o.x}; }
-  Ends operator()(const ConvertOp& o) { return {{o.x}, o.out}; }
-  Ends operator()(const LinearOp& o) {
-    return {o.add ? std::vector<Id>{o.x, o.out} : std::vector<Id>{o.x}, o.out};
+
+Ends ends_of(const Op& op, const Program& program) {
+  const Accesses all = accesses_of(op, program);
+  Ends out;
+  for (const Access& a : all.reads) {
+    if (a.id >= 0) out.inputs.push_back(a.id);
   }
-  Ends operator()(const RouteOp& o) { return {{o.x}, o.out}; }
-  Ends operator()(const AdapterOp& o) { return {{}, o.out}; }
-  Ends operator()(const SpreadOp& o) { return {{o.x, o.routing}, o.out}; }
-  Ends operator()(const ExpertLinearOp& o) { return {{o.x, o.routing}, o.out}; }
-  Ends operator()(const CombineOp& o) {
-    return {o.add ? std::vector<Id>{o.x, o.routing, o.out} : std::vector<Id>{o.x, o.routing},
-            o.out};
-  }
-  Ends operator()(const RopeStoreOp& o) { return {{o.qkv}, o.q}; }
-  Ends operator()(const HeadLinearOp& o) { return {{o.x}, o.out}; }
-  Ends operator()(const LatentStoreOp& o) { return {{o.q, o.latent, o.kv}, o.out}; }
-  Ends operator()(const AttentionOp& o) { return {{o.q}, o.out}; }
-  Ends operator()(const SplitGatesOp& o) { return {{o.x}, o.out}; }
-  Ends operator()(const GateOp& o) { return {{o.x, o.out}, o.out}; }
-  Ends operator()(const GatedNormOp& o) { return {{o.x, o.z}, o.out}; }
-  Ends operator()(const GatedDeltaOp& o) { return {{o.x, o.gates}, o.out}; }
-  Ends operator()(const ShortConvOp& o) { return {{o.x}, o.out}; }
-  Ends operator()(const Mamba2Op& o) { return {{o.x, o.steps}, o.out}; }
-  Ends operator()(const AddOp& o) { return {{o.x, o.out}, o.out}; }
-  Ends operator()(const ScaleOp& o) { return {{o.x}, o.x}; }
-  Ends operator()(const ColumnsOp& o) {
-    return {o.more == kNone ? std::vector<Id>{o.x} : std::vector<Id>{o.x, o.more}, o.out};
-  }
-  Ends operator()(const MixPartsOp& o) {
-    return {
-        o.target == kNone ? std::vector<Id>{o.gates, o.x} : std::vector<Id>{o.gates, o.target, o.x},
-        o.x};
-  }
-  Ends operator()(const MatchRmsOp& o) { return {{o.like, o.x}, o.x}; }
-  Ends operator()(const KeepTopOp& o) { return {{o.x}, o.x}; }
-  Ends operator()(const ActivationOp& o) { return {{o.x}, o.out}; }
-  Ends operator()(const LogitsOp& o) { return {{o.x}, kNone}; }
-  Ends operator()(const HiddenOp& o) { return {{o.x}, o.x}; }
-};
+  if (!all.writes.empty() && all.writes.front().id >= 0) out.output = all.writes.front().id;
+  if (const auto* hidden = std::get_if<HiddenOp>(&op)) out.output = hidden->x;
+  return out;
+}
 
 }  // namespace
 
@@ -82,7 +50,7 @@ Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   }
   tap_next_ = -1;
   input_.row_draft = nullptr;  // every row is sampled alone, and the state of its slot stays
-  const Ends ends = std::visit(EndsOf{}, program_->ops()[static_cast<size_t>(op)]);
+  const Ends ends = ends_of(program_->ops()[static_cast<size_t>(op)], *program_);
   const auto read = [&](Id id) {
     const auto at = static_cast<size_t>(id);
     return read_rows(values_[at], input_.tokens * program_->values()[at].copies);

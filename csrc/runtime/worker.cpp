@@ -7,32 +7,67 @@
 namespace cpuserve {
 namespace {
 
-constexpr int64_t kLogitPiece = 8192;  // logits scaled at once: 32 KB, a few microseconds
+constexpr int64_t kLogitPiece = 8192;  // logits of one claim: 32 KB, a few microseconds
 
 }  // namespace
 
 // Only thread 0 reads the cancel flag. Before a barrier it writes what it read to one of two
 // places, which alternate. When it writes to a place again, the other threads have read it, because
 // they have passed the barrier in between.
+//
+// While ops are timed, each one ends with a barrier.
 bool Executor::Worker::walk(int64_t first, int64_t last) noexcept {
-  const bool timing = e.profiling_ && thread == 0;
-  int64_t before = timing ? now_ns() : 0;
+  const std::vector<Op>& ops = e.program_->ops();
+  const bool timing = e.profiling_;
+  int64_t before = timing ? now_ns() : 0, turn = 0;
+  bool ran = false;  // an op since the last barrier
   e.queue_.enter(thread, phase);
-  int64_t turn = 0;
-  for (int64_t i = first; i < last; i++) {
-    op = static_cast<size_t>(i);
-    if (is_idle(e.program_->ops()[op])) continue;
-    std::visit(*this, e.program_->ops()[op]);
+  // The barrier before op i. Its last thread does ops [i, end).
+  const auto meet = [&](int64_t i, int64_t end) {
     bool& stop = e.stop_[turn++ & 1];
     if (thread == 0) stop = e.cancelled_.load(std::memory_order_relaxed);
-    barrier();
-    if (timing) {
+    barrier([&] { run_alone(i, end); });
+    ran = false;
+    if (timing && thread == 0) {
       const int64_t now = now_ns();
       e.op_seconds_[op] += 1e-9 * static_cast<double>(now - std::exchange(before, now));
     }
-    if (stop) return false;
+    return !stop;
+  };
+  for (int64_t i = first; i < last; i++) {
+    if (ran && (timing || e.waits_.before[static_cast<size_t>(i)])) {
+      const int64_t end = end_of_light(i, last);
+      if (!meet(i, end)) return false;
+      i = end;
+      if (i == last) break;
+    }
+    if (is_idle(ops[static_cast<size_t>(i)])) continue;
+    op = static_cast<size_t>(i);
+    std::visit(*this, ops[op]);
+    ran = timing || !ends_with_barrier(ops[op]);
   }
-  return true;
+  return !ran || meet(last, last);
+}
+
+// None where cores are unequal, because a slow one would hold up all others, and no Spread of a
+// mapped file, because threads share the calls that ask the system to read it.
+int64_t Executor::Worker::end_of_light(int64_t first, int64_t last) const noexcept {
+  if (tokens() > 1 || e.profiling_ || !e.team_->speeds().equal()) return first;
+  const auto is_light = [&](size_t i) {
+    const bool asks = e.weights_.mapped() && std::holds_alternative<SpreadOp>(e.program_->ops()[i]);
+    return e.waits_.light[i] && !asks;
+  };
+  while (first < last && is_light(static_cast<size_t>(first))) first++;
+  return first;
+}
+
+void Executor::Worker::run_alone(int64_t first, int64_t last) noexcept {
+  alone = true;
+  for (int64_t i = first; i < last; i++) {
+    op = static_cast<size_t>(i);
+    if (!is_idle(e.program_->ops()[op])) std::visit(*this, e.program_->ops()[op]);
+  }
+  alone = false;
 }
 
 void Executor::Worker::operator()(const EmbedOp& op) noexcept {
@@ -359,15 +394,39 @@ void Executor::Worker::gather_logit_rows(const LogitsOp& op, int64_t first,
   }
 }
 
+bool Executor::Worker::share_rows(int64_t count) const noexcept {
+  return count < threads && e.logits_.width > kLogitPiece;
+}
+
 // All threads scale pieces of every row: for a vocabulary of 256k, one thread alone would take as
-// long as for a layer.
-void Executor::Worker::scale_logits(const LogitsOp& op, int64_t rows) noexcept {
-  const int64_t vocab = e.logits_.width, pieces = (vocab + kLogitPiece - 1) / kLogitPiece;
-  drain(everyone(), rows * pieces, 1, [&](int64_t i, int64_t) {
-    const int64_t begin = i % pieces * kLogitPiece;
-    float* logits = reinterpret_cast<float*>(row_of(e.logits_, i / pieces));
-    e.table_->scale_logits(
-        {logits + begin, std::min(kLogitPiece, vocab - begin), op.scale, op.softcap});
+// long as for a layer. If some threads have no row to sample, all share what sampling does for
+// every logit, too.
+void Executor::Worker::prepare_logits(const LogitsOp& op, int64_t first, int64_t count) noexcept {
+  const bool scales = op.scale != 1.0f || op.softcap > 0.0f, shares = share_rows(count);
+  const int64_t vocab = e.logits_.width, block = sample_block(static_cast<int>(vocab));
+  const int64_t piece = (kLogitPiece + block - 1) / block * block;
+  const int64_t pieces = (vocab + piece - 1) / piece;
+  const auto each_piece = [&](const auto& run) {
+    drain(everyone(), count * pieces, 1, [&](int64_t i, int64_t) {
+      const int64_t row = i / pieces, begin = i % pieces * piece;
+      run(row, begin, std::min(begin + piece, vocab));
+    });
+    barrier();
+  };
+  if (scales || shares) {
+    each_piece([&](int64_t row, int64_t begin, int64_t end) {
+      float* logits = reinterpret_cast<float*>(row_of(e.logits_, row)) + begin;
+      if (scales) e.table_->scale_logits({logits, end - begin, op.scale, op.softcap});
+      if (shares) {
+        e.table_->sample_scan(sample_args(first + row, row, count), static_cast<int32_t>(begin),
+                              static_cast<int32_t>(end));
+      }
+    });
+  }
+  if (!shares) return;
+  each_piece([&](int64_t row, int64_t begin, int64_t end) {
+    e.table_->sample_weigh(sample_args(first + row, row, count), static_cast<int32_t>(begin),
+                           static_cast<int32_t>(end));
   });
 }
 
@@ -388,7 +447,7 @@ void Executor::Worker::sample_rows(int64_t first, int64_t row, int64_t count) no
       tokens[at] = -1;
     } else {
       if (wanted >= 0) e.sampler_.append(in.row_slot[r], wanted);
-      sample_row(r, row);
+      sample_row(r, row, count);
     }
     if (in.draft(r) < 0) return;
   }
@@ -400,7 +459,8 @@ void Executor::Worker::copy_logits(int64_t r, int64_t row) noexcept {
               static_cast<size_t>(e.logits_.width) * sizeof(float));
 }
 
-void Executor::Worker::sample_row(int64_t number, int64_t row) noexcept {
+// The passes over a row that threads share meet in the scratch of the thread with its number.
+SampleArgs Executor::Worker::sample_args(int64_t number, int64_t row, int64_t rows) const noexcept {
   const StepInput& in = e.input_;
   const auto r = static_cast<size_t>(number);
 
@@ -416,7 +476,14 @@ void Executor::Worker::sample_row(int64_t number, int64_t row) noexcept {
   }
   args.top_ids = e.results_.top_ids.data() + r * static_cast<size_t>(e.limits_.max_top);
   args.top_logprobs = e.results_.top_logprobs.data() + r * static_cast<size_t>(e.limits_.max_top);
-  args.scratch = scratch;
+  args.prepared = share_rows(rows);
+  args.scratch = args.prepared ? e.scratch_[static_cast<size_t>(row)] : scratch;
+  return args;
+}
+
+void Executor::Worker::sample_row(int64_t number, int64_t row, int64_t rows) noexcept {
+  const auto r = static_cast<size_t>(number);
+  SampleArgs args = sample_args(number, row, rows);
   e.table_->sample(args);
   e.results_.tokens[r] = args.token;
   e.results_.logprobs[r] = args.logprob;
@@ -431,10 +498,7 @@ void Executor::Worker::operator()(const LogitsOp& op) noexcept {
     multiply(op.matrix, e.logit_input_, count,
              {vector(op.bias), Activation::none, false, false, e.logits_});
     barrier();
-    if (op.scale != 1.0f || op.softcap > 0.0f) {
-      scale_logits(op, count);
-      barrier();
-    }
+    prepare_logits(op, first, count);
     // The gather of the next block needs no barrier: it writes rows that no thread reads any more.
     drain(everyone(), count, 1, [&](int64_t row, int64_t) { sample_rows(first, row, count); });
   }

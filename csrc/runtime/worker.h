@@ -17,9 +17,10 @@ struct Executor::Worker {
   const Crew crew;  // members of this thread's rank
   int64_t phase;
   uint8_t* const scratch;
-  size_t op = 0;  // index of the running op
+  size_t op = 0;       // index of the running op
+  bool alone = false;  // this thread does all of the running op
 
-  // Runs ops [first, last) with a barrier after each that has work. Returns false if the step was
+  // Runs ops [first, last) with the barriers that Waits names. Returns false if the step was
   // cancelled.
   bool walk(int64_t first, int64_t last) noexcept;
 
@@ -29,7 +30,12 @@ struct Executor::Worker {
 
   // The work between two barriers is one phase. All threads number phases alike.
   void barrier() noexcept {
-    e.team_->barrier(thread);
+    barrier([] {});
+  }
+  // The last thread to arrive calls last() before the others go on.
+  template <class Last>
+  void barrier(const Last& last) noexcept {
+    e.team_->barrier(thread, last);
     if (thread == 0) e.advances_.add();
     e.queue_.enter(thread, ++phase);
   }
@@ -50,6 +56,7 @@ struct Executor::Worker {
   Crew everyone() const noexcept { return {0, 0, threads}; }
   // Rows of an operation that no thread claims: they take too little time.
   Range share(int64_t items) const noexcept {
+    if (alone) return {0, items};
     return e.team_->speeds().share(items, thread, threads);
   }
 
@@ -100,6 +107,10 @@ struct Executor::Worker {
   void multiply(Id matrix, const Rows& x, int64_t m, const Epilogue& ep) noexcept;
 
  private:
+  // Returns the op after those from `first` on that one thread does while the others wait.
+  int64_t end_of_light(int64_t first, int64_t last) const noexcept;
+  void run_alone(int64_t first, int64_t last) noexcept;
+
   // Asks the system to read the experts of this step ahead, if the weights are mapped from a file.
   void fetch_experts() const noexcept;
 
@@ -147,10 +158,15 @@ struct Executor::Worker {
   void conv_rows(const ShortConvOp& op, int64_t unit, const ChunkRows& r) noexcept;
   void mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r) noexcept;
   void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count) noexcept;
-  void scale_logits(const LogitsOp& op, int64_t rows) noexcept;
+  // What precedes the sampling of rows [first, first + count), with a barrier after each pass.
+  void prepare_logits(const LogitsOp& op, int64_t first, int64_t count) noexcept;
+  // To sample row `row` of `rows` that run at once, the step's logit row `number`.
+  SampleArgs sample_args(int64_t number, int64_t row, int64_t rows) const noexcept;
   void sample_rows(int64_t first, int64_t row, int64_t count) noexcept;
+  // Whether so few rows are sampled that threads share the passes over each.
+  bool share_rows(int64_t count) const noexcept;
   void copy_logits(int64_t number, int64_t row) noexcept;
-  void sample_row(int64_t number, int64_t row) noexcept;
+  void sample_row(int64_t number, int64_t row, int64_t rows) noexcept;
 };
 
 // Calls run(unit, rows of a chunk) for the tokens of every sequence and every unit of this rank.

@@ -211,6 +211,43 @@ TEST(without_a_causal_mask_every_tile_visits_what_its_rows_see) {
   }
 }
 
+// One token of a latent layer (MLA) has a row for each head, and all of them read the same keys.
+TEST(one_token_of_a_latent_layer_keeps_threads_busy) {
+  struct Case {
+    int32_t q_heads, keys;
+    int threads;
+    size_t units;
+  };
+  for (const Case& c : {Case{16, 200, 1, 1},
+                        {16, 200, 2, 2},
+                        {16, 200, 64, 4},
+                        {128, 200, 2, 6},
+                        {128, 200, 64, 8},
+                        {128, 200, 192, 16},
+                        {128, 256, 16, 6},
+                        {16, 1000, 64, 2 * 4},
+                        {128, 2000, 64, 6 * 8}}) {
+    const Step step = decode_step(1, c.keys);
+    AttentionPlan plan({c.q_heads, 1, 576, 0}, limits_for(step), c.threads);
+    plan.build(step.in);
+    EXPECT(plan.units().size() == c.units);
+    int64_t rows = 0;
+    for (const AttentionUnit& u : plan.units()) rows += u.rows * (u.chunk1 - u.chunk0);
+    EXPECT(rows == c.q_heads * ((c.keys + kChunk - 1) / kChunk));
+    EXPECT(merges_what_was_split(plan));
+  }
+}
+
+TEST(plans_with_low_tiles_allocate_nothing) {
+  for (const int threads : {2, 64, 192}) {
+    AttentionPlan plan({128, 1, 576, 0}, {512, 16, 512, 4096}, threads);
+    const Step one = decode_step(1, 256), some = decode_step(16, 256), prompt({{30, 60}, {1, 500}});
+    const int64_t before = allocations();
+    for (const Step* step : {&one, &some, &prompt}) plan.build(step->in);
+    EXPECT(allocations() == before);
+  }
+}
+
 // Tables for the largest step are large enough for an uneven one, too.
 TEST(planning_skewed_streams_allocates_nothing) {
   const Step skewed = decode_step(64, 256, {{7, kLong}}), even = decode_step(64, 256);

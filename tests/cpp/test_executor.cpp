@@ -49,7 +49,7 @@ std::vector<float> random_floats(int64_t count, uint32_t seed) {
   return out;
 }
 
-// One decoder layer with one KV head.
+// One decoder layer with one KV head, and maybe a mixture of experts after it.
 struct Decoder {
   Program program;
   std::vector<std::pair<Id, int64_t>> matrices;  // id, elements
@@ -65,7 +65,37 @@ struct Decoder {
     return vectors.back().first;
   }
 
-  explicit Decoder(float scale = 1, float softcap = 0, const KernelTable& table = *kernels)
+  // Operations that touch own rows of tokens alone stand next to each other, and next to others.
+  void add_mixture(Id x, Id h) {
+    constexpr int32_t kExperts = 6, kChosen = 2;
+    Program& p = program;
+    const Id scores = p.add_value("scores", kExperts, ActFormat::f32);
+    const Id routing = p.add_value("routing", 2 * kChosen, ActFormat::f32);
+    const Id spread = p.add_value("spread", kWidth, ActFormat::f32, kChosen);
+    const Id inner = p.add_value("inner", kHidden, ActFormat::f32, kChosen);
+    const Id result = p.add_value("result", kWidth, ActFormat::f32, kChosen);
+    p.norm({x, h, vector("mixture norm", kWidth), kNone, 1e-5f, false});
+    p.linear({h, scores, matrix("router", kExperts, kWidth, {kExperts}), kNone, Activation::none,
+              false, 0},
+             false);
+    p.route({scores, routing, kExperts, kChosen, Score::softmax, true, 1.0f, kNone});
+    p.spread({h, routing, spread});
+    std::vector<Id> in, out;
+    for (int32_t e = 0; e < kExperts; e++) {
+      in.push_back(matrix("expert up", 2 * kHidden, kWidth, {kHidden, kHidden}, true));
+    }
+    for (int32_t e = 0; e < kExperts; e++) {
+      out.push_back(matrix("expert down", kWidth, kHidden, {kWidth}));
+    }
+    p.expert_linear({spread, routing, inner, kNone, kNone, 0, Activation::silu}, in, {}, true);
+    p.expert_linear({inner, routing, result, kNone, kNone, 0, Activation::none}, out, {}, false);
+    p.combine({result, routing, h, false});
+    p.scale({h, vector("factors", kWidth)});
+    p.add({h, x});
+  }
+
+  explicit Decoder(float scale = 1, float softcap = 0, const KernelTable& table = *kernels,
+                   bool mixture = false)
       : program(table, kMaxTokens, 4) {
     Program& p = program;
     const Id x = p.add_value("x", kWidth, ActFormat::f32);
@@ -93,6 +123,7 @@ struct Decoder {
              true);
     p.linear({g, x, matrix("down", kWidth, kHidden, {kWidth}), kNone, Activation::none, true, 0},
              false);
+    if (mixture) add_mixture(x, h);
     p.logits({x, embed, kNone, scale, softcap});
   }
 
@@ -244,6 +275,59 @@ TEST(capped_logits_are_the_tanh_of_plain_ones_and_no_number_of_threads_changes_a
   }
 }
 
+TEST(threads_and_chunks_never_change_a_bit_of_a_mixture) {
+  const Decoder decoder(1, 0, *kernels, true);
+  const std::vector<int32_t> ids = token_ids(80);
+  const std::vector<float> whole = logits_of(1, ids, ids.size(), {}, decoder);
+  EXPECT(std::all_of(whole.begin(), whole.end(), [](float x) { return std::isfinite(x); }));
+  for (int threads : {2, 3, 5}) {
+    for (size_t step : {1, 3, 64}) EXPECT(logits_of(threads, ids, step, {}, decoder) == whole);
+  }
+  EXPECT(logits_of(4, ids, 1, {1, 3}, decoder) == whole);
+}
+
+// Of steps with one token and with several, how many barriers there are.
+std::pair<int64_t, int64_t> barriers_of(const Decoder& decoder, const std::vector<int>& speeds) {
+  std::pair<int64_t, int64_t> out;
+  Team team(2, {}, false, {}, {}, speeds);
+  team.run([&] {
+    Executor e(team, decoder.program, kBlocks, KvType::f32, 2, 4);
+    decoder.load(e);
+    const auto count = [&](int64_t tokens) {
+      const int64_t before = e.progress().first;
+      e.step(words_of(token_ids(tokens), 0));
+      return e.progress().first - before;
+    };
+    out = {count(1), count(20)};
+  });
+  return out;
+}
+
+TEST(threads_wait_only_where_one_needs_what_another_wrote) {
+  using Counts = std::pair<int64_t, int64_t>;
+  // qkv, attention, o, up, down, gathered rows, logits, and the end of the step; a prompt has one
+  // more between RoPE and attention, and one between norm and qkv.
+  EXPECT(barriers_of(Decoder(), {}) == Counts(9, 10));
+  // The mixture adds router, up and down to one token; a prompt has others before and after the
+  // router, after the choice, and after the rows are spread. Combine, scale and add need none.
+  EXPECT(barriers_of(Decoder(1, 0, *kernels, true), {}) == Counts(12, 17));
+  // Where a slow core could be the one that all others wait for, nothing is done at barriers.
+  EXPECT(barriers_of(Decoder(), {2, 1}) == Counts(10, 10));
+}
+
+TEST(an_operation_waits_for_others_unless_all_divide_the_same_rows) {
+  const Decoder decoder(1, 0, *kernels, true);
+  const Waits waits = find_waits(decoder.program);
+  std::string found;
+  for (size_t i = 0; i < waits.before.size(); i++) {
+    found += std::string(waits.before[i] ? "| " : "") + op_name(decoder.program.ops()[i]) + " ";
+  }
+  EXPECT(
+      found ==
+      "embed rms_norm | linear | rope_store_kv | attention | linear | linear | linear | rms_norm "
+      "| linear | route spread | expert_linear | expert_linear | combine scale add | logits ");
+}
+
 TEST(ranks_never_change_a_bit) {
   const std::vector<int32_t> ids = token_ids(few ? 300 : 600);
   const std::vector<float> whole = logits_of(1, ids, ids.size());
@@ -360,6 +444,64 @@ TEST(verified_drafts_give_what_steps_of_one_token_give) {
         const int threads = static_cast<int>(drafts % 3) + 1;
         EXPECT(answer_of(threads, request, drafts, wrong, truth) == truth);
       }
+    }
+  }
+}
+
+// Logits alone, of a vocabulary that threads share in pieces.
+struct Sampling {
+  static constexpr int64_t kWords = 20'000;
+  Program program{*kernels, 64, 4};
+  Id embed = program.add_matrix("embed", WeightKind::dense_f32, kWords, 16, {kWords}, false);
+
+  Sampling() {
+    const Id x = program.add_value("x", 16, ActFormat::f32);
+    program.embed(x, embed, 1);
+    program.add_kv_layer(1, 16);
+    program.logits({x, embed, kNone, 3.0f, 0.0f});
+  }
+  std::vector<Sampled> sample(int threads, const SlotRequest& request, int32_t drafts) const {
+    std::vector<Sampled> out;
+    Team team(threads, {});
+    team.run([&] {
+      Executor e(team, program, 8, KvType::f32, 2, 4);
+      const std::vector<float> data = random_floats(kWords * 16, 3);
+      const std::vector<SourceTensor> parts{{reinterpret_cast<const uint8_t*>(data.data()), kWords,
+                                             16 * sizeof(float), SourceType::f32, nullptr}};
+      e.weights().load_matrix(e.team(), embed, parts);
+      e.sampler().admit(0, request);
+      std::vector<int32_t> guess;
+      for (int32_t i = 0; i < drafts; i++) guess.push_back(700 * i);
+      for (const int32_t top : {3, 0, -1}) {
+        std::vector<int32_t> words = verifying(9, guess, 0);
+        const auto rows = static_cast<std::ptrdiff_t>(guess.size()) + 1;
+        std::fill(words.end() - 2 * rows, words.end() - rows, top);
+        const int64_t count = e.step(words);
+        for (int64_t r = 0; r < count; r++) {
+          out.push_back(sampled(e, r));
+          if (top < 3) out.back().ids.clear();
+          if (top < 0) out.back().rank = 0, out.back().logprob = 0;
+        }
+      }
+    });
+    return out;
+  }
+};
+
+TEST(threads_that_share_a_row_of_logits_sample_what_one_thread_samples) {
+  const Sampling sampling;
+  SlotRequest greedy, warm, penalized;
+  greedy.temperature = 0;
+  warm.temperature = 0.8f;
+  warm.top_p = 0.9f;
+  warm.seed = 5;
+  penalized = warm;
+  penalized.presence = 0.5f;
+  penalized.top_k = 40;
+  for (const SlotRequest& request : {greedy, warm, penalized}) {
+    for (int32_t drafts : {0, 2}) {
+      const std::vector<Sampled> one = sampling.sample(1, request, drafts);
+      for (int threads : {2, 3, 5, 8}) EXPECT(sampling.sample(threads, request, drafts) == one);
     }
   }
 }

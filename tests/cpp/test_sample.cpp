@@ -27,9 +27,20 @@ struct Answer {
   std::vector<float> top_logprobs;
 };
 
-Answer run(const KernelTable& k, const std::vector<float>& logits, const SampleParams* p,
-           int32_t position = 0, int32_t target = -1, int32_t num_top = -1,
-           const int32_t* mask = nullptr) {
+// The two passes that threads share, over pieces of some blocks, the last ones first.
+void prepare(const KernelTable& k, SampleArgs* a) {
+  const int32_t piece = 3 * sample_block(a->vocab), pieces = (a->vocab + piece - 1) / piece;
+  for (const auto pass : {k.sample_scan, k.sample_weigh}) {
+    for (int32_t i = pieces; i-- > 0;) {
+      pass(*a, i * piece, std::min((i + 1) * piece, a->vocab));
+    }
+  }
+  a->prepared = true;
+}
+
+Answer run_once(const KernelTable& k, const std::vector<float>& logits, const SampleParams* p,
+                int32_t position, int32_t target, int32_t num_top, const int32_t* mask,
+                bool shared) {
   Buffer<float> x(logits.size());
   Buffer<uint8_t> scratch(logits.size() * 8 + 65536);
   std::copy(logits.begin(), logits.end(), x.data());
@@ -47,9 +58,26 @@ Answer run(const KernelTable& k, const std::vector<float>& logits, const SampleP
   a.top_ids = ids.data();
   a.top_logprobs = logprobs.data();
   a.scratch = scratch.data();
+  if (shared) prepare(k, &a);
   k.sample(a);
   return {a.token, a.rank, a.logprob, std::vector<int32_t>(ids.data(), ids.data() + tops),
           std::vector<float>(logprobs.data(), logprobs.data() + tops)};
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+Answer run(const KernelTable& k, const std::vector<float>& logits, const SampleParams* p,
+           int32_t position = 0, int32_t target = -1, int32_t num_top = -1,
+           const int32_t* mask = nullptr) {
+  const Answer one = run_once(k, logits, p, position, target, num_top, mask, false);
+  const Answer shared = run_once(k, logits, p, position, target, num_top, mask, true);
+  CHECK(one.token == shared.token && one.rank == shared.rank && one.top_ids == shared.top_ids);
+  CHECK(same_bits({one.logprob}, {shared.logprob}));
+  CHECK(same_bits(one.top_logprobs, shared.top_logprobs));
+  return one;
 }
 
 // Steps 2 and 3 in table.h.

@@ -32,13 +32,11 @@ static inline SampleScratch carve_sample_scratch(void* scratch, int vocab) {
   return s;
 }
 
-// Computes the block maxima and the largest logit. Returns false if a logit is NaN or the largest
-// is not finite. max(x, top) skips NaN; clamping keeps it (see math.h), and 0 * finite adds
-// nothing.
-static inline bool scan_row(const Row& r, float* block_max, float* largest) {
+// Computes the maxima of blocks [first, last). Returns false if a logit is NaN. max(x, top) skips
+// NaN; clamping keeps it (see math.h), and 0 * finite adds nothing.
+static inline bool scan_blocks(const Row& r, int first, int last, float* block_max) {
   F bad = zero();
-  float top = -INFINITY;
-  for (int b = 0; b < r.blocks; b++) {
+  for (int b = first; b < last; b++) {
     F m0 = set1(-INFINITY), m1 = m0;
     int i = b * r.block;
     const int end = block_end(r, b);
@@ -55,10 +53,27 @@ static inline bool scan_row(const Row& r, float* block_max, float* largest) {
       if (r.logits[i] != r.logits[i]) bad = set1(NAN);
     }
     block_max[b] = m;
-    top = m > top ? m : top;
+  }
+  return reduce_add(bad) == 0.0f;
+}
+
+// The largest logit. Returns false if it is not finite, or a maximum is NaN.
+static inline bool find_largest(const Row& r, const float* block_max, float* largest) {
+  float top = -INFINITY;
+  bool numbers = true;
+  for (int b = 0; b < r.blocks; b++) {
+    numbers = numbers && block_max[b] == block_max[b];
+    top = block_max[b] > top ? block_max[b] : top;
   }
   *largest = top;
-  return reduce_add(bad) == 0.0f && top >= -FLT_MAX && top <= FLT_MAX;
+  return numbers && top >= -FLT_MAX && top <= FLT_MAX;
+}
+
+// Computes the block maxima and the largest logit. Returns false if a logit is NaN or the largest
+// is not finite.
+static inline bool scan_row(const Row& r, float* block_max, float* largest) {
+  const bool numbers = scan_blocks(r, 0, r.blocks, block_max);
+  return find_largest(r, block_max, largest) && numbers;
 }
 
 static inline int32_t first_largest(const Row& r, float largest) {
@@ -95,16 +110,22 @@ static inline double sum_block(const float* mass, int n) {
   return s[0];
 }
 
-// The masses of the row, by block and in total.
-static inline double weigh_row(const Row& r, float largest, float inverse, float* mass,
-                               double* block_mass) {
-  double total = 0;
-  for (int b = 0; b < r.blocks; b++) {
+// The masses of blocks [first, last).
+static inline void weigh_blocks(const Row& r, int first, int last, float largest, float inverse,
+                                float* mass, double* block_mass) {
+  for (int b = first; b < last; b++) {
     const int i = b * r.block, n = block_end(r, b) - i;
     exp_block(r.logits + i, mass + i, n, largest, inverse);
     block_mass[b] = sum_block(mass + i, n);
-    total += block_mass[b];
   }
+}
+
+// The masses of the row, by block and in total. `weighed`: those of blocks are there.
+static inline double weigh_row(const Row& r, float largest, float inverse, bool weighed,
+                               float* mass, double* block_mass) {
+  if (!weighed) weigh_blocks(r, 0, r.blocks, largest, inverse, mass, block_mass);
+  double total = 0;
+  for (int b = 0; b < r.blocks; b++) total += block_mass[b];
   return total;
 }
 
@@ -208,10 +229,13 @@ static inline int32_t draw(const Row& r, const float* mass, const double* block_
   return last;
 }
 
-// Steps 4 to 6 at a temperature above zero. `logits` is r.logits, writable.
+static inline bool is_greedy(const SampleParams& p) { return p.temperature < 1e-5f; }
+
+// Steps 4 to 6 at a temperature above zero. `logits` is r.logits, writable. `weighed`: the scratch
+// has the masses.
 static inline int32_t sample_row(const SampleParams& p, const SampleScratch& s, Row& r,
-                                 float* logits, float largest, int32_t position) {
-  double total = weigh_row(r, largest, 1.0f / p.temperature, s.mass, s.block_mass);
+                                 float* logits, float largest, int32_t position, bool weighed) {
+  double total = weigh_row(r, largest, 1.0f / p.temperature, weighed, s.mass, s.block_mass);
   r.mass = s.mass;
   if (p.min_p > 0.0f) total = drop_improbable(r, p.min_p, logits, s.mass, s.block_mass);
   float least = -FLT_MAX;
@@ -290,7 +314,7 @@ static inline void answer_invalid(SampleArgs& a) {
 static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, const Row& raw,
                                    float* block_max, float largest) {
   const SampleParams& p = *a.params;
-  const bool greedy = p.temperature < 1e-5f, changes = a.mask || adjusts(p);
+  const bool greedy = is_greedy(p), changes = a.mask || adjusts(p);
   if (greedy && !changes) return first_largest(raw, largest);
   Row r = raw;
   float* logits = a.logits;
@@ -303,21 +327,51 @@ static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, 
     if (!scan_row(r, block_max, &largest)) return -1;
   }
   if (greedy) return first_largest(r, largest);
-  return sample_row(p, s, r, logits, largest, a.position);
+  const bool weighed = a.prepared && !changes && a.num_top < 0;
+  return sample_row(p, s, r, logits, largest, a.position, weighed);
+}
+
+static inline Row row_to_sample(const SampleArgs& a, const SampleScratch& s) {
+  const int block = sample_block(a.vocab);
+  return {a.logits, nullptr, a.vocab, block, (a.vocab + block - 1) / block, s.block_max, s.ids};
+}
+
+// A NaN maximum marks blocks with a NaN.
+static inline void sample_scan(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
+  const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
+  const Row r = row_to_sample(a, s);
+  const int first = begin / r.block, last = (end + r.block - 1) / r.block;
+  if (!scan_blocks(r, first, last, s.block_max)) s.block_max[first] = NAN;
+}
+
+// The masses that sample needs first: those of the probabilities, if it reports any, else those at
+// the temperature. Which ones does not depend on what bans and penalties change, because these can
+// change until the row is sampled; sample then weighs again.
+static inline void sample_weigh(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
+  const bool draws = a.target < 0 && a.params && !is_greedy(*a.params) && !a.mask;
+  if (a.num_top < 0 && !draws) return;
+  const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
+  const Row r = row_to_sample(a, s);
+  float largest;
+  if (!find_largest(r, s.block_max, &largest)) return;
+  const float inverse = a.num_top < 0 ? 1.0f / a.params->temperature : 1.0f;
+  const int first = begin / r.block, last = (end + r.block - 1) / r.block;
+  weigh_blocks(r, first, last, largest, inverse, s.mass, s.block_mass);
 }
 
 // token = -1 (and logprob NaN) if the logits are not a distribution: one is NaN, the largest is
 // infinite, or bans and the mask leave no id.
 static inline void sample(SampleArgs& a) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
-  const int block = block_size(a.vocab);
-  const Row r = {a.logits,    nullptr, a.vocab, block, (a.vocab + block - 1) / block,
-                 s.block_max, s.ids};
+  const Row r = row_to_sample(a, s);
   float largest;
-  if (!scan_row(r, s.block_max, &largest)) return answer_invalid(a);
+  const bool valid =
+      a.prepared ? find_largest(r, s.block_max, &largest) : scan_row(r, s.block_max, &largest);
+  if (!valid) return answer_invalid(a);
   double log_sum = 0;
   if (a.num_top >= 0) {
-    log_sum = static_cast<double>(largest) + log(weigh_row(r, largest, 1.0f, s.mass, s.block_mass));
+    const double mass = weigh_row(r, largest, 1.0f, a.prepared, s.mass, s.block_mass);
+    log_sum = static_cast<double>(largest) + log(mass);
     list_top(a, r, largest, log_sum);
   }
   a.token = a.target;

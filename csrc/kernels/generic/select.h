@@ -16,8 +16,7 @@
 
 namespace CPUSERVE_NS {
 
-constexpr int kMaxBlocks = 2048;  // of ids, each with its largest logit
-constexpr int kBandIds = 4096;    // most ids of the last step, which reads them one by one
+constexpr int kBandIds = 4096;  // most ids of the last step, which reads them one by one
 constexpr int kThresholds = 4;
 constexpr int kTally = kLanes;  // lanes of the counting loops
 
@@ -36,9 +35,6 @@ struct Row {
   int32_t* ids;  // kBandIds
 };
 
-CPUSERVE_INLINE int block_size(int n) {
-  return 256 * ((n + 256 * kMaxBlocks - 1) / (256 * kMaxBlocks));
-}
 CPUSERVE_INLINE int block_end(const Row& r, int b) {
   return (b + 1) * r.block < r.n ? (b + 1) * r.block : r.n;
 }

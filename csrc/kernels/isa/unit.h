@@ -207,6 +207,8 @@ constexpr KernelTable make_table(const char* isa) {
   t.short_conv = short_conv;
   t.gated_norm = gated_norm;
   t.scale_logits = scale_logits;
+  t.sample_scan = sample_scan;
+  t.sample_weigh = sample_weigh;
   t.sample = sample;
   t.probe_read = probe_read;
 #endif

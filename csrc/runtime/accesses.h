@@ -1,0 +1,45 @@
+// What each operation reads and writes, and which rows of it a thread touches. From this follows
+// where a step needs barriers: an operation waits for the threads that ran the ones before it only
+// if it touches rows that another thread wrote, or writes rows that another thread reads or writes.
+#pragma once
+#include <vector>
+
+#include "runtime/program.h"
+
+namespace cpuserve {
+
+// What is not a value of the program, but is read and written as values are.
+constexpr Id kRouting = -2;  // places of routed rows
+constexpr Id kCache = -3;    // keys and values
+constexpr Id kQueue = -4;    // of tasks: a phase of the queue serves one operation
+
+// One that an operation touches. rows > 0: threads divide `rows` rows for each token, and a thread
+// touches its own rows alone. 0: a thread may touch any row.
+struct Access {
+  Id id;
+  int64_t rows;
+};
+
+struct Accesses {
+  std::vector<Access> reads, writes;  // what an operation changes in place is in both
+
+  bool claim() const;  // whether threads claim tasks
+};
+
+// Reads are in the order in which Executor::tap reports them.
+Accesses accesses_of(const Op& op, const Program& program);
+
+// Whether an operation ends with a barrier, so that all of its results are there for the next one.
+inline bool ends_with_barrier(const Op& op) { return std::holds_alternative<RouteOp>(op); }
+
+// What precedes each operation of a step.
+struct Waits {
+  std::vector<bool> before;  // whether a barrier comes before the operation
+  // Whether one thread can do all of the operation: threads divide its rows. If a step has one row,
+  // only one thread has any work, so the last thread at the barrier does it there, before it lets
+  // the others go on: that saves a barrier after the operation.
+  std::vector<bool> light;
+};
+Waits find_waits(const Program& program);
+
+}  // namespace cpuserve
