@@ -1012,7 +1012,7 @@ FIELDS: tuple[Field, ...] = (
         "tensor_parallel_size",
         "Number of ranks that the model is split over, or auto. A rank is a group of threads, "
         "usually those of one NUMA node.",
-        "1",
+        "1, or on several sockets as --numa chooses",
         CPU,
         kind="count",
         words=("auto",),
@@ -1025,7 +1025,7 @@ FIELDS: tuple[Field, ...] = (
         "data_parallel_size",
         "Number of engine processes behind one endpoint, each with its own cores, weights and KV "
         "cache.",
-        "1",
+        "1, or on several sockets as --numa chooses",
         CPU,
         kind="count",
         flags=("--data-parallel-size", "-dp"),
@@ -1035,9 +1035,9 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "numa",
-        "How to use several NUMA nodes: auto, tp (ranks), replicas (engines), interleave (pages), "
-        "off.",
-        "off: one group of threads over all nodes",
+        "How to use several NUMA nodes: auto (ranks or engines on sockets), tp (a rank on each), "
+        "replicas (an engine on each), interleave (pages), off (one group of threads).",
+        "auto; off under a CPU quota below the CPUs, and with --omp-threads-bind",
         CPU,
         flags=("--numa",),
         env="CPUSERVE_NUMA",
