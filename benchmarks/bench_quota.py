@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Rates under a CPU quota, as fractions of the rates without; JSON lines. It must run as root.
 
-usage: bench_quota.py MODEL [--quota 1.5] [--rounds 5] [--pair] [--flag=value of serve]
+usage: bench_quota.py MODEL [--quota 1.5] [--rounds 5] [--pair | --servers N] [--flag of serve]
 
 Runs two servers with the same model: one in its own control group (v1 or v2) with the quota, and
 one without. Each chooses its number of threads. They get one request at a time through HTTP, in
@@ -11,6 +11,10 @@ median gaps plus one period of the quota.
 With --pair both servers have the quota, each in a control group of its own, as two containers have
 on a machine without cpusets. `prefill_of_pair` and `decode_of_pair` are the rates of both together,
 each with a request, as multiples of the rate of one alone: 2 if they disturb each other in nothing.
+
+With --servers N, N servers share all CPUs by quotas that sum to them, and compute prompts at the
+same time for --seconds in each round. `part_of_share` is, for each server, its part of all computed
+prompt tokens, divided by its part of the quotas: 1 if each gets what its quota pays for.
 """
 
 import argparse
@@ -18,7 +22,8 @@ import asyncio
 import os
 import random
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cpuserve.bench.driver import complete, first_model
@@ -111,6 +116,38 @@ def pair(args, serve, rng):
         yield record(name, "multiple", samples, here, better="more", parameters=shape_of(args))
 
 
+async def prompts(target, until, rng, args):
+    """Compute prompts until then, one after the other; tokens per second."""
+    began, count = time.perf_counter(), 0
+    while count == 0 or time.perf_counter() < until:
+        await complete(target, plain_ids(rng, args.prompt_tokens, args.vocab_size), 1)
+        count += 1
+    return count * args.prompt_tokens / (time.perf_counter() - began)
+
+
+async def at_once(targets, rng, args):
+    """The rates of all targets, which compute prompts at the same time."""
+    until = time.perf_counter() + args.seconds
+    return await asyncio.gather(*(prompts(target, until, rng, args) for target in targets))
+
+
+def shared(args, serve, rng):
+    """Records of servers under equal quotas that sum to the CPUs."""
+    cpus = len(os.sched_getaffinity(0))
+    args.quota = cpus / args.servers
+    with ExitStack() as stack:
+        groups = [stack.enter_context(quota_of(args.quota, f"-{i}")) for i in range(args.servers)]
+        servers = [stack.enter_context(started_in(group, serve)) for group in groups]
+        targets = [asyncio.run(first_model(s.url, s.key)) for s in servers]
+        here = asyncio.run(where(targets[0]))
+        asyncio.run(at_once(targets, rng, args))
+        rounds = [asyncio.run(at_once(targets, rng, args)) for _ in range(args.rounds)]
+    for i in range(args.servers):
+        samples = [rates[i] * args.servers / sum(rates) for rates in rounds]
+        shape = {**shape_of(args), "server": i, "servers": args.servers}
+        yield record("part_of_share", "ratio", samples, here, better="more", parameters=shape)
+
+
 def shape_of(args):
     """The parameters of the records."""
     sizes = {"output_tokens": args.output_tokens, "prompt_tokens": args.prompt_tokens}
@@ -155,10 +192,13 @@ def main(argv=None):
         "--vocab-size", type=int, default=32000, help="upper bound of the random token ids"
     )
     parser.add_argument("--pair", action="store_true", help="two servers under the quota")
+    parser.add_argument("--servers", type=number(int, 2), help="so many, which share all CPUs")
+    parser.add_argument("--seconds", type=number(float, 0), default=10, help="of a round of these")
     args, more = parser.parse_known_args(argv)
     rng = random.Random(0)
     serve = [args.model, *more]
-    for line in pair(args, serve, rng) if args.pair else alone(args, serve, rng):
+    measure = shared if args.servers else pair if args.pair else alone
+    for line in measure(args, serve, rng):
         print(line.to_json())
     return 0
 

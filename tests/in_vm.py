@@ -2,11 +2,15 @@
 
 usage: python tests/in_vm.py [--kernel VMLINUZ] [--model SMOLLM2.gguf] [--ranks N,...] JOB...
 
-Jobs, each in a machine of its own (two nodes of four CPUs, emulated, so minutes each):
+Jobs, each in a machine of its own (two nodes of four CPUs, for `numa` of one, emulated, so minutes
+each):
   bind     ranks 1, 2, 3, 4 and 6 with mbind allowed: threads, weights and KV pages on their nodes,
            the same bits in every answer
   refused  the same with mbind refused, as container defaults do
   interleave  one rank whose pages alternate between the nodes
+  numa     the layouts off, tp, replicas and auto: the same bits, auto as expected, and rates
+  quota    two, four and eight servers under CPU quotas that sum to the CPUs: each computes its
+           share of all prompts within 10 %
   doctor   `cpuserve doctor` with the kernel moving pages between nodes
   memory   tests/in_cgroups.py with cgroup v2 (needs --model)
 
@@ -34,7 +38,9 @@ from pathlib import Path
 import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-JOBS = ("bind", "refused", "interleave", "doctor", "memory")
+JOBS = ("bind", "refused", "interleave", "numa", "quota", "doctor", "memory")
+# Emulated CPUs of a node. Rates can be compared only where each has a core of this machine.
+CPUS = {"numa": 1}
 LEFT_OUT = shutil.ignore_patterns(
     "site-packages", "dist-packages", "test", "tests", "idlelib", "ensurepip", "config-*", "*.a"
 )
@@ -46,6 +52,15 @@ SHAPE = {
     "num_attention_heads": 12,
     "num_key_value_heads": 6,
     "head_dim": 32,
+}
+# One layer, so that few barriers divide as many weights as the default splits over two sockets.
+WIDE = {
+    "hidden_size": 640,
+    "intermediate_size": 2560,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 10,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
 }
 TIMEOUT_S = 1200
 IMAGE_SLACK = 1.25
@@ -94,12 +109,14 @@ def run(kernel: Path, image: Path, job: str, ranks: str, answers: set[str]) -> b
     """
     print(f"== {job}", flush=True)
     boot = f"console=ttyS0 quiet panic=-1 root=/dev/nvme0n1 rw init=/init -- {job} {ranks}"
-    node = "memory-backend-ram,size=1536M,id"
+    node, cpus = "memory-backend-ram,size=1536M,id", CPUS.get(job, 4)
     machine = [
         *("qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-m", "3G"),
-        *("-smp", "8,sockets=2,cores=4", "-object", f"{node}=m0", "-object", f"{node}=m1"),
-        *("-numa", "node,nodeid=0,cpus=0-3,memdev=m0"),
-        *("-numa", "node,nodeid=1,cpus=4-7,memdev=m1", "-numa", "dist,src=0,dst=1,val=21"),
+        *("-smp", f"{2 * cpus},sockets=2,cores={cpus}"),
+        *("-object", f"{node}=m0", "-object", f"{node}=m1"),
+        *("-numa", f"node,nodeid=0,cpus=0-{cpus - 1},memdev=m0"),
+        *("-numa", f"node,nodeid=1,cpus={cpus}-{2 * cpus - 1},memdev=m1"),
+        *("-numa", "dist,src=0,dst=1,val=21"),
         *("-drive", f"file={image},format=raw,if=none,id=root,snapshot=on"),
         *("-device", "nvme,drive=root,serial=root", "-kernel", str(kernel), "-append", boot),
         *("-display", "none", "-serial", "stdio", "-monitor", "none", "-nodefaults", "-no-reboot"),
@@ -126,10 +143,11 @@ def make_image(work: Path, model: Path | None) -> Path:
     root = work / "root"
     python = copy_python(root)
     copy_packages(root / "site")
-    for part in ("cpuserve", "tests"):
+    for part in ("cpuserve", "tests", "benchmarks"):
         shutil.copytree(ROOT / part, root / "src" / part, ignore=shutil.ignore_patterns(".*"))
     compileall.compile_dir(root / "src" / "cpuserve", quiet=2)
-    make_model(root / "models" / "tiny")
+    make_model(root / "models" / "tiny", SHAPE)
+    make_model(root / "models" / "wide", WIDE)
     if model is not None:
         shutil.copy2(model, root / "models" / "smollm2.gguf")
     copy_libraries(root)
@@ -192,12 +210,12 @@ def _closure(requirements: Iterable[str]) -> set[str]:
     return found
 
 
-def make_model(target: Path) -> None:
-    """A random model that six ranks can share."""
+def make_model(target: Path, shape: dict[str, int]) -> None:
+    """A random model of that shape."""
     sys.path.insert(0, str(ROOT))
     from tests.helpers.tiny import tiny_model
 
-    shutil.copytree(tiny_model("llama", dtype="bfloat16", **SHAPE), target)
+    shutil.copytree(tiny_model("llama", dtype="bfloat16", **shape), target)
 
 
 def copy_libraries(root: Path) -> None:

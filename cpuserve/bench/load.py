@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import secrets
 import socket
@@ -27,6 +28,7 @@ MIB = 1 << 20
 POLL_S = 0.01
 SETTLE_S = 1.0  # an idle engine prepares KV memory; after this time its memory is stable
 PROMPT = [400, 401, 402]
+TEXT = "The capital of France is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,14 @@ class EngineMemory:
     kv: int
 
 
+@dataclass(frozen=True, slots=True)
+class StartTimes:
+    """Seconds from the command to the first status 200 of /health, and to the first token."""
+
+    health: float
+    first_token: float
+
+
 def load_records(
     arguments: Sequence[str],
     config: EngineConfig,
@@ -48,17 +58,20 @@ def load_records(
     weight_bytes: int,
     rounds: int,
     tell: Callable[[str], None],
+    *,
+    cold: bool = False,
 ) -> list[Record]:
-    """Measure the time to /health, the memory of a server after one short request, and the peak
+    """Measure the times of a start, the memory of a server after one short request, and the peak
     while an engine loads.
 
-    weight_bytes is the size of the tensors in the model's files. Both peaks are ratios to it: the
-    first counts all resident memory of the engine process, the second only the increase since
-    loading began. Memory of several processes is the sum of their proportional set sizes, which
-    counts shared pages once.
+    cold: also measure starts after the page cache of the machine was dropped. weight_bytes is the
+    size of the tensors in the model's files. Both peaks are ratios to it: the first counts all
+    resident memory of the engine process, the second only the increase since loading began. Memory
+    of several processes is the sum of their proportional set sizes, which counts shared pages once.
 
     Raises:
-        StartupError: the server ended before it was ready, or a process of it mapped torch.
+        StartupError: the server ended before it was ready, or a process of it mapped torch; or
+            this process may not drop the page cache.
     """
     found: dict[str, tuple[str, list[float]]] = {}
 
@@ -67,7 +80,12 @@ def load_records(
 
     for i in range(rounds):
         tell(f"start {i + 1} of {rounds}")
-        note("health", "s", time_to_health(arguments))
+        for kind in ("cold_", "") if cold else ("",):
+            if kind:
+                drop_page_cache()
+            start = time_start(arguments)
+            note(f"{kind}health", "s", start.health)
+            note(f"{kind}start_to_first_token", "s", start.first_token)
     for i in range(rounds):
         tell(f"memory {i + 1} of {rounds}")
         for name, (unit, value) in server_memory(arguments).items():
@@ -87,11 +105,11 @@ def load_records(
     ]
 
 
-def time_to_health(arguments: Sequence[str]) -> float:
-    """Seconds from the command to the first status 200 of /health.
+def time_start(arguments: Sequence[str]) -> StartTimes:
+    """Start a server, ask it for a token as soon as it is healthy, and stop it.
 
     Raises:
-        StartupError: the server ended before that, or took longer than START_TIMEOUT_S.
+        StartupError: the server ended before it was healthy, or took longer than START_TIMEOUT_S.
     """
     port, key = _free_port(), secrets.token_hex(8)
     target = Target(f"http://127.0.0.1:{port}", "", key)
@@ -101,7 +119,8 @@ def time_to_health(arguments: Sequence[str]) -> float:
     try:
         while process.poll() is None:
             if _healthy(target):
-                return time.perf_counter() - started
+                health = time.perf_counter() - started
+                return StartTimes(health, asyncio.run(_first_token(target)) - started)
             if time.perf_counter() - started > START_TIMEOUT_S:
                 msg = (
                     "the server to measure did not answer /health with 200 within "
@@ -113,6 +132,22 @@ def time_to_health(arguments: Sequence[str]) -> float:
         stop(process)
     msg = f"the server to measure ended with exit code {process.returncode} before it was ready"
     raise StartupError(msg)
+
+
+async def _first_token(target: Target) -> float:
+    """Return when the first token of an answer to a text came, by the performance counter."""
+    timing = await complete(await first_model(target.url, target.api_key), TEXT, 1)
+    return timing.started + timing.ttft
+
+
+def drop_page_cache() -> None:
+    """Let the kernel forget all files, as after a boot; StartupError if this is not permitted."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+    except OSError as error:
+        msg = f"the page cache cannot be dropped ({error}); run as root, or leave out --cold"
+        raise StartupError(msg) from error
 
 
 def _healthy(target: Target) -> bool:

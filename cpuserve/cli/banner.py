@@ -52,11 +52,13 @@ def render(prepared: Prepared) -> str:
         "dtype": f"{config.dtype} ({why['dtype']}), {_activations(prepared.resolved)}"
         f"KV cache {config.kv_dtype}",
         "threads": f"{_threads(prepared.resolved)} ({_why_threads(prepared.resolved)})",
-        "KV cache": f"{size_of_kv(prepared.resolved)} ({why['kv_cache_space']}); "
+        "KV cache": f"{value_of(prepared.resolved, 'kv_cache_space')} ({why['kv_cache_space']}); "
         f"{config.kv_blocks} blocks, {why['kv_blocks']}",
         "context": f"{config.max_model_len} tokens ({why['max_model_len']}), "
         f"at most {config.max_num_seqs} running requests",
     }
+    if "numa" in why:
+        seen["NUMA"] = f"{value_of(prepared.resolved, 'numa')} ({why['numa']})"
     if "output_head" in why:
         seen["head"] = f"the file's own ({why['output_head']})"
     if "long_rope" in why:
@@ -101,9 +103,9 @@ def reasons(resolved: Resolved) -> dict[str, str]:
     return {d.field: d.why for d in resolved.decisions}
 
 
-def size_of_kv(resolved: Resolved) -> str:
-    """Return the size of the KV cache as text ("1.50 GiB")."""
-    return str(next(d.got for d in resolved.decisions if d.field == "kv_cache_space"))
+def value_of(resolved: Resolved, field: str) -> str:
+    """Return the value of a decision as text ("1.50 GiB" of "kv_cache_space")."""
+    return str(next(d.got for d in resolved.decisions if d.field == field))
 
 
 def _activations(resolved: Resolved) -> str:

@@ -91,7 +91,8 @@ def load(args: argparse.Namespace) -> int:
     prepared, _ = prepared_start(flags.asked(args))
     arguments = flags.as_arguments(args)
     where, weights = where_of(prepared), prepared.facts.weight_bytes
-    records = load_records(arguments, prepared.resolved.config, where, weights, args.rounds, tell)
+    config, rounds = prepared.resolved.config, args.rounds
+    records = load_records(arguments, config, where, weights, rounds, tell, cold=args.cold)
     return show(records, args)
 
 

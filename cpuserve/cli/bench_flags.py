@@ -87,6 +87,8 @@ def _roofline(parser: Parser) -> None:
 
 def _load(parser: Parser) -> None:
     add_options(parser, server=False)
+    text = "also start with the page cache of this machine dropped (as root)"
+    parser.add_argument("--cold", action="store_true", help=text)
     _rounds(parser)
 
 

@@ -24,7 +24,7 @@ from cpuserve.platforms import Host, Platform, select
 from cpuserve.platforms.allocator import ALLOCATOR_MEANS, allocator
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.platforms.handicaps import handicaps
-from cpuserve.platforms.layout import ranks_of_nodes
+from cpuserve.platforms.layout import numa_notes, ranks_of_nodes
 from cpuserve.platforms.placement import Placement, place
 from cpuserve.platforms.report import (
     MachineReport,
@@ -136,7 +136,13 @@ def examine(*, measure: bool) -> DoctorReport:
         allocator=allocator(_maps()),
         libraries={name: _version_of(name) for name in LIBRARIES},
         roofline=roofline,
-        notes=(*lines, *tuned_notes(host.tuned, machine.isa_level), *_model_notes(), *asked.notes),
+        notes=(
+            *lines,
+            *tuned_notes(host.tuned, machine.isa_level),
+            *numa_notes(asked.options, host),
+            *_model_notes(),
+            *asked.notes,
+        ),
         problems=tuple(found),
     )
 

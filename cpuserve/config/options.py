@@ -676,7 +676,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             CPU,
             "Number of ranks that the model is split over, or auto. A rank is a group of threads,"
             " usually on one NUMA node.",
-            default="1",
+            default="1, or on several sockets as --numa chooses",
             kind="count",
             words=("auto",),
             flags=("--tensor-parallel-size", "-tp"),
@@ -691,7 +691,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             CPU,
             "Number of engine processes at one endpoint, each with its own cores, weights and"
             " KV cache.",
-            default="1",
+            default="1, or on several sockets as --numa chooses",
             kind="count",
             flags=("--data-parallel-size", "-dp"),
             env="CPUSERVE_DATA_PARALLEL_SIZE",
@@ -703,9 +703,9 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         str | None,
         option(
             CPU,
-            "How to use several NUMA nodes: auto, tp (ranks), replicas (engines), interleave "
-            "(pages), off.",
-            default="off: one group of threads over all nodes",
+            "How to use several NUMA nodes: auto (ranks or engines on sockets), tp (a rank on each), "
+            "replicas (an engine on each), interleave (pages), off (one group of threads).",
+            default="auto; off under a CPU quota below the CPUs, and with --omp-threads-bind",
             flags=("--numa",),
             env="CPUSERVE_NUMA",
             choices=("auto", "tp", "replicas", "interleave", "off"),

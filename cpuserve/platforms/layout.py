@@ -1,9 +1,10 @@
 """Decide how many ranks and engines use the NUMA nodes of a machine. Pure functions.
 
 The modes: one group of threads spans the nodes, with pages where they are first touched ("off") or
-alternating between nodes ("interleave"); the model is split over one rank per node ("tp"); each
-node has an engine with a copy of the model ("replicas"); or only one node is used, if neither of
-the last two is faster.
+alternating between nodes ("interleave"); the model is split over one rank per node ("tp"); or each
+node has an engine with a copy of the model ("replicas"). "auto" chooses between the last two, with
+sockets for nodes: the parts of a socket (SNC, NPS4) reach each other's memory nearly as fast as
+their own, and a rank that spans them has its pages in near memory by first touch.
 """
 
 from __future__ import annotations
@@ -18,19 +19,25 @@ from cpuserve.errors import ConfigError
 from cpuserve.ids import NodeId
 from cpuserve.platforms.base import ModelFacts
 from cpuserve.platforms.host import Host
-from cpuserve.platforms.memory import fits_twice
+from cpuserve.platforms.memory import copy_fits
 from cpuserve.platforms.placement import quota_shares_cpus, quota_threads
 from cpuserve.platforms.replicas import share_of
-from cpuserve.platforms.topology import Core, by_node, physical_cores, worth_using
+from cpuserve.platforms.topology import (
+    Core,
+    by_node,
+    by_socket,
+    physical_cores,
+    worth_using,
+)
 
-# Estimates that decide whether several nodes compute a token faster than one: the bandwidth of a
+# Estimates that decide whether several sockets compute a token faster than one: the bandwidth of a
 # socket with eight channels of DDR5, and the round trip of a cache line to another socket.
-NODE_READ_BYTES_PER_S = 200e9
-MEETING_S = 2e-6  # extra time of a barrier over several nodes, compared with one inside a node
+SOCKET_READ_BYTES_PER_S = 200e9
+MEETING_S = 2e-6  # extra time of a barrier over several sockets, compared with one inside a socket
 MEETINGS = 4  # barriers per layer
-# N replicas have N times the throughput of one node. N ranks have a lower latency, and are
-# preferred if their throughput is at least this share of it.
-WORTH_SPLITTING = 0.75
+# Engines get new requests in turn, so all should be about as fast.
+ALIKE_SOCKETS = 0.75  # cores of the smallest, of those of the largest
+ONE_SOCKET = "the {} NUMA nodes are parts of one socket"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +71,51 @@ def lay_out(
     """
     machine = _Machine(options, host, facts, executor, weights)
     layout, chosen, why = _choose(machine, ledger)
-    if options.numa is not None:
+    if options.numa is not None or len(machine.groups) > 1:
         ledger.decide("numa", chosen, why)
-    _check_ranks(options, ledger, layout.ranks, executor, why, len(machine.groups))
+    _check_ranks(options, ledger, layout, executor, why)
     _check_replicas(ledger, layout.replicas, host)
     return layout
 
 
 def ranks_of_nodes(options: EngineOptions, host: Host) -> int:
     """Return the requested ranks, or those of a large model, while the model is not known."""
-    if options.tensor_parallel_size == "auto" or options.numa == "tp":
-        return len(_groups(options, host))
-    return options.tensor_parallel_size or 1
+    if isinstance(options.tensor_parallel_size, int):
+        return options.tensor_parallel_size
+    mode, _ = _mode(options, host)
+    if mode not in ("auto", "tp"):
+        return 1
+    groups = _groups(options, host)
+    split = groups if mode == "tp" else by_socket(host, groups)
+    return max(1, len(split) // (options.data_parallel_size or 1))
+
+
+def numa_notes(options: EngineOptions, host: Host) -> list[str]:
+    """Return a line on how a server would use several nodes, while the model is not known."""
+    groups = _groups(options, host)
+    mode, why = _mode(options, host)
+    if len(groups) == 1:
+        return []
+    if mode == "auto":
+        count = len(by_socket(host, groups))
+        why = f"a rank on each of {count} sockets, or an engine if the model is small"
+        if count == 1:
+            mode, why = "off", ONE_SOCKET.format(len(groups))
+    return [f"--numa {mode}: {why}" if why else f"--numa {mode}"]
+
+
+def _mode(options: EngineOptions, host: Host) -> tuple[str, str]:
+    """Return (the mode that was requested or is the default, why the default is "off")."""
+    if options.numa is not None:
+        return options.numa, ""
+    if options.tensor_parallel_size == "auto":
+        return "auto", ""
+    if (options.omp_threads_bind or "auto") != "auto":
+        return "off", "CPUs are given by --omp-threads-bind"
+    if quota_shares_cpus(host):
+        # Servers of other containers could choose the same socket and leave the others idle.
+        return "off", "the CPU quota is below the CPUs, so the kernel chooses between sockets"
+    return "auto", ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +137,10 @@ class _Machine:
         return tuple(group[0].node for group in self.groups)
 
     @property
+    def sockets(self) -> list[list[Core]]:
+        return by_socket(self.host, self.groups)
+
+    @property
     def ranks(self) -> int | None:
         """The requested number of ranks; None if none or "auto" was requested."""
         asked = self.options.tensor_parallel_size
@@ -106,20 +150,16 @@ class _Machine:
     def replicas(self) -> int | None:
         return self.options.data_parallel_size
 
-    @property
-    def mode(self) -> str:
-        automatic = self.options.tensor_parallel_size == "auto"
-        return self.options.numa or ("auto" if automatic else "off")
-
 
 _Choice = tuple[Layout, str, str]  # the layout, its name, the reason
 
 
 def _choose(machine: _Machine, ledger: Ledger) -> _Choice:
-    mode, nodes = machine.mode, machine.nodes
+    mode, why = _mode(machine.options, machine.host)
+    nodes = machine.nodes
     asked = Layout(machine.ranks or 1, machine.replicas or 1)
     if mode == "off":
-        return asked, "off", "pages are on the node that first touches them"
+        return asked, "off", why or "pages are on the node that first touches them"
     if mode == "interleave":
         return _interleaved(machine, ledger, asked)
     bind = parse_bind(machine.options.omp_threads_bind or "auto")
@@ -136,8 +176,10 @@ def _choose(machine: _Machine, ledger: Ledger) -> _Choice:
             return asked, "replicas", why
         made = Layout(asked.ranks, len(nodes))
         return made, "replicas", "an engine for each NUMA node, as requested"
-    if mode == "tp" or machine.ranks is not None:
-        ranks = machine.ranks or max(1, len(nodes) // asked.replicas)
+    if machine.ranks is not None:
+        return asked, "tp" if asked.ranks > 1 else "off", "as many ranks as requested"
+    if mode == "tp":
+        ranks = max(1, len(nodes) // asked.replicas)
         return Layout(ranks, asked.replicas), "tp", f"{len(nodes)} NUMA nodes, as requested"
     return _automatic(machine)
 
@@ -160,46 +202,81 @@ def _interleaved(machine: _Machine, ledger: Ledger, asked: Layout) -> _Choice:
 
 
 def _automatic(machine: _Machine) -> _Choice:
-    """Choose ranks if they are fast enough, else replicas if copies fit, else one node."""
-    count = len(machine.nodes)
-    largest = max(machine.groups, key=lambda cores: (len(cores), _room(machine.host, cores)))
-    one = Layout(1, machine.replicas or 1, (largest[0].node,))
-    limit = quota_threads(machine.host)
-    if limit is not None and limit[0] <= len(largest) and one.replicas == 1:
-        return one, "one node", f"{limit[0]} threads fit on one NUMA node: {limit[1]}"
+    """Choose between a rank and an engine for each socket; "off" if there is one socket."""
+    sockets, engines = machine.sockets, machine.replicas or 1
+    if len(sockets) == 1:
+        return Layout(1, engines), "off", ONE_SOCKET.format(len(machine.nodes))
     if machine.executor != "native":
-        return one, "one node", f"the {machine.executor} executor cannot split a model"
-    ranks = max(1, count // one.replicas)
-    pays, why = _splitting_pays(machine, ranks)
-    if pays:
-        return Layout(ranks, one.replicas), "tp", f"{count} NUMA nodes: {why}"
+        why = f"the {machine.executor} executor cannot split a model"
+        return Layout(1, engines), "off", why
+    largest = max(sockets, key=lambda cores: (len(cores), _room(machine.host, cores)))
+    limit = quota_threads(machine.host)
+    if limit is not None and limit[0] <= len(largest) and engines == 1:
+        only = Layout(1, 1, _nodes_of(largest))
+        return only, "one node", f"{limit[0]} threads fit on one NUMA node: {limit[1]}"
+    if engines > 1:
+        ranks = max(1, len(sockets) // engines)
+        why = f"{engines} engines as requested, on {len(sockets)} sockets"
+        return Layout(ranks, engines), "tp" if ranks > 1 else "replicas", why
+    return _ranks_or_replicas(machine, sockets)
+
+
+def _ranks_or_replicas(machine: _Machine, sockets: Sequence[Sequence[Core]]) -> _Choice:
+    """Choose the layout that loses less where the other one is faster.
+
+    N engines have N times the throughput of one socket, and compute one request as fast as one
+    socket. N ranks compute both `gain` times as fast. So engines are chosen if gain < N / gain.
+    """
+    count = len(sockets)
+    gain = _gain(machine, count)
+    size = format_bytes(machine.weights)
+    if gain * gain < count:
+        against = _against_copies(machine, sockets)
+        if not against:
+            why = (
+                f"{count} sockets would read {size} of weights at {gain:.1f} times the rate of one"
+            )
+            return Layout(1, count), "replicas", f"{why} (est.), so each has an engine"
+    else:
+        against = f"at {gain:.1f} times the rate of one (est.)"
+    return Layout(count), "tp", f"{count} sockets share {size} of weights, {against}"
+
+
+def _against_copies(machine: _Machine, sockets: Sequence[Sequence[Core]]) -> str:
+    """Return why not each socket can have an engine; "" if it can."""
+    options, count = machine.options, len(sockets)
+    cores = [len(cores) for cores in sockets]
     if machine.replicas is not None:
-        only = one.nodes if one.replicas == 1 else None
-        return Layout(1, one.replicas, only), "one node" if only else "replicas", why
-    if fits_twice(share_of(machine.host, count), machine.weights):
-        return Layout(1, count), "replicas", f"an engine for each of {count} NUMA nodes: {why}"
-    return one, "one node", f"{why}, and {count} copies do not fit in memory"
+        return "in one engine"
+    if options.kv_cache_space is not None or options.swap_space is not None:
+        return "in one engine with the memory that was requested"
+    if min(cores) < ALIKE_SOCKETS * max(cores):
+        return f"because they have {min(cores)} to {max(cores)} cores"
+    if not copy_fits(options, machine.facts, share_of(machine.host, count), machine.weights):
+        return f"because {count} copies do not fit in memory"
+    return ""
+
+
+def _nodes_of(cores: Sequence[Core]) -> tuple[NodeId, ...]:
+    return tuple(dict.fromkeys(core.node for core in cores))
 
 
 def _room(host: Host, cores: Sequence[Core]) -> int:
-    """Return the free memory of the node, by which equal nodes are told apart under a CPU quota.
+    """Return the free memory of the socket, by which equal ones are told apart under a CPU quota.
 
-    Servers of other containers chose between the same nodes, and the memory shows where they are.
+    Servers of other containers chose between the same sockets, and the memory shows where they are.
     """
     if not quota_shares_cpus(host):
         return 0
-    return sum(node.memory_available for node in host.nodes if node.id == cores[0].node)
+    nodes = _nodes_of(cores)
+    return sum(node.memory_available for node in host.nodes if node.id in nodes)
 
 
-def _splitting_pays(machine: _Machine, ranks: int) -> tuple[bool, str]:
-    """Return (whether `ranks` ranks are better than as many replicas, the reason)."""
-    alone = machine.weights / NODE_READ_BYTES_PER_S
+def _gain(machine: _Machine, ranks: int) -> float:
+    """Return the estimated rate of `ranks` sockets for one request, that of one socket being 1."""
+    alone = machine.weights / SOCKET_READ_BYTES_PER_S
     meetings = len(machine.facts.kv_layers) * MEETINGS * MEETING_S
-    gain = alone / (alone / ranks + (meetings if ranks > 1 else 0.0))
-    of = f"{format_bytes(machine.weights)} of weights, at {gain:.1f} times the rate of one (est.)"
-    if ranks > 1 and gain >= WORTH_SPLITTING * ranks:
-        return True, f"{ranks} ranks share {of}"
-    return False, f"too small to split: {ranks} ranks would share {of}"
+    return alone / (alone / ranks + meetings)
 
 
 def _groups(options: EngineOptions, host: Host) -> list[list[Core]]:
@@ -213,8 +290,9 @@ def _groups(options: EngineOptions, host: Host) -> list[list[Core]]:
 
 
 def _check_ranks(
-    options: EngineOptions, ledger: Ledger, ranks: int, executor: str, why: str, nodes: int
+    options: EngineOptions, ledger: Ledger, layout: Layout, executor: str, why: str
 ) -> None:
+    ranks = layout.ranks
     if ranks > 1 and executor != "native":
         msg = (
             f"{ledger.asked('tensor_parallel_size')}: the {executor} executor cannot split a "
@@ -223,12 +301,12 @@ def _check_ranks(
         raise ConfigError(msg)
     asked = isinstance(options.tensor_parallel_size, int)
     reason = "one group of threads over all cores"
+    if layout.replicas > 1:
+        reason += " of an engine"
     if ranks > 1:
         reason = "groups of threads, each with a part of the model in the memory of its node"
     if not asked and (options.numa or options.tensor_parallel_size == "auto"):
         reason = f"{reason}; {why}" if ranks > 1 else why
-    elif not asked and nodes > 1:
-        reason += f" of {nodes} NUMA nodes; --numa auto may use them better"
     ledger.decide("tensor_parallel_size", ranks, reason)
 
 

@@ -176,9 +176,15 @@ def adapter_bytes(facts: ModelFacts, dtype: str) -> int:
     return facts.adapter_weights * DTYPE_BYTES[dtype] + file
 
 
-def fits_twice(host: Host, weights: int) -> bool:
-    """Whether `weights` bytes of packed weights fit, with as much again for everything else."""
-    return tightest(host, Needs(weights, PROCESS_BYTES + weights)).free >= 0
+def copy_fits(options: EngineOptions, facts: ModelFacts, host: Host, weights: int) -> bool:
+    """Whether `host` holds an engine that takes requests of full length: `weights` bytes of packed
+    weights, as much again for everything else, and twice the keys and values of such a request.
+    """
+    asked = options.max_model_len or -1
+    length = min(asked, facts.max_position) if asked > 0 else facts.max_position
+    request = -(-length // BLOCK) * sum(kv_layer_bytes(facts, "bf16"))
+    free = tightest(host, Needs(weights, PROCESS_BYTES + weights)).free
+    return free >= AUTO_SHARE_FOR_ONE * request
 
 
 def plan_memory(

@@ -219,7 +219,7 @@ def _auto(
     reserved = _reserve(options.num_reserved_cpu, ledger, groups, bool(slow), len(helpers), ranks)
     helpers = [core for core in helpers if core not in reserved]
     kept = [[core for core in group if core not in reserved] for group in groups]
-    shares = share_out([group for group in kept if group], ranks)
+    shares = share_out(host, [group for group in kept if group], ranks)
     frontend = sorted(cpu for core in (*reserved, *slow) for cpu in core.cpus)
     placement = Placement(tuple(_rank(share) for share in shares), tuple(frontend) or None)
     why = ONE_PER_CORE.format(len(host.usable_cpus))
@@ -259,7 +259,7 @@ def _moving(
         _core_for_each(ranks, len(used), ledger)
         why = "the kernel places the front end like the threads, under a CPU quota"
         ledger.decide("num_reserved_cpu", 0, why)
-    shares = share_out([group for group in kept if group], ranks)
+    shares = share_out(host, [group for group in kept if group], ranks)
     sizes, why = [len(share) for share in shares], ONE_PER_CORE.format(len(host.usable_cpus))
     if limit[0] <= sum(sizes):
         paid, why = _sizes(limit[0], ranks), limit[1]

@@ -12,6 +12,10 @@ from cpuserve.platforms.host import Cpu, Host, Node
 # their speed. With less, waiting for them costs more than they do (docs/performance.md).
 WORTH_HELP, LEAST_SPEED = 1 / 8, 1 / 3
 ALIKE = 0.9  # cores of one class differ by less: some clock higher than others
+# A node at this multiple of the distance to itself is on another socket. Firmware reports 1.1 or
+# 1.2 for the parts of a socket (SNC, NPS4), 1.6 for the dies of a first EPYC, which are as slow to
+# reach, 2 or more for sockets, and the kernel 1 for the parts of one memory (numa=fake).
+FAR = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,35 @@ def nearest_memory(host: Host) -> dict[NodeId, NodeId]:
 def _nearest(node: Node, rich: Sequence[Node], ids: Sequence[NodeId]) -> NodeId:
     distance = dict(zip(ids, node.distances, strict=False))
     return min(rich, key=lambda other: (distance.get(other.id, 255), other.id)).id
+
+
+def sockets(host: Host) -> dict[NodeId, NodeId]:
+    """Return node -> the first node of its socket, to which it is nearer than FAR.
+
+    If the kernel does not report distances, nodes with CPUs of one package are on one socket.
+    """
+    package = {cpu.node: cpu.package for cpu in host.cpus}
+    first: dict[NodeId, NodeId] = {}
+    for at, node in enumerate(host.nodes):
+        first[node.id] = node.id
+        for other, distance in zip(host.nodes[:at], node.distances, strict=False):
+            if distance < FAR * node.distances[at]:
+                first[node.id] = first[other.id]
+                break
+        if not node.distances:
+            same = [n for n in first if package.get(n) == package.get(node.id, -1)]
+            first[node.id] = first[same[0]] if same else node.id
+    return first
+
+
+def by_socket(host: Host, groups: Sequence[Sequence[Core]]) -> list[list[Core]]:
+    """Return `groups`, each the cores of a node, with those of one socket joined."""
+    first = sockets(host)
+    joined: dict[NodeId, list[Core]] = {}
+    for group in groups:
+        node = group[0].node
+        joined.setdefault(first.get(node, node), []).extend(group)
+    return list(joined.values())
 
 
 def by_node(cores: Sequence[Core], order: Sequence[NodeId] | None = None) -> list[list[Core]]:
@@ -135,12 +168,14 @@ def runs(cores: Sequence[Core], count: int) -> list[list[Core]]:
     return cut
 
 
-def share_out(groups: Sequence[Sequence[Core]], ranks: int) -> list[list[Core]]:
-    """Return the cores of each rank: several ranks divide a node, or a rank spans several nodes.
+def share_out(host: Host, nodes: Sequence[Sequence[Core]], ranks: int) -> list[list[Core]]:
+    """Return the cores of each rank: several ranks divide a node, or a rank spans several nodes,
+    of one socket if there are enough ranks.
 
     A rank may span nodes, because each thread places the weights it reads in near memory. With
     enough ranks each stays inside a node, so that its activations are in near memory, too.
     """
+    groups = nodes if ranks >= len(nodes) else by_socket(host, nodes)
     if ranks < len(groups):
         return runs([core for group in groups for core in group], ranks)
     counts = apportion(ranks, [len(group) for group in groups])

@@ -272,9 +272,15 @@ def test_overheads_are_those_of_line_5(capsys):
 
 
 @pytest.mark.deep  # 3 s
-def test_load_measures_start_and_memory(capsys):
-    found = bench(capsys, "load", "--rounds", "1")
-    for name in ("health", "ready", "first_token", "pss", "engine_before_load", "engine_peak"):
+def test_load_measures_start_and_memory(capsys, monkeypatch):
+    dropped = []
+    monkeypatch.setattr(load, "drop_page_cache", lambda: dropped.append(1))
+    found = bench(capsys, "load", "--rounds", "1", "--cold")
+    assert len(dropped) == len(found["cold_health"]["samples"]) == 1
+    for kind in ("", "cold_"):
+        health, token = found[f"{kind}health"], found[f"{kind}start_to_first_token"]
+        assert 0 < health["median"] < token["median"]
+    for name in ("ready", "first_token", "pss", "engine_before_load", "engine_peak"):
         assert found[name]["median"] > 0
     # The front end, the engine, and the process that renders templates, perhaps with a warm copy.
     assert found["processes"]["median"] in (3, 4)
@@ -310,7 +316,8 @@ def test_a_server_to_measure_listens_where_it_is_measured(capsys, odd_settings):
     sizes = ["--input-len", "8", "--output-len", "4", "--num-iters", "1"]
     assert bench(capsys, "latency", *sizes, odd_settings)["ttft"]["median"] > 0
     model = [str(tiny_model("llama", dtype="bfloat16")), "--max-model-len=256", odd_settings]
-    assert 0 < load.time_to_health(model) < 60
+    start = load.time_start(model)
+    assert 0 < start.health < start.first_token < 60
     assert load.server_memory(model)["pss"][1] > 0
 
 
@@ -319,7 +326,16 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch):
     monkeypatch.setattr(load, "serve_command", lambda _: sleep)
     monkeypatch.setattr(load, "START_TIMEOUT_S", 0.3)
     with pytest.raises(StartupError, match=r"not answer /health with 200 within 0\.3 s"):
-        load.time_to_health([])
+        load.time_start([])
+
+
+def test_a_page_cache_that_may_not_be_dropped_is_an_error(monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(load.Path, "write_text", refuse)
+    with pytest.raises(StartupError, match=r"Permission denied.* run as root, or leave out --cold"):
+        load.drop_page_cache()
 
 
 def test_throughput_sends_prompts_at_once(capsys):

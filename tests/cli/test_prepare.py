@@ -93,6 +93,14 @@ def test_the_banner_says_what_requests_are_sampled_with():
     assert "sampling" not in banner_of()
 
 
+def test_the_banner_says_how_several_sockets_are_used():
+    text = banner_of(host="xeon_2s_amx")
+    assert "NUMA replicas (2 sockets would read " in text
+    assert "threads 31 on CPU 0-30; 31 on CPU 32-62: 2 engines, " in text
+    assert "NUMA off (the 4 NUMA nodes are parts of one socket)" in banner_of(host="epyc_nps4")
+    assert "NUMA" not in banner_of()
+
+
 def test_the_banner_says_why_a_quota_binds_no_thread():
     text = banner_of(host="pod_quota_6_5_of_64")
     assert "threads 6 not pinned (the CPU quota of 6.5 lets 6 run without a stop; " in text

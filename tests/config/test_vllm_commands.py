@@ -72,7 +72,7 @@ FACTS = {
     )
 }
 IMAGE = "IMAGE"  # its entry point is `cpuserve serve --host 0.0.0.0`
-BOTH = "0-30,32-62"  # automatic: every core but the last of each node
+BOTH = "0-30|32-62"  # automatic: every core but the last of each node, in ranks or engines
 
 
 def start(line, host="xeon_2s_amx"):
@@ -130,7 +130,7 @@ PAGES = [
     (
         "VLLM_CPU_KVCACHE_SPACE=40 VLLM_CPU_NUM_OF_RESERVED_CPU=1 serve facebook/opt-125m "
         "--dtype=bfloat16",
-        {"num_reserved_cpu": 1, "omp_threads_bind": "0-62"},
+        {"num_reserved_cpu": 1, "omp_threads_bind": "0-31|32-62"},
         ["VLLM_CPU_NUM_OF_RESERVED_CPU is read as CPUSERVE_NUM_OF_RESERVED_CPU, for all ranks"],
     ),
     (
@@ -286,7 +286,7 @@ STARTS = [
     ),
     (
         "VLLM_CPU_OMP_THREADS_BIND=auto VLLM_CPU_NUM_OF_RESERVED_CPU=4 serve facebook/opt-125m",
-        {"num_reserved_cpu": 4, "omp_threads_bind": "0-29,32-61"},
+        {"num_reserved_cpu": 4, "omp_threads_bind": "0-29|32-61"},
         ["VLLM_CPU_NUM_OF_RESERVED_CPU is read as CPUSERVE_NUM_OF_RESERVED_CPU"],
     ),
     (
@@ -301,7 +301,7 @@ STARTS = [
     ),
     (
         "CPU_VISIBLE_MEMORY_NODES=1,0 serve facebook/opt-125m",
-        {"omp_threads_bind": "32-62,0-30"},
+        {"omp_threads_bind": "32-62|0-30"},
         [],
     ),
     (

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import socket
+import statistics
 import struct
 import subprocess
 import sys
@@ -19,8 +20,9 @@ import traceback
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,10 @@ from tests.in_vm import ANSWER, PASSED
 LIBC = ctypes.CDLL(None, use_errno=True)
 MOVE_PAGES, MBIND, SET_MEMPOLICY, GET_MEMPOLICY = 279, 237, 238, 239  # x86-64
 PAGE, HUGE = 4096, 2 << 20
-TINY, SMOLLM2 = "/models/tiny", "/models/smollm2.gguf"
-URL = "http://127.0.0.1:8000"
+TINY, WIDE, SMOLLM2 = "/models/tiny", "/models/wide", "/models/smollm2.gguf"
+PORT = 8000
 READY_S = 180
+ROUNDS, TOKENS = 5, 8  # of a comparison of rates: rounds, and the length of an answer
 
 
 def main(arguments: list[str]) -> None:
@@ -101,10 +104,16 @@ def cpus_of(text: str) -> list[int]:
 
 
 @contextmanager
-def serving(*options: str, refuse: bool = False) -> Iterator[int]:
+def serving(
+    *options: str,
+    model: str = TINY,
+    port: int = PORT,
+    memory: Sequence[str] = ("--kv-cache-memory", "64MiB"),
+    refuse: bool = False,
+) -> Iterator[int]:
     """`cpuserve serve` with `options`, ready; gives the pid of its engine."""
-    command = [sys.executable, "-m", "cpuserve", "serve", TINY, "--port", "8000", *options]
-    command += ["--kv-cache-memory", "64MiB"]
+    command = [sys.executable, "-m", "cpuserve", "serve", model, "--port", str(port), *options]
+    command += memory
     began = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -114,7 +123,7 @@ def serving(*options: str, refuse: bool = False) -> Iterator[int]:
         preexec_fn=refuse_placement if refuse else None,
     )
     try:
-        wait_ready(process)
+        wait_ready(process, port)
         print(f"  ready after {time.monotonic() - began:.0f} s", flush=True)
         yield engine_of(process.pid)
         process.send_signal(signal.SIGTERM)
@@ -126,12 +135,12 @@ def serving(*options: str, refuse: bool = False) -> Iterator[int]:
             print(process.communicate()[0])
 
 
-def wait_ready(process: subprocess.Popen[str]) -> None:
+def wait_ready(process: subprocess.Popen[str], port: int) -> None:
     """Return when the server is ready."""
     for _ in range(READY_S * 2):
         check(process.poll() is None, "the server ended early")
         try:
-            get("/health")
+            get("/health", port)
             return
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.5)
@@ -147,16 +156,16 @@ def engine_of(server: int) -> int:
     raise SystemExit("the server has no engine process")
 
 
-def get(path: str) -> str:
+def get(path: str, port: int = PORT) -> str:
     """The body of GET `path`."""
-    with urllib.request.urlopen(URL + path, timeout=300) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=300) as response:
         return response.read().decode()
 
 
-def post(path: str, **body: object) -> Any:
+def post(path: str, port: int = PORT, **body: object) -> Any:
     """The JSON answer to `body`."""
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(URL + path, data, {"content-type": "application/json"})
+    data, url = json.dumps(body).encode(), f"http://127.0.0.1:{port}{path}"
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=600) as response:
         return json.load(response)
 
@@ -279,18 +288,98 @@ def interleave() -> None:
         check(max(sizes) - min(sizes) <= HUGE, f"{sizes} are not half each")
 
 
-def question() -> Any:
+def question(model: str = TINY, port: int = PORT, length: int = 150) -> Any:
     """A greedy answer and all that is told of it."""
-    prompt = [(i * 37 + i * i * 5) % 380 + 3 for i in range(150)]
+    prompt = [(i * 37 + i * i * 5) % 380 + 3 for i in range(length)]
     body = {"prompt": prompt, "max_tokens": 12, "logprobs": 5, "temperature": 0, "echo": True}
-    return post("/v1/completions", model=TINY, **body)["choices"][0]
+    return post("/v1/completions", port, model=model, **body)["choices"][0]
 
 
 def show(answer: Any) -> None:
-    """Print what identifies all bits of an answer: floats are in JSON as they are."""
+    """Print what identifies all bits of an answer."""
     count = len(answer["logprobs"]["tokens"])
-    digest = hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()
-    print(f"{ANSWER}{digest} ({count} tokens, last {answer['logprobs']['token_logprobs'][-1]})")
+    last = answer["logprobs"]["token_logprobs"][-1]
+    print(f"{ANSWER}{digest(answer)} ({count} tokens, last {last})")
+
+
+def digest(answer: Any) -> str:
+    """A number of all bits of an answer: floats are in JSON as they are."""
+    return hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()
+
+
+def numa() -> None:
+    """Every layout answers with the same bits, and their rates are compared.
+
+    The small model gets an engine on each node by default and the wide one a rank. Each of the two
+    CPUs has a core of the machine that emulates them, but all memory is equally near, so the rates
+    show what layouts cost, not what they gain.
+    """
+    for model, expected in ((TINY, "replicas"), (WIDE, "tp")):
+        with ExitStack() as stack:
+            ports = {}
+            for port, mode in enumerate(("off", "tp", "replicas", "auto"), PORT):
+                options = () if mode == "auto" else ("--numa", mode)
+                # Memory for keys and values is not requested: that would be for one engine.
+                little = "--max-num-seqs", "8"
+                made = serving(*options, model=model, port=port, memory=little)
+                stack.enter_context(made)
+                ports[mode] = port
+            bits = {mode: digest(question(model, port, 40)) for mode, port in ports.items()}
+            check(len(set(bits.values())) == 1, f"{model}: {bits}")
+            layouts = {mode: layout_of(port) for mode, port in ports.items()}
+            check(len(set(layouts.values())) == 3, f"{model}: {layouts}")
+            chosen = layouts["auto"] == layouts[expected]
+            check(chosen, f"{model}: auto is not {expected}: {layouts}")
+            for streams in (1, 8):
+                compare(model, ports, streams)
+
+
+def layout_of(port: int) -> tuple[int, str]:
+    """The number of engines of a server, and the CPUs of all their ranks."""
+    engines = re.findall(r"^cpuserve:replica_up\{", get("/metrics", port), re.MULTILINE)
+    return len(engines), json.loads(get("/v1/cpu", port))["placement"]["bind"]
+
+
+def compare(model: str, ports: dict[str, int], streams: int) -> None:
+    """Print the rates of all servers, each measured in turn, ROUNDS times."""
+    found: dict[str, list[float]] = {mode: [] for mode in ports}
+    for turn in range(ROUNDS + 1):
+        order = [*ports.items()]
+        for mode, port in order[turn % 4 :] + order[: turn % 4]:
+            found[mode].append(rate(model, port, streams))
+    medians = {mode: statistics.median(rates[1:]) for mode, rates in found.items()}
+    best = max(rate for mode, rate in medians.items() if mode != "auto")
+    shown = ", ".join(f"{mode} {rate:.2f}" for mode, rate in medians.items())
+    share = medians["auto"] / best
+    print(f"  {model}, {streams} streams: {shown} tokens/s; auto / best {share:.3f}", flush=True)
+
+
+def rate(model: str, port: int, streams: int) -> float:
+    """Tokens per second of `streams` requests at a time."""
+    body = {"model": model, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+
+    def ask(i: int) -> int:
+        prompt = [i + 10, 20, 30, 40]
+        answer = post("/v1/completions", port, prompt=prompt, **body)
+        return int(answer["usage"]["completion_tokens"])
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(streams) as pool:
+        tokens = sum(pool.map(ask, range(streams)))
+    return tokens / (time.monotonic() - began)
+
+
+def quota() -> None:
+    """Servers under quotas that sum to the CPUs each compute their share of all prompts."""
+    sizes = ["--rounds", "2", "--seconds", "40", "--prompt-tokens", "32", "--vocab-size", "380"]
+    for count in (2, 4, 8):
+        command = [sys.executable, "-m", "benchmarks.bench_quota", TINY, "--max-num-seqs=8"]
+        command += ["--servers", str(count), *sizes]
+        found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        parts = [json.loads(line)["median"] for line in found.splitlines()]
+        print(f"  {count} servers: {parts} of their shares", flush=True)
+        check(len(parts) == count, found)
+        check(all(0.9 <= part <= 1.1 for part in parts), f"{count} servers: {parts}")
 
 
 def doctor() -> None:
@@ -315,6 +404,8 @@ JOBS_OF_GUEST = {
     "bind": lambda ranks: ranks_job(ranks, refuse=False),
     "refused": lambda ranks: ranks_job(ranks, refuse=True),
     "interleave": lambda _: interleave(),
+    "numa": lambda _: numa(),
+    "quota": lambda _: quota(),
     "doctor": lambda _: doctor(),
     "memory": lambda _: memory(),
 }

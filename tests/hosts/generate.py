@@ -45,7 +45,8 @@ def host(name, cpus, gib, *, allowed=None, free=None, levels=X86_BF16, flags=AVX
     nodes = sorted({c.node for c in cpus})
     available = int((gib * 0.9 if free is None else free) * GIB)
     each = gib * GIB // len(nodes), available // len(nodes)
-    plain = tuple(Node(n, *each, distances(n, nodes)) for n in nodes)
+    package = {c.node: c.package for c in cpus}
+    plain = tuple(Node(n, *each, distances(n, package)) for n in nodes)
     return Host(
         arch=more.pop("arch", "x86_64"),
         cpu_model=name,
@@ -65,8 +66,10 @@ def host(name, cpus, gib, *, allowed=None, free=None, levels=X86_BF16, flags=AVX
     )
 
 
-def distances(node, nodes):
-    return tuple(10 if node == other else 21 for other in nodes)
+def distances(node, package):
+    """As firmware reports them: parts of a socket are near each other."""
+    far = {other: 12 if package[other] == package[node] else 21 for other in sorted(package)}
+    return tuple((far | {node: 10}).values())
 
 
 def v2(quota=None, limit_gib=None, free_gib=None):

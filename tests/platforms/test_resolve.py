@@ -56,9 +56,10 @@ def test_every_snapshot_has_a_host():
     ],
 )
 def test_auto_binding_takes_one_thread_per_allowed_core(name, cpus, frontend):
-    config = resolve(name).config
-    assert config.cpus == cpus
-    assert config.threads == len(cpus)
+    engines = resolve(name).replicas
+    config = engines[0]
+    assert [cpu for engine in engines for cpu in engine.cpus] == cpus
+    assert sum(engine.threads for engine in engines) == len(cpus)
     if frontend is not None:
         assert config.frontend_cpus == frontend
 
