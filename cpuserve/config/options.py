@@ -703,8 +703,8 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         str | None,
         option(
             CPU,
-            "How to use several NUMA nodes: auto (ranks or engines on sockets), tp (a rank on each), "
-            "replicas (an engine on each), interleave (pages), off (one group of threads).",
+            "How to use several NUMA nodes: auto (ranks or engines on sockets), tp (a rank on "
+            "each), replicas (an engine on each), interleave (pages), off (one group of threads).",
             default="auto; off under a CPU quota below the CPUs, and with --omp-threads-bind",
             flags=("--numa",),
             env="CPUSERVE_NUMA",
