@@ -235,7 +235,7 @@ NO_EFFECT = (
     NoEffect(("reasoning_format",), OPENAI, "thoughts are a part of the text"),
 )  # fmt: skip
 
-_REFUSED_BY: dict[type[msgspec.Struct], tuple[Refused, ...]] = {}
+_REFUSED_BY: dict[type, tuple[Refused, ...]] = {}
 
 
 def with_refused(*endpoints: str) -> Callable[[S], S]:
@@ -261,7 +261,7 @@ def with_refused(*endpoints: str) -> Callable[[S], S]:
     return extend
 
 
-def check_fields(asked: msgspec.Struct) -> None:
+def check_fields(asked: object) -> None:
     """Raise InvalidRequest for the first field that is set and that the endpoint refuses."""
     for rule in refused_by(type(asked)):
         value = getattr(asked, rule.name)
@@ -270,12 +270,12 @@ def check_fields(asked: msgspec.Struct) -> None:
             raise InvalidRequest(msg, param=rule.name, code=rule.code)
 
 
-def refused_by(schema: type[msgspec.Struct]) -> Iterable[Refused]:
+def refused_by(schema: type) -> Iterable[Refused]:
     """Return the fields that the endpoints of `schema` refuse."""
     return _REFUSED_BY.get(schema, ())
 
 
-def refused_names(asked: msgspec.Struct) -> set[str]:
+def refused_names(asked: object) -> set[str]:
     """Return the names of these fields: a value of them that passed is no value for a call."""
     return {rule.name for rule in refused_by(type(asked))}
 
