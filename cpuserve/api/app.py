@@ -122,17 +122,17 @@ def create_app(
     return app
 
 
-def app_of(state: ServerState, http: ServerOptions) -> FastAPI:
+def app_of(state: ServerState, options: ServerOptions) -> FastAPI:
     """Return the app for the options of the server."""
     cors = None
-    if http.allowed_origins:
-        lists = http.allowed_origins, http.allowed_methods, http.allowed_headers
-        cors = Cors(*lists, credentials=http.allow_credentials)
+    if options.allowed_origins:
+        lists = options.allowed_origins, options.allowed_methods, options.allowed_headers
+        cors = Cors(*lists, credentials=options.allow_credentials)
     return create_app(
         state,
-        api_keys=http.api_key,
-        public_metrics=http.public_metrics,
-        host_names=host_names(http),
+        api_keys=options.api_key,
+        public_metrics=options.public_metrics,
+        host_names=host_names(options),
         cors=cors,
     )
 

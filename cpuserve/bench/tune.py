@@ -81,8 +81,8 @@ def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]
 def _candidates(first: Sizes) -> Iterator[tuple[str, list[int], Sequence[int]]]:
     """Yield every size with the values to try, and the rows at which to try them."""
     for name, factors in FACTORS.items():
-        rows = DECODE_ROWS if name in OF_DECODE else (PROMPT_ROWS,)
-        yield name, [round(first[name] * factor) for factor in factors], rows
+        at = DECODE_ROWS if name in OF_DECODE else (PROMPT_ROWS,)
+        yield name, [round(first[name] * factor) for factor in factors], at
     for name, (values, rows) in VALUES.items():
         yield name, [value for value in values if value != first[name]], rows
 

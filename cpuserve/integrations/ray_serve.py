@@ -130,10 +130,10 @@ class Engine:
         # Ray replaces a replica without a living engine, and sends requests to others meanwhile.
         restart = bool(prepared.resolved.others)
         self._client = start_engines(prepared.resolved, _ignore, restart=restart)
-        http = ServerOptions(allowed_hosts=("*",))  # requests come through Ray's proxy
+        server = ServerOptions(allowed_hosts=("*",))  # requests come through Ray's proxy
         try:
             front_end = FrontEnd(
-                self._client, prepared.resolved.replicas, http, "", prepared.platform
+                self._client, prepared.resolved.replicas, server, "", prepared.platform
             )
             self._client.on_step = front_end.on_step
             await front_end.load()

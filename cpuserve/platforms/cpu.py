@@ -81,7 +81,7 @@ class CpuPlatform:
     def _native(self) -> tuple[ModuleType | None, str]:
         """Return (the native extension or None, why it cannot be imported)."""
         try:
-            from cpuserve import _C
+            import cpuserve._C as _C
         except ImportError as e:
             folder = Path(__file__).parents[1]
             return None, why_not_loaded(e, folder, stdlib_platform.machine())

@@ -19,7 +19,7 @@ def why_not_loaded(
     arch: str,
     suffixes: Iterable[str] = tuple(EXTENSION_SUFFIXES),
 ) -> str:
-    """Return one line that says why `from cpuserve import _C` raised `error`.
+    """Return one line that says why `import cpuserve._C` raised `error`.
 
     folder: of the package. arch: of this process. suffixes: of the extensions that this Python
     loads, such as ".cpython-311-x86_64-linux-gnu.so".

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve import _C
+import cpuserve._C as _C
 from cpuserve.errors import ModelError
 from cpuserve.program.adapters import parse as parse_adapter
 from cpuserve.program.dataflow import combined_from, last_uses, looked_up, reads, uses, written

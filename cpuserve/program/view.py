@@ -77,7 +77,7 @@ class StepView:
     row_top: Int32
     row_draft: Int32
     row_mask: Int32
-    kept: KeptTables = field(default_factory=KeptTables)
+    kept: KeptTables = field(default_factory=KeptTables, kw_only=True)
 
     def draft(self, row: int) -> int:
         """The token that `row` has to give for the next row to be sampled, or -1."""
@@ -147,7 +147,8 @@ def view(arrays: HasWords, kept: KeptTables | None = None) -> StepView:
         msg = f"a step of {len(words)} words does not match its header {words[:HEADER].tolist()}"
         raise ValueError(msg)
     ends = np.cumsum((HEADER, *lengths))
-    return StepView(*(words[a:b] for a, b in pairwise(ends)), kept or KeptTables())
+    sections = (words[a:b] for a, b in pairwise(ends))
+    return StepView(*sections, kept=KeptTables() if kept is None else kept)
 
 
 def check_step(

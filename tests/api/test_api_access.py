@@ -152,7 +152,7 @@ def test_credentials_are_allowed_only_if_asked_for():
 @runs
 async def test_the_servers_options_reach_the_app():
     options = {
-        "api_keys": ("k",),
+        "api_key": ("k",),
         "public_metrics": True,
         "allowed_origins": (ORIGIN,),
         "allowed_methods": ("GET", "POST"),

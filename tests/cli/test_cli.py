@@ -542,7 +542,7 @@ def test_reading_what_a_model_is_loads_no_numpy(form, tmp_path):
     path.write_bytes(gguf(tiny_values(), tiny_tensors(np.random.default_rng(0))))
     path = path if form == "gguf" else tiny_model("llama")
     code = (
-        "import sys, pathlib; from cpuserve.config.engine import EngineOptions as Options; from "
+        "import sys, pathlib; from cpuserve.config.options import EngineOptions as Options; from "
         "cpuserve.prepare import model_facts; print(model_facts(Options(), pathlib.Path("
         f"{str(path)!r}))[0].width, 'numpy' in sys.modules)"
     )

@@ -13,6 +13,7 @@ from cpuserve.errors import ConfigError, EngineDead, InvalidRequest, RequestErro
 from cpuserve.llm import LLM
 from cpuserve.outputs import Logprob
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving import batch
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.fake_executor import fake_config, fake_core, reference
@@ -228,11 +229,11 @@ def test_generate_works_inside_a_running_event_loop(make_llm):
 def test_interrupt_aborts_what_is_left(make_llm, monkeypatch):
     llm = make_llm()
 
-    def interrupt(self, output, advance):
+    def interrupt(client, running, output, ended):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm_module._Batch, "_take", interrupt)
+        patch.setattr(batch, "_take", interrupt)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5]] * 20, SamplingParams(max_tokens=100))
     report = asyncio.run(llm._client.ask("report"))

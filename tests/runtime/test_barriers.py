@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuserve import _C
+from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
@@ -61,7 +62,7 @@ def barriers(family, tokens, **overrides):
         ids = list(range(5, 5 + tokens))
         chunk = SeqChunk(0, ids, 0, [[0, 1]], [LogitRow(0, target=1)])
         if program.states:
-            chunk.tables.append([BLOCKS, BLOCKS + 1])
+            chunk.tables.append(BlockTable([BLOCKS, BLOCKS + 1]))
         before = executor.progress[0]
         executor.step(pack(StepBatch([chunk])).words)
         found.append(executor.progress[0] - before)

@@ -97,9 +97,13 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 
 @contextmanager
-def open_listener(http: ServerOptions) -> Iterator[Listener]:
+def open_listener(options: ServerOptions) -> Iterator[Listener]:
     """Return the listening socket; ConfigError if the address cannot be used."""
-    listener = _bind_unix(Path(http.socket)) if http.socket else _bind_tcp(http.host, http.port)
+    listener = (
+        _bind_unix(Path(options.socket))
+        if options.socket
+        else _bind_tcp(options.host, options.port)
+    )
     try:
         # Listen here already: two sockets can be bound to one address until one of them listens.
         listener.listen(_BACKLOG)

@@ -58,7 +58,7 @@ class FrontEnd:
         self,
         client: EngineClient,
         configs: Sequence[EngineConfig],
-        http: ServerOptions,
+        options: ServerOptions,
         url: str,
         platform: Platform,
         *,
@@ -72,16 +72,16 @@ class FrontEnd:
         config = configs[0]
         self._client = client
         self._config = config
-        self._http = http
+        self._options = options
         self._url = url
-        self.context, cpu = make_context(client, configs, http, platform, kv_bytes)
+        self.context, cpu = make_context(client, configs, options, platform, kv_bytes)
         self.models = ModelRegistry(self.context, loaders)
         self.state = ServerState(self.models, cpu)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._first_signal = self._last_signal = 0
-        self._app = app_of(self.state, http)
-        self._server = make_server(self._app, http)
+        self._app = app_of(self.state, options)
+        self._server = make_server(self._app, options)
 
     def on_step(self, stats: Stats) -> None:
         """Update the metrics after an engine step."""
@@ -178,14 +178,14 @@ class FrontEnd:
         both.
         """
         self.state.draining = True
-        delay_s = self._http.drain_delay if self.context.ready else 0.0
+        delay_s = self._options.drain_delay if self.context.ready else 0.0
         running = len(self._server.server_state.tasks)
         plan = ""
         if delay_s or running:
             plan = (
                 f": new requests are accepted for {delay_s:g} s, then running requests (now "
-                f"{running}) have {self._http.drain_timeout:g} s to finish; a second signal ends "
-                "them immediately"
+                f"{running}) have {self._options.drain_timeout:g} s to finish; a second signal "
+                "ends them immediately"
             )
         log.info("%s: shutting down%s", signal.Signals(self._first_signal).name, plan)
         stop_now = asyncio.create_task(self._stop_now.wait())
@@ -197,7 +197,9 @@ class FrontEnd:
             if self.context.ready and not stop_now.done():
                 waits_for = (http, stop_now)
                 await asyncio.wait(
-                    waits_for, timeout=self._http.drain_timeout, return_when=asyncio.FIRST_COMPLETED
+                    waits_for,
+                    timeout=self._options.drain_timeout,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
         finally:
             stop_now.cancel()

@@ -30,7 +30,7 @@ log = get_logger("serve")
 def make_context(
     client: EngineClient,
     configs: Sequence[EngineConfig],
-    http: ServerOptions,
+    options: ServerOptions,
     platform: Platform,
     kv_bytes: int,
 ) -> tuple[ModelContext, CpuView]:
@@ -40,7 +40,7 @@ def make_context(
     """
     config = configs[0]
     cpu = CpuView(platform, configs)
-    most_body = http.max_body_size or default_body_bytes(config.max_model_len)
+    most_body = options.max_body_size or default_body_bytes(config.max_model_len)
     metrics = ServerMetrics(
         model_name=config.served_model_names[0],
         max_model_len=config.max_model_len,
@@ -60,12 +60,12 @@ def make_context(
         ClientLimits(
             max_body_bytes=most_body,
             max_held_bytes=max(LEAST_HELD_BYTES, 4 * most_body),
-            max_sequences=_most_sequences(configs, http),
-            silent_s=http.sse_ping_interval,
+            max_sequences=_most_sequences(configs, options),
+            silent_s=options.sse_ping_interval,
             slots=sum(config.max_num_seqs for config in configs),
-            max_queued_requests=http.max_num_queued_reqs * len(configs),
-            max_queued_tokens=http.max_num_queued_tokens * len(configs),
-            longest_s=http.request_timeout or None,
+            max_queued_requests=options.max_num_queued_reqs * len(configs),
+            max_queued_tokens=options.max_num_queued_tokens * len(configs),
+            longest_s=options.request_timeout or None,
         ),
         default_sampling=config.default_sampling,
         build=_build(config),
@@ -95,9 +95,9 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, AnswerFor
     return tokenizer, template, learn_format(template) if generates else NO_TEMPLATE
 
 
-def _most_sequences(configs: Sequence[EngineConfig], http: ServerOptions) -> int:
+def _most_sequences(configs: Sequence[EngineConfig], options: ServerOptions) -> int:
     """Return the limit of sequences: those waiting, one last request of any size, those running."""
-    waiting = http.max_num_queued_reqs * len(configs) + MAX_SEQUENCES_PER_REQUEST
+    waiting = options.max_num_queued_reqs * len(configs) + MAX_SEQUENCES_PER_REQUEST
     return waiting + sum(config.max_num_seqs for config in configs)
 
 

@@ -26,15 +26,15 @@ class ModelLoader:
     """Loads one model; see serving/registry.py."""
 
     def __init__(
-        self, name: str, prepare: Callable[[int], Prepared], http: ServerOptions, cpus: set[int]
+        self, name: str, prepare: Callable[[int], Prepared], options: ServerOptions, cpus: set[int]
     ) -> None:
         """`cpus`: those that the engines may use; the front end may be pinned to others."""
         self.name = name
         self._prepare = prepare
-        self._http = http
+        self._options = options
         self._cpus = cpus
         # Its context length is not known before it is loaded; few have one of more than 1M tokens.
-        self.most_body_bytes = http.max_body_size or default_body_bytes(1 << 20)
+        self.most_body_bytes = options.max_body_size or default_body_bytes(1 << 20)
 
     async def load(self, promised_bytes: int) -> ModelContext:
         """Prepare the model, start its engines and load its tokenizer; see Loader."""
@@ -48,7 +48,7 @@ class ModelLoader:
             )
             configs, platform = prepared.resolved.replicas, prepared.platform
             kv_bytes = kv_cache_bytes(prepared)
-            context, _ = make_context(client, configs, self._http, platform, kv_bytes)
+            context, _ = make_context(client, configs, self._options, platform, kv_bytes)
             context.set_ready(*loaded)
         except BaseException:
             await client.close()
@@ -67,7 +67,7 @@ class ModelLoader:
     def _start(self, prepared: Prepared) -> ReplicaClient:
         """Start the engines. On the event loop's thread: they end with the thread that does it."""
         with self._on_all_cpus():
-            restart = self._http.engine_restart
+            restart = self._options.engine_restart
             return start_engines(prepared.resolved, _quietly, restart=restart)
 
     @contextmanager

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 def serve(
     prepare: Callable[[ProgressFn], Prepared],
-    http: ServerOptions | None = None,
+    options: ServerOptions | None = None,
     *,
     progress: ProgressFn | None = None,
     on_ready: ReadyFn | None = None,
@@ -51,7 +51,7 @@ def serve(
 ) -> int:
     """Serve until a signal stops the server; return the exit code.
 
-    The exit code is 0 after a signal. It is 1 if http.engine_restart is off and all engines have
+    The exit code is 0 after a signal. It is 1 if options.engine_restart is off and all engines have
     died; otherwise an engine that dies is restarted.
 
     prepare(progress) finds the model, which may need a long download, and resolves the settings; it
@@ -64,12 +64,12 @@ def serve(
       StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.
       StoppedWhilePreparing: a signal arrived while a model was being prepared.
     """
-    http = http or ServerOptions()
+    options = options or ServerOptions()
     raise_file_limit()
     try:
-        with _stop_signals_raise(), open_listener(http) as listener:
-            _warn_if_open(http)
-            return _run(listener, prepare, http, LoadingReports(progress), on_ready, others)
+        with _stop_signals_raise(), open_listener(options) as listener:
+            _warn_if_open(options)
+            return _run(listener, prepare, options, LoadingReports(progress), on_ready, others)
     except _Stopped as stopped:
         log.info("%s: stopped before the server was ready", stopped)
         return 0
@@ -78,7 +78,7 @@ def serve(
 def _run(
     listener: socket.socket,
     prepare: Callable[[ProgressFn], Prepared],
-    http: ServerOptions,
+    options: ServerOptions,
     reports: LoadingReports,
     on_ready: ReadyFn | None,
     others: Sequence[tuple[str, PrepareFn]],
@@ -90,7 +90,7 @@ def _run(
         prepared = _wait(in_background(lambda: prepare(reports.tell)))
         resolved = prepared.resolved
         _check_names([name for name, _ in others], resolved.config)
-        client = start_engines(resolved, reports, restart=http.engine_restart)
+        client = start_engines(resolved, reports, restart=options.engine_restart)
         try:
             cpus = _pin(resolved.config.frontend_cpus)
             from cpuserve.api.lifecycle.front_end import FrontEnd
@@ -101,11 +101,11 @@ def _run(
             front_end = FrontEnd(
                 client,
                 resolved.replicas,
-                http,
+                options,
                 url,
                 prepared.platform,
                 kv_bytes=kv_cache_bytes(prepared),
-                loaders=[ModelLoader(name, how, http, cpus) for name, how in others],
+                loaders=[ModelLoader(name, how, options, cpus) for name, how in others],
             )
         except BaseException:
             client.kill()
@@ -192,11 +192,11 @@ def _stop_signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _warn_if_open(http: ServerOptions) -> None:
-    if http.socket or http.api_key or is_loopback(http.host):
+def _warn_if_open(options: ServerOptions) -> None:
+    if options.socket or options.api_key or is_loopback(options.host):
         return
     log.warning(
         "listening on %s without an API key: everyone who can connect to this address can use "
         "the server. Set CPUSERVE_API_KEY, or leave --host at 127.0.0.1",
-        http.host,
+        options.host,
     )

@@ -626,7 +626,7 @@ class KvManager:
             num_tokens = (num_tokens - 1) // self.block_size * self.block_size
         return max(num_tokens, computed)
 
-    def held(self, tables: Tables) -> list[BlockId]:
+    def held(self, tables: Sequence[list[BlockId]]) -> list[BlockId]:
         """Return the blocks of `tables` that have not been freed by a sliding window."""
         return [block for table in tables for block in self._held(table)]
 
