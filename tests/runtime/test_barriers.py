@@ -60,7 +60,7 @@ def barriers(family, tokens, **overrides):
         pack_matrices(executor, lowered, checkpoint.weights, None)
         fill_vectors(executor, lowered, checkpoint.weights)
         ids = list(range(5, 5 + tokens))
-        chunk = SeqChunk(0, ids, 0, [[0, 1]], [LogitRow(0, target=1)])
+        chunk = SeqChunk(0, ids, 0, [BlockTable([0, 1])], [LogitRow(0, target=1)])
         if program.states:
             chunk.tables.append(BlockTable([BLOCKS, BLOCKS + 1]))
         before = executor.progress[0]
