@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
@@ -121,6 +121,8 @@ class EngineCore:
         self._early: dict[int, Request] = {}  # requests that came during a step
         self._stale = False
         self._asked: list[Ask] = []
+        self._probe: Iterator[dict[str, object]] | None = None  # of the machine, in parts
+        self._limits: dict[str, object] = {}  # of the machine, by the probe
         self.turns = 0  # of the loop
         self.wake: Callable[[], None] = _no_one
         self._grammars: Grammars | None = None
@@ -412,13 +414,36 @@ class EngineCore:
     # --- reports ------------------------------------------------------------------------------
 
     def answers(self) -> list[Answer]:
-        """Return replies to Ask messages; a roofline waits until no request is running."""
+        """Return replies to Ask messages; a roofline is measured while no request is running."""
         changed = self.adapters.answers()
         if not self._asked:
             return changed
-        ready = [a for a in self._asked if a.what != "roofline" or not self.has_work]
+        ready = [a for a in self._asked if a.what != "roofline"]
+        if self.probing and not self.has_work and self._probe_part():
+            ready = self._asked
         self._asked = [a for a in self._asked if a not in ready]
         return [*changed, *(Answer(ask.id, self._reply(ask.what)) for ask in ready)]
+
+    @property
+    def probing(self) -> bool:
+        """Whether the limits of this machine are being measured, in parts while there is no work.
+
+        The first requests after a start come while this takes half a second.
+        """
+        return any(ask.what == "roofline" for ask in self._asked)
+
+    def _probe_part(self) -> bool:
+        """Measure the next part of the limits; returns whether it was the last one."""
+        if self._probe is None:
+            self._probe = self.executor.roofline()
+        try:
+            self._limits = next(self._probe)
+        except StopIteration:
+            self._probe = None
+        except Exception as error:  # a report must not end the engine
+            log.exception("measuring the roofline failed")
+            self._probe, self._limits = None, {"error": str(error)}
+        return self._probe is None
 
     def _reply(self, what: str) -> dict[str, object]:
         reports: dict[str, Callable[[], dict[str, object]]] = {
@@ -434,7 +459,7 @@ class EngineCore:
 
     def roofline(self) -> dict[str, object]:
         """Return the measured limits of this machine; {} if the executor cannot measure them."""
-        measured = self.executor.roofline()
+        measured = self._limits
         bandwidth = measured.get("read_bytes_per_s")
         if isinstance(bandwidth, int | float):
             self.stats.roofline_bytes_per_s = float(bandwidth)

@@ -36,8 +36,9 @@ def run_loop(core: EngineCore, channel: Channel, rest: Callable[[], None] | None
     while True:
         core.turns += 1
         # Preparing memory while idle saves the next request that time. It is done in small parts,
-        # so that a new request waits for one part only.
-        idle = not (core.changing or core.has_work or core.prepare() or core.tidy())
+        # as is measuring the machine, so that a new request waits for one part only.
+        busy = core.changing or core.has_work or core.probing
+        idle = not (busy or core.prepare() or core.tidy())
         if idle and rest is not None:
             rest()
         for message in channel.receive(block=idle):

@@ -179,9 +179,12 @@ class Executor(Protocol):
         """Return a value that changes while a step advances, or None; from any thread."""
         return None
 
-    def roofline(self) -> dict[str, object]:
-        """Return the measured limits of this machine; {} if they cannot be measured."""
-        return {}
+    def roofline(self) -> Iterator[dict[str, object]]:
+        """Measure the limits of this machine in parts of about 50 ms, between other work.
+
+        Yields {} after each part, and the limits at the end; {} if they cannot be measured.
+        """
+        yield {}
 
     def report(self) -> dict[str, object]:
         """Return sizes and placement, for `doctor` and tests."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +33,8 @@ BATCH_BYTES = 16 << 20
 BATCHES_AHEAD = 4
 EMPTY_INT = np.zeros(0, np.int32)
 EMPTY_FLOAT = np.zeros(0, np.float32)
+
+BANDWIDTH_S = 0.25  # seconds of reading weights to measure the bandwidth
 
 
 class NativeExecutor:
@@ -215,14 +218,28 @@ class NativeExecutor:
         """Return the inputs and the output of lowered op `op_index` in this step."""
         return self.native.tap(arrays.words, op_index)
 
-    def roofline(self) -> dict[str, object]:
+    def roofline(self) -> Iterator[dict[str, object]]:
         """Probe this machine: bandwidth by reading the packed weights, dot products in registers.
 
-        Takes about half a second on all threads; rates in bytes and operations per second.
+        Takes about half a second on all threads, in parts of about 50 ms (weights of more than 2 GB
+        take longer to read once). Yields {} after each part, and at the end the rates in bytes and
+        operations per second.
         """
-        return {
-            "read_bytes_per_s": self.native.probe_bandwidth(0.25),
-            "dot_ops_per_s": {k: self.native.probe_dot(k, 0.06) for k in DOT_KINDS},
+        bandwidth: list[float] = []
+        begin = time.monotonic()
+        spent = 0.0
+        while spent < BANDWIDTH_S:
+            bandwidth.append(self.native.probe_bandwidth(BANDWIDTH_S / 5))
+            spent += time.monotonic() - begin
+            yield {}
+            begin = time.monotonic()
+        dots: dict[str, float] = {}
+        for kind in DOT_KINDS:
+            dots[kind] = self.native.probe_dot(kind, 0.06)
+            yield {}
+        yield {
+            "read_bytes_per_s": sum(bandwidth) / len(bandwidth),
+            "dot_ops_per_s": dots,
             "barrier_s": self.native.probe_barrier(2000),
             "weight_bytes_per_token": self.lowered.read_bytes,
             "linear_weights": self.lowered.linear_weights,

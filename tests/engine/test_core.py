@@ -317,10 +317,29 @@ def test_roofline_waits_until_the_engine_is_idle_and_reports_do_not():
     assert set(answers) == {2, 3}
     assert answers[2]["waiting"] == 1
     assert "weather" in answers[3]["error"]
+    assert not core.answers()  # nothing is measured beside a request
     run(core)
-    (answer,) = core.answers()
-    assert (answer.id, answer.value) == (1, {"bytes_per_s": 1e9})
+    parts = 0
+    while not (answers := core.answers()):
+        parts += 1
+        assert core.probing
+    assert parts == 2
+    assert [(a.id, a.value) for a in answers] == [(1, {"bytes_per_s": 1e9})]
+    assert not core.probing
     assert core.answers() == []
+
+
+def test_a_request_waits_for_one_part_of_the_roofline_only():
+    core = fake_core()
+    core.handle(Ask(1, "roofline"))
+    assert core.answers() == []  # the first part
+    add(core, 1, max_tokens=2)
+    assert core.answers() == []
+    assert tokens(run(core)[1])
+    answers = []
+    while not answers:
+        answers = core.answers()
+    assert answers[0].value == {"bytes_per_s": 1e9}
 
 
 def test_progress_is_reported_after_each_part_of_the_prompt_but_the_last():
