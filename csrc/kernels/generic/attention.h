@@ -187,8 +187,8 @@ static inline const uint8_t* block_at(const AttentionArgs& a, int kv_head, int64
   return kv_block(a.kv, a.block_table[index], kv_head);
 }
 
-// The values of a block whose keys equal them, in the order of values: every 2 dims of 2 keys (or 1
-// of 1) change places. Slots that were never written may hold anything, as in the cache.
+// The keys of a block in the order of values, where values are equal to keys: every 2 dims of 2
+// keys (or 1 of 1) change places. Slots that were never written may hold anything, as in the cache.
 template <class Kv>
 static inline void values_of_keys(const typename Kv::Elem* keys, int hd, typename Kv::Elem* to) {
   using Elem = typename Kv::Elem;

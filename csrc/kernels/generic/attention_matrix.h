@@ -229,8 +229,8 @@ CPUSERVE_INLINE void run_all(Steps steps, Fetch& f) {
   while (!steps.done()) steps.template step<kAhead>(f);
 }
 
-// Zeros for the probabilities of keys [begin, end), whole blocks, that a row does not see; those of
-// the vectors at either end are zeros already.
+// Zeros for the probabilities of keys [begin, end), whole blocks, that a row does not see. In
+// the vectors at either end of the visible keys they are zeros already.
 template <class Kv>
 static inline void clear_unseen(const Tile<Kv>& t, int r, int begin, int end) {
   if (t.lo[r] >= t.hi[r]) return;  // the whole row is zeros

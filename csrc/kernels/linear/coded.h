@@ -9,7 +9,7 @@
 //   kGroup                 elements of a group, a multiple of 32; a row's last one may have fewer
 //   bytes(n)               the bytes of a group of n elements of a panel
 //   scale(group, column)   the scales of columns [column, column + kLanes)
-//   widen(group, n, to)    writes n / 2 lines of 32 bf16; kFetch: and prefetches what lies `ahead`
+//   widen(group, n, to)    writes n / 2 lines of 32 bf16; kFetch: and prefetches from `ahead`
 //   pack_column(row, g, n, column, group)   packs group g of a source row
 #pragma once
 #include "kernels/linear/dense.h"

@@ -232,7 +232,7 @@ struct PlaneAt {
   const uint8_t *unit, *lines;  // of the first panel
   size_t panel_bytes;
   const uint8_t* ahead;  // address to prefetch meanwhile, for the first panel
-  int64_t left, groups;  // that `unit` is the header of; those of a header
+  int64_t left, groups;  // groups left with header `unit`; groups per header
 };
 
 // Products of quad i of a group, for MR rows x NV vectors. take(lines) is the quad of a vector. A

@@ -1,5 +1,5 @@
 // The vector primitives that kernels/generic and kernels/linear are written in. One header per
-// instruction set defines them all, with the same names, in namespace CPUSERVE_NS (an ISA unit's
+// instruction set defines the same primitives in namespace CPUSERVE_NS (an ISA unit's
 // own); nothing else in the kernels refers to an instruction set.
 //
 //   F  kLanes floats          I  kLanes int32
