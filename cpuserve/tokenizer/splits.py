@@ -101,7 +101,7 @@ _EXAONE_MOE = (
     rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-# Missing from the names of llama.cpp: rules that are no regular expressions (afmoe, superbpe, and
+# Not supported of llama.cpp: rules that are no regular expressions (afmoe, superbpe, and
 # whitespace), and expressions that take time quadratic in a number of many digits (tiny_aya,
 # cohere2moe).
 _TABLE: dict[str, PreTokenizer] = {
