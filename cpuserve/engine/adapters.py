@@ -1,4 +1,4 @@
-"""The LoRA adapters of an engine: how requests call them, their slots, and changes of them.
+"""The LoRA adapters of an engine: their names, the slots that hold them, and changes of them.
 
 A change is asked for and answered like a report. It comes in two parts, so that several engines
 change together or not at all: "stage_adapter" fills a free slot, between steps and in portions, and

@@ -61,8 +61,8 @@ PLACE_BYTES, COUNT_BYTES = 4, 12
 class MemoryPlan:
     """The size of the KV cache, the longest request that it holds, and the slots for states.
 
-    on_disk: the weights are mapped from a file; page_cache_bytes: the memory
-    that is left for them then.
+    on_disk: the weights are mapped from a file; page_cache_bytes: the memory that is left for
+    them then.
     """
 
     kv_blocks: int
@@ -312,7 +312,7 @@ def _written_bytes(options: EngineOptions, block: int) -> int:
 def _swap(
     options: EngineOptions, ledger: Ledger, budget: _Budget, used: int, *, cached: bool
 ) -> int:
-    """Return the bytes of swap space for a KV cache of `used` bytes."""
+    """Return the bytes of swap space in addition to a KV cache of `used` bytes."""
     size = parse_space(options.swap_space or "0").bytes or 0
     if not size:
         return 0

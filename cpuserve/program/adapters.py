@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) in a Program: which linears have them, and how matrices are called.
+"""Low-rank adapters (LoRA) in a Program: which linears have them, and the names of their matrices.
 
 An adapter adds scale * B A x to a linear of x (Hu et al. 2021). All adapters of a model have the
 same rank in its Program: smaller ones are padded with zeros, which changes no sum.
