@@ -1,5 +1,5 @@
 // Memory with one owner. Address space is reserved at once, and pages are allocated when they are
-// first touched, on the NUMA node of the thread that touches them. Or a part of a file: its pages
+// first touched, on the NUMA node of the thread that touches them. Or a part of a file; its pages
 // are page cache: the system drops them when memory is short and reads them again.
 #pragma once
 #include <cstddef>

@@ -50,7 +50,7 @@ struct LinearTask {
 class LinearPlan {
  public:
   static constexpr int64_t kFewRows = 16;  // up to this many, a linear reads the weights once
-  // A task of more rows costs as much as this many more rows: its first tiles find
+  // A task of more rows costs as if it had this many extra rows: its first tiles find
   // neither weights nor output in the cache. Measured at AVX2: tasks of 24 rows run at 95 to 99 %
   // of the rate of 480, which is 0.2 to 1.3 rows; faster cores wait longer for memory, in rows.
   static constexpr int64_t kTaskRows = 2;
