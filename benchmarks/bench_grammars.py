@@ -14,7 +14,7 @@ time from asking for the masks of 32 requests, each with its own grammar, to the
 that the process takes for it, on all threads, and `token_of_32_shared` is `token_of_32` where all
 requests have one grammar; the library fills its masks on one thread. `batch_p99` is the 99th
 percentile of the time of 32 masks. `compile` and `first` are the time that a client waits for a
-grammar: with the process running, and including its start.
+grammar, in a process that already runs and in one that has to start.
 
 With --model, streams decode alone, then next to requests without a schema, next to the first
 request with one (the process starts, and loads the tokenizer), and next to more requests with new

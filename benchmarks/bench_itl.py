@@ -8,8 +8,8 @@ from then until the first token of the prompt. `itl_p99` is their 99th percentil
 larger of the target and twice the median gap before the prompt. `itl_longest` is the longest gap
 divided by that median. `ttft_beside_streams` is the prompt's TTFT divided by the TTFT of such a
 prompt alone, measured right afterwards on a second server with chunks of the mean length of the
-first server's chunks (both servers are otherwise idle). There is one sample per round; the first
-round, in which the engine learns its costs, does not count. `itl_longest_before` is the longest gap
+first server's chunks (both servers are otherwise idle). There is one sample per round. The first
+round does not count: the engine learns its costs there. `itl_longest_before` is the longest gap
 without a prompt, which shows the noise of the machine. The fact `stolen_ms` is the CPU time that
 the host of a virtual machine took away while the prompt ran.
 """

@@ -33,8 +33,8 @@ struct Filter {
   float min_p;
 };
 
-// Gaussian logits with standard deviation `deviation`: 1 is the flattest distribution that models
-// give; 4 leaves some hundred ids at top_p.
+// Gaussian logits with standard deviation `deviation`: 1 is the flattest distribution of real
+// models; 4 leaves some hundred ids at top_p.
 void measure(const KernelTable& kernels, int vocab, double deviation, const Filter& filter) {
   std::mt19937 random(7);
   std::normal_distribution<float> normal(0.0f, static_cast<float>(deviation));

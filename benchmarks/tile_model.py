@@ -35,7 +35,7 @@ BYTES = {"vpdpbusd": 1, "vpmaddubsw": 1, "vpmaddwd": 2}
 class Kind:
     """A weight kind.
 
-    struct, probes: names in the code (equal functions have one of their names). multiply: the
+    struct, probes: as they are called in the code (equal functions have one name). multiply: the
     instructions of its products. quads: products with one sum until a scale is applied, or 0.
     level: the level with its code, as an index into the levels of a CPU.
     """

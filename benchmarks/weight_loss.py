@@ -12,7 +12,7 @@ the same terms, so the model computes the same (the likelihoods agree to 1e-6), 
 weights that shared a scale.
 
 `measure` scores tests/data/fidelity.txt by transformers in fp32 with the weights as each scheme of
-quantization at load packs them, and as each further file has them (such as files that llama.cpp's
+quantization at load packs them, and as each further file has them (such as files that the llama.cpp
 quantizer writes from OUT). It prints nats per token, by how much that exceeds the result with bf16
 weights, and the mean KL divergence from bf16's distributions. Activations are not quantized here;
 accuracy.py measures both together. A row takes half a minute on two cores.
@@ -160,7 +160,7 @@ def print_losses(base, schemes, files):
 
 
 def named(checkpoint, change):
-    """The fp32 weights of a checkpoint by the names of transformers, changed by change(name, x)."""
+    """The fp32 weights of a checkpoint as transformers calls them, changed by change(name, x)."""
     weights = {}
     for name in checkpoint.weights.names():
         tensor = checkpoint.weights.get(name)

@@ -80,8 +80,8 @@ class InvalidRequest(RequestError):
 class PromptTooLong(InvalidRequest):
     """A prompt, or a text to be embedded, does not fit in the context (400).
 
-    Dialects have words of their own for it, which their clients look for. num_tokens: of the
-    prompt, an estimate for one that was not tokenized. most: how many it may have.
+    Dialects have words of their own for it, which their clients look for. num_tokens: the size of
+    the prompt, an estimate for one that was not tokenized. most: how many it may have.
     """
 
     code = CONTEXT_LENGTH

@@ -210,7 +210,7 @@ class ServerMetrics:
     """All metrics of one endpoint with one engine or several.
 
     `stats` returns the engine's latest StepStats. `cache`: the labels of cache_config_info.
-    `cpu` adds the CPU metrics, and `tiers` those of the KV cache's offload tiers with these names;
+    `cpu` adds the CPU metrics, and `tiers` the metrics of these offload tiers of the KV cache;
     their names begin with "cpuserve:". `drafts` adds the metrics of speculative decoding.
     `replicas` returns the figures of each engine, and adds whether it serves and how often it was
     restarted. With `several` engines, `stats` returns their sums. Metrics of an engine then have

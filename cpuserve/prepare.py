@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cpuserve.program.program import Program
 
 FULL_PRECISION = {"F32", "F16", "BF16"}
-# Adapters that can be loaded while the server runs, in addition to those of the start, and their
+# Adapters that can be loaded while the server runs, in addition to adapters of the start, and their
 # rank.
 SPARE_LORAS = 4
 LORA_RANK = 16
@@ -350,7 +350,7 @@ def _table_bytes(
 ) -> int:
     """Return the bytes of the tables that the native executor does not pack (runtime/native.py).
 
-    They are those of the measure of _read: in the files, or packed.
+    They are counted as in _read: in the files, or packed.
     """
     from cpuserve.models.bert import reads_types
     from cpuserve.program.dataflow import looked_up

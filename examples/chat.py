@@ -1,4 +1,4 @@
-"""Chat with a running server through OpenAI's client, streamed. usage: chat.py [URL]"""
+"""Chat with a running server with the OpenAI client, streamed. usage: chat.py [URL]"""
 
 import sys
 

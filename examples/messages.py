@@ -1,4 +1,4 @@
-"""Ask a running server through Anthropic's client. usage: messages.py [URL]"""
+"""Ask a running server with the Anthropic client. usage: messages.py [URL]"""
 
 import sys
 

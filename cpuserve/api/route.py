@@ -47,9 +47,10 @@ def post(
 ) -> Callable[[Handler[T]], Handler[T]]:
     """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
 
-    schema, response, error: the types of the bodies; a response of None is a text. id_prefix: of
-    the id in the response. stream: the media type of streams, if there are some. conversation: see
-    read_call. The operation in /openapi.json has the handler's name and docstring.
+    schema, response, error: the types of the bodies; a response of None is a text. id_prefix: the
+    start of the id in the response. stream: the media type of streams, if there are some.
+    conversation: see read_call. The operation in /openapi.json has the handler's name and
+    docstring.
     """
 
     def add(handler: Handler[T]) -> Handler[T]:

@@ -135,7 +135,7 @@ def time_start(arguments: Sequence[str]) -> StartTimes:
 
 
 async def _first_token(target: Target) -> float:
-    """Return when the first token of an answer to a text came, by the performance counter."""
+    """Return when the first token of a response to a text came, by the performance counter."""
     timing = await complete(await first_model(target.url, target.api_key), TEXT, 1)
     return timing.started + timing.ttft
 

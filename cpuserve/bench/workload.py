@@ -14,8 +14,8 @@ from cpuserve.errors import ConfigError
 FIRST_PLAIN_ID = 300  # smaller ids are often special tokens or single bytes
 LAST_PLAIN_ID = 40000  # larger ids are rare, long tokens, which every server detokenizes slowly
 # Log-normal parameters for ShareGPT without its file: fitted to the published quantiles of the
-# lengths after vLLM's filter (prompts: median about 100, mean 220; responses: median about 150,
-# mean 200).
+# lengths after the filter of vLLM (prompts: median about 100, mean 220; responses: median about
+# 150, mean 200).
 SHAREGPT_PROMPT = (4.6, 1.2)
 SHAREGPT_ANSWER = (5.0, 0.8)
 SHAREGPT_SHORTEST, SHAREGPT_LONGEST, SHAREGPT_LONGEST_TOTAL = 4, 1024, 2048
@@ -124,7 +124,7 @@ def _about(length: int, w: Workload, rng: random.Random) -> int:
 
 
 async def _sharegpt(w: Workload, rng: random.Random, count: Count) -> list[Talk]:
-    """First prompts and their response lengths, filtered as in vLLM's benchmark."""
+    """First prompts and their response lengths, filtered as in the vLLM benchmark."""
     pairs = _pairs(Path(w.path or ""))
     rng.shuffle(pairs)
     found: list[Talk] = []

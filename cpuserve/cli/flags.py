@@ -114,7 +114,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Break lines between words only, so that the names of flags stay in one piece."""
+        """Break lines between words only, so that flags stay in one piece."""
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
@@ -298,7 +298,7 @@ def _refuse_taken_key(keys: Sequence[str]) -> None:
 
 
 def _refuse_taken_model(names: Sequence[str]) -> None:
-    """Raise a ConfigError if the last of several model names is probably meant as MODEL."""
+    """Raise a ConfigError if the last value of --served-model-name is probably meant as MODEL."""
     last, flag = names[-1], BY_NAME["served_model_name"].flag
     hub_id = len(names) > 1 and "/" in last
     if hub_id or last in BUILTIN or _is_model(last):

@@ -27,13 +27,13 @@ class KvGroup(msgspec.Struct, frozen=True):
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """All resolved settings. The engine process receives this (as msgpack) and nothing else.
 
-    cpus: one CPU per thread, in thread order; None = threads are not pinned. rank_cpus: for each
+    cpus: one CPU per thread, in thread order; None = threads are not pinned. rank_cpus: per
     rank the CPUs between which its threads move instead; empty = any.
     frontend_cpus: the CPUs of the front end; None = not pinned.
     rank_threads: the number of threads of each of the tensor_parallel_size ranks, in thread order.
-    core_complexes: for each thread a number that the threads on cores of one L3 cache share;
+    core_complexes: a number per thread, equal for threads on cores that share an L3 cache;
     empty = unknown, since threads are not pinned.
-    thread_speeds: for each thread the work that its core does in a given time, in any unit; empty =
+    thread_speeds: the work that the core of each thread does in a given time, in any unit; empty =
     all are alike, or unknown.
     interleave_nodes: the NUMA nodes over which pages are interleaved; empty = each rank's memory is
     on its own node.

@@ -1,4 +1,4 @@
-"""What one option is: its texts, names and checks, and how its value is parsed."""
+"""One option: its texts, spellings and checks, and how its value is parsed."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def named(value: list[str], what: str) -> None:
 def option(group: str, text: str, default: str = "", **names: Any) -> Field:
     """Return an option, for the annotation of an attribute; `fields_of` adds its name.
 
-    text: the help. default: what the help says of the default; "" = the value of the attribute.
+    text: the help. default: its description in the help; "" = the value of the attribute.
     """
     return Field("", text, default, group, **names)
 

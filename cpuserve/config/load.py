@@ -91,7 +91,7 @@ def from_arguments(
 def flag_given(field: Field, flag: str, value: object, before: Given | None = None) -> Given:
     """Return a value from the command line; a text given under an alias is translated.
 
-    before: what the same field got earlier on the command line. A list or names go on with this
+    before: the value from earlier on the command line. A list or names go on with this
     value; any other value is replaced.
 
     Raises:

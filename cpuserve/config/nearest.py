@@ -1,4 +1,4 @@
-"""Suggestions for misspelt names."""
+"""Suggestions for misspelt options and values."""
 
 from __future__ import annotations
 

@@ -388,7 +388,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         str | None,
         option(
             MEMORY,
-            "Map the weights from a file, of which memory holds what it has room for: auto, "
+            "Map the weights from a file and keep as much of them in memory as fits: auto, "
             "always, never.",
             default="auto: a mixture of experts that does not fit in memory",
             flags=("--weights-on-disk",),

@@ -22,8 +22,8 @@ class LogitRow(msgspec.Struct):
     index: position inside the sequence's `token_ids` of this step. target SAMPLE: sample with the
     slot's parameters; HIDDEN (embedding models): its vector; else score that id. num_top:
     alternatives to report, -1 = no logprobs. draft: the token that the sequence has after this row,
-    which was guessed (-1: none was). The next row is its row: it is sampled only if this one gives
-    `draft`. masked: sample only ids that the slot's mask allows.
+    which was guessed (-1: none was). The next row is its row: it is sampled only if this one
+    samples `draft`. masked: sample only ids that the slot's mask allows.
     """
 
     index: int

@@ -2,7 +2,7 @@
 
 A change is asked for and answered like a report. It comes in two parts, so that several engines
 change together or not at all: "stage_adapter" fills a free slot, between steps and in portions, and
-"use_adapter" gives it its name; "drop_adapter" forgets it. "unload_adapter" takes a name away.
+"use_adapter" assigns its name; "drop_adapter" forgets it. "unload_adapter" takes a name away.
 Running requests keep their slot, which is free once the last one has ended.
 """
 
@@ -151,7 +151,7 @@ class AdapterSlots:
         return {"fingerprint": loaded.fingerprint}
 
     def _free_slot(self, name: str) -> int:
-        """A slot that no name and no request has. One more than names may be is there."""
+        """A slot that no name and no request has. There is one more slot than allowed adapters."""
         most = self._count - 1
         if name not in self._named and len(self._named) >= most:
             msg = (

@@ -49,8 +49,8 @@ CHILD_MODULE = "cpuserve.engine.child"
 BOOTSTRAP = "from {module} import exit_now, main; exit_now(main())"
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
-# Signals that a process gets for a fault of its own, which it may have reported. What it
-# wrote before another signal, such as SIGKILL, has nothing to do with it.
+# Signals that a process gets for a fault of its own, which it may have reported. Its
+# output before another signal, such as SIGKILL, has nothing to do with the signal.
 _FAULTS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 
 

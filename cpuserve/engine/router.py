@@ -36,7 +36,7 @@ class Router:
     ) -> int:
         """Return the replica for this prompt, and remember that it has the prompt.
 
-        loads: of each replica in running sequences, None = it does not serve. At least one serves.
+        loads: the running sequences of each replica, None = it does not serve. At least one serves.
         """
         serving = [i for i, load in enumerate(loads) if load is not None]
         prefixes = list(self._prefixes(prompt_ids, salt))

@@ -135,7 +135,7 @@ def weights_file(path: Path) -> Path:
 def read_adapter(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None = None) -> Adapter:
     """The adapter at `path`; its matrices are not read yet.
 
-    copy: of its weights_file, if there is one.
+    copy: a copy of its weights_file, if there is one.
 
     Raises:
         ModelError: it is broken, or something that is not supported; one line.

@@ -179,7 +179,7 @@ class AdapterMatrices:
     """The matrices of one adapter as a Program has them, padded with zeros to its rank."""
 
     def __init__(self, program: Program, rank: int, adapter: Adapter) -> None:
-        """rank: of the adapters in the Program."""
+        """rank: the rank of the adapters in the Program."""
         self._rank = rank
         self._adapter = adapter
         self._shapes: Mapping[str, tuple[int, ...]] = {n.name: n.shape for n in program.weights}

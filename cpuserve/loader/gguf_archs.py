@@ -1,6 +1,6 @@
-"""The architectures of GGUF files: the model family of each, its names and its metadata.
+"""The architectures of GGUF files: the model family of each, its tensors and its metadata.
 
-To add one, add an entry to ARCHS. Tensors and keys follow the gguf package and llama.cpp's
+To add one, add an entry to ARCHS. Tensors and keys follow the gguf package and the llama.cpp
 converters; tests/loader/test_gguf_archs.py writes each architecture and reads it back.
 """
 

@@ -18,13 +18,13 @@ from cpuserve.loader.mapped import regular_file
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 # Far more than any model has, and few enough to be opened together.
 MAX_PARTS = 999
-# In the names of GGUF files that lie beside models: vision encoders, statistics of activations, and
-# small models that guess further tokens.
+# GGUF files that are no models have these in their name: vision encoders, statistics of
+# activations, and small models that guess further tokens.
 _OTHERS = ("mmproj", "imatrix", "mtp-", "eagle3-")
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts of the model that the file `name` belongs to, the first one first."""
+    """All parts of the model that the file `name` belongs to, the first one first."""
     match = _PART.fullmatch(name)
     if match is None:
         return [name]

@@ -3,8 +3,8 @@
 Size and time of a file are not its content, and reading all of it takes seconds. So the digest of
 the whole content is computed once and recorded, with what identifies the file: device, inode, size,
 the times of its last change (including ctime, which no program can set), and a hash of samples. If
-any of these differs, the content is read again. The Hugging Face hub's cache names a file by the
-SHA-256 of its content, which is used as it is.
+any of these differs, the content is read again. In the cache of the Hugging Face hub, the name of a
+file is the SHA-256 of its content, which is used as it is.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _identity(file: Path) -> tuple[str, int, int, int, tuple[int, int]]:
 
 
 def _hub_digest(file: Path) -> str | None:
-    """The SHA-256 that the hub's cache names a file by; None for another file."""
+    """The SHA-256 in the name of a file of the hub's cache; None for another file."""
     found = file.resolve()
     named = found.parent.name == "blobs" and _SHA256.fullmatch(found.name)
     return f"sha256:{found.name}" if named else None

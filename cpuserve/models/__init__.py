@@ -45,7 +45,8 @@ def find_model(architecture: str) -> type[ModelDef] | None:
     """The family of `architecture`: built in, registered, or from an installed package; else None.
 
     A package offers a family as an entry point of group "cpuserve.models" named after the
-    architecture. Reading entry points is slow, so it happens only for otherwise unknown names.
+    architecture. Reading entry points is slow, so it happens only for otherwise unknown
+    architectures.
 
     Raises ModelError if packages claim the architecture but none of them can serve it.
     """

@@ -151,7 +151,7 @@ def read_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def read_architectures(config: Mapping[str, Any]) -> Sequence[str]:
-    """The names under "architectures"; none if it is missing, or no list that begins with one."""
+    """The list "architectures"; empty if it is missing, or no list that begins with one."""
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
         return ()

@@ -78,7 +78,7 @@ def add_mixture(
     then: Then | None = None,
     biased: bool = False,
 ) -> None:
-    """Add the mixture `at` of h to x; parts: an expert's gate, up and down by their names.
+    """Add the mixture `at` of h to x; parts: the names of an expert's gate, up and down.
 
     score, scale, bias and groups belong to the router (`Builder.mixture`), `router` is its name.
     then: the activation, if it is not the gated one of the config. biased: all have biases.

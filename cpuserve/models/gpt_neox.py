@@ -74,7 +74,7 @@ def grouped_attention(
     """Add the layer's attention of h to x, with the matrices below `at`.
 
     The tensor of q, k and v has the query heads of one KV head, then its k, then its v, and then
-    those of the next.
+    the same for the next.
     """
     d, each = s.head_dim, s.q_heads // s.kv_heads
     parts = {}

@@ -16,7 +16,7 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
 
-# The names of both kinds of layers: those of published configs, and transformers'.
+# Both kinds of layers, as published configs and as transformers call them.
 MAMBA = ("mamba", "linear_attention")
 ATTENTION = ("attention", "full_attention")
 
@@ -135,7 +135,7 @@ def _spec(
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add to x a mixture of experts, if there are some, and the expert that all tokens share."""
     at, then = f"model.layers.{layer}", cast("Then", f"{s.activation}_mul")
-    split = cast("bool", s.extra["split"])  # each expert's matrices have names of their own
+    split = cast("bool", s.extra["split"])  # each expert's matrices are separate tensors
     moe, shared = f"{at}.block_sparse_moe", cast("int", s.extra["shared_width"])
     experts = cast("int", s.extra["experts"])
     if experts:

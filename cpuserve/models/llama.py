@@ -317,7 +317,7 @@ def build_sandwich(
     """The same with a norm after attention and MLP as well, before the result is added.
 
     norms: weights before and after attention, before and after the MLP; None: there
-    is none before it. softcap: of the logits.
+    is none before it. softcap: the cap of the logits.
     """
     x = b.embed("model.embed_tokens", scale=s.embed_scale)
     before, after, before_mlp, after_mlp = norms

@@ -24,7 +24,7 @@ class Mamba2Sizes:
     """The sizes of Mamba2 layers.
 
     Heads have states of `state` x `head_dim`; `groups` of them share B and C. taps: tokens of the
-    convolution. limits: bounds of a step dt. eps: for the gated norm.
+    convolution. limits: bounds of a step dt. eps: the gated norm's.
     """
 
     heads: int

@@ -22,7 +22,7 @@ def select(
     """Return the platform `name`, or the best one that can run here, and lines to print.
 
     A plug-in that can run takes precedence over the built-in platform, and a line says so. Another
-    line names each plug-in that is not used and says why: it cannot run, is broken, has the name of
+    line for each plug-in that is not used says why: it cannot run, is broken, has the name of
     the built-in platform, or shares its name with another plug-in.
 
     Raises:

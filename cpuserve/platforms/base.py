@@ -28,20 +28,21 @@ class KvLayerFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts about a model that a platform needs: numbers and names, no tensors.
+    """The facts about a model that a platform needs: numbers and texts, no tensors.
 
-    name: as the user gave it. dtype: of the checkpoint ("bfloat16", "float16", "float32");
-    quantization: its weight format if it is quantized ("gguf Q4_1"). fixed_positions: positions are
-    a learned table of max_position rows. weight_bytes: bytes of all tensors in the files;
-    table_bytes: those of tables that are not packed, because their rows are looked up in the files.
-    matrix_weights: number of weights in all matrices, a tied one counted once (0 without a
-    Program); expert_weights: those of a mixture's experts, of which a token reads chosen_weights.
-    activation_width: floats of scratch memory per token of a step. has_program: cpuserve
-    implements the architecture. generation: sampling parameters that the model recommends;
+    name: the model as requested by the user. dtype: the type of the checkpoint ("bfloat16",
+    "float16", "float32"); quantization: its weight format if it is quantized ("gguf Q4_1").
+    fixed_positions: positions are a learned table of max_position rows. weight_bytes: bytes of all
+    tensors in the files; table_bytes: bytes of tables that are not packed, because their rows are
+    looked up in the files. matrix_weights: number of weights in all matrices, a tied one counted
+    once (0 without a Program); expert_weights: their number in a mixture's experts; a token reads
+    chosen_weights of them. activation_width: floats of scratch memory per token of a step.
+    has_program: cpuserve implements the architecture. generation: sampling parameters that the
+    model recommends;
     generation_why: the source of the recommendation. state_bytes: what recurrent layers keep of a
     sequence. adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig;
     adapter_weights: the number of weights in the matrices of all adapters or slots. usual_length:
-    the tokens to which sentence-transformers cuts a text; None = as many as there are positions.
+    the tokens that sentence-transformers cuts a text to; None = as many as there are positions.
     own_head: the output matrix is not the table of embeddings, although the config says so.
     rope_original: the longest sequence for the short factors of LongRoPE; 0 for other RoPE.
     rope_columns: rotated columns of all its RoPE tables. vocab: its logits; 0 if it has none.
@@ -85,7 +86,7 @@ class Capabilities:
     """The abilities of a platform on one host.
 
     isa_level: the ISA level it runs models at; isa_level_means: a sentence on what that offers.
-    dtypes: types in which weights may be kept; quantizations: checkpoint formats and schemes;
+    dtypes: possible types of weights; quantizations: checkpoint formats and schemes;
     attention: the default attention kernel.
     """
 
@@ -100,7 +101,7 @@ class Capabilities:
 class Platform(Protocol):
     """One way to run models on a machine; out-of-tree ones use entry point cpuserve.platforms.
 
-    An entry point names a class without arguments or an object.
+    An entry point refers to a class without arguments or to an object.
     """
 
     name: str

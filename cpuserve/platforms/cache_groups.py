@@ -1,4 +1,4 @@
-"""Divide the layers of a model into cache groups, of which every sequence has a block table each.
+"""Divide the layers of a model into cache groups; a sequence has a block table for each.
 
 All groups share one pool of KV blocks, so a block is as large as the largest group needs. Layers
 that keep the same tokens are therefore divided into several groups of about equal size: for 4

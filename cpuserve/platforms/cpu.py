@@ -42,9 +42,9 @@ from cpuserve.platforms.tuned import Tuned, read_tuned
 
 MADE_WHILE_LOADING = ("int8", "w8a8", "int4", "int4_mixed")
 CHECKPOINTS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
-# Formats in which `cpuserve quantize` writes: they leave embeddings and output heads unquantized.
+# Formats that `cpuserve quantize` writes: they leave embeddings and output heads unquantized.
 PARTIAL = ("compressed-tensors",)
-BY_32 = ("gguf", "mxfp4")  # whose matrices have a scale per 32 values
+BY_32 = ("gguf", "mxfp4")  # matrices have a scale per 32 values
 KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
 SCHEMES = {
@@ -65,7 +65,7 @@ LARGEST_K = 65536  # of a matrix, for the report on K blocks
 MAX_BATCHED_TOKENS = 2048
 ITL_TARGET_MS = 50
 PREFIX_CACHE_SIZE = "4"
-# In models with fewer weights, int8 activations can change an answer. When SmolLM2-135M names the
+# In models with fewer weights, int8 activations can change a response. When SmolLM2-135M states the
 # capital of France, its best two logits differ by 0.08; int8 rounding changes logits by 0.3 rms.
 # The prompts of such a model are fast to compute, so the second term costs little.
 FRAGILE_WEIGHTS = 300_000_000
@@ -183,7 +183,7 @@ class CpuPlatform:
         """Decide every setting, each with a reason.
 
         Raises:
-            ConfigError: a requested value cannot be honoured; names the nearest value that can.
+            ConfigError: a requested value is not possible; suggests the nearest possible one.
         """
         ledger = Ledger(options, sources)
         ledger.decide("platform", self.name, "the CPUs of this machine")
@@ -539,7 +539,7 @@ def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -
 
 def scheme_for(asked: str, matrix_weights: int) -> str:
     """Return the scheme for `asked`, of MADE_WHILE_LOADING, in a model with so many weights."""
-    # w8a8 names one exact scheme; int8 and int4 leave the choice of groups to us.
+    # w8a8 is one exact scheme; int8 and int4 leave the choice of groups to us.
     small = matrix_weights < FRAGILE_WEIGHTS and asked != "w8a8"
     return f"{asked}_fine" if small else asked
 

@@ -1,4 +1,4 @@
-"""Why the native extension cannot be used here. Reads file names and headers only."""
+"""Why the native extension cannot be used here. Reads directories and file headers only."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def why_not_loaded(
 ) -> str:
     """Return one line that says why `import cpuserve._C` raised `error`.
 
-    folder: of the package. arch: of this process. suffixes: of the extensions that this Python
-    loads, such as ".cpython-311-x86_64-linux-gnu.so".
+    folder: the package's. arch: this process's. suffixes: endings of extensions that this
+    Python loads, such as ".cpython-311-x86_64-linux-gnu.so".
     """
     made = sorted(folder.glob("_C.*so"))
     fitting = [path for path in made if path.name.removeprefix("_C") in suffixes]

@@ -1,4 +1,4 @@
-"""What makes every model slower on a host than its CPU could run it, and what to do about it.
+"""Conditions of a host that slow down every model, and what to do about them.
 
 `serve` prints these as notes, and `doctor` lists them with its other problems.
 """

@@ -33,8 +33,8 @@ ARM_PARTS = {
     (0xC0, 0xAC3): "Ampere-1",
 }
 
-# Capacity of an Intel E core beside P cores, if the kernel does not report it in cpu_capacity: its
-# vectors are half as wide, at about three quarters of the clock (an estimate).
+# Capacity of an Intel E core relative to P cores, if the kernel does not report it in cpu_capacity:
+# its vectors are half as wide, at about three quarters of the clock (an estimate).
 ATOM_CAPACITY = 400
 
 
@@ -76,17 +76,18 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The machine as this process sees it. Memory in bytes.
 
     allowed: CPUs of the affinity mask, which a cpuset limits too. offline: present but switched
-    off. memory_nodes: nodes whose memory a cpuset permits; empty = unknown. address_space_limit,
-    data_limit: of one process (ulimit -v and -d); None = no limit. numa_balancing: the kernel moves
-    pages between nodes. governor: CPU frequency governor ("powersave (acpi-cpufreq)"; "" =
-    unknown). load: load average of the last minute. thread_gain: measured speed of reading memory
-    with n + 1 threads, divided by that with n, the CPU quota rounded down; 0 = not measured.
+    off. memory_nodes: nodes with memory that a cpuset permits; empty = unknown.
+    address_space_limit, data_limit: limits of one process (ulimit -v and -d); None = no limit.
+    numa_balancing: the kernel moves pages between nodes. governor: CPU frequency governor
+    ("powersave (acpi-cpufreq)"; "" = unknown). load: load average of the last minute. thread_gain:
+    measured speed of reading memory with n + 1 threads, divided by that with n, the CPU quota
+    rounded down; 0 = not measured.
     isa_levels: ISA levels that the native extension runs here, lowest first; if it cannot run at
-    all, they are empty and `native_error` says why. cpu_vendor: as CPUID names it ("GenuineIntel");
-    "" = unknown, or the CPU has no CPUID. tiles_refused: the CPU has AMX, but the system
-    does not let this process use it. emulated: by which sign this process runs on an emulated CPU;
-    "" = none was found. topology_known: sysfs lists the CPUs. tuned: work sizes of the kernels that
-    were found to be fastest here.
+    all, they are empty and `native_error` says why. cpu_vendor: as CPUID reports it
+    ("GenuineIntel"); "" = unknown, or the CPU has no CPUID. tiles_refused: the CPU has AMX, but the
+    system does not let this process use it. emulated: the sign that this process runs on an
+    emulated CPU; "" = none was found. topology_known: sysfs lists the CPUs. tuned: work sizes of
+    the kernels that were found to be fastest here.
     """
 
     arch: str
@@ -136,7 +137,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         return self.memory_available if free is None else min(self.memory_available, free)
 
     def node_memory(self, nodes: Iterable[NodeId]) -> int | None:
-        """Return the available bytes of `nodes`; None if that tells nothing.
+        """Return the available bytes of `nodes`; None if they say nothing.
 
         That is so if `nodes` are all nodes with memory, or if the nodes do not add up to the
         machine (after ballooning or hot-plugging they still report the sizes of the boot).
@@ -318,7 +319,7 @@ def _cpu_model(cpuinfo: str) -> str:
 
 
 def _cpu_flags(cpuinfo: str) -> tuple[str, ...]:
-    """Return the instruction sets, with the names that lscpu prints."""
+    """Return the instruction sets, as lscpu prints them."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
     return tuple(match[1].split()) if match else ()
 

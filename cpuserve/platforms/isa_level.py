@@ -1,10 +1,10 @@
-"""What each ISA level of the kernels offers, what it lacks, and roughly what that costs."""
+"""The features that each ISA level of the kernels has and lacks, and rough costs of the latter."""
 
 from __future__ import annotations
 
 from cpuserve.platforms.host import Host
 
-# Every level, those of an architecture lowest first. Each text compares a level with the next one
+# Every level; within an architecture, lowest first. Each text compares a level with the next one
 # that matters. The factors follow from the number of products per cycle: one VNNI instruction does
 # the work of three others, BF16 multiplies twice as many values as fp32, and AMX eight times as
 # many as AVX-512.

@@ -36,7 +36,7 @@ SOCKET_READ_BYTES_PER_S = 200e9
 MEETING_S = 2e-6  # extra time of a barrier over several sockets, compared with one inside a socket
 MEETINGS = 4  # barriers per layer
 # Engines get new requests in turn, so all should be about as fast.
-ALIKE_SOCKETS = 0.75  # cores of the smallest, of those of the largest
+ALIKE_SOCKETS = 0.75  # cores of the smallest / cores of the largest
 ONE_SOCKET = "the {} NUMA nodes are parts of one socket"
 
 
@@ -79,7 +79,7 @@ def lay_out(
 
 
 def ranks_of_nodes(options: EngineOptions, host: Host) -> int:
-    """Return the requested ranks, or those of a large model, while the model is not known."""
+    """Return the requested ranks, or the ranks for a large model, while the model is not known."""
     if isinstance(options.tensor_parallel_size, int):
         return options.tensor_parallel_size
     mode, _ = _mode(options, host)
@@ -262,7 +262,7 @@ def _nodes_of(cores: Sequence[Core]) -> tuple[NodeId, ...]:
 
 
 def _room(host: Host, cores: Sequence[Core]) -> int:
-    """Return the free memory of the socket, by which equal ones are told apart under a CPU quota.
+    """Return the free memory of the socket; under a CPU quota it decides between equal sockets.
 
     Servers of other containers chose between the same sockets, and the memory shows where they are.
     """
@@ -273,7 +273,7 @@ def _room(host: Host, cores: Sequence[Core]) -> int:
 
 
 def _gain(machine: _Machine, ranks: int) -> float:
-    """Return the estimated rate of `ranks` sockets for one request, that of one socket being 1."""
+    """Return the estimated rate of `ranks` sockets for one request, relative to one socket."""
     alone = machine.weights / SOCKET_READ_BYTES_PER_S
     meetings = len(machine.facts.kv_layers) * MEETINGS * MEETING_S
     return alone / (alone / ranks + meetings)

@@ -3,7 +3,7 @@
 Bytes of one block of 32 tokens, over the layers of a cache group (cache_groups.py): 2 (K and V; 1
 in latent layers) x kv_heads x head_dim (rounded up to 16) x 32 x element bytes. A sequence has
 blocks of every group; of a group with a sliding window, those in the window and of one step. The
-free memory is the least that any bound leaves (`memory_bounds.py`) beside the weights (a packed
+free memory is the least that any bound leaves (`memory_bounds.py`) after the weights (a packed
 copy is made) and the memory that the processes themselves need.
 """
 
@@ -61,8 +61,8 @@ PLACE_BYTES, COUNT_BYTES = 4, 12
 class MemoryPlan:
     """The size of the KV cache, the longest request that it holds, and the slots for states.
 
-    on_disk: the weights are mapped from a file; page_cache_bytes: what is left to keep them in
-    memory then.
+    on_disk: the weights are mapped from a file; page_cache_bytes: the memory that is left for
+    them then.
     """
 
     kv_blocks: int
@@ -150,7 +150,7 @@ def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none")
 def anonymous_weight_bytes(
     facts: ModelFacts, dtype: str, quantize: str, executor: str = "native"
 ) -> int:
-    """Return what the packed weights take of memory that is no page cache.
+    """Return the bytes of the packed weights in memory that is no page cache.
 
     The native executor looks the rows of some tables up where their files are mapped.
     """
@@ -205,13 +205,13 @@ def plan_memory(
 ) -> MemoryPlan:
     """Choose the size of the KV cache, the longest request, the swap space and state slots.
 
-    nodes: NUMA nodes of the threads, whose memory is preferred. frees_windows: the executor has
+    nodes: NUMA nodes of the threads; their memory is preferred. frees_windows: the executor has
     block tables for each cache group (through transformers it has one for all layers). executor:
     only the native one can map weights from the disk.
 
     Raises:
         ConfigError: the model, a requested KV size or a requested length does not fit. The message
-            names the largest value that does.
+            contains the largest value that does.
     """
     weights = anonymous_weight_bytes(facts, dtype, quantize, executor)
     weights += adapter_bytes(facts, dtype)
@@ -235,7 +235,7 @@ def plan_memory(
     states = plan_states(options, ledger, state, free, max_num_seqs)
     max_num_seqs = states.max_num_seqs
     other += states.bytes
-    # A table ends with the longest request, which is at most what the free memory holds.
+    # A table ends with the longest request, which at most fills the free memory.
     longest = min(wanted, max(LEAST_TOKENS, use.most_tokens(max(0, free) // block, wanted)))
     other += rope_bytes(facts, longest)
     # Few requests have penalties, so their counts never keep a small machine from serving.
@@ -312,7 +312,7 @@ def _written_bytes(options: EngineOptions, block: int) -> int:
 def _swap(
     options: EngineOptions, ledger: Ledger, budget: _Budget, used: int, *, cached: bool
 ) -> int:
-    """Return the bytes of swap space beside a KV cache of `used` bytes."""
+    """Return the bytes of swap space in addition to a KV cache of `used` bytes."""
     size = parse_space(options.swap_space or "0").bytes or 0
     if not size:
         return 0
@@ -385,7 +385,7 @@ def _formula(facts: ModelFacts, kv_dtype: str) -> str:
         f"{n} layers x {heads} heads x {opening}{dim}{each}" for (heads, dim), n in groups.items()
     ]
     layers = parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
-    halves = "" if latent else "2 x "  # no model has latent layers beside others
+    halves = "" if latent else "2 x "  # no model mixes latent layers with others
     return f"{halves}{layers} bytes" if scale else f"{halves}{layers} x {element} bytes"
 
 

@@ -1,4 +1,4 @@
-"""The limits on the memory of this process, and what each leaves for a KV cache."""
+"""The limits on the memory of this process, and the memory that each leaves for a KV cache."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from cpuserve.platforms.host import Host
 
-HEADROOM = 0.95  # leave 5 % unplanned, because other programs allocate memory, too
+HEADROOM = 0.95  # leave 5 % unplanned, because other programs also allocate memory
 STACK_BYTES = 8 << 20  # stack of one thread, which `ulimit -d` counts as data
 HEAP_BYTES = 64 << 20  # address space that glibc's malloc reserves for each allocating thread
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes that this process uses beside the KV cache.
+    """Bytes that this process uses besides the KV cache.
 
     weights: the packed weights; other: processes and activations; files: the mapped checkpoint,
     which only address-space limits count; threads: the number of compute threads.
@@ -28,7 +28,7 @@ class Needs:
 
 
 class Bound(NamedTuple):
-    """A limit on memory: it leaves `available` bytes, of which `needed` are for other uses.
+    """A limit on memory: it leaves `available` bytes, and `needed` of them are for other uses.
 
     what: completes the phrase "N bytes ... are free" in messages.
     """

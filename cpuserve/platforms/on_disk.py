@@ -35,10 +35,10 @@ def why_not_mapped(options: EngineOptions, facts: ModelFacts, executor: str, siz
 
 
 def mapped_needs(facts: ModelFacts, needs: Needs) -> Needs:
-    """Return what must be in memory if the weights are mapped.
+    """Return the memory needed if the weights are mapped.
 
-    Of a mixture what every token reads, so that a token waits for experts alone. Of another model
-    nothing: every token reads all weights.
+    Of a mixture, room for the weights that one token reads, so that a token waits for experts
+    alone. Of another model nothing: every token reads all weights.
     """
     if not facts.expert_weights:
         return replace(needs, weights=0, files=needs.files + needs.weights)
@@ -81,7 +81,7 @@ def plan_mapping(
 
 
 def mapping_hint(options: EngineOptions, why_not: str, *, mapped: bool) -> str:
-    """Return what a refusal for want of memory adds about mapping."""
+    """Return the sentence on mapping for an error about too little memory."""
     if mapped:
         return ""
     if why_not:

@@ -83,7 +83,7 @@ class Placement:
 
     @property
     def nodes(self) -> set[NodeId]:
-        """The NUMA nodes whose cores compute."""
+        """The NUMA nodes with cores that compute."""
         return {node for rank in self.ranks for node in rank.nodes}
 
 
@@ -187,7 +187,7 @@ def quota_threads(host: Host) -> tuple[int, str] | None:
 def extra_thread_may_pay(host: Host) -> bool:
     """Whether measuring Host.thread_gain could change the result of `quota_threads`.
 
-    n + 1 threads do at most (n + 1) / n times the work, so quota / n bounds what they gain.
+    n + 1 threads do at most (n + 1) / n times the work, so quota / n bounds the gain.
     """
     quota = host.cgroup.cpu_quota
     if quota is None or quota <= 1 or quota >= len(physical_cores(host)):

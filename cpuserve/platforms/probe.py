@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 PROBE_BYTES = 256 << 20  # eight times a large L3 cache, so that no part stays cached between passes
-GAIN_BYTES = 64 << 20  # a container with a small quota may have little memory, too
+GAIN_BYTES = 64 << 20  # a container with a small quota may also have little memory
 GAIN_SECONDS = 0.01  # short enough to end before the quota stops the threads, most of the time
 GAIN_ROUNDS = 8
 K = 4096
@@ -92,7 +92,7 @@ def thread_gain(native: ModuleType, isa: str, threads: int) -> float:
     """Return the speed of reading memory with one thread more than `threads`, relative to these.
 
     It takes about 0.3 s. The best of several short reads counts, since a quota can only slow one.
-    Threads are not pinned, as those of the server under a quota are not.
+    Threads are not pinned, as in the server under a quota.
     """
     few = Roofline(native, isa, threads, None, GAIN_BYTES)
     many = Roofline(native, isa, threads + 1, None, GAIN_BYTES)

@@ -35,7 +35,7 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     """The machine as this process sees it. CPU lists are strings ("0-3,8"); memory is in bytes.
 
     isa_level: the ISA level it runs models at; levels: all of them, lowest first. features:
-    instruction sets, with the names that lscpu prints. cores: physical cores with a usable CPU.
+    instruction sets, as lscpu prints them. cores: physical cores with a usable CPU.
     load: the load average of the last minute.
     """
 

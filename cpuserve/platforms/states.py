@@ -10,7 +10,7 @@ from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, TooLittleMemory
 
-SNAPSHOTS_OF_ONE = 2  # prompts of agents and chats come again: after each answer, and each prompt
+SNAPSHOTS_OF_ONE = 2  # prompts of agents and chats come again: after each response, and each prompt
 AUTO_SHARE = 4  # a quarter of the free memory, as for keys and values
 MOST_SHARE = 2  # for max_num_seqs as requested
 
@@ -29,7 +29,7 @@ def plan_states(
 ) -> StatePlan:
     """Return the slots for a model that keeps `slot_bytes` of a sequence; none if that is 0.
 
-    free: bytes beside the weights. Fewer requests than max_num_seqs may run, unless that was
+    free: bytes that the weights leave. Fewer requests than max_num_seqs may run, unless that was
     requested.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cpuserve.ids import CpuId, NodeId
 from cpuserve.platforms.host import Cpu, Host, Node
 
-# Slower cores compute beside the fast ones if they add an eighth to their work and have a third of
+# Slower cores help the fast ones if they add an eighth to their work and have a third of
 # their speed. With less, waiting for them costs more than they do (docs/performance.md).
 WORTH_HELP, LEAST_SPEED = 1 / 8, 1 / 3
 ALIKE = 0.9  # cores of one class differ by less: some clock higher than others
@@ -54,13 +54,13 @@ def _core(cpus: Sequence[Cpu], near: Mapping[NodeId, NodeId]) -> Core:
 
 
 def core_complexes(host: Host, cpus: Sequence[CpuId] | None) -> list[int]:
-    """Return for each of `cpus` the number of its group behind one L3 cache; [] for None."""
+    """Return for each of `cpus` the number of its group that shares an L3 cache; [] for None."""
     l3 = {cpu.id: cpu.l3 for cpu in host.cpus}
     return [l3[cpu] for cpu in cpus or ()]
 
 
 def nearest_memory(host: Host) -> dict[NodeId, NodeId]:
-    """Return node -> the node whose memory its cores use.
+    """Return node -> the node of the memory that its cores use.
 
     A node without memory that this process may use takes the nearest node that has some. If no node
     reports its memory (a container without these files), every node uses its own.
@@ -79,7 +79,7 @@ def _nearest(node: Node, rich: Sequence[Node], ids: Sequence[NodeId]) -> NodeId:
 
 
 def sockets(host: Host) -> dict[NodeId, NodeId]:
-    """Return node -> the first node of its socket, to which it is nearer than FAR.
+    """Return node -> the first node of its socket, which is nearer than FAR.
 
     If the kernel does not report distances, nodes with CPUs of one package are on one socket.
     """
@@ -98,7 +98,7 @@ def sockets(host: Host) -> dict[NodeId, NodeId]:
 
 
 def by_socket(host: Host, groups: Sequence[Sequence[Core]]) -> list[list[Core]]:
-    """Return `groups`, each the cores of a node, with those of one socket joined."""
+    """Return `groups`, each the cores of a node, joined by socket."""
     first = sockets(host)
     joined: dict[NodeId, list[Core]] = {}
     for group in groups:
@@ -132,7 +132,7 @@ def compute_cores(cores: Sequence[Core], ranks: int) -> list[Core]:
     """Return the cores on which `ranks` ranks compute.
 
     Threads of one rank claim their work, so slower cores do the part of it that they can, and help
-    if they are not too slow: others wait for what they claimed last. Ranks own equal parts.
+    if they are not too slow: others wait for their last claim. Ranks own equal parts.
     """
     best = worth_using(cores)
     if ranks > 1:
@@ -144,7 +144,7 @@ def compute_cores(cores: Sequence[Core], ranks: int) -> list[Core]:
 
 
 def slower(cores: Sequence[Core]) -> list[Core]:
-    """Return those of a slower class than the fastest, not merely of a lower clock."""
+    """Return the cores of a slower class than the fastest, not merely of a lower clock."""
     fastest = max((core.capacity for core in cores), default=0)
     return [core for core in cores if core.capacity < ALIKE * fastest]
 
@@ -173,7 +173,7 @@ def share_out(host: Host, nodes: Sequence[Sequence[Core]], ranks: int) -> list[l
     of one socket if there are enough ranks.
 
     A rank may span nodes, because each thread places the weights it reads in near memory. With
-    enough ranks each stays inside a node, so that its activations are in near memory, too.
+    enough ranks each stays inside a node, so that its activations are in near memory as well.
     """
     groups = nodes if ranks >= len(nodes) else by_socket(host, nodes)
     if ranks < len(groups):
@@ -194,8 +194,8 @@ def apportion(ranks: int, sizes: Sequence[int]) -> list[int]:
 def take_from_tails(groups: Sequence[Sequence[Core]], count: int) -> list[Core]:
     """Take `count` cores from the ends of the groups, equally many from each as far as possible.
 
-    If the number does not divide evenly, the largest groups give one more, of equal ones the last.
-    A group gives its last core only if no other group has more than one.
+    If the number does not divide evenly, the largest groups lose one more (of equal ones, the
+    last). The last core of a group is taken only if no other group has more than one.
     """
     left = [list(group) for group in groups]
     taken: list[Core] = []

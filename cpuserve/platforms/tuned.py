@@ -61,7 +61,7 @@ def read_tuned(cpu_model: str, check: Callable[[Sizes], object]) -> Tuned:
 
 
 def store_tuned(cpu_model: str, known: Tuned, level: str, sizes: Sizes) -> Path:
-    """Replace the sizes of `level` beside the `known` ones; without sizes, forget them."""
+    """Replace the sizes of `level` and keep the other `known` ones; without sizes, forget them."""
     path = tuned_file()
     levels = {name: of for name, of in known.levels.items() if name != level}
     if sizes:

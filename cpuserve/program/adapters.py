@@ -25,7 +25,7 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class MatrixName:
-    """Matrix A of a module, or the matrix B of modules whose outputs lie side by side."""
+    """Matrix A of a module, or the matrix B of modules with adjacent outputs."""
 
     modules: tuple[str, ...]
     side: str
@@ -38,12 +38,12 @@ def name_a(module: str, adapter: int) -> str:
 
 
 def name_b(modules: Sequence[str], adapter: int) -> str:
-    """The name of B [sum of outputs, modules * rank], whose blocks outside the diagonal are 0."""
+    """The name of B [sum of outputs, modules * rank]; blocks outside the diagonal are 0."""
     return f"{'+'.join(modules)}.lora_B.{adapter}"
 
 
 def parse(name: str) -> MatrixName | None:
-    """What `name` stands for; None if it is not the name of an adapter's matrix."""
+    """The matrix of an adapter that `name` denotes; None if it denotes another tensor."""
     match = _MATRIX.fullmatch(name)
     if match is None:
         return None

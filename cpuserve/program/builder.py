@@ -57,7 +57,7 @@ from cpuserve.program.program import (
     whole_lines,
 )
 
-# A unit of a recurrent layer is what one thread computes of a sequence: many enough for all threads
+# A unit of a recurrent layer is the part of a sequence for one thread: many enough for all threads
 # to have some, and large enough that claiming one costs little.
 CONV_CHANNELS = 256  # the most channels of a short convolution
 STATE_HEADS = 8  # the most heads of Mamba2: the kernel reads as many states side by side
@@ -99,7 +99,7 @@ class Sizes(Protocol):
 
     @property
     def pooled(self) -> bool:
-        """Whether the model gives vectors instead of tokens."""
+        """Whether the model returns vectors instead of tokens."""
 
 
 class Builder:
@@ -147,8 +147,8 @@ class Builder:
     ) -> None:
         """Add row (position + offset) of the learned positions [rows, width] to x, in place.
 
-        types: the name of token types [their number, width], of which row 0 is added, too; it is
-        added alone if `name` is None.
+        types: the name of token types [their number, width]; row 0 is added as well, and
+        alone if `name` is None.
         """
         width = self._width(x)
         weight = None if name is None else self._need(f"{name}.weight", (rows, width), "table")
@@ -216,11 +216,11 @@ class Builder:
         then: Then = "none",
         add_to: ValueId | None = None,
     ) -> ValueId:
-        """Multiply x by the concatenated matrices `names`, add biases, apply activation `then`.
+        """Multiply x by these concatenated matrices, add biases, apply activation `then`.
 
         Returns [T, sum(features)]. features: output columns of each matrix, or one number for all
         of them; a single matrix with `add_to` takes it from the width of that value. `then`
-        "*_mul" needs two matrices (gate, up) of equal features and gives [T, features]. With
+        "*_mul" needs two matrices (gate, up) of equal features and returns [T, features]. With
         `add_to` the result is added to that value, which is also returned.
         """
         parts = (names,) if isinstance(names, str) else tuple(names)
@@ -245,7 +245,7 @@ class Builder:
             for n, size, flag in zip(parts, sizes, flags, strict=True)
         )
         adapted = self._adapters is not None and not self._adapters.modules.isdisjoint(parts)
-        # What an adapter adds comes before the activation, which is then an op of its own.
+        # An adapter is added before the activation, which is then an op of its own.
         fused: Then = "none" if adapted else then
         if add_to is None:
             out = self._value(label, sum(sizes) if fused == "none" else width)
@@ -302,10 +302,10 @@ class Builder:
         """Add a mixture of experts of h to the value `to`, and return that; None: make one.
 
         router: the matrix [experts, width of h] of the router, which multiplies `routed_by` (None:
-        h). experts: the names of each expert's matrices: gate and up [features, width of h], then
-        down [width of `to`, features]. bias, factors: full names of weights [experts], added to the
-        scores for the choice alone, and multiplied by the weights. groups: of experts, which limit
-        the choice. biased: the router and all matrices of experts have biases.
+        h). experts: the matrices of each expert: gate and up [features, width of h], then
+        down [width of `to`, features]. bias, factors: weights [experts] by full name, added to the
+        scores for the choice alone, and multiplied by the weights. groups: these groups of experts
+        limit the choice. biased: the router and all matrices of experts have biases.
         """
         count, width = len(experts), self._width(h)
         if self._adapters is not None:
@@ -374,7 +374,7 @@ class Builder:
 
         qkv [T, (q_heads + 2 kv_heads) * head_dim], or wider. Call it for layers in order, starting
         at 0; layers without attention are not counted. heads: (kv_heads, head_dim) of the layer, if
-        not those of the spec. stores False: qkv has queries alone, and they read the cache of an
+        not as in the spec. stores False: qkv has queries alone, and they read the cache of an
         earlier `layer`.
         """
         q_heads = self._spec.q_heads
@@ -408,14 +408,14 @@ class Builder:
         eps: float | None = None,
         interleaved: bool = True,
     ) -> ValueId:
-        """Attention over one compressed row of each token (DeepSeek's MLA): [T, q_heads * values].
+        """Attention over one compressed row of each token (MLA of DeepSeek): [T, q_heads * values].
 
-        q [T, q_heads * (nope + rotary)]; kv [T, rank + rotary] is the token's row, whose first rank
+        q [T, q_heads * (nope + rotary)]; kv [T, rank + rotary] is the token's row; its first rank
         columns are normalized with the weight `norm`. kv_b: the matrix [q_heads * (nope + values),
-        rank] that makes keys and values of a row; or two of them, in which the part of each head is
+        rank] that makes keys and values of a row; or two of them, where the part of each head is
         [rank, nope] for keys (transposed) and [values, rank] for values. The part of the keys
-        multiplies the queries instead, that of the values what attention gives, so rows stay
-        compressed.
+        multiplies the queries instead, and the part of the values the result of attention, so rows
+        stay compressed.
         """
         heads, rotary = self._spec.q_heads, rope.rotary
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))
@@ -457,7 +457,7 @@ class Builder:
     def _head_parts(
         self, kv_b: str | tuple[str, str], nope: int, values: int, rank: int
     ) -> tuple[tuple[str, int, int, int], tuple[str, int, int, int]]:
-        """The matrix of keys and that of values: name, heads, rows of a head, its first row."""
+        """The matrices of keys and of values: name, heads, rows of a head, its first row."""
         heads = self._spec.q_heads
         if isinstance(kv_b, str):
             both = self._matrix(kv_b, heads * (nope + values), rank)
@@ -525,7 +525,7 @@ class Builder:
         """Attention of q to all keys of its sequence: [T, q_heads * head_dim].
 
         window: keys less than this far away, on both sides, are visible (0 = all). The other
-        parameters are those of `rope_store_kv` and `attention`. All layers share one layer of the
+        parameters are as in `rope_store_kv` and `attention`. All layers share one layer of the
         cache: a step has whole sequences, so a later one reads nothing of it.
         """
         s = self._spec
@@ -552,7 +552,7 @@ class Builder:
             raise ModelError(msg)
 
     def split_gates(self, x: ValueId) -> ValueId:
-        """Queries, keys and values of x, whose heads have a query and a gate each; gates last."""
+        """Queries, keys and values of x, then its gates; a head of x has a query and a gate."""
         heads, head_dim, width = self._spec.q_heads, self._spec.head_dim, self._width(x)
         out = self._value(f"{self._values[x].name} sorted", width)
         self._ops.append(SplitGates(x, out, heads, head_dim, width))
@@ -594,7 +594,7 @@ class Builder:
     ) -> ValueId:
         """A gated delta net over x and its gates: [T, value_heads * value_width].
 
-        name: of the layer, whose weights are conv1d.weight, A_log, dt_bias and norm.weight. See
+        The weights of layer `name` are conv1d.weight, A_log, dt_bias and norm.weight. See
         `ops.GatedDelta` for the columns of x and gates, and for `tiled`.
         """
         if value_heads % key_heads:
@@ -645,7 +645,7 @@ class Builder:
         self._ops.append(
             ShortConv(x, out, state, channels, taps, weight, shift, column, units, silu)
         )
-        # A unit keeps the last inputs of its channels, and those of all open tokens.
+        # A unit keeps the last inputs of its channels, and the inputs of all open tokens.
         each = channels // units
         self._states.append(StateLayer(units, (taps - 1) * each, STATE_CHUNK * each))
         return out
@@ -665,7 +665,7 @@ class Builder:
     ) -> ValueId:
         """The state space of Mamba2 over x: [T, heads * value_width].
 
-        name: of the layer, whose weights are A_log, dt_bias and D. See `ops.Mamba2` for the columns
+        The weights of layer `name` are A_log, dt_bias and D. See `ops.Mamba2` for the columns
         of x. steps: has a column of each head from `column` on; limits: of what becomes of it.
         """
         if heads % groups:
@@ -728,7 +728,7 @@ class Builder:
     def columns(
         self, x: ValueId, width: int, *, column: int = 0, more: ValueId | None = None
     ) -> ValueId:
-        """A copy of `width` columns of x from `column` on, and behind them one of `more`."""
+        """A copy of `width` columns of x from `column` on, followed by a copy of `more`."""
         self._check_columns("columns", x, column, width)
         total = width + (0 if more is None else self._width(more))
         out = self._value("columns", total)
@@ -748,7 +748,7 @@ class Builder:
     ) -> None:
         """Add to each of `parts` equal parts of x what others have, or a target; in place.
 
-        See `ops.MixParts`. name: of the weight [parts * parts, width of gates], or, with a target,
+        See `ops.MixParts`. name: the weight [parts * parts, width of gates], or, with a target,
         [parts, width of gates].
         """
         width, k = self._width(x) // max(parts, 1), self._width(gates)
@@ -772,7 +772,7 @@ class Builder:
         self._ops.append(MatchRms(x, like, width, parts, floor))
 
     def keep_top(self, x: ValueId, *, width: int, deviations: float) -> None:
-        """Keep what the first `width` columns of x have above a cutoff, else 0; in place.
+        """Subtract a cutoff from the first `width` columns of x, and set negatives to 0; in place.
 
         The cutoff is their mean plus that number of standard deviations.
         """
@@ -818,7 +818,7 @@ class Builder:
         self._ops.append(Logits(x, weight, vocab, width, scale, softcap, shift))
 
     def hidden(self, x: ValueId) -> None:
-        """The rows of x, of which embeddings are made; the last op of an encoder."""
+        """The rows of x as the source of embeddings; the last op of an encoder."""
         self._ops.append(Hidden(x, self._width(x)))
 
     def finish(self) -> Program:

@@ -85,7 +85,7 @@ def compare(
     arrays: HasWords,
     source_op: Sequence[int] | None = None,
 ) -> Difference | None:
-    """The first op of this step whose output differs beyond its tolerance, or None.
+    """The first op of this step with an output that differs beyond its tolerance, or None.
 
     source_op: the index of the Program op for each op of the executor (Lowered.source_op); None if
     both have the same ops. Call this function for every step of a sequence, from the first on,
@@ -113,9 +113,9 @@ def compare(
 def stored_format(
     program: Program, kinds: Mapping[str, str], value: ValueId, activation_bits: int = 8
 ) -> str:
-    """The row format in which an executor stores `value`: that of all its readers, else "f32".
+    """The row format that an executor stores `value` in: the one its readers share, else "f32".
 
-    Results of experts that only Combine reads have that of `combined_format`.
+    Results of experts that only Combine reads have the format of `combined_format`.
     """
 
     def of(weight: str) -> str:

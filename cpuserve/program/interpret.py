@@ -73,7 +73,7 @@ Mode = Literal["reference", "emulated"]
 
 BLOCK = 32  # tokens of a KV block, kBlock
 CHUNK = 256  # keys of an attention chunk, kChunk
-GROUP = 32  # weights that share a scale in GGUF's formats
+GROUP = 32  # weights that share a scale in the GGUF formats
 GROUP128 = 128  # inputs that share a scale in rows of format q8g128
 GROUP256 = 256  # the same in rows of format q8g256
 QUERIES_AT_ONCE = 128  # per sequence; limits the memory of scores [queries, heads, keys]
@@ -133,7 +133,7 @@ Matrix: TypeAlias = Tensor | QuantMatrix
 
 
 def _tensor(tensors: Mapping[str, Matrix], name: str) -> Matrix:
-    """The tensor `name`, or the rows that it stands for of one of `tensors`."""
+    """The tensor `name`, or the rows of one of `tensors` that the name denotes."""
     part = None if name in tensors else parse(name)
     if part is None:
         return tensors[name]
@@ -267,7 +267,7 @@ class Interpreter:
     def run_op(self, index: int, inputs: Sequence[Tensor]) -> Tensor:
         """Run op `index` of the step set by `begin`; returns its output in fp32.
 
-        The output is [T, width], or [R, vocab] for Logits; that of Hidden is its input.
+        The output is [T, width], or [R, vocab] for Logits; Hidden returns its input.
         inputs: the values that the op reads, in the order of dataflow.reads. RopeStoreKV returns
         the changed qkv and writes the KV cache.
         """
@@ -500,7 +500,7 @@ class Interpreter:
         return out
 
     def _state_parts(self) -> Iterator[tuple[slice, Part]]:
-        """The rows of all sequences of the step, in parts that lie in one chunk each."""
+        """The rows of all sequences of the step, in parts of one chunk each."""
         step, gone = self._step, self.num_blocks - 1
         for seq in range(step.num_seqs):
             rows, table = step.queries(seq), step.table(seq, self._kv_groups)
@@ -531,7 +531,7 @@ class Interpreter:
             if v_scale is not None and self.mode == "reference":
                 v, v_scale = v * v_scale[..., None], None
             if op.window:
-                # Blocks left of the window may have been freed: 0 times what they hold may be NaN.
+                # Blocks left of the window may have been freed: 0 times their content may be NaN.
                 first = max(0, len(slots) - (at.stop - at.start) - op.window + 1)
                 for read in (k, v) if v_scale is None else (k, v, v_scale):
                     read[:first] = 0.0
@@ -672,7 +672,7 @@ class Interpreter:
 
 
 def make_states(program: Program, slots: int) -> list[DeltaStates | ConvInputs | Mamba2States]:
-    """What each recurrent layer keeps in its `slots` state slots."""
+    """The contents of the `slots` state slots of each recurrent layer."""
     made: list[DeltaStates | ConvInputs | Mamba2States] = []
     for op in program.ops:
         if isinstance(op, GatedDelta):
@@ -704,7 +704,7 @@ def row_blocks(weight: Matrix) -> list[slice]:
 
 
 def routed_rows(routing: Tensor, chosen: int) -> Tensor:
-    """token * chosen + rank of each routed row: by expert, then token; -1 gives no row."""
+    """token * chosen + rank of each routed row: by expert, then token; -1 adds no row."""
     sorted_ids = routing[:, :chosen].reshape(-1).sort(stable=True)
     return sorted_ids.indices[sorted_ids.values >= 0]
 
@@ -722,7 +722,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def activate(x: Tensor, then: Then) -> Tensor:
-    """The activation of Linear and ActivationOp; "*_mul" gives act(first half) * second half."""
+    """The activation of Linear and ActivationOp; "*_mul" is act(first half) * second half."""
     if then.endswith("_mul"):
         gate, up = x.chunk(2, dim=1)
         if then == "clamped_swiglu_mul":

@@ -7,7 +7,7 @@ that only Combine reads are bf16, unless their activations were more precise. Ot
 fp32 and are converted before each linear. Values with disjoint lifetimes share a buffer.
 
 Some matrices are stored with their columns in another order (activation order of GPTQ). The columns
-of what they multiply take that order when it is converted, so before it is quantized.
+of the other factor are reordered when it is converted, so before it is quantized.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class HeadPart:
 
 @dataclass(frozen=True, slots=True)
 class MatrixLoad:
-    """Pack checkpoint tensors `names` into native matrix `id`; part: a part of the only one.
+    """Pack these checkpoint tensors into native matrix `id`; part: a part of the only one.
 
     values: the tensors are dequantized first, because they cannot be packed together as they are.
     """
@@ -130,7 +130,7 @@ class VectorLoad:
 class OpWeights:
     """The packed matrix [n, k] of weight kind `kind` that an op multiplies; its size in bytes.
 
-    For an op with experts, n and `num_bytes` are those of the experts that one token chooses, and
+    For an op with experts, n and `num_bytes` count the experts that one token chooses, and
     `expert_bytes` is the size of all experts of the op (0: it has none).
     """
 
@@ -155,7 +155,7 @@ def bytes_in_use(chosen: int, experts: int, tokens: int) -> float:
     return experts * (1.0 - (1.0 - chosen / experts) ** tokens)
 
 
-# Dot-product type of each weight kind, by the names of the probes; other kinds use "f32".
+# Dot-product type of each weight kind, as the probes call it; other kinds use "f32".
 DOT_OF_KIND = {
     "dense_bf16": "bf16",
     "w8_g32": "int8",
@@ -231,13 +231,13 @@ class Lowered:
     def cache_bytes(self, keys: int, token_bytes: Sequence[int]) -> int:
         """Bytes of the KV cache that a token with `keys` keys reads.
 
-        token_bytes: of a token in each cache layer.
+        token_bytes: the bytes of a token in each cache layer.
         """
         return sum(token_bytes[layer] * min(keys, w or keys) for layer, w in self.cache_reads)
 
     @property
     def dot(self) -> str:
-        """The dot-product type of most weights, by the names of the probes."""
+        """The dot-product type of most weights, as the probes call it."""
         counts: dict[str, int] = {}
         for weights in filter(None, self.op_weights):
             dot = DOT_OF_KIND.get(weights.kind, "f32")
@@ -251,7 +251,7 @@ def split_then(then: Then) -> tuple[str, bool]:
 
 
 def _position_rows(op: PositionEmbed, read: ReadFn) -> Float32:
-    """What a PositionEmbed adds at each position [rows, width], token type 0 included."""
+    """The rows that a PositionEmbed adds by position [rows, width], token type 0 included."""
     rows = np.zeros((op.rows, op.width), np.float32) if op.weight is None else read(op.weight)
     return rows if op.types is None else rows + read(op.types)[:1]
 
@@ -369,7 +369,7 @@ class Lowering:
         return act_format(self.kind_of(weight), self.activation_bits)
 
     def _read_format(self, weight: str) -> str:
-        """The format in which a value has to be stored that only `weight` is multiplied with."""
+        """The storage format for a value that only `weight` is multiplied with."""
         return self._act_format(weight) if self._order(weight) is None else "f32"
 
     def _heads_cross_groups(self, value: ValueId) -> bool:
@@ -414,7 +414,7 @@ class Lowering:
     ) -> int:
         """The buffer that holds `value` in `fmt`; emits a conversion if it is stored otherwise.
 
-        orders: of its columns; if there are several, that of each expert of `routing`.
+        orders: the order of its columns, or one for each expert of `routing`.
         """
         if self._format[value] == fmt and not orders:
             return self._value(value)
@@ -483,11 +483,11 @@ class Lowering:
         return () if order is None else (order,)
 
     def _layout(self, weight: str) -> tuple[str, int | None]:
-        """What the matrices have in common that can be packed as one."""
+        """The key that matrices must share to be packed as one."""
         return self.kind_of(weight), self._order(weight)
 
     def _settle_experts(self) -> None:
-        """Find experts whose gate and up have different orders, and cannot be one matrix."""
+        """Find experts that cannot be one matrix because gate and up have different orders."""
         for op in self.program.ops:
             if not isinstance(op, ExpertLinear):
                 continue

@@ -1,6 +1,6 @@
 """The reference of short convolutions and Mamba2, in torch: closed states and open rows.
 
-The contract is that of DeltaStates: what is closed at a multiple of 16 tokens, and what is kept of
+The contract is the same as in DeltaStates: a state closed at a multiple of 16 tokens, and data of
 each token since then.
 """
 
@@ -18,7 +18,7 @@ from cpuserve.program.recurrent import Part
 
 
 class ConvInputs:
-    """The inputs of a short convolution: the last ones before a chunk, and those of open tokens."""
+    """The inputs of a short convolution: the last ones before a chunk, then open tokens."""
 
     def __init__(self, channels: int, taps: int, slots: int) -> None:
         self._taps = taps
@@ -45,7 +45,7 @@ class ConvInputs:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Weights:
-    """The weights of a Mamba2 layer in fp32, by the names of the op."""
+    """The weights of a Mamba2 layer in fp32, as the op calls them."""
 
     a_log: Tensor
     dt_bias: Tensor
@@ -53,7 +53,7 @@ class Mamba2Weights:
 
 
 class Mamba2States:
-    """What one Mamba2 layer keeps, by state slot, and its computation.
+    """The states of one Mamba2 layer, by state slot, and its computation.
 
     Of each open token that is B, u = dt x, and G, the sum of -exp(a_log) dt since the chunk began:
 

@@ -17,7 +17,7 @@ OLMo 2 and 3, OLMoE (PartNorm); Gemma 4 (Scale, Route `factors`, layers that sha
 3n (Columns, MixParts, MatchRms, KeepTop); encoders (Attention without `causal`, Hidden).
 docs/design/programs.md says which family uses which operations.
 
-Operations are structs of msgspec, whose classes are made in 1 ms; as dataclasses they took 19 ms of
+Operations are msgspec structs: their classes are made in 1 ms; as dataclasses they took 19 ms of
 the start of both processes.
 """
 
@@ -73,7 +73,7 @@ class Embed(msgspec.Struct, frozen=True):
 class PositionEmbed(msgspec.Struct, frozen=True):
     """x[t] += weight[positions[t] + offset]; weight [rows, D] (OPT: offset 2).
 
-    types: a weight [kinds, D] of which row 0 is added, too (BERT's token types); alone if weight is
+    types: a weight [kinds, D]; its row 0 is added as well (BERT's token types), alone if weight is
     None.
     """
 
@@ -104,7 +104,7 @@ class PartNorm(msgspec.Struct, frozen=True):
     """RmsNorm of each of `parts` parts of x, in place; other columns are left alone.
 
     A part has `width` columns and a mean of its own; the first one begins at `column`. weight
-    [width] is that of all parts (OLMo: of all q heads, and of all k heads, as one part each); None:
+    [width] is common to all parts (OLMo: all q heads are one part, all k heads another); None:
     ones (Gemma 4: of each v head).
     """
 
@@ -131,8 +131,8 @@ class Linear(msgspec.Struct, frozen=True):
     """y = then(x W^T + b), W = the concatenated rows of `weights`; out = y, or out += y if `add`.
 
     weights[i] is [features[i], in_features]. `then` "*_mul" needs exactly two weights of equal
-    features (gate, up) and gives act(gate) * up. biases[i] is None if that part has no bias. With
-    `add`, `out` is an existing value of the same width as y.
+    features (gate, up) and computes act(gate) * up. biases[i] is None if that part has no bias.
+    With `add`, `out` is an existing value of the same width as y.
     """
 
     x: ValueId
@@ -146,7 +146,7 @@ class Linear(msgspec.Struct, frozen=True):
 
 
 class Groups(msgspec.Struct, frozen=True):
-    """Experts in `count` equal groups, of which a token takes experts of the `kept` best only.
+    """Experts in `count` equal groups; a token takes experts of the `kept` best groups only.
 
     The score of a group is the sum of its `best` (1 or 2) highest scores.
     """
@@ -183,7 +183,7 @@ class Route(msgspec.Struct, frozen=True):
 class RouteAdapters(msgspec.Struct, frozen=True):
     """Route each token to the adapter (LoRA) of its sequence, as if that were its only expert.
 
-    out [T, 2]: the adapter, or -1, which gives the token no routed row; and the adapter's scale, of
+    out [T, 2]: the adapter, or -1 for no routed row of the token; and the adapter's scale, of
     the weights `scales` [adapters].
     """
 
@@ -208,7 +208,7 @@ class Spread(msgspec.Struct, frozen=True):
 class ExpertLinear(msgspec.Struct, frozen=True):
     """A Linear of routed rows, each multiplied by the matrices of its own expert.
 
-    weights[e] are the names of expert e's matrices, and biases[e] those of its biases, as in
+    weights[e] are the matrices of expert e by name, and biases[e] its biases, as in
     Linear; `biases` is empty if no expert has one.
     """
 
@@ -226,7 +226,7 @@ class ExpertLinear(msgspec.Struct, frozen=True):
 class Combine(msgspec.Struct, frozen=True):
     """out[t] += the sum of token t's routed rows of x times their weights; without `add`, out[t] =.
 
-    The terms are added to `out` (or 0) one after another, in the order in which the experts were
+    The terms are added to `out` (or 0) one after another, in the order that the experts were
     chosen, each product rounded before it is added.
     """
 
@@ -281,10 +281,10 @@ class HeadLinear(msgspec.Struct, frozen=True):
 
 
 class LatentStoreKV(msgspec.Struct, frozen=True):
-    """Store one compressed row of each token, and make queries for it (DeepSeek's MLA).
+    """Store one compressed row of each token, and make queries for it (MLA of DeepSeek).
 
-    kv [T, rank + rotary] gives the row: the RmsNorm of its first `rank` columns with weight `norm`,
-    then the others, rotated. It is key and value of the only KV head. q [T, q_heads (nope +
+    kv [T, rank + rotary] becomes the row: the RmsNorm of its first `rank` columns with weight
+    `norm`, then the others, rotated. It is key and value of the only KV head. q [T, q_heads (nope +
     rotary)]: its last `rotary` columns of each head are rotated; latent [T, q_heads rank] takes the
     place of the others (HeadLinear). out [T, q_heads (rank + rotary)]. interleaved: neighbouring
     dims are rotated as a pair; the result has the first ones of all pairs before the second ones.
@@ -313,7 +313,7 @@ class Attention(msgspec.Struct, frozen=True):
     """out = softmax(scale q k^T, causal) v over the layer's KV cache; reads the q part of `qkv`.
 
     out [T, q_heads head_dim]. window: keys less than this far away are visible (0 = all). causal
-    False: those after a row's own are visible, too, so the step must have the whole sequence.
+    False: keys after a row's own are visible as well, so the step must have the whole sequence.
     softcap: scores become cap tanh(s / cap) (0 = none). sinks: weight [q_heads], one extra logit
     per head. alibi: adds the standard ALiBi slopes for q_heads.
     """
@@ -333,7 +333,7 @@ class Attention(msgspec.Struct, frozen=True):
 
 
 class SplitGates(msgspec.Struct, frozen=True):
-    """Bring the gates of attention's heads behind everything else.
+    """Move the gates of the attention heads after all other columns.
 
     The first columns of x [T, width] are, for each of `heads` heads, `head_dim` queries and
     `head_dim` gates. out [T, width]: all queries, then the other columns of x, then all gates.
@@ -376,7 +376,7 @@ class GatedDelta(msgspec.Struct, frozen=True):
 
         S_t = decay S_(t-1) + k (x) u,  u = beta (v - decay S_(t-1)^T k),  o = S_t^T q
 
-    and out = RmsNorm(o) norm silu(z). What a sequence keeps stands in state layer `state`. Source:
+    and out = RmsNorm(o) norm silu(z). The state of a sequence is in state layer `state`. Source:
     transformers modeling_qwen3_next; Yang et al. 2024 (Gated Delta Networks).
     """
 
@@ -402,7 +402,7 @@ class ShortConv(msgspec.Struct, frozen=True):
 
     out[t, c] = bias[c] + sum over j of weight[c, 0, j] x[t - taps + 1 + j, column + c], where
     inputs before the sequence are 0. weight [channels, 1, taps], bias [channels] or None. The last
-    inputs of a sequence stand in state layer `state`, in `units` equal parts of the channels.
+    inputs of a sequence are kept in state layer `state`, in `units` equal parts of the channels.
     """
 
     x: ValueId
@@ -426,7 +426,7 @@ class Mamba2(msgspec.Struct, frozen=True):
 
         S_t = exp(-exp(a_log) dt) S_(t-1) + B (x) (dt x),  out = S_t^T C + d x
 
-    out [T, heads value_width]. What a sequence keeps stands in state layer `state`, in units of
+    out [T, heads value_width]. The state of a sequence is in state layer `state`, in units of
     `together` heads of a group. Source: transformers modeling_granitemoehybrid; Dao and Gu 2024
     (Transformers are SSMs).
     """
@@ -483,7 +483,7 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """out = x[:, column : column + width], and behind these columns those of `more`, if any."""
+    """out = x[:, column : column + width], followed by the columns of `more`, if any."""
 
     x: ValueId
     out: ValueId
@@ -550,7 +550,7 @@ class Logits(msgspec.Struct, frozen=True):
     """Logits of the step's logit rows (at most 32 at a time), then sampling or scoring.
 
     logits = scale (x W^T + bias), then cap tanh(logits / cap) if softcap > 0. weight [vocab, D];
-    a tied model gives the name of its embedding, and both uses share one packed matrix.
+    a tied model uses the name of its embedding, and both uses share one packed matrix.
     """
 
     x: ValueId
@@ -563,9 +563,10 @@ class Logits(msgspec.Struct, frozen=True):
 
 
 class Hidden(msgspec.Struct, frozen=True):
-    """The rows of x [T, width] for which the step has work of kind HIDDEN, as they are, in fp32.
+    """The rows of x [T, width] that have work of kind HIDDEN in the step, unchanged, in fp32.
 
-    It ends the program of an embedding model, where `Logits` ends that of one that writes text.
+    It ends the program of an embedding model, as `Logits` ends the program of a model that writes
+    text.
     """
 
     x: ValueId

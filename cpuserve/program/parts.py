@@ -2,7 +2,7 @@
 
 Some checkpoints store several matrices as one tensor: gate and up of an MLP (Phi-3), queries, keys
 and values of all heads (GPT-NeoX), or a matrix of every expert (Granite). Others order the rows of
-a matrix in another way than the ops do (GLM-4, whose RoPE rotates neighbouring dimensions), or its
+a matrix in another way than the ops do (GLM-4: its RoPE rotates neighbouring dimensions), or its
 transpose (GPT-2).
 
     "mlp.gate_up_proj[0:160].weight"          rows 0 to 159 of "mlp.gate_up_proj.weight"
@@ -26,8 +26,8 @@ _PART = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?\[(:,)?(\d+):(\d+)(?::(\d+))?\]([^\
 class Part:
     """Rows [first, end) of a stored tensor, or of its matrix `index` if it is a stack of them.
 
-    step: 1, or how many rows further the next one lies. columns: of the transposed matrix, so they
-    are columns of the stored one; of a vector, which has no transpose, its numbers.
+    step: 1, or the distance from each row to the next. columns: rows of the transposed matrix, so
+    they are columns of the stored one; of a vector, which has no transpose, its numbers.
     """
 
     tensor: str
@@ -56,7 +56,7 @@ class Part:
 def rows(name: str, first: int, count: int, *, step: int = 1, index: int | None = None) -> str:
     """The name of `count` rows of tensor `name`, or of its matrix `index`, from `first` on.
 
-    step: 1, or how many rows further the next one lies.
+    step: 1, or the distance from each row to the next.
     """
     matrix = "" if index is None else f"[{index}]"
     every = "" if step == 1 else f":{step}"
@@ -69,7 +69,7 @@ def columns(name: str, first: int, count: int) -> str:
 
 
 def parse(name: str) -> Part | None:
-    """What `name` stands for; None if it is the name of a whole tensor."""
+    """The part that `name` denotes; None if it denotes a whole tensor."""
     if not (match := _PART.fullmatch(name)):
         return None
     stem, index, across, first, end, step, rest = match.groups()

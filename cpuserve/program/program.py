@@ -33,7 +33,7 @@ class WeightNeed:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """What one layer keeps of every token: `heads` keys and values of these widths.
+    """The cache of one layer for every token: `heads` keys and values of these widths.
 
     window: only the last `window` tokens are read again (0 = all of them). latent: the keys are
     the values too, and are stored once.
@@ -48,10 +48,10 @@ class CacheLayer:
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """What a recurrent layer keeps of a sequence, in fp32, for each of `units` independent parts.
+    """The state of a sequence in a recurrent layer, in fp32, for each of `units` independent parts.
 
     closed: floats of a unit's state, which has taken in all tokens up to a multiple of STATE_CHUNK.
-    open: floats of what it keeps of each token since then.
+    open: floats that it keeps of each token since then.
     """
 
     units: int

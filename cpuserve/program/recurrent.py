@@ -18,9 +18,9 @@ LENGTH_EPS = 1e-6  # of the squared length of a query or key
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows [first, end) of a sequence's part of a step, which lie in one chunk.
+    """Rows [first, end) of a sequence's part of a step, all in one chunk.
 
-    `num_open` rows of the chunk stand before them in `slot`. closed: the slot of the last closed
+    `num_open` rows of the chunk precede them in `slot`. closed: the slot of the last closed
     state, -1 at the beginning of a sequence.
     """
 
@@ -39,7 +39,7 @@ class Part:
 def parts_of(n: int, start: int, table: Int32, gone: int, block: int) -> Iterator[Part]:
     """The n rows of tokens start, start + 1... of a sequence, by chunk.
 
-    table: the sequence's state slots, each for `block` tokens; `gone` stands where there is none.
+    table: the sequence's state slots, each for `block` tokens; `gone` where there is none.
     """
     done = 0
     while done < n:
@@ -54,7 +54,7 @@ def parts_of(n: int, start: int, table: Int32, gone: int, block: int) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
-    """The weights of a GatedDelta layer in fp32, by the names of the op."""
+    """The weights of a GatedDelta layer in fp32, as the op calls them."""
 
     conv: Tensor
     a_log: Tensor
@@ -63,7 +63,7 @@ class DeltaWeights:
 
 
 class DeltaStates:
-    """What one GatedDelta layer keeps, by state slot, and its computation.
+    """The states of one GatedDelta layer, by state slot, and its computation.
 
     The state at the last multiple of 16 tokens is closed. Of each token since then ("open rows"),
     the layer keeps its key, u, cumulated log decay G and inputs of the convolution. A token's
@@ -95,7 +95,7 @@ class DeltaStates:
     ) -> Tensor:
         """The output [n, value_heads * value_width] of tokens start, start + 1... of a sequence.
 
-        table: the sequence's state slots by block; `gone` stands where there is none.
+        table: the sequence's state slots by block; `gone` where there is none.
         """
         op, n = self._op, len(x)
         inputs, z = torch.split(x, [self._tail.shape[2], op.value_heads * op.value_width], dim=1)
@@ -120,7 +120,7 @@ class DeltaStates:
         g: Tensor,
         conv: Tensor,
     ) -> Tensor:
-        """Some rows of one chunk, of which `num_open` stand in `slot`; closes it if it is full.
+        """Some rows of one chunk after `num_open` rows in `slot`; closes the chunk if it is full.
 
         closed: the slot of the closed state, -1 at the beginning of a sequence.
         """
@@ -159,7 +159,7 @@ class DeltaStates:
         return out
 
     def _for_values(self, x: Tensor) -> Tensor:
-        """What each value head takes of x [n, key_heads, ...]: [n, value_heads, ...]."""
+        """Expand x [n, key_heads, ...] to [n, value_heads, ...]."""
         each = self._each
         return x.repeat(1, each, 1) if self._op.tiled else x.repeat_interleave(each, dim=1)
 

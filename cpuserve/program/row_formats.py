@@ -1,11 +1,11 @@
-"""The formats in which the native executor stores the rows that linears and Combine read.
+"""The formats of the rows that linears and Combine read in the native executor.
 
 Source: csrc/kernels/table.h, ActFormat.
 """
 
 from typing import Final
 
-CONVERTED_KIND: Final = "w8_g32"  # the kind of a matrix whose format has no kernels
+CONVERTED_KIND: Final = "w8_g32"  # the kind of a matrix in a format without kernels
 # The kinds of integers with zero points.
 ZERO_POINTS = (
     *("w8z_g32", "w8z_g128", "w4z_g32", "w4z_g64"),
@@ -39,19 +39,19 @@ ACT_FORMAT = {
     "nvfp4": "bf16",
     **dict.fromkeys(ZERO_POINTS, "q8g32"),
 }
-# The kinds of formats whose matrices may have their columns in another order (activation order).
+# The kinds of matrices that may have their columns in another order (activation order).
 REORDERED = ("w8_g32", "w4_g32", "w4m_g128", *ZERO_POINTS)
-# With activation_bits 16, two int8 terms stand for one value, which gives about 15 bits.
+# With activation_bits 16, a value is the sum of two int8 terms: about 15 bits.
 TWO_TERMS = {"q8g32": "q8g32x2", "q8g256": "q8g256x2"}
 # Their scale covers more columns than a tile or a head. Linears and attention write parts of rows,
 # so only other ops can write these formats.
 WHOLE_ROW = ("q8g128", "q8row", "q8g256", "q8g256x2")
-# The kinds whose linears read rows of fp32.
+# The kinds with linears that read rows of fp32.
 FLOAT_ROWS = tuple(kind for kind, rows in ACT_FORMAT.items() if rows == "f32")
 
 
 def act_format(kind: str, activation_bits: int) -> str:
-    """The row format of what a matrix of `kind` is multiplied with; fp32 for unknown kinds."""
+    """The format of rows that a matrix of `kind` multiplies; fp32 for unknown kinds."""
     rows = ACT_FORMAT.get(kind, "f32")
     return TWO_TERMS.get(rows, rows) if activation_bits == 16 else rows
 

@@ -39,7 +39,7 @@ class KeptTables:
         return tables[group] if group < len(tables) else EMPTY
 
     def keep(self, step: StepView) -> None:
-        """Take what a step changes, after it has been checked."""
+        """Apply the changes of a step, after it has been checked."""
         for seq, slot in enumerate(step.seq_slot.tolist()):
             self._tables[slot] = [step.table(seq, group) for group in range(step.num_groups)]
 
@@ -80,7 +80,7 @@ class StepView:
     kept: KeptTables = field(default_factory=KeptTables, kw_only=True)
 
     def draft(self, row: int) -> int:
-        """The token that `row` has to give for the next row to be sampled, or -1."""
+        """The token that must be sampled in `row` for the next row to be sampled, or -1."""
         return int(self.row_draft[row]) if len(self.row_draft) else -1
 
     @property
@@ -99,7 +99,7 @@ class StepView:
         return len(self.table_first) // self.num_seqs if self.num_seqs else 1
 
     def table(self, seq: int, group: int = 0) -> Int32:
-        """Block table of sequence `seq` for the layers of `group`, with what the step changes."""
+        """Block table of sequence `seq` for the layers of `group`, with the changes of the step."""
         at = seq * self.num_groups + group
         new = self.table_entries[self.table_start[at] : self.table_start[at + 1]]
         kept = self.kept.table(int(self.seq_slot[seq]), group)
@@ -162,7 +162,7 @@ def check_step(
 ) -> None:
     """Raise ValueError if an index in `step` is out of range; call it before the step runs.
 
-    groups: cache groups, of which the last one has states if num_states is not 0.
+    groups: cache groups; the last one has states if num_states is not 0.
     """
     if step.num_groups != groups:
         msg = f"the step has block tables for {step.num_groups} cache groups, not {groups}"
@@ -234,7 +234,7 @@ def _check_states(step: StepView, num_blocks: int, block: int, num_states: int) 
 
 
 def _check_draft(step: StepView, row: int) -> None:
-    """Raise ValueError unless the next row is that of the draft of `row`."""
+    """Raise ValueError unless the next row belongs to the draft of `row`."""
     token = int(step.row_token[row]) + 1
     rows = slice(row, row + 2)
     follows = (
@@ -272,7 +272,7 @@ def key_slots(step: StepView, seq: int, block: int, group: int = 0) -> Int32:
 
 
 def state_slot(table: Int32, block: int, gone: int) -> int:
-    """The state slot that serves `block` of a sequence: its own, or that of the next which has one.
+    """The state slot that serves `block` of a sequence: its own, or the next one in the table.
 
     table: the slots by block, counted on from the KV blocks; `gone`, the last of these, where there
     is none.

@@ -1,7 +1,7 @@
 """Weight formats: convert the tensors of a checkpoint to rows that the C++ packers read.
 
 To add a format, write a file with a `@weight_format("name")` function and add a line to
-`BUILTIN` in registry.py. A checkpoint names its format in config.json as
+`BUILTIN` in registry.py. A checkpoint states its format in config.json as
 quantization_config.quant_method.
 """
 

@@ -76,7 +76,7 @@ class Form:
 
 
 class Part(NamedTuple):
-    """A tensor of a stored matrix. rows: of the matrix, for each of its own; 0: of all the same."""
+    """A tensor of a stored matrix. rows: matrix rows per row of it; 0: all rows share it."""
 
     suffix: str
     dtype: str
@@ -157,8 +157,8 @@ def _columns(zero: Bytes) -> Bytes:
 def quantization_config(forms: Mapping[str, Form], dense: Iterable[str]) -> dict[str, Any]:
     """The quantization_config of config.json.
 
-    forms: of the quantized matrices, by the name of their module. dense: modules that may look like
-    linears and are not quantized.
+    forms: how matrices are quantized, by the name of their module. dense: modules that may look
+    like linears and are not quantized.
     """
     present = sorted(set(forms.values()))
     config_groups = {

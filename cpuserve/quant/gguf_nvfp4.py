@@ -5,7 +5,7 @@ A block is { u8 scale[4]; u8 q[32] }. A scale covers 16 weights, in E4M3 without
 
 A matrix may have an fp32 factor in a tensor of its own, and a stack of experts one for each of
 them. llama.cpp multiplies the product by it; here it is the scale of the rows. The input scales
-beside it are those of activations in 4 bits, which are bf16 here, as they are int8 in llama.cpp.
+are for activations in 4 bits, which are bf16 here, as they are int8 in llama.cpp.
 Source: block_nvfp4 in ggml-common.h; _generate_nvfp4_tensors of the converter of llama.cpp.
 """
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 NVFP4 = "NVFP4"
 WEIGHTS, SIZE = 64, 36  # of a block
-# Ends of the names of factors and of input scales; what comes before them names the matrix.
+# Ends of the names of factors and of input scales; the text before them is the matrix.
 FACTOR, INPUT = "_scale", "input_scale"
 MAGNITUDE = 127  # the bits of a scale without its sign, and also the code of no number
 NO_NUMBER = 255

@@ -16,8 +16,8 @@ DECODED = {
 # Rows of these types cannot be packed as they are stored: they are built when they are read.
 BUILT = (*DECODED, "NVFP4", "TQ1_0", "TQ2_0", "Q1_0")
 # Bytes of a block in the file and in memory, where its small scales of 4 or 6 bits take whole
-# bytes, where each four blocks of a row get an fp32 scale (NVFP4), or where it is converted. Of
-# Q1_0 they are those of two blocks, whose zero points of 4 bits share a byte.
+# bytes, where each four blocks of a row get an fp32 scale (NVFP4), or where it is converted. For
+# Q1_0 they count two blocks, as two zero points of 4 bits share a byte.
 PACKED_BYTES = {
     "Q3_K": (110, 114),
     "Q4_K": (144, 148),

@@ -2,9 +2,9 @@
 
 The matrices [out, in] of all experts are one tensor X_blocks [experts, out, in / 32, 16], where the
 low and the high nibble of byte i are elements 2 i and 2 i + 1, and X_scales [experts, out, in / 32]
-has the exponents plus 127. GGUF's type MXFP4 has the same codes in another order. Matrices that the
-quantizer left alone (`modules_to_not_convert`) are stored without blocks. Source: OCP Microscaling
-Formats 1.0; transformers integrations/mxfp4.py.
+has the exponents plus 127. The GGUF type MXFP4 has the same codes in another order. Matrices that
+the quantizer left alone (`modules_to_not_convert`) are stored without blocks. Source: OCP
+Microscaling Formats 1.0; transformers integrations/mxfp4.py.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> QuantTensor:
-    """Rows of a tensor: a view where they lie together in the file; others are cut out when they
+    """Rows of a tensor: a view where they are contiguous in the file; others are cut out when they
     are read, as the tensor may be built then.
 
     rows: a part of `whole`; matrices of a stack follow each other. vector: `whole` is a
@@ -77,7 +77,7 @@ class PartWeights:
     If the checkpoint stores the matrices of all experts as one tensor (Qwen3.5), each of them has
     the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`. So have biases.
 
-    Where the biases of `experts.down_proj` are `experts.down_proj_bias`, the layout is that of
+    Where the biases of `experts.down_proj` are `experts.down_proj_bias`, the layout is as in
     gpt-oss: dense matrices are stored as [in, out], and the outputs of gate and up alternate.
     """
 
@@ -118,7 +118,7 @@ class PartWeights:
         return set(self._names)
 
     def parts_of(self, name: str) -> list[str]:
-        """The names that a stored tensor has here: those of experts' matrices, or its own."""
+        """The names that a stored tensor has here: its own, or one per expert's matrix."""
         return self._of.get(name, [name])
 
     def get(self, name: str) -> QuantTensor:

@@ -155,7 +155,7 @@ def int8_source(each: int, *, symmetric: bool) -> SourceType:
     """The source type of 8-bit rows with a scale and a zero point for `each` weights.
 
     symmetric: the zero points of all codes are 128. The scales of Q8_0 are a few bytes more than
-    those of groups of 128, but need no zero points.
+    scales of groups of 128, but need no zero points.
     """
     if symmetric and each <= GROUP:
         return "gguf_q8_0"

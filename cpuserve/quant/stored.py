@@ -89,7 +89,7 @@ class WithoutTensors:
     """A view of a store that hides the tensors of quantized matrices."""
 
     def __init__(self, store: TensorStore, taken: set[str]) -> None:
-        """taken: the names that are hidden."""
+        """taken: the hidden tensors."""
         self._names = store.names() - taken
         self.dtype, self.get = store.dtype, store.get
 

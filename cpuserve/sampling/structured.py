@@ -45,9 +45,9 @@ class StructuredOutputs(
 ):
     """One of: a JSON schema, a regular expression, some texts, a grammar, or any JSON object.
 
-    grammar: in Lark or in GBNF. disable_additional_properties: an object without a schema for
+    grammar: Lark or GBNF. disable_additional_properties: an object without a schema for
     other members has no other members. calls: a grammar in Lark of tool calls, alone (or in free
-    text) or of what may be in place of that. field: the request's field that asks for it, for
+    text) or of the text that may replace them. field: the request's field that asks for it, for
     messages. caller: who asks; the engine compiles a limited number of new forms of each.
 
     Raises:

@@ -21,8 +21,8 @@ MAX_ID_LIST = 1024
 MAX_PROMPTS = 1024
 NO_LIMIT = 2**31 - 1  # as max_tokens: up to the end of the context, whatever the default is
 
-# In the form of chat completions. `content` is a text, or a list of parts that are texts. What an
-# assistant thought before it is in `reasoning_content`, whatever a dialect calls it.
+# In the form of chat completions. `content` is a text, or a list of parts that are texts. Earlier
+# thoughts of an assistant are in `reasoning_content`, whatever a dialect calls it.
 Message = dict[str, Any]
 
 
@@ -84,10 +84,11 @@ class CommonFields(msgspec.Struct, kw_only=True):
 class GenerateCall(CommonFields, kw_only=True):
     """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
 
-    prompt: a text, token ids, or a list of texts or of token ids. pairs: of texts, in place of a
-    prompt; the response is a score for each. instruction: the purpose of such a score. prompt_name:
-    among the model's prompts, one that goes before texts to be embedded. truncate_prompt_tokens:
-    texts to be embedded, and pairs, are cut to so many tokens, -1 = to the context.
+    prompt: a text, token ids, or a list of texts or of token ids. pairs: two texts each, in place
+    of a prompt; the response is a score for each. instruction: the purpose of such a score.
+    prompt_name: among the model's prompts, one that goes before texts to be embedded.
+    truncate_prompt_tokens: texts to be embedded, and pairs, are cut to so many tokens, -1 = to the
+    context.
     reasoning_effort: one of REASONING_EFFORTS, which the chat template reads. tools: functions, in
     the form that chat templates read. tool_choice: "none", "auto", or "required", which with a
     tool_name means that function. max_tokens_name: the dialect's word for max_tokens.
@@ -139,8 +140,8 @@ class GenerateCall(CommonFields, kw_only=True):
 def call_from(asked: msgspec.Struct, refused: Collection[str] = (), **more: Any) -> GenerateCall:
     """Return the call with the fields of `asked` that have a call's name, and with `more`.
 
-    refused: fields that the dialect refuses where they are set. What counts there as "not set",
-    such as false or an empty list, is no value for a call.
+    refused: fields that the dialect refuses where they are set. Values that mean "not set"
+    there, such as false or an empty list, are no values for a call.
     """
     return GenerateCall(**{**_shared(asked, refused), **more})
 

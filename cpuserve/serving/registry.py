@@ -24,7 +24,7 @@ log = get_logger("serve")
 
 # A model that could not be loaded is not tried again for so long. The pause doubles each time.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
-# The Ollama clients add the default tag to names.
+# The Ollama clients add the default tag to a model.
 DEFAULT_TAG = ":latest"
 
 
@@ -101,7 +101,7 @@ class ModelRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All served names; the first model comes before the others."""
+        """All served models; the first one comes before the others."""
         return (*self.first.model_names, *self.first.adapters, *self._slots)
 
     @property

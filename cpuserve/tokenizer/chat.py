@@ -152,7 +152,7 @@ def check_template(source: str) -> None:
 
 
 def checked_variables(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`kwargs` unchanged; InvalidRequest if one of the names is reserved."""
+    """`kwargs` unchanged; InvalidRequest if a key is reserved."""
     for name in kwargs:
         if name in _OWN or name in _REFUSED or not name.isidentifier() or name.startswith("_"):
             msg = f"chat_template_kwargs: {name[:80]!r} is reserved and cannot be set"

@@ -10,7 +10,7 @@ from cpuserve.errors import InvalidRequest
 def kept(sequences: Sequence[int | None], most: int) -> list[int]:
     """Which of the tokens are kept, at most `most`: all special ones, and the beginning of texts.
 
-    sequences: for each token, its text (0 or 1); None for a special token. Of two
+    sequences: the text of each token (0 or 1); None for a special token. Of two
     texts the longer one is cut to the length of the other one, then both: "longest_first" in the
     tokenizers library (src/utils/truncation.rs of 0.22).
 

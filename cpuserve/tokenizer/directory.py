@@ -77,7 +77,7 @@ def check_files(path: Path) -> None:
 
 
 def special_tokens(path: Path) -> dict[str, str]:
-    """The special tokens of a model directory: names such as "eos_token" to their texts."""
+    """The special tokens of a model directory: keys such as "eos_token" to their texts."""
     return _special_tokens(_settings(path))
 
 

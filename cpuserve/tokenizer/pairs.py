@@ -35,8 +35,8 @@ def answer_id(path: Path, text: str) -> int:
 class PairEncoder:
     """Encodes pairs of texts to token ids.
 
-    asks: the model replies to a question about the pair (Qwen3-Reranker). type_ids: what is added
-    to the id of a token of type 1 (BERT), 0 for a model without types.
+    asks: the model replies to a question about the pair (Qwen3-Reranker). type_ids: the number
+    added to the id of a token of type 1 (BERT), 0 for a model without types.
     """
 
     tokenizer: Tokenizer

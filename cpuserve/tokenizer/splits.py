@@ -101,9 +101,8 @@ _EXAONE_MOE = (
     rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-# Missing from the names of llama.cpp: rules that are no regular expressions (afmoe, superbpe, and
-# whitespace), and expressions that take time quadratic in a number of many digits (tiny_aya,
-# cohere2moe).
+# Rules of llama.cpp that are missing: some are no regular expressions (afmoe, superbpe, and
+# whitespace), and others take time quadratic in the digits of a number (tiny_aya, cohere2moe).
 _TABLE: dict[str, PreTokenizer] = {
     "default gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe "
     "gigachat a.x-4.0 mellum jais trillion granite-docling exaone4": _PLAIN,

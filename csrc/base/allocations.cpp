@@ -15,7 +15,7 @@ int64_t allocations() noexcept { return count.load(std::memory_order_relaxed); }
 
 #if defined(CPUSERVE_WRAP_MALLOC)
 // The linker redirects this library's calls of X to __wrap_X, and __real_X to the C or C++ runtime
-// (CMakeLists.txt lists the names). The counter is relaxed because it orders nothing else.
+// (CMakeLists.txt lists the functions). The counter is relaxed because it orders nothing else.
 #define CPUSERVE_COUNTED(name, parameters, arguments)        \
   extern "C" void* __real_##name parameters;                 \
   extern "C" void* __wrap_##name parameters;                 \

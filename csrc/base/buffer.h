@@ -1,5 +1,5 @@
 // Memory with one owner. Address space is reserved at once, and pages are allocated when they are
-// first touched, on the NUMA node of the thread that touches them. Or a part of a file, whose pages
+// first touched, on the NUMA node of the thread that touches them. Or a part of a file; its pages
 // are page cache: the system drops them when memory is short and reads them again.
 #pragma once
 #include <cstddef>
@@ -23,7 +23,7 @@ class Buffer {
   // memory. Throws std::runtime_error if the address space cannot be reserved.
   explicit Buffer(size_t bytes);
   // Maps `bytes` bytes of a file, rounded up to 2 MB, from `offset` on, a multiple of 2 MB; the
-  // file must be as long as that. What is written to a `writable` one goes to the file. Throws
+  // file must be as long as that. Writes to a `writable` one go to the file. Throws
   // std::runtime_error if the file cannot be mapped.
   Buffer(size_t bytes, int fd, size_t offset, bool writable);
   ~Buffer();

@@ -15,7 +15,7 @@ constexpr const char* kArch = "x86_64";
 constexpr const char* kArch = "aarch64";
 #endif
 
-// The C library whose headers were used; a system with an older one cannot load the extension.
+// The C library of this build (its headers); a system with an older one cannot load the extension.
 std::string c_library() {
 #if defined(__GLIBC__)
   return "glibc " + std::to_string(__GLIBC__) + "." + std::to_string(__GLIBC_MINOR__);

@@ -192,8 +192,8 @@ void register_kernels(py::module_& m) {
         py::arg("threads") = 1, py::arg("activation") = "none", py::arg("glu") = false,
         py::arg("out_format") = "f32");
   // An empty tuple becomes an empty array in each call. An array here would import numpy together
-  // with this module, which must load on any CPU: it says what a CPU lacks, and numpy needs newer
-  // ones.
+  // with this module, which must load on any CPU: it reports missing features of a CPU, and numpy
+  // needs newer CPUs.
   const py::tuple empty;
   m.def("kernel_sample", &kernel_sample, py::arg("isa"), py::arg("logits"), py::kw_only(),
         py::arg("temperature") = 1.0f, py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f,

@@ -12,7 +12,7 @@ struct CacheSizes {
   int64_t l3 = 0;  // all of it
 };
 
-// Reads the caches of `cpu` below `root`, and asks the C library for those of this CPU that are
+// Reads the caches of `cpu` below `root`, and asks the C library for caches of this CPU that are
 // not there (it asks CPUID); without a root, only the files count.
 CacheSizes read_cache_sizes(int cpu, const std::string& root = "/sys/devices/system/cpu");
 

@@ -24,7 +24,7 @@ namespace {
 
 struct LevelNeeds {
   const char* level;
-  const char* base;                   // the level whose features it needs too; nullptr: none
+  const char* base;                   // a level that it includes; nullptr: none
   std::vector<const char*> features;  // beyond those
 };
 
@@ -157,7 +157,7 @@ const std::vector<LevelNeeds>& levels() {
 
 #if defined(__linux__)
 // The bit numbers are the ABI of the kernel (arch/arm64/include/uapi/asm/hwcap.h). They are written
-// out because older libc headers lack the newer names.
+// out because older libc headers lack the newer constants.
 struct HwcapBit {
   const char* name;
   unsigned long type;

@@ -12,7 +12,7 @@ struct CpuInfo {
   std::string arch;                   // "x86_64" or "aarch64"
   std::string vendor;                 // as reported by CPUID or MIDR: "AuthenticAMD", "Arm" ...
   std::string model;                  // brand string, may be empty
-  std::vector<std::string> features;  // with the names of lscpu; only those that the OS supports
+  std::vector<std::string> features;  // as lscpu spells them; only those that the OS supports
   bool tiles_refused = false;  // the CPU has AMX, but the OS does not let this process use it
   int64_t l1d_bytes = 0, l2_bytes = 0, l3_bytes = 0;  // as seen by one core; 0 = unknown
 
@@ -45,10 +45,10 @@ const CpuInfo& cpu_info();
 const std::vector<std::string>& known_isa_levels();
 
 // The level that `level` extends: a CPU needs the features of both, and kernels that `level` does
-// not bring are the base's. "" for "scalar" and for unknown names.
+// not bring come from the base. "" for "scalar" and for unknown levels.
 std::string isa_level_base(std::string_view level);
 
-// The levels all of whose features `cpu` has, lowest first; always with "scalar".
+// The levels that `cpu` has all features for, lowest first; always with "scalar".
 std::vector<std::string> supported_isa_levels(const CpuInfo& cpu);
 
 }  // namespace cpuserve

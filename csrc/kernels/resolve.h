@@ -14,7 +14,7 @@ namespace cpuserve {
 
 struct KernelEntry {
   const char* name;   // "linear.dense_bf16", "rms_norm", ...
-  const char* level;  // the level whose unit defines it
+  const char* level;  // the level that defines it
 };
 
 // Levels in this build, lowest first.

@@ -2,7 +2,7 @@
 //
 // Rules every kernel obeys:
 //  * noexcept, no allocation, no I/O, no globals, no getenv; scratch comes from the caller.
-//  * The numerics law: for one ISA level and weight kind, an output row depends on its own inputs
+//  * Batch invariance: for one ISA level and weight kind, an output row depends on its own inputs
 //    only, bit for bit: never on m, on its neighbours, on the task split or on threads. A dot
 //    product over K is one accumulator chain in ascending K (one chain per output element; lanes
 //    are output columns, so no horizontal sums). Attention works in kChunk-key chunks of absolute
@@ -24,7 +24,7 @@ namespace cpuserve {
 //          int32 sum(q). scale = amax / 127, q = rne(x * (127 / amax)), amax == 0 -> scale 0, q 0.
 //          width_padded = width rounded up to 32; padding holds zeros.
 //   q8g128 the same in groups of 128; width_padded = width rounded up to 128.
-//   q8g256 the same in groups of 256, whose sums are { int16 sum(q of 16)[16], sum(q of 32)[8] }.
+//   q8g256 the same in groups of 256, with sums { int16 sum(q of 16)[16], sum(q of 32)[8] }.
 //   q8row  the same with one group, the whole row. Ops that write a row piece by piece (a linear's
 //          epilogue, attention) cannot write q8g128, q8g256 and q8row; convert writes them.
 //   q8g32x2 q8g256x2   two rows of q8g32 or q8g256 one after another (each half the row stride),
@@ -110,8 +110,8 @@ struct Rows {
 //   w8_channel_g128   the same bytes                               act q8g128
 //   q4_k q5_k q6_k q2_k q3_k iq4_xs   [n/16][k/256]                  act q8g256
 //   q5_0 q5_1 iq4_nl mxfp4            [n/16][k/32]                   act q8g32
-//     of GGUF's types: factors and planes of bits of 16 columns, kernels/linear/planes.h; four
-//     bytes of a column lie side by side at every level. w = s * (value - zero) + min, where s and
+//     of GGUF types: factors and planes of bits of 16 columns, kernels/linear/planes.h; four
+//     bytes of a column are neighbours at every level. w = s * (value - zero) + min, where s and
 //     min of 32 or 16 weights are d * scale and -(m * least) in the types with blocks of 256.
 //   e4m3_g128   [n/16][k/128] of { fp32 scale[16]; u8 q[64][16][2] }       act bf16
 //   nf4_g64 fp4_g64   [n/16][k/64] of { fp16 scale[16]; u8 q[32][16] }     act bf16
@@ -121,13 +121,13 @@ struct Rows {
 //   w8z_g32 w8z_g128   [n/16][k/32 or 128] of { fp16 scale[16]; s8 zero[16]; u8 q[..][16][4] }
 //   w4z_g32 w4z_g64    [n/16][k/32 or 64] of the same, 4 bits         act q8g32
 //     w = s * (q - 128 - zero) of 8 bits, s * (q - zero) of 4 bits. Groups of rows are of 32 also
-//     where those of weights are larger.
+//     where the groups of weights are larger.
 //   w2z_g32 w2z_g64 w2z_g128 w2z_g256   [n/16][k/32, 64, 128 or 256]  act q8g32
 //   w3z_g32 w3z_g64 w3z_g128 w3z_g256   of { fp16 scale[16]; zero points of 4 bits; planes }
-//     w = s * (q - zero). Planes of bits as in GGUF's types.
+//     w = s * (q - zero). Planes of bits as in GGUF types.
 // In the other 4-bit kinds byte (r, c, j) holds k = 8 r + j in its low and k = 8 r + 4 + j in its
-// high nibble. The bytes in memory equal those of the GGUF file: 34, 18 and 20 for 32 weights. So a
-// column has 4 bytes side by side. Where a level multiplies with Arm's matrix products, it has 8
+// high nibble. The bytes in memory equal the GGUF file: 34, 18 and 20 for 32 weights. So a
+// column has 4 bytes next to each other. Where a level uses the matrix products of Arm, it has 8
 // (LinearKernel::column_bytes), and 8-bit codes are signed:
 //   dense_bf16  [n/16][k/4][16][4]   k padded to 4
 //   w8_g32      { fp16 scale[16]; s8 q[4][16][8] }       w8_channel { s8 q[k/8][16][8]; ... }
@@ -136,9 +136,9 @@ struct Rows {
 // The quantized dot product is, per group in ascending order:
 //   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)   [int32 arithmetic is exact]
 //   w4m:  then  f = fma(min, s_x * float(sum_x), f), and of zero points with min = -zero * s_w
-//   blocks of 256, whose scales and minima of 16 or 32 weights are d * scale and -(m * least):
-//         sum = sum over groups of scale * sum_k (q_w - zero) q_x, low = that of least * sum_x
-//         f = fma(fnma(m, float(low), float(sum) * d), s_x, f)   without minima no low
+//   blocks of 256; their scales and minima of 16 or 32 weights are d * scale and -(m * least):
+//         sum = sum over groups of scale * sum_k (q_w - zero) q_x, low = the same sum of least *
+//         sum_x f = fma(fnma(m, float(low), float(sum) * d), s_x, f)   without minima no low
 //   float codes:  f = fma(sum, s_w, f), where sum is dense_bf16's of a group
 //   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
 //   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
@@ -181,8 +181,8 @@ enum class WeightKind : int32_t {
   count
 };
 
-// Element type of a source row handed to pack(). Besides GGUF's blocks, which the kinds of the same
-// name are packed from and no other source:
+// Element type of a source row handed to pack(). In addition to GGUF blocks, which the kinds of the
+// same name are packed from and no other source:
 //   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
 //   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
 //               the low and element 2 i + 1 the high nibble of byte i
@@ -190,8 +190,8 @@ enum class WeightKind : int32_t {
 //   e4m3_g128   k/128 of { fp32 scale; u8 q[128] }; the last block may be shorter by whole 32s
 //   nf4_g64 fp4_g64   k/64 of { fp16 scale; u8 q[32] }
 //   nvfp4       { fp32 scale; k/16 of { E4M3 s; u8 q[8] } }, whole 32 of K
-// And those of kinds with integer zero points, w = scale * (q - zero). Codes are a stream of bits,
-// the lowest first, so those of 4 bits are as in u4m_g128:
+// And kinds with integer zero points, w = scale * (q - zero). Codes are a stream of bits,
+// the lowest first, so 4 bits are as in u4m_g128:
 //   u8z_g32 u8z_g128 u4z_g32 u4z_g64   k/32, 64 or 128 of { fp16 scale; u8 zero; u8 q[] }
 //   u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k/32, 64, 128 or 256 of the same
 enum class SourceType : int32_t {
@@ -338,11 +338,11 @@ struct PackedWeight {
   WeightKind kind;
 };
 
-// clamped_swiglu has no form without glu, because it also changes what the gate multiplies:
+// clamped_swiglu has no form without glu, because it also changes the factor of the gate:
 //   out = (1 + clamp(up, -7, 7)) * g * sigmoid(1.702 g), g = min(gate, 7)   (gpt-oss)
 enum class Activation : int32_t { none = 0, relu, gelu, gelu_tanh, silu, clamped_swiglu };
 
-// What is done with a finished tile, in this order: + bias, activation, (glu) times the other half,
+// The epilogue of a finished tile, in this order: + bias, activation, (glu) times the other half,
 // then store in out.format, or add to an f32 `out` in place.
 struct Epilogue {
   const float* bias;  // [panels * 16] in packed column order, or nullptr
@@ -353,7 +353,7 @@ struct Epilogue {
 };
 
 // How much a kernel works on at a time, and how far ahead it fetches. These are data because they
-// follow from the caches of a core (runtime/work_sizes.h); what is compiled is the register tile.
+// follow from the caches of a core (runtime/work_sizes.h); only the register tile is compiled.
 // They decide about time only and never change a bit. The defaults are for 48 KB of L1 and 1 MB of
 // L2, where the constants were measured.
 constexpr int32_t kMostBlockRows = 512, kMostNearBytes = 24 << 10, kMostPassRows = 16;
@@ -361,9 +361,9 @@ constexpr size_t kAttentionScratch = 512 << 10;
 struct WorkSizes {
   // Weights of a strip in one K block. They stay in L2 while rows pass over them.
   int32_t strip_bytes = 256 << 10;
-  // Rows that pass over it, whose sums stay in L2: an even number up to kMostBlockRows.
+  // Rows that pass over it, with sums that stay in L2: an even number up to kMostBlockRows.
   int32_t rows = kMostBlockRows;
-  // What stays in L1 while it is used again, of rows that are widened or of the weights of a strip
+  // The bytes that stay in L1 for reuse, of widened rows or of the weights of a strip
   // in one K block (linear/driver.h): up to kMostNearBytes.
   int32_t near_bytes = kMostNearBytes;
   // Weights that one pass over them fetches ahead of those in use, for all panels of a tile
@@ -371,8 +371,8 @@ struct WorkSizes {
   int32_t ahead_bytes = 8 << 10;
   // Rows of a float kind that take one pass over the weights, at most (LinearKernel::pass_rows).
   int32_t float_pass_rows = kMostPassRows;
-  // Rows of a float kind or of int8 with one scale per column, at most, whose pass fetches weights
-  // ahead to L2. A pass of more rows fetches them to L1.
+  // Rows of a float kind or of int8 with one scale per column, at most, in a pass that fetches
+  // weights ahead to L2. A pass of more rows fetches them to L1.
   int32_t far_pass_rows = 4;
   // 1: K blocks of few rows, and of int8 with one scale per column, stay in L1, and the next block
   // is fetched to L2. 0: all K blocks stay in L2, and the next one is fetched to L1, from where it
@@ -414,11 +414,11 @@ struct LinearKernel {
   // Its geometry, which the division into tasks follows (runtime/linear_plan.h). The register tile
   // for many rows: int8 or float rows, and columns.
   int tile_rows = 1, tile_columns = kPanel;
-  int tile_panels = 1;  // panels that are computed side by side, or for which rows are prepared
+  int tile_panels = 1;  // panels that are computed together, or that rows are prepared for
   int pass_rows = 1;    // up to so many int8 or float rows take one pass over the weights
   // Elements of K in a K block of many rows.
   int64_t (*block_k)(int64_t k, const WorkSizes&) noexcept = nullptr;
-  int32_t column_bytes = 4;        // bytes of a column that lie side by side in a panel
+  int32_t column_bytes = 4;        // bytes of a column that are neighbours in a panel
   int span_panels = kStripPanels;  // of a task, at most, if its rows do not stay in L2
   bool sizes_cut_passes = false;   // WorkSizes::float_pass_rows may be less than pass_rows
   // Up to few_rows int8 rows take the product of the level below, which has the same bits: a level
@@ -467,8 +467,8 @@ struct ActivationArgs {
 // One head in one block, K or V:
 //   bf16          K [hd_pad/2][kBlock][2]   V [kBlock/2][hd_pad][2]
 //   f16, f32      K [hd_pad][kBlock]        V [kBlock][hd_pad]
-//   int8, e4m3, e5m2   as f16 but of bytes; after them fp32 [kBlock]: the scale with which the
-//                      codes of a token are multiplied (e4m3 codes widen to 1/256 of their value)
+//   int8, e4m3, e5m2   as f16 but of bytes; after them fp32 [kBlock]: the factor of
+//                      the codes of a token (e4m3 codes widen to 1/256 of their value)
 enum class KvType : int32_t { bf16 = 0, f16 = 1, f32 = 2, int8 = 3, e4m3 = 4, e5m2 = 5, count };
 inline bool kv_scaled(KvType t) { return t >= KvType::int8; }
 // Whether rope_store mixes the dimensions of q and k: k is multiplied by the Hadamard matrix H of n
@@ -483,8 +483,8 @@ inline size_t kv_half_bytes(KvType t, int32_t hd_pad) {
          (kv_scaled(t) ? kBlock * sizeof(float) : 0);
 }
 
-// The blocks of a slab lie head by head, keys before values: the data that attention reads for one
-// head is contiguous as long as the blocks of a sequence are consecutive.
+// The blocks of a slab are stored head by head, keys before values: the data that attention reads
+// for one head is contiguous as long as the blocks of a sequence are consecutive.
 constexpr int kSlabBlocks = 8;
 
 struct KvLayer {
@@ -579,7 +579,7 @@ struct AttentionArgs {
   // Where the keys are the values: memory for a chunk of values (kv_chunk_bytes), aligned to 64.
   void* values = nullptr;
   // 0: causal, a row sees keys up to its own. Else the keys of the sequence: a row sees those after
-  // its own, too (encoders).
+  // its own as well (encoders).
   int32_t keys = 0;
 };
 constexpr int kMaxHeadDim = 576;  // padded
@@ -635,7 +635,7 @@ struct RecurrentArgs {
   RecurrentShape shape;
   const float* closed;  // [heads][key_width][value_width] at the last closed boundary
   float* closed_to;     // where the call that fills the chunk writes the state; may equal `closed`
-  float* open;          // recurrent_open_floats() floats; rows behind num_open may hold anything
+  float* open;          // recurrent_open_floats() floats; rows after num_open may hold anything
   int64_t num_open;     // open rows before this call, 0 to 15
   int64_t rows;         // tokens of this call, 1 to 16 - num_open; the call closes a full chunk
   const float *k, *q, *v;  // row t at k + t * k_stride etc.; v row [heads][value_width]
@@ -718,15 +718,15 @@ struct ScaleLogitsArgs {
 // Sampling of one row of logits. The steps, in order (the torch executor does the same):
 //  1. logprob of any id = logit - logsumexp(logits) of the unmodified logits.
 //  2. bias[i].value is added to logits[bias[i].id]; if num_allowed >= 0 all other ids become -inf;
-//     the first min_tokens outputs ban the stop ids; ids whose bit in the mask is 0 become -inf.
+//     the first min_tokens outputs ban the stop ids; ids with bit 0 in the mask become -inf.
 //  3. repetition penalty on ids seen in prompt or output (logit > 0 ? / p : * p), then
 //     - frequency * count_output - presence * (count_output > 0).
 //  4. temperature < 1e-5: the largest logit, lowest id on ties. Else logits / temperature.
 //  5. keep: min_p (p >= min_p * p_max), then top_k (largest k, ties by lower id), then top_p (the
-//     shortest prefix in descending order, ties by lower id, whose mass is at least top_p of the
+//     shortest prefix in descending order, ties by lower id, with a mass of at least top_p of the
 //     mass that top_k kept).
-//  6. u = uniform(seed, position) * kept mass; the answer is the first kept id, in id order, whose
-//     running sum exceeds u. Sums run in double in id order.
+//  6. u = uniform(seed, position) * kept mass; the result is the first kept id, in id order, where
+//     the running sum exceeds u. Sums run in double in id order.
 struct TokenBias {
   int32_t id;
   float value;
@@ -768,7 +768,7 @@ struct SampleArgs {
   int32_t num_top;             // requested alternatives; -1 = no logprobs at all
   const int32_t* mask;         // bit i % 32 of word i / 32: whether id i is allowed; nullptr: all
   int32_t token;               // out
-  float logprob;               // out: of `token`
+  float logprob;               // out: the value of `token`
   int32_t rank;                // out: 1 + number of ids with a larger logit
   int32_t* top_ids;            // out [num_top], descending, ties by lower id
   float* top_logprobs;         // out [num_top]

@@ -143,7 +143,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 // A sense-reversing barrier of threads in groups: the last thread of a group to arrive arrives for
 // the group, and the last group advances the phase that all wait for. Threads of a group should be
-// on cores behind one L3: they count in a cache line that stays there (20-40 ns an arrival), and
+// on cores that share an L3: they count in a cache line that stays there (20-40 ns an arrival), and
 // only one arrival per group crosses the interconnect (100 ns and more; one counter for 192 threads
 // would take 20 us of them, one after another).
 class Barrier {
@@ -163,8 +163,8 @@ class Barrier {
     active_.store(active, std::memory_order_relaxed);
   }
 
-  // The last thread to arrive calls last() before the others go on: it sees what all of them wrote,
-  // and they see what it writes.
+  // The last thread to arrive calls last() before the others go on: it sees the writes of all of
+  // them, and they see its writes.
   template <class Last>
   void wait(int group, WaitState& state, const Last& last) noexcept {
     const uint64_t phase = phase_.load();

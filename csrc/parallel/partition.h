@@ -1,4 +1,4 @@
-// How work is divided among threads. The division never changes a result: a task gives the same
+// How work is divided among threads. The division never changes a result: a task computes the same
 // bits on any thread.
 #pragma once
 #include <algorithm>
@@ -17,9 +17,9 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
-// Returns part `part` of [0, items) divided into `parts` contiguous ranges whose sizes differ by at
-// most one. The larger ones are spread over all parts: any run of parts has its proportion of the
-// items, so neither a rank nor the cores behind one L3 get all of a few.
+// Returns part `part` of [0, items) divided into `parts` contiguous ranges; their sizes differ by
+// at most one. The larger ones are spread over all parts: any run of parts has its proportion of
+// the items, so neither a rank nor the cores of one L3 get all of a few.
 inline Range split(int64_t items, int part, int parts) {
   return {items * part / parts, items * (part + 1) / parts};
 }
@@ -40,7 +40,7 @@ class Speeds {
   // The part of [0, items) of `thread`. If fewer threads than all take part, all parts are equal.
   Range share(int64_t items, int thread, int threads) const {
     if (ends_.size() != static_cast<size_t>(threads)) return split(items, thread, threads);
-    const auto end = [&](int t) {  // rounded, so that a single item is that of a fast thread
+    const auto end = [&](int t) {  // rounded, so that a fast thread gets a single item
       const int64_t before = t < 0 ? 0 : ends_[static_cast<size_t>(t)];
       return (2 * items * before + ends_.back()) / (2 * ends_.back());
     };
@@ -48,7 +48,7 @@ class Speeds {
   }
 
  private:
-  std::vector<int64_t> ends_;  // by thread: its speed and those of all threads before it
+  std::vector<int64_t> ends_;  // by thread: the sum of the speeds up to and including it
 };
 
 // The threads of a team in contiguous groups. The threads of a rank share a NUMA node and own the
@@ -103,7 +103,7 @@ struct Crew {
 
 // Dynamic claims over a static contiguous split. A thread first works through its own share, so
 // that each thread reads one stream of memory, which it touched first. Then it takes chunks from
-// the shares of the other threads of its crew, so that the crew does not wait for a thread whose
+// the shares of the other threads of its crew, so that the crew does not wait for a thread when its
 // core is busy with another process.
 //
 // A phase is the work between two barriers, and all threads number phases alike. Three sets of
@@ -121,7 +121,7 @@ class WorkQueue {
     }
   }
 
-  // Every thread calls this once at the start of every phase, also of phases without claims.
+  // Every thread calls this once at the start of every phase, even of one without claims.
   void enter(int thread, int64_t phase) noexcept {
     // relaxed: the barrier between the phases publishes it
     cursor(phase + 1, thread).next.store(0, std::memory_order_relaxed);
@@ -137,7 +137,7 @@ class WorkQueue {
         thread, crew, phase, [&](int owner) { return split(items, owner, crew.size); }, chunk, run);
   }
 
-  // The same, but share(i) gives the items that member i of the crew owns. For items of unequal
+  // The same, but share(i) returns the items that member i of the crew owns. For items of unequal
   // cost.
   template <class Share, class Run>
   void drain_shares(int thread, Crew crew, int64_t phase, const Share& share, int64_t chunk,

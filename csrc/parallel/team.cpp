@@ -130,7 +130,7 @@ bool share_cpus(const CpuSets& cpus) {
 }
 
 // Signals must go to the thread that runs Python: a signal that a worker thread takes does not
-// interrupt Python's wait for the next message. Signals that a thread causes itself, such as
+// interrupt its wait for the next message. Signals that a thread causes itself, such as
 // SIGSEGV, stay unblocked: if they were blocked, the process would end without a report of where.
 class BlockSignals {
  public:

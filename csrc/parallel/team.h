@@ -21,10 +21,10 @@ using CpuSets = std::vector<std::vector<int>>;
 class Team {
  public:
   // cpus: one CPU alone pins a thread; empty: threads are not bound. passive_waits: sleep
-  // soon instead of spinning, for a process whose CPU time is limited by a CFS quota. ranks: number
-  // of threads of each rank, with sum `threads`; empty: one rank. complexes: for each thread a
-  // number that the threads on cores behind one L3 have in common; empty: all share one. speeds:
-  // for each thread the work that its core does in a given time; empty: all are alike. Throws
+  // soon instead of spinning, for a process under a CFS quota of CPU time. ranks: number
+  // of threads of each rank, with sum `threads`; empty: one rank. complexes: a number for each
+  // thread, equal for threads on cores that share an L3; empty: all share one. speeds: the work
+  // that the core of each thread does in a given time; empty: all are alike. Throws
   // std::invalid_argument for a CPU that this process may not use.
   Team(int threads, CpuSets cpus, bool passive_waits = false, const std::vector<int>& ranks = {},
        const std::vector<int>& complexes = {}, const std::vector<int>& speeds = {});
@@ -84,7 +84,7 @@ class Team {
     const Range mine = split(rank.size(), member - c.first, c.size);
     return {rank.begin + mine.begin, rank.begin + mine.end};
   }
-  // Returns for each rank the NUMA node to which all its threads are bound, or -1 if there is no
+  // Returns for each rank the NUMA node that all its threads are bound to, or -1 if there is no
   // such node. May be called where dispatch() may: on thread 0 inside run().
   std::vector<int> nodes_of_ranks();
 
@@ -101,11 +101,11 @@ class Team {
     WaitState in_step, between_steps;
     int member = 0;   // this thread's number in the jobs it takes part in; published by epoch_
     int complex = 0;  // number of its core complex
-    // The first epoch in which this thread takes part, or kNever while it does not take part. It is
+    // The first epoch that this thread takes part in, or kNever while it does not take part. It is
     // read after the epoch (acquire) and written before the epoch is advanced, so a thread that is
     // several epochs late reads a correct value.
     std::atomic<uint64_t> joins{0};
-    // Of the last job: time in which the thread was ready but did not run.
+    // Of the last job: time when the thread was ready but did not run.
     std::atomic<int64_t> lost_ns{0};
     std::atomic<int> cpu{-1};
   };

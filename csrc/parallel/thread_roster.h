@@ -20,8 +20,8 @@ class ThreadRoster {
   // The last thread of a rank is never benched, because no other thread computes its part.
   explicit ThreadRoster(Ranks ranks);
 
-  // Records one step: its wall time, the time for which thread 0 waited for others in it, and for
-  // each thread the time in which it was ready but did not run. Returns true if members() has
+  // Records one step: its wall time, the time that thread 0 waited for others in it, and for
+  // each thread the time when it was ready but did not run. Returns true if members() has
   // changed. Allocates nothing.
   bool update(int64_t now_ns, int64_t wall_ns, int64_t waited_ns,
               const std::vector<int64_t>& lost_ns) noexcept;

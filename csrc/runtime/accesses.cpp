@@ -10,7 +10,7 @@ using List = std::vector<Access>;
 constexpr Access own(Id id) { return {id, 1}; }  // a row for each token
 constexpr Access any(Id id) { return {id, 0}; }
 
-// An operation that changes own rows of `to` and reads own rows of `from`, too.
+// An operation that changes own rows of `to`, and reads these and own rows of `from`.
 Accesses changes(List from, Id to) {
   from.push_back(own(to));
   return {std::move(from), {own(to)}};

@@ -1,6 +1,7 @@
-// What each operation reads and writes, and which rows of it a thread touches. From this follows
-// where a step needs barriers: an operation waits for the threads that ran the ones before it only
-// if it touches rows that another thread wrote, or writes rows that another thread reads or writes.
+// The values that each operation reads and writes, and the rows of them that a thread touches. They
+// decide where a step needs barriers: an operation waits for the threads that ran the ones before
+// it only if it touches rows that another thread wrote, or writes rows that another thread reads or
+// writes.
 #pragma once
 #include <vector>
 
@@ -8,7 +9,7 @@
 
 namespace cpuserve {
 
-// What is not a value of the program, but is read and written as values are.
+// Data that operations read and write like values, although the program has no value for it.
 constexpr Id kRouting = -2;  // places of routed rows
 constexpr Id kCache = -3;    // keys and values
 constexpr Id kQueue = -4;    // of tasks: a phase of the queue serves one operation
@@ -21,18 +22,18 @@ struct Access {
 };
 
 struct Accesses {
-  std::vector<Access> reads, writes;  // what an operation changes in place is in both
+  std::vector<Access> reads, writes;  // a value changed in place is in both
 
   bool claim() const;  // whether threads claim tasks
 };
 
-// Reads are in the order in which Executor::tap reports them.
+// Executor::tap reports reads in the same order.
 Accesses accesses_of(const Op& op, const Program& program);
 
 // Whether an operation ends with a barrier, so that all of its results are there for the next one.
 inline bool ends_with_barrier(const Op& op) { return std::holds_alternative<RouteOp>(op); }
 
-// What precedes each operation of a step.
+// The barriers before each operation of a step.
 struct Waits {
   std::vector<bool> before;  // whether a barrier comes before the operation
   // Whether one thread can do all of the operation: threads divide its rows. If a step has one row,

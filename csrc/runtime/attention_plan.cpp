@@ -21,7 +21,7 @@ constexpr int64_t kLeastTileRows = 4;
 constexpr int64_t kReadRows = 80, kFewThreads = 13;
 // Units of at most this many rows may be split over their chunks. With more rows, partial results
 // cost as much memory traffic as the split saves in waiting. (One token of a group with more heads
-// may be split, too.)
+// may be split as well.)
 constexpr int64_t kMaxSplitRows = 64;
 // A split costs a merge and a barrier. It pays off when some thread would otherwise have 10 % more
 // than its share.
@@ -130,7 +130,7 @@ int64_t AttentionPlan::tile_rows(const StepInput& in) const noexcept {
   return std::min(rows, low);
 }
 
-// Returns the position behind the last key that the row at `position` of a sequence sees.
+// Returns the position after the last key that the row at `position` of a sequence sees.
 int64_t AttentionPlan::end_of_keys(int64_t position, int64_t keys) const noexcept {
   if (geometry_.causal) return position + 1;
   return geometry_.window > 0 ? std::min(keys, position + geometry_.window) : keys;
@@ -169,8 +169,8 @@ void AttentionPlan::sort_by_head() noexcept {
   units_.clear();
 }
 
-// Returns whether a thread would have too much work if every unit stayed whole. A unit belongs to
-// the thread in whose share its middle lies, as in share_out.
+// Returns whether a thread would have too much work if every unit stayed whole. The middle of a
+// unit decides which thread has it, as in share_out.
 bool AttentionPlan::uneven(double largest) const noexcept {
   if (threads_ == 1 || largest <= kSmall * share_) return false;
   double before = 0, load = 0;
@@ -186,14 +186,14 @@ bool AttentionPlan::uneven(double largest) const noexcept {
   return false;
 }
 
-// Returns whether the end of a share lies inside [before, before + cost), and not close to its
+// Returns whether the end of a share is inside [before, before + cost), and not close to its
 // edges.
 bool AttentionPlan::crosses(double before, double cost) const noexcept {
   const double first = before / share_ + kEdge, last = (before + cost) / share_ - kEdge;
   return std::floor(first) < std::floor(last);
 }
 
-// Splits units that lie across the end of a share, by heads first and then by chunks.
+// Splits units that cross the end of a share, by heads first and then by chunks.
 void AttentionPlan::cut_at_shares() noexcept {
   double before = 0;
   int64_t partial = 0;
@@ -281,7 +281,7 @@ void AttentionPlan::build(const StepInput& in) noexcept {
   share_out();
 }
 
-// A unit belongs to the thread in whose share of the total cost its middle lies.
+// A unit belongs to the thread that has the middle of the unit in its share of the total cost.
 void AttentionPlan::share_out() noexcept {
   const auto count = static_cast<int64_t>(units_.size());
   std::fill(cuts_.begin(), cuts_.end(), count);

@@ -4,8 +4,8 @@
 // A unit is (sequence, KV head, rows, chunks). Long queries are divided by rows. The share of each
 // thread is a run of units, and all shares have equal cost. If whole units would load the threads
 // unevenly (few sequences, or one that is much longer than the others), the units across the end of
-// a share are also divided over their chunks: each chunk then gives a partial result, and a merge
-// unit folds these in ascending order, which gives the same bits as one thread that visits all
+// a share are also divided over their chunks: each chunk then has a partial result, and a merge
+// unit folds these in ascending order, with the same bits as one thread that visits all
 // chunks. If there are many decode units per thread, one unit takes several KV heads: while it
 // computes one head, the keys of the next one are loaded. Planning takes time linear in the number
 // of units.

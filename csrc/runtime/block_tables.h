@@ -1,5 +1,5 @@
 // The block tables of the sequences, which the executor keeps by slot, so that a step brings only
-// what has changed. Each entry was checked when it came (step_input.h).
+// the changes. Each entry was checked when it arrived (step_input.h).
 #pragma once
 #include <algorithm>
 #include <cstdint>

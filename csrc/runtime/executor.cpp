@@ -32,7 +32,7 @@ size_t recurrent_scratch(const Op& op) {
 
 size_t scratch_bytes(const Program& program, KvType type) {
   size_t bytes = std::max(kLinearScratch, kAttentionScratch);
-  for (const CacheLayer& s : program.kv_layers()) {  // AttentionArgs::values, behind its scratch
+  for (const CacheLayer& s : program.kv_layers()) {  // AttentionArgs::values, after its scratch
     if (s.latent) bytes = std::max(bytes, kAttentionScratch + kv_chunk_bytes(type, s.hd_pad));
   }
   for (const Value& v : program.values()) {  // norms and activations: a row of floats
@@ -202,7 +202,7 @@ void Executor::carve_work_memory() {
   carve(carver);
 }
 
-// From now on the arena of each rank prefers the node to which the rank is pinned. If the system
+// From now on the arena of each rank prefers the node that the rank is pinned to. If the system
 // refuses, first touch decides, and the same threads do it.
 void Executor::bind_memory() {
   binding_.mode = "none";
@@ -243,7 +243,7 @@ StepInput Executor::parse(Span<const int32_t> words, Span<const int32_t> masks) 
   return in;
 }
 
-// Checks a step, and gives its changes to the block tables.
+// Checks a step, and applies its changes to the block tables.
 StepInput Executor::accept(Span<const int32_t> words, Span<const int32_t> masks) {
   const StepInput in = parse(words, masks);
   for (int64_t s = 0; s < in.seqs; s++) {
@@ -311,7 +311,7 @@ bool Executor::run_ops(int64_t first, int64_t last) {
     end_phase = w.phase;
   });
   phase_ = end_phase;
-  // Workers stop claiming by themselves, also if the flag is set after thread 0 last read it. The
+  // Workers stop claiming by themselves, even if the flag is set after thread 0 last read it. The
   // dispatch has ended, so their loads are ordered before this one.
   finished = finished && !cancelled_.load(std::memory_order_relaxed);
   if (!finished) cancelled_.store(false, std::memory_order_relaxed);

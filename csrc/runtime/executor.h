@@ -1,4 +1,4 @@
-// Runs forward steps of a program: one dispatch to the team per step, in which every worker walks
+// Runs forward steps of a program: one dispatch to the team per step; every worker walks
 // through all ops, with barriers where one needs the results of other threads (accesses.h). The
 // constructor sizes everything but the block tables, which grow before a step runs, and a step
 // allocates nothing.
@@ -29,7 +29,7 @@
 
 namespace cpuserve {
 
-constexpr int64_t kLogitRows = 32;  // rows for which lm_head and sampling run at once
+constexpr int64_t kLogitRows = 32;  // rows per run of lm_head and sampling
 
 // Results of the rows of a step: [max_tokens], and [max_tokens, max_top]. Of a program with a
 // hidden op, vectors [max_tokens, hidden_width] alone.
@@ -89,8 +89,8 @@ class Executor {
   // next step. Throws std::invalid_argument, before anything runs or changes, if an index is out of
   // range.
   // Throws std::runtime_error if cancelled (KV slots of the tokens of the step may have been
-  // written, and slots with drafts have to be admitted again). A row whose draft was not sampled
-  // leaves the rows that would follow it without a token (-1). `masks` is the memory of the step's
+  // written, and slots with drafts have to be admitted again). If the draft of a row was not
+  // sampled, the rows that would follow it get no token (-1). `masks` is the memory of the step's
   // masks, which must not change meanwhile.
   int64_t step(Span<const int32_t> words, Span<const int32_t> masks = {});
   // The same, and also copies the unmodified logits [rows, vocab] to `logits`, which the caller has
@@ -110,7 +110,7 @@ class Executor {
   void read_snapshot(int64_t slot, uint8_t* to) const;
   void write_snapshot(int64_t slot, const uint8_t* from);
   // Between steps: allocates memory for some of the KV blocks that the next step could use. Takes
-  // 0.1 ms (in a VM whose host must first find the memory, 7 ms). Returns false when all of them
+  // 0.1 ms (7 ms in a VM if the host must first find the memory). Returns false when all of them
   // have memory.
   bool grow_kv() {
     return kv_.grow(*team_, program_->cache_groups() * blocks_of(program_->max_tokens()));
@@ -121,7 +121,7 @@ class Executor {
   StepResults& results() { return results_; }
 
   // From any thread: the running step, or the next one if none runs, ends as soon as each thread
-  // has finished what it has claimed (milliseconds). cancel(false) between steps revokes that.
+  // has finished its claimed tasks (milliseconds). cancel(false) between steps revokes that.
   void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
   // From any thread: returns (number of phases of steps and probes so far, items claimed in the
@@ -201,7 +201,7 @@ class Executor {
 
   StepInput input_{};
   std::vector<int32_t> slots_;  // KV slot of each token: [groups][max_tokens]
-  // Of recurrent layers: the state slot of each token's block, and by sequence that of the last
+  // Of recurrent layers: the state slot of each token's block, and by sequence the slot of the last
   // closed state before its first token (-1: there is none).
   std::vector<int64_t> state_slots_, state_before_;
   Routing routing_;                 // of the last RouteOp

@@ -65,8 +65,8 @@ void Executor::Worker::operator()(const SpreadOp& op) noexcept {
   }
 }
 
-// In the order in which the experts are computed: while the first ones are, others are read. All
-// threads share the calls, since each looks up every page of a matrix, also of one in memory.
+// In the order of the computation: while the first experts are computed, others are read. All
+// threads share the calls, since each looks up every page of a matrix, even of one in memory.
 void Executor::Worker::fetch_experts() const noexcept {
   const std::vector<Op>& ops = e.program_->ops();
   int next = 0;
@@ -85,7 +85,7 @@ void Executor::Worker::fetch_experts() const noexcept {
 // experts share the threads, so an expert is divided for its part of them.
 void Executor::Worker::operator()(const ExpertLinearOp& op) noexcept {
   const Routing& routing = e.routing_;
-  // Where each expert's tasks end, in scratch: the kernel's own scratch begins behind it.
+  // Where each expert's tasks end, in scratch: the kernel's own scratch begins after it.
   int64_t* ends = reinterpret_cast<int64_t*>(scratch);
   const int64_t taken = op.experts * static_cast<int64_t>(sizeof(int64_t));
   const Product p = product(op.first, value(op.x),

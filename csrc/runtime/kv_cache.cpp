@@ -31,7 +31,7 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
   int32_t groups = 1;
   for (const CacheLayer& s : layers) groups = std::max(groups, s.group + 1);
   const bool alike = groups_alike(layers, groups);
-  const size_t together = alike ? kSlabBlocks : 1;  // blocks whose pieces lie side by side
+  const size_t together = alike ? kSlabBlocks : 1;  // blocks with adjacent pieces
   std::vector<size_t> bytes(static_cast<size_t>(groups));
   for (const CacheLayer& s : layers) {
     const size_t half = kv_half_bytes(type, s.hd_pad), halves = static_cast<size_t>(s.halves());
@@ -54,7 +54,7 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
   wanted_.reserve(has_memory_.size());
 }
 
-// The layers of a slab lie one after another, so everything that a request has stored is close
+// The layers of a slab follow one another, so everything that a request has stored is close
 // together, and first touches and huge pages follow the tokens in use, not the number of layers.
 // (With a separate region for each of 24 layers, the first 32 tokens cost 24 pages of 2 MB;
 // measured: 4 % of a 1,024-token prompt.) Inside a layer the blocks of a head follow each other, so

@@ -6,7 +6,8 @@
 // A latent layer has only K.
 //
 // Its address space is reserved once, and the address of a block never changes. Memory is allocated
-// slab by slab: between steps for what the next step could use, otherwise when a step needs it.
+// slab by slab: between steps for blocks that the next step could use, otherwise when a step needs
+// it.
 #pragma once
 #include <vector>
 
@@ -43,7 +44,7 @@ class KvCache {
   // The same for a few MB of the blocks up to `ahead` above the highest one used so far. Returns
   // whether some of them still have no memory.
   bool grow(Team& team, int64_t ahead);
-  // Returns the bytes for which memory has been allocated.
+  // Returns the allocated bytes.
   size_t committed() const;
 
   // Copies the contents of `block`, which belongs to `group`, layer by layer, and zeros for what

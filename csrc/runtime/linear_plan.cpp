@@ -8,10 +8,10 @@ namespace {
 // compared with the delay of a late thread (40 us and more).
 constexpr int64_t kClaimBytes = 128 << 10;
 // Narrower tasks than strips are worth it where some thread would otherwise have 2 % more than the
-// mean: of 9 strips two threads would get 5 and 4, of 40 strips 16 threads 3 and 2.
+// mean: two threads would get 5 and 4 of 9 strips, and 16 threads 3 or 2 of 40.
 constexpr int64_t kUnevenParts = 50;
 // Threads do not start together and do not run at the same speed. Then they wait for about this
-// part of a task in the end, so that of two plans that end at the same time the finer one is
+// part of a task in the end, so if two plans end at the same time, the finer one is
 // better.
 constexpr int64_t kLateParts = 4;
 // Reading the weights of a task takes as long as computing about this many rows for each value of
@@ -56,7 +56,7 @@ void LinearPlan::plan_few_rows(const LinearShape& s) noexcept {
 }
 
 // Arithmetic is the limit, or memory is where many threads have few rows. Of all divisions into
-// equal tasks, takes the one whose products end first, counting what each task costs beyond them.
+// equal tasks, takes the one that ends its products first, counting the other costs of each task.
 // More row blocks than the kernels need are worth it only until the products take no longer than
 // reading the weights: threads that share panels but no L3 cache read them twice. A task is never
 // narrower than two panels of a tile that has several side by side, because one panel alone has too

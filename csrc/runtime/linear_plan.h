@@ -1,7 +1,7 @@
 // The division of one linear into tasks, which the threads of a rank claim. A pure function of
 // sizes: the executor runs these plans, and benchmarks/work_simulator.h simulates the same ones.
 //
-// A task is a rectangle of the output: some rows by some panels. It gives the same bits wherever
+// A task is a rectangle of the output: some rows by some panels. Its bits are the same wherever
 // the output is cut (LinearArgs), so a plan decides about time only.
 #pragma once
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace cpuserve {
 
-// What a division depends on.
+// The inputs of a division.
 struct LinearShape {
   int64_t rows;                         // of activations
   int64_t panels;                       // that this rank computes
@@ -50,7 +50,7 @@ struct LinearTask {
 class LinearPlan {
  public:
   static constexpr int64_t kFewRows = 16;  // up to this many, a linear reads the weights once
-  // A task of more rows costs as much as this many rows beside its own: its first tiles find
+  // A task of more rows costs as if it had this many extra rows: its first tiles find
   // neither weights nor output in the cache. Measured at AVX2: tasks of 24 rows run at 95 to 99 %
   // of the rate of 480, which is 0.2 to 1.3 rows; faster cores wait longer for memory, in rows.
   static constexpr int64_t kTaskRows = 2;
@@ -59,7 +59,7 @@ class LinearPlan {
 
   // Consecutive tasks have the same panels and successive rows, up to kMostRows of them, then the
   // next panels. So threads that share panels are neighbours, and read them through the same L3
-  // cache, while the activations of kMostRows rows stay there, too.
+  // cache, where the activations of kMostRows rows stay as well.
   static constexpr int64_t kMostRows = 512;
   int64_t tasks() const noexcept { return columns_ * blocks_; }
   // Number of consecutive tasks that a thread claims at once; 1 if there are several row blocks.
@@ -88,7 +88,7 @@ class LinearPlan {
 
   int64_t rows_, panels_, tile_rows_;
   int64_t width_ = 1, columns_ = 0, blocks_ = 0, chunk_ = 1;
-  int64_t together_ = 1;  // row blocks whose tasks are numbered panels by panels
+  int64_t together_ = 1;  // row blocks with tasks numbered panels by panels
 };
 
 }  // namespace cpuserve

@@ -48,7 +48,7 @@ void Executor::Worker::operator()(const Mamba2Op& op) noexcept {
   each_unit(op, [&](int64_t unit, const ChunkRows& r) { mamba2_rows(op, unit, r); });
 }
 
-// k, q and v are B, C and x. The step dt is what the kernel calls beta, and g is dt times A.
+// k, q and v are B, C and x. The step dt is the kernel's beta, and g is dt times A.
 void Executor::Worker::mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r) noexcept {
   const RecurrentShape shape = op.shape();
   const int64_t heads = op.together, head0 = unit * heads, width = op.value_width;

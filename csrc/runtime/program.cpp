@@ -397,7 +397,7 @@ void Program::linear(LinearOp op, bool glu) {
   ops_.emplace_back(op);
 }
 
-// Panels of a gate and its up stay together, and so do those whose 32 results share a scale.
+// Panels of a gate and its up stay together, and so do panels with 32 results that share a scale.
 void Program::set_grain(Id id, ActFormat out) {
   Matrix& m = matrices_[static_cast<size_t>(id)];
   m.grain = std::max(m.grain, int64_t{m.glu ? 2 : 1} * (quantized(out) ? 2 : 1));
@@ -410,7 +410,7 @@ void Program::check_tokens(const char* op, std::initializer_list<Id> ids) const 
   }
 }
 
-// The experts, or adapters, of a routing, which must be that of the last op that makes one.
+// The experts, or adapters, of a routing, which must come from the last op that makes one.
 Program::Experts Program::experts_of(Id routing, const char* role) const {
   Id last = kNone;
   Experts experts{};

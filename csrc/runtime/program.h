@@ -28,7 +28,7 @@ struct Value {
 // A packed weight matrix. Without glu, the rows of its parts follow one another. With glu, it has
 // two parts with the same number of rows, each padded to whole panels, and their panels alternate.
 // Threads and ranks share it in units of `grain` panels: a gate and its up stay together, and so do
-// the panels whose results share a scale.
+// panels with results that share a scale.
 struct Matrix {
   std::string name;
   WeightKind kind;
@@ -50,8 +50,9 @@ struct Matrix {
   int64_t out_width() const { return glu ? n / 2 : n; }
 };
 
-// An fp32 vector [count]. `packed_from` is the vector of which this one is a copy in the packed
-// column order of a glu matrix, with zeros in the padding; kNone for a vector that is loaded.
+// An fp32 vector [count]. It is a copy of vector `packed_from` in the packed
+// column order of a glu matrix, with zeros in the padding; `packed_from` is kNone if the vector is
+// loaded.
 struct Vector {
   std::string name;
   int64_t count;
@@ -59,8 +60,8 @@ struct Vector {
   int64_t columns = 0;  // its numbers are columns below this one, if it is not 0
 };
 
-// What one attention layer keeps: keys and values of these heads, in the blocks of its group. Each
-// group has its own block tables.
+// The cache of one attention layer: keys and values of these heads, in the blocks of its group.
+// Each group has its own block tables.
 struct CacheLayer {
   int32_t kv_heads, head_dim, hd_pad;
   int32_t group = 0;
@@ -68,7 +69,7 @@ struct CacheLayer {
   int64_t halves() const { return latent ? 1 : 2; }
 };
 
-// What one recurrent layer keeps of a sequence: for each of its units, which are independent, the
+// The state of a sequence in one recurrent layer: for each of its independent units, the
 // floats of the closed state and of the open rows.
 struct StateLayer {
   int32_t units;
@@ -97,7 +98,8 @@ struct PartNormOp {
   float eps;
 };
 // Writes x in another format. `order`: column i of out is column order[i] of x. With a `routing`
-// there is an order for each of its experts, one after another, and a row has that of its expert.
+// there is an order for each of its experts, one after another, and a row uses the order of its
+// expert.
 struct ConvertOp {
   Id x, out;
   Id order = kNone, routing = kNone;
@@ -244,11 +246,11 @@ constexpr int32_t kMaxParts = 8;  // of a row that MixPartsOp mixes
 struct ScaleOp {  // multiplies x by the only number of a vector, or columns by one number each
   Id x, factor;
 };
-struct ColumnsOp {  // out: columns of x from `column` on, then those of `more`, if it is a value
+struct ColumnsOp {  // out: columns of x from `column` on, then all of `more`, if it is a value
   Id x, more, out;
   int64_t column;
 };
-// x: `parts` equal parts of a row. The k gates of a token give coefficients: rows of `weight`
+// x: `parts` equal parts of a row. The k gates of a token determine coefficients: rows of `weight`
 // [parts * parts][k], or [parts][k] if `target` is a value, times their tanh. Without a target, a
 // part grows by the sum of all parts, each times its coefficient, otherwise by 1 + its coefficient
 // times (scale target - part `active`).
@@ -289,8 +291,8 @@ const char* op_name(const Op& op);
 
 class Program {
  public:
-  // `table` must outlive the program. All add_* functions throw std::invalid_argument that names
-  // the argument that does not fit.
+  // `table` must outlive the program. All add_* functions throw std::invalid_argument with
+  // the name of the argument that does not fit.
   Program(const KernelTable& table, int64_t max_tokens, int64_t max_seqs);
 
   Id add_value(std::string name, int64_t width, ActFormat format, int32_t copies = 1);
@@ -353,11 +355,11 @@ class Program {
   int64_t hidden_width() const { return hidden_width_; }  // of a hidden op; 0 = there is none
   int64_t max_positions() const { return max_positions_; }
   int32_t cache_groups() const { return cache_groups_; }  // of KV layers; at least 1
-  // Block tables of each sequence: those of the KV layers, then that of the states, if any.
+  // Block tables of each sequence: one per group of KV layers, then one of states, if any.
   int32_t table_groups() const { return cache_groups_ + (states_.empty() ? 0 : 1); }
   int64_t state_bytes() const;  // of one slot
   int64_t weight_bytes() const;
-  // What the layout of packed matrices follows from, for one level and number of ranks.
+  // Everything that determines the layout of packed matrices, for one level and number of ranks.
   std::vector<std::string> packed_layout() const;
   int64_t kv_block_bytes(KvType type) const;  // that a block of any group fits
 
@@ -395,7 +397,7 @@ class Program {
   int64_t max_positions_ = INT32_MAX;
 };
 
-// Parse the names that Python uses. They throw std::invalid_argument that lists the known names.
+// Parse the texts that Python uses. They throw std::invalid_argument with the known texts.
 ActFormat parse_format(const std::string& name);
 WeightKind parse_kind(const std::string& name);
 SourceType parse_source(const std::string& name);

@@ -63,7 +63,7 @@ void Executor::Worker::operator()(const GatedDeltaOp& op) noexcept {
   });
 }
 
-// Tokens [t0, t0 + rows) of a chunk that has `num_open` open rows before them. They stand in
+// Tokens [t0, t0 + rows) of a chunk that has `num_open` open rows before them. These are in
 // `slot`, which also takes the state once the chunk is full; `before` holds the last closed state,
 // or is -1 at the beginning of a sequence. `next` is a state that is likely to be read next, or
 // null.
@@ -145,7 +145,7 @@ void Executor::Worker::delta_rows(const GatedDeltaOp& op, int64_t unit, int64_t 
   norm.x_stride = values;
   norm.z_stride = static_cast<int64_t>(x.stride / sizeof(float));
   norm.weight = vector(op.norm);
-  norm.groups = op.tiled ? 1 : heads;  // that lie side by side in z and out
+  norm.groups = op.tiled ? 1 : heads;  // that are adjacent in z and out
   norm.width = op.value_width;
   norm.eps = op.eps;
   norm.shared_weight = true;

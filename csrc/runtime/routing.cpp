@@ -91,7 +91,7 @@ void Routing::build(int32_t experts, int32_t chosen, const Rows& ids, int64_t to
   const auto expert_of = [&](int64_t token, int64_t rank) {
     return static_cast<int64_t>(reinterpret_cast<const float*>(row_of(ids, token))[rank]);
   };
-  // Where the rows of an expert end, which is where those of the next one begin.
+  // Where the rows of an expert end and the rows of the next one begin.
   const auto end_of = [&](int64_t expert) -> int64_t& {
     return first_[static_cast<size_t>(expert + 1)];
   };

@@ -11,7 +11,7 @@ namespace cpuserve {
 
 // Writes the row of a Route op for one token: the ids of the chosen experts, best first (of equal
 // scores the lower id first), then their weights. `scratch` holds 3 * experts floats. Logits that
-// are NaN give NaN weights and valid ids.
+// are NaN lead to NaN weights and valid ids.
 void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
                float* scratch) noexcept;
 
@@ -23,7 +23,7 @@ class Routing {
         places_(static_cast<size_t>(max_rows)),
         first_(static_cast<size_t>(max_experts + 1)) {}
 
-  // Sorts the rows of a step from the ids of `chosen` experts for each token; an id of -1 gives no
+  // Sorts the rows of a step from the ids of `chosen` experts for each token; an id of -1 adds no
   // row.
   void build(int32_t experts, int32_t chosen, const Rows& ids, int64_t tokens) noexcept;
 

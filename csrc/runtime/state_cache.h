@@ -1,7 +1,7 @@
 // The states of recurrent layers: for each rank [slot][layer][unit of the rank] { closed, open }.
-// A slot holds what all layers keep of one sequence up to a block of its tokens: the last closed
-// state in that block, and the rows of the tokens since then. Slots are as large as hundreds of KV
-// blocks, so they have memory of their own.
+// A slot holds the states of all layers for one sequence up to a block of its tokens: the last
+// closed state in that block, and the rows of the tokens since then. Slots are as large as hundreds
+// of KV blocks, so they have memory of their own.
 #pragma once
 #include <vector>
 
@@ -25,7 +25,7 @@ class StateCache {
     return closed(layer, unit, slot) + open_at_[static_cast<size_t>(layer)];
   }
   // A snapshot is the closed states of a slot, in the order of layers and units for any number of
-  // ranks. It says all about a slot whose tokens end with a chunk, as blocks do.
+  // ranks. It is complete if the tokens of the slot end with a chunk, as blocks do.
   size_t snapshot_bytes() const { return snapshot_bytes_; }
   void read_snapshot(int64_t slot, uint8_t* to) const;
   void write_snapshot(int64_t slot, const uint8_t* from);

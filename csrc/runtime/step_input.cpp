@@ -9,7 +9,7 @@ namespace cpuserve {
 namespace {
 
 constexpr int64_t kHeader = 8;
-// Its words that count the masks, the entries of adapters, the groups of layers behind the first
+// Its words that count the masks, the entries of adapters, the groups of layers after the first
 // one, and the entries of row_draft.
 constexpr int64_t kMasks = 4, kAdapters = 5, kMoreGroups = 6, kDrafts = 7;
 
@@ -36,7 +36,7 @@ void check_range(const char* what, int64_t index, int64_t value, int64_t low, in
                  ", ", high, ")");
 }
 
-// least: of an entry's distance to the next one.
+// Checks that offsets run from 0 to `total`, and that each is at least `least` below the next one.
 void check_offsets(const char* what, const int32_t* start, int64_t n, int64_t total,
                    int64_t least) {
   check_argument(start[0] == 0 && start[n] == total, what, " does not run from 0 to ", total);
@@ -58,7 +58,7 @@ void check_table(const StepInput& in, const StepLimits& limits, int64_t s, int64
 }
 
 // The same for the table of state slots. These are counted on from the blocks; the last block
-// stands where there is none. A slot serves the blocks before it, so there must be one for the last
+// marks where there is none. A slot serves the blocks before it, so there must be one for the last
 // token's block, or after it.
 void check_states(const StepInput& in, const StepLimits& limits, int64_t s,
                   Span<const int32_t> kept) {

@@ -31,7 +31,7 @@ struct StepInput {
     return {table_entries + start[0], start[1] - start[0]};
   }
 
-  // The token that row r has to give for the next row to be sampled, or -1.
+  // The token that must be sampled in row r for the next row to be sampled, or -1.
   int32_t draft(int64_t r) const noexcept { return row_draft ? row_draft[r] : -1; }
 };
 
@@ -40,13 +40,13 @@ constexpr int64_t mask_words(int64_t vocab) { return (vocab + 31) / 32; }
 
 struct StepLimits {
   int64_t max_tokens, max_seqs, max_positions, num_blocks, num_slots, embed_rows, vocab, max_top;
-  bool hidden = false;   // the program gives vectors of rows instead of logits
+  bool hidden = false;   // the program returns vectors of rows instead of logits
   int64_t adapters = 0;  // that sequences may name
   int64_t groups = 1;    // of layers, each with block tables of its own
   int64_t states = 0;    // slots of states, which the tables of the last group name; 0 = none
 };
 
-// Throws std::invalid_argument that names the first index out of range, before anything runs.
+// Throws std::invalid_argument for the first index out of range, before anything runs.
 // Checks everything that kernels use as an index, because kernels do not check it again. Of the
 // block tables only the new entries are checked: `tables` has the others, and does not change.
 StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockTables& tables,

@@ -27,7 +27,7 @@ struct MatrixSource {
   Span<const SourceTensor> parts;
 };
 
-// A file with the arenas of all ranks, each from a multiple of 2 MB on, behind 2 MB for whoever
+// A file with the arenas of all ranks, each from a multiple of 2 MB on, after 2 MB for whoever
 // keeps the file. Its bytes follow from the program and the ranks.
 size_t packed_file_bytes(const Program& program, const Ranks& ranks);
 
@@ -44,7 +44,7 @@ class Weights {
 
   // Packs matrices on all threads of the team, in one dispatch. Each thread packs, and so first
   // touches, the panels that it will read. Meanwhile the system reads the bytes of mapped files
-  // that `ahead` names. Throws std::invalid_argument if tensors do not make up their matrix.
+  // in `ahead`. Throws std::invalid_argument if tensors do not make up their matrix.
   void load_matrices(Team& team, Span<const MatrixSource> matrices,
                      Span<const Span<const uint8_t>> ahead = {});
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);

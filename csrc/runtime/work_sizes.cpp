@@ -11,11 +11,12 @@ namespace {
 constexpr int64_t kLeastStripBytes = 48 << 10, kLeastRows = 128, kLeastAttentionBytes = 96 << 10;
 constexpr int64_t kLeastNearBytes = 8 << 10, kLeastAheadBytes = 2 << 10;
 constexpr int64_t kMostStripBytes = 8 << 20, kMostAheadBytes = 64 << 10;
-// Intel's cores: one pass fetches weights to L1, where each line holds one of 16 buffers until
-// memory answers (170 ns: 6 GB/s a core). The core's own prefetcher adds the rest, but only while
-// products keep pace. From 7 rows on they do not, and K blocks, whose fetches go to L2, are faster:
-// on Granite Rapids 8 and 16 rows of bf16 reach 87 and 94 % of the dot-product peak instead of 80
-// and 84 %, and without bf16 products 8 rows read 71-79 % of the bandwidth instead of 59-63 %.
+// Cores of Intel: one pass fetches weights to L1, where each line holds one of 16 buffers until
+// data arrive from memory (170 ns: 6 GB/s a core). The core's own prefetcher adds the rest, but
+// only while products keep pace. From 7 rows on they do not, and K blocks, which are fetched to L2,
+// are faster: on Granite Rapids 8 and 16 rows of bf16 reach 87 and 94 % of the dot-product peak
+// instead of 80 and 84 %, and without bf16 products 8 rows read 71-79 % of the bandwidth instead of
+// 59-63 %.
 constexpr std::string_view kIntel = "GenuineIntel";
 constexpr int32_t kIntelPassRows = 6;
 // AMD's cores, measured on Zen 4. One pass reads at the rate of memory up to 12 rows, if it fetches

@@ -11,7 +11,7 @@ constexpr int64_t kLogitPiece = 8192;  // logits of one claim: 32 KB, a few micr
 
 }  // namespace
 
-// Only thread 0 reads the cancel flag. Before a barrier it writes what it read to one of two
+// Only thread 0 reads the cancel flag. Before a barrier it copies the flag to one of two
 // places, which alternate. When it writes to a place again, the other threads have read it, because
 // they have passed the barrier in between.
 //
@@ -399,8 +399,8 @@ bool Executor::Worker::share_rows(int64_t count) const noexcept {
 }
 
 // All threads scale pieces of every row: for a vocabulary of 256k, one thread alone would take as
-// long as for a layer. If some threads have no row to sample, all share what sampling does for
-// every logit, too.
+// long as for a layer. If some threads have no row to sample, all threads also share the
+// passes of sampling over every logit.
 void Executor::Worker::prepare_logits(const LogitsOp& op, int64_t first, int64_t count) noexcept {
   const bool scales = op.scale != 1.0f || op.softcap > 0.0f, shares = share_rows(count);
   const int64_t vocab = e.logits_.width, block = sample_block(static_cast<int>(vocab));
@@ -431,8 +431,8 @@ void Executor::Worker::prepare_logits(const LogitsOp& op, int64_t first, int64_t
 }
 
 // Samples a row and those that verify its drafts, each with the state that its slot has after the
-// tokens before it: exactly what steps of one token would sample. Rows behind the first draft that
-// sampling does not give have no token. A run of rows that began in the block before continues
+// tokens before it: exactly what steps of one token would sample. Rows after the first draft that
+// was not sampled have no token. A run of rows that began in the block before continues
 // here; the barriers between the blocks order its results.
 void Executor::Worker::sample_rows(int64_t first, int64_t row, int64_t count) noexcept {
   const StepInput& in = e.input_;

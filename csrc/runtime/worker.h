@@ -8,7 +8,7 @@
 
 namespace cpuserve {
 
-// Makes a positive time step of what a recurrent layer computed for it.
+// Makes the positive time step of a recurrent layer from the computed value.
 inline float softplus(float x) noexcept { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 struct Executor::Worker {
@@ -20,7 +20,7 @@ struct Executor::Worker {
   size_t op = 0;       // index of the running op
   bool alone = false;  // this thread does all of the running op
 
-  // Runs ops [first, last) with the barriers that Waits names. Returns false if the step was
+  // Runs ops [first, last) with the barriers of Waits. Returns false if the step was
   // cancelled.
   bool walk(int64_t first, int64_t last) noexcept;
 
@@ -114,7 +114,7 @@ struct Executor::Worker {
   // Asks the system to read the experts of this step ahead, if the weights are mapped from a file.
   void fetch_experts() const noexcept;
 
-  // A conversion whose columns come in another order.
+  // A conversion that reorders columns.
   void reorder(const ConvertOp& op) noexcept;
 
   // A linear, or the linears of all experts, which differ in their weights and rows alone.
@@ -132,7 +132,7 @@ struct Executor::Worker {
   Product product(Id matrix, const Rows& x, const Epilogue& ep, uint8_t* work) const noexcept;
   void attend(const AttentionOp& op, const AttentionUnit& unit) noexcept;
   void merge(const AttentionOp& op, const MergeUnit& unit) noexcept;
-  // Tokens [t0, t0 + rows) of a chunk that has `num_open` open rows before them. They stand in
+  // Tokens [t0, t0 + rows) of a chunk that has `num_open` open rows before them. These are in
   // `slot`, which also takes the state once the chunk is full; `before` holds the last closed
   // state, or is -1 at the beginning of a sequence. `last`: the sequence's last ones in this step.
   struct ChunkRows {
@@ -158,7 +158,7 @@ struct Executor::Worker {
   void conv_rows(const ShortConvOp& op, int64_t unit, const ChunkRows& r) noexcept;
   void mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r) noexcept;
   void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count) noexcept;
-  // What precedes the sampling of rows [first, first + count), with a barrier after each pass.
+  // Prepares rows [first, first + count) for sampling, with a barrier after each pass.
   void prepare_logits(const LogitsOp& op, int64_t first, int64_t count) noexcept;
   // To sample row `row` of `rows` that run at once, the step's logit row `number`.
   SampleArgs sample_args(int64_t number, int64_t row, int64_t rows) const noexcept;

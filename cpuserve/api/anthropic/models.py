@@ -67,7 +67,7 @@ def _info(models: ModelRegistry, name: str) -> ModelInfo:
 
 @router.get(MODELS)
 async def list_models(request: Request) -> Response:
-    """List the served model names, `limit` of them after `after_id` or before `before_id`."""
+    """List the served models, `limit` of them after `after_id` or before `before_id`."""
     models = get_state(request).models
     names, more = _page(list(models.names), request.query_params)
     infos = [_info(models, name) for name in names]
@@ -84,7 +84,7 @@ async def get_model(request: Request, name: str) -> Response:
 
 
 def _page(names: list[str], query: QueryParams) -> tuple[list[str], bool]:
-    """Return the names of the page, and whether there are more in its direction."""
+    """Return the models of the page, and whether there are more in its direction."""
     given = query.get("limit", str(_PAGE))
     limit = int(given) if given.isdecimal() and len(given) < 5 else 0
     if not 1 <= limit <= _MAX_PAGE:

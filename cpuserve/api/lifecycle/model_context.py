@@ -108,7 +108,7 @@ def _build(config: EngineConfig) -> str:
 
 
 def _tiers(config: EngineConfig) -> list[str]:
-    """Return the names of the offload tiers of the KV cache."""
+    """Return the name of each offload tier of the KV cache."""
     kept = {"swap": config.swap_bytes, "disk": config.prefix_cache_dir, **config.kv_tiers}
     return [name for name, asked in kept.items() if asked and config.enable_prefix_caching]
 

@@ -90,7 +90,7 @@ class ChunkFormat:
 
 
 def progress_member(event: Progress) -> bytes:
-    """Return the prompt's progress as a JSON member of a chunk, with llama-server's names."""
+    """Return the prompt's progress as a JSON member of a chunk, as llama-server sends it."""
     report = {
         "total": event.total,
         "cache": event.cached,

@@ -55,7 +55,7 @@ def _card(models: ModelRegistry, name: str) -> ModelCard:
 
 @router.get("/v1/models", openapi_extra=json_answer(ModelList))
 async def list_models(request: Request) -> Response:
-    """List the served model names."""
+    """List the served models."""
     models = get_state(request).models
     cards = ModelList("list", [_card(models, name) for name in models.names])
     return Response(msgspec.json.encode(cards), media_type="application/json")

@@ -30,8 +30,7 @@ class GenerationRequest(CommonFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_progress: bool | None = None
     user: str | None = None
-    # The llama.cpp names for repetition_penalty and max_tokens, and the tokens that penalties
-    # count.
+    # Fields of llama.cpp: repetition_penalty, max_tokens, and the tokens that penalties count.
     repeat_penalty: float | None = None
     n_predict: int | None = None
     repeat_last_n: int | None = None

@@ -24,7 +24,7 @@ from cpuserve.config.reference import between
 
 BEGIN = "<!-- fields: made by python -m cpuserve.api.request.field_reference docs/fields.md -->"
 END = "<!-- end of fields -->"
-# The endpoints by their names in the table of fields, with the path and the schema of each.
+# The endpoints as the table of fields calls them, with the path and the schema of each.
 SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (fields.CHAT, "/v1/chat/completions", ChatRequest),
     (fields.TEXT, "/v1/completions", CompletionRequest),

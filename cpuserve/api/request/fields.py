@@ -276,7 +276,7 @@ def refused_by(schema: type) -> Iterable[Refused]:
 
 
 def refused_names(asked: object) -> set[str]:
-    """Return the names of these fields: a value of them that passed is no value for a call."""
+    """Return these fields by name: a value of them that passed is no value for a call."""
     return {rule.name for rule in refused_by(type(asked))}
 
 

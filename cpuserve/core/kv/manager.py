@@ -7,10 +7,10 @@ table then name block `num_blocks`, which is not in the pool and is never writte
 
 The states of recurrent layers are one more group, the last one. Its blocks are the slots of a pool
 of their own (ids after all others): a slot is as large as hundreds of blocks. The slot of
-block i holds the state at the last multiple of 16 tokens in that block, and what the layers keep of
-the tokens since then; once the block is full, it is the state at its end. A slot also serves the
+block i holds the state at the last multiple of 16 tokens in that block, and the data of the
+tokens since then; once the block is full, it is the state at its end. A slot also serves the
 blocks before it that have none. So a sequence needs two: the slot of the last full block, where a
-prefix can end, and the slot of the block in progress. Only the states at the end of a prompt or an
+prefix can end, and the slot of the block in progress. Only the states at the end of a prompt or a
 response, and where prompts branch, are published ("snapshots").
 
 An entry of the prefix index has a block for each group. Evicting a block of a group that keeps
@@ -454,8 +454,8 @@ class KvManager:
     ) -> RestorePlan | None:
         """Return the plan for the most blocks that can be restored, up to block `most` - 1.
 
-        entry: for the next block of `chain`, if the cache has one. Where the cache alone can serve
-        all groups there is no plan: `catch_up` takes such blocks.
+        entry: the one for the next block of `chain`, if the cache has it. Where the cache alone can
+        serve all groups there is no plan: `catch_up` takes such blocks.
         """
         begin = chain.num_entries
         held_from = [0] * len(self.windows)  # every group has all blocks from here on

@@ -1,7 +1,7 @@
 """The folder inside the user's directory that holds the prefix cache, and nothing else.
 
-cpuserve removes files only in a folder that it has marked, and only files with the names that it
-gives, because other programs may use the same directory.
+cpuserve removes files only in a folder that it has marked, and only files that
+it has named, because other programs may use the same directory.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Tier(Protocol):
     A block is found by its key, but neither is the key trusted alone: the tokens of the block and
     all tokens before it must be equal.
 
-    name: in metrics and the cost model. durable: its blocks outlive the process, so
+    name: shown in metrics and the cost model. durable: its blocks outlive the process, so
     blocks are saved before they are evicted. num_blocks, num_bytes: its contents, including those
     of others.
     """

@@ -83,7 +83,7 @@ class _Answer:
 
 @dataclass(slots=True)
 class Verdict:
-    """The compilation of a request's grammar. error: "" = ready. fault: of the client."""
+    """The compilation of a request's grammar. error: "" = ready. fault: the client's."""
 
     request: RequestId
     error: str = ""

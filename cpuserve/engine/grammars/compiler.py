@@ -48,8 +48,8 @@ LIMITS = {
     "verbose_errors": False,
 }
 MOST_CHARS = 600  # of a message
-# Words of the library when one of these limits ended it. Which limit comes first, its or that of
-# CPU time, depends on the machine: the client reads the same first words.
+# Words of the library when one of these limits ended it. Which limit comes first, its own or the
+# limit of CPU time, depends on the machine: the client reads the same first words.
 LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determine if regex is")
 
 # For each of these patterns, the library knows which tokens match. It asks first whether all tokens

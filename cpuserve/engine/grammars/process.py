@@ -114,7 +114,7 @@ class Process:
         self._send(self._filling, Drop(numbers, gone), ANSWER_S)
 
     def ask(self, fill: Fill) -> None:
-        """Ask for masks; `answer` must follow. Raises Lost if the process does not reply."""
+        """Ask for masks; then call `answer`. Raises Lost if the process does not reply."""
         self._asked = time.monotonic()
         self._send(self._filling, fill, ANSWER_S)
 

@@ -28,8 +28,8 @@ class Facts:
     """Facts about every value of a schema, as far as its keywords state.
 
     types: it has one of them. values: it is one of them, None = they are not listed. names,
-    patterns: of the members that are described. members: the schemas of each, with their places.
-    required: members that it has. is_open: a part says what other members are. has_properties: a
+    patterns: described members. members: the schemas of each, with their places.
+    required: members that it has. is_open: a part describes other members. has_properties: a
     part has `properties`. closed: there are no other members than `names`. closes: the same, where
     this is the whole schema. branches: for each anyOf or oneOf, the facts of its schemas.
     """
@@ -126,7 +126,7 @@ class Reader:
                 left += [(f"{at}/{i}", v) for i, v in enumerate(some)]
 
     def find(self, to: Any, at: str) -> tuple[str, Any]:
-        """Return (the place, the schema) that a reference at `at` names."""
+        """Return (the place, the schema) that a reference at `at` points to."""
         if not isinstance(to, str):
             msg = f"$ref at {at} must be a text"
             raise SchemaError(msg)
@@ -316,10 +316,10 @@ class Reader:
                 found.append({"type": "object", "properties": {name: against}, "required": [name]})
         return found
 
-    # --- names of members -----------------------------------------------------------------------
+    # --- propertyNames -----------------------------------------------------------------------
 
     def names(self, schema: Any, at: str) -> bool | list[str] | dict[str, Any]:
-        """Return which names fit propertyNames: all, none, these, or those of one keyword."""
+        """Return which names fit propertyNames: all, none, these, or all that fit one keyword."""
         if isinstance(schema, bool):
             return schema
         facts = self.facts(schema, at)

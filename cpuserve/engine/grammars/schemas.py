@@ -414,7 +414,7 @@ class _Place:
         raise self._refuse(key, "must be a list of names")
 
     def _dependent(self, key: str, value: Any) -> None:
-        """Write: without the member, or with its requirements."""
+        """Write the schema without the member, or with its requirements."""
         needs = self._dict(key, value)
         if len(needs) > MAX_DEPENDENCIES:
             raise self._refuse(

@@ -82,8 +82,8 @@ class ToolFormat(Protocol):
     ) -> str:
         """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that.
 
-        It ends with the call, or, if `several`, with the last one of any number. schemas: of the
-        arguments of each function that may be called; None = they are free.
+        It ends with the call, or, if `several`, with the last one of any number. schemas: JSON
+        schemas of the arguments of each function that may be called; None = they are free.
         """
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
@@ -102,7 +102,8 @@ class ToolFormat(Protocol):
     ) -> ToolParser:
         """Return a parser for choice `index`; its text continues `opening`.
 
-        schemas: of the arguments of each function, if it reads them. around: None = the usual.
+        schemas: JSON schemas of the arguments of each function, if it reads them. around: None =
+        the usual.
         """
 
 

@@ -4,8 +4,8 @@
 
 The token <|python_tag|> may come before a call; after other text, it must. Semicolons between calls
 belong to the format and are dropped. An object that is no call, such as an
-response in JSON, passes on as text, and so does all text after it up to a tag. What tells a call
-from it is that it has arguments next to its name; so a call is known when its arguments begin.
+response in JSON, passes on as text, and so does all text after it up to a tag. A call differs
+from it because it has arguments next to its name; so a call is known when its arguments begin.
 """
 
 from __future__ import annotations

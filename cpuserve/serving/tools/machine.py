@@ -21,9 +21,9 @@ class CallParser(ABC):
     which then looks at the rest. A thought passes on as text, with its tags: its content is
     no call. `markers` begin a call in text.
 
-    White space is the model's, and passes on, with three exceptions. What the template writes
-    between a text and a call (`around.gap`) is dropped. So is text of nothing but white space
-    before, between and after calls. Texts that only calls divide stay divided.
+    White space is the model's, and passes on, with three exceptions. Text that the template
+    writes between a text and a call (`around.gap`) is dropped. So is text of nothing but white
+    space before, between and after calls. Texts that only calls divide stay divided.
     """
 
     markers: tuple[str, ...]

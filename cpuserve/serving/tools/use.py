@@ -37,9 +37,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 class ToolUse:
     """How a response is read, the beginning that is forced ("" = none), and the most calls.
 
-    form: the structure of the response after that beginning, None = anything. schemas: of the
-    arguments of each function, if the format reads them. kept: the functions, with the schemas
-    that their arguments must fit, None = any.
+    form: the structure of the response after that beginning, None = anything. schemas: JSON schemas
+    of the arguments of each function, if the format reads them. kept: the functions, with the
+    schemas that their arguments must fit, None = any.
     """
 
     format: ToolFormat
@@ -203,7 +203,7 @@ def _forced_form(
 ) -> StructuredOutputs | None:
     """Return the grammar of a forced call: one of the names, and arguments that fit the schema.
 
-    The schema of a function that is not strict is kept if it can be. The names may be forced by the
+    The schema of a function that is not strict is kept if it can be. A name may be forced by the
     call's beginning: then there is no form if all arguments are free.
     """
     several = call.parallel_tool_calls is not False and all(s is None for s in strict.values())
@@ -243,7 +243,7 @@ def _told_as_strict() -> Iterator[None]:
 
 
 def _checked_names(tools: list[Any]) -> dict[str, None]:
-    """Return the names of functions in their order."""
+    """Return the functions by name, in their order."""
     if len(tools) > MAX_TOOLS:
         msg = f"tools has {len(tools)} entries: at most {MAX_TOOLS} are allowed"
         raise InvalidRequest(msg, param="tools")

@@ -38,7 +38,7 @@ CPUSERVE_INLINE void map_columns(float* y, int n, Map map) {
   if (i < n) store_n(y + i, map(load_n(y + i, n - i)), n - i);
 }
 
-// Calls run(map, up) with the vector functions of `act`: of a value, or of a gate and of what it
+// Calls run(map, up) with the vector functions of `act`: of a value, or of a gate and the value it
 // multiplies.
 template <class Run>
 CPUSERVE_INLINE void with_activation(Activation act, Run run) {

@@ -16,7 +16,7 @@
 namespace CPUSERVE_NS {
 
 // x = 2^(before - after), y = 2^(m - after) with after = max(before, m); -inf (no visible key so
-// far, or none in this chunk) gives a factor of 0.
+// far, or none in this chunk) means a factor of 0.
 CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
   const F after = max(set1(-FLT_MAX), max(before, m));  // -inf - -inf would be NaN
   store(x, exp2(sub(before, after)));
@@ -25,7 +25,7 @@ CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
 
 CPUSERVE_INLINE F merge_columns(F o, F x, F chunk_o, F y) { return fma(chunk_o, y, mul(o, x)); }
 
-// out = o / l for one row and head; a row without visible keys gives 0.
+// out = o / l for one row and head; a row without visible keys becomes 0.
 static inline void finish_row(const Rows& out, int64_t token, int head, int head_dim, int hd,
                               float* o, float l) {
   const F inverse = set1(l == 0.0f ? 0.0f : 1.0f / l);
@@ -187,8 +187,8 @@ static inline const uint8_t* block_at(const AttentionArgs& a, int kv_head, int64
   return kv_block(a.kv, a.block_table[index], kv_head);
 }
 
-// The values of a block whose keys they are, in the order of values: every 2 dims of 2 keys (or 1
-// of 1) change places. Slots that were never written may hold anything, as in the cache.
+// The keys of a block in the order of values, where values are equal to keys: every 2 dims of 2
+// keys (or 1 of 1) change places. Slots that were never written may hold anything, as in the cache.
 template <class Kv>
 static inline void values_of_keys(const typename Kv::Elem* keys, int hd, typename Kv::Elem* to) {
   using Elem = typename Kv::Elem;
@@ -265,7 +265,7 @@ static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, in
   ran < lead ? begin_piece(f, lead, 0) : begin_piece(f, ran, into);
 }
 
-// Returns the position behind the last key that the row at `position` sees.
+// Returns the position after the last key that the row at `position` sees.
 static inline int end_of_keys(const AttentionArgs& a, int position) {
   if (a.keys == 0) return position + 1;
   return a.window > 0 && a.window < a.keys - position ? position + a.window : a.keys;
@@ -366,7 +366,7 @@ static inline void end_tile(const UnitRows& u, int r0, int R, const RowBlock<Kv>
   }
 }
 
-// Rows [0, n) of the block through one chunk, of whose blocks the first `count` exist.
+// Rows [0, n) of the block through one chunk; its first `count` blocks exist.
 template <class Kv>
 static inline void visit_chunk(const UnitRows& u, int n, int chunk, int count, bool dense, Fetch& f,
                                RowBlock<Kv>& b) {

@@ -2,10 +2,10 @@
 // values, or 8-bit ones, which are widened to bf16 once for all rows that visit a chunk.
 //
 // Keys are walked in blocks of 32, the K of one tile of values, at absolute positions, so a row's
-// sums do not depend on the rows beside it: a block that only others see adds products with
+// sums do not depend on its neighbours: a block that only others see adds products with
 // probabilities of 0, which are 0 as long as the values are finite. Where a block that not all rows
 // see whole holds an infinity or NaN, rows are multiplied apart, by runs that see the same keys.
-// What lies in the cache beyond the keys of a job may be stale, and is replaced by zeros.
+// Bytes in the cache after the keys of a job may be stale, and are replaced by zeros.
 //
 // Probabilities take the vector units longer than both products take the tile unit (heads of 64:
 // about 3,500 cycles for 32 rows and a chunk, and 2,048). So where many tiles of rows visit a
@@ -84,7 +84,7 @@ static inline PairBlocks pair_blocks(const ChunkBlocks<Kv>& c, int first, int la
 }
 
 // Lines to ask for with a step of products that reads `lines` lines of bf16. 8-bit ones are half as
-// many, of which widening asks for half; the rest is what a first chunk needs to catch up.
+// many; widening asks for half, and a first chunk needs the rest to catch up.
 template <class Kv, Ahead kAhead>
 CPUSERVE_INLINE int step_fetches(int lines) {
   if (kAhead == Ahead::light) return kLightLines;
@@ -101,7 +101,7 @@ struct Shape {
 };
 
 // Scores of the keys of blocks [block, last) for all rows of a tile, one tile of K of one block a
-// step. Lanes are keys: what stale ones give stays in theirs.
+// step. Lanes are keys: results of stale ones stay in theirs.
 template <class Kv>
 struct KeySteps {
   const Tile<Kv>* t;
@@ -128,7 +128,7 @@ struct KeySteps {
     if (d + 32 <= hd) {
       fetch_lines<kAhead>(f, step_fetches<Kv, kAhead>(2 * kTileLines));
       tile_products<Bf16Product, RT, 2>(q, width, k, k + kTileLineBytes, kKeyBytes);
-    } else {  // 16 dims: the lines behind them are another head's
+    } else {  // 16 dims: the next lines belong to another head
       uint8_t* tail = t->spare + 2 * value_copy_bytes(hd);
       memset(tail, 0, kJobColumns * kTileBytes);
       for (int line = 0; line < 8; line++) {
@@ -171,7 +171,7 @@ static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin
 template <class Kv>
 struct ValueSteps {
   const Tile<Kv>* t;
-  const uint16_t* v[kChunkBlocks];  // by block: as they lie, or a copy where the block is cut
+  const uint16_t* v[kChunkBlocks];  // by block: in place, or a copy where the block is cut
   int row, rows, hd, first, last, block, column = 0;
 
   ValueSteps() = default;
@@ -229,8 +229,8 @@ CPUSERVE_INLINE void run_all(Steps steps, Fetch& f) {
   while (!steps.done()) steps.template step<kAhead>(f);
 }
 
-// Zeros for the probabilities of keys [begin, end), whole blocks, that a row does not see; those of
-// the vectors at either end are zeros already.
+// Zeros for the probabilities of keys [begin, end), whole blocks, that a row does not see. In
+// the vectors at either end of the visible keys they are zeros already.
 template <class Kv>
 static inline void clear_unseen(const Tile<Kv>& t, int r, int begin, int end) {
   if (t.lo[r] >= t.hi[r]) return;  // the whole row is zeros
@@ -418,7 +418,7 @@ static inline void attend_many(int count, Tile<Kv> (&tiles)[2], const ChunkBlock
     find_top(t, c, 0);
     for (int r = 0; r < slot.rows; r++) {
       for (int i = 0; i < a_row; i++) between.step(f);
-      if (r + 1 < slot.rows) find_top(t, c, r + 1);  // its reduction hides behind this row
+      if (r + 1 < slot.rows) find_top(t, c, r + 1);  // its reduction overlaps with this row
       soften_one(t, c, r, whole);
     }
     while (between.now != between.kNothing) between.step(f);

@@ -1,7 +1,7 @@
 // Scores and values of two and more rows in pairs, with BFMMLA: 4 dims or keys of two rows times 4
 // of two keys or columns. The cache has 2 dims (keys) side by side, or with 8-bit codes 1, so two
 // of its vectors are interleaved into two operands; these serve all pairs of rows of a tile. The
-// second row of the last pair does not exist if R is odd: what is multiplied for it is not stored.
+// second row of the last pair does not exist if R is odd: its products are not stored.
 #pragma once
 #include "kernels/generic/attention_tile.h"
 #include "kernels/vec/mmla.h"

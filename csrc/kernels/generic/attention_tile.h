@@ -36,7 +36,7 @@ constexpr bool kBf16Pairs = false;
 // How products are formed for each KvType: kStep dims (QK) or keys (PV) enter one multiply-add,
 // kSide of them stored side by side, the others one row of the block further. kMatrixTiles: both
 // products run on matrix tiles (attention_matrix.h), of up to kMostRows rows. kRowPairs: on rows in
-// pairs, of which q has kQuerySide dims and `p` as many keys side by side.
+// pairs: q has kQuerySide dims, and `p` as many keys, next to each other.
 struct KvBf16 {
   static constexpr bool kMatrixTiles = false;
   static constexpr bool kRowPairs = kBf16Pairs;
@@ -114,7 +114,7 @@ struct KvE5m2 : ScaledProducts {
   }
 };
 
-// Calls run(products) for what a cache of `type` multiplies with.
+// Calls run(products) for the products of a cache of `type`.
 template <class Run>
 static inline void with_kv(KvType type, const Run& run) noexcept {
   switch (type) {
@@ -170,9 +170,9 @@ struct ChunkBlocks {
   int hd;  // padded
 };
 
-// Prefetches lines of K and V in the order in which they will be used, a few with every step of a
+// Prefetches lines of K and V in the order of use, a few with every step of a
 // tile, so that memory always has work. Only a few at a time, because a core drops prefetches that
-// arrive faster than memory answers. Decode prefetches into L1, where the accesses of one sequence
+// arrive faster than memory delivers. Decode prefetches into L1, where the accesses of one sequence
 // also train the hardware prefetcher (6 to 9 % faster than into L2 at group 8). Prefill, which
 // returns to a chunk with every tile, prefetches into L2. After the last piece, `at` stays on one
 // line.
@@ -235,7 +235,7 @@ struct Tile {
   float m[Kv::kMostRows], l[Kv::kMostRows];
   uint8_t* spare;  // memory of spare_bytes(hd), for matrix tiles
   float scale;     // of a score, without kLog2E
-  float factor;    // what makes a score, once softcap and alibi are in it, an exponent of 2
+  float factor;    // the factor that makes a score, after softcap and alibi, an exponent of 2
   float softcap;
   bool alibi;
 };
@@ -448,7 +448,7 @@ template <class Kv, int R, int V, Ahead kAhead>
 static void value_pairs(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* p, int begin,
                         int end, int column, bool fresh, float* o, size_t ldo, Fetch& next);
 
-// Rows in pairs take the whole groups of 4 keys; what is left before and after them is one step of
+// Rows in pairs take the whole groups of 4 keys; the rest before and after them is one step of
 // two keys each. BFMMLA sums as two BFDOTs do, so a row's bits are the same either way.
 template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void value_pairs_and_rest(const ChunkBlocks<Kv>& c,
@@ -715,7 +715,8 @@ CPUSERVE_INLINE void soften_row(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
 // From the R rows' scores to m, l and the probabilities of the keys each sees.
 template <class Kv>
 CPUSERVE_INLINE void soften_scores(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R) {
-  // All maxima before the first exponential: a row's reduction then hides behind the other rows.
+  // All maxima before the first exponential: the reduction of a row then overlaps with the other
+  // rows.
   for (int r = 0; r < R; r++) find_top(t, c, r);
   for (int r = 0; r < R; r++) soften_row(t, c, r);
 }

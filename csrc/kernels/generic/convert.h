@@ -51,8 +51,8 @@ CPUSERVE_INLINE uint8_t* block_sums(uint8_t* row, int64_t padded, int64_t g) {
   return row + padded + padded / 256 * 4 + g * kBlockSums;
 }
 
-// Returns how a group is quantized whose largest magnitude has these bits. A NaN or infinity makes
-// the scale NaN, so that it reaches the logits and is detected there, instead of becoming a
+// Returns the quantization of a group with these bits of the largest magnitude. A NaN or infinity
+// makes the scale NaN, so that it reaches the logits and is detected there, instead of becoming a
 // plausible byte. Below kLeastMagnitude, 127 / amax would overflow, and the group becomes zero.
 constexpr float kLeastMagnitude = 4e-37f;
 struct GroupScale {
@@ -159,7 +159,7 @@ CPUSERVE_INLINE void quantize_columns(uint8_t* row, int64_t padded, int64_t colu
   }
 }
 
-// What quantizing a group of n columns lost.
+// The error of quantizing a group of n columns.
 CPUSERVE_INLINE void rest_of(const QuantGroup& of, int n, float* left) {
   const F scale = set1(*of.scale);
   for (int i = 0; i < n; i += kLanes) {
@@ -254,7 +254,7 @@ static __attribute__((noinline)) void quantize_row(const Rows& out, uint8_t* row
 }
 
 // Writes columns [column0, column0 + n) of one row from fp32; column0 is a multiple of 32 for
-// q8g32, of 128 for q8g128, of 256 for q8g256 and 0 for q8row, whose n is the width. The call that
+// q8g32, of 128 for q8g128, of 256 for q8g256 and 0 for q8row, where n is the width. The call that
 // ends at out.width also zeroes the padding columns, as consumers read K rounded up.
 CPUSERVE_INLINE void store_row(const Rows& out, int64_t row, int64_t column0, const float* x,
                                int n) {

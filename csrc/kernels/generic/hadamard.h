@@ -63,7 +63,7 @@ static inline void mix_key(float* x, int hd) {
   for (int i = 0; i < hd; i += n) mix_block(x + i, n);
 }
 
-// The inverse, which is H / n, transposed, so that q and a mixed key give q k.
+// The inverse, which is H / n, transposed, so that q times a mixed key is q k.
 static inline void mix_query(float* x, int hd) {
   mix_key(x, hd);
   const float inverse = 1.0f / static_cast<float>(hd & -hd);

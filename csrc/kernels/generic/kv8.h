@@ -19,7 +19,7 @@ template <int kMantissa, int kBias>
 CPUSERVE_INLINE uint8_t to_fp8(float x) {
   constexpr int kDrop = 23 - kMantissa;
   constexpr uint32_t kLeast = static_cast<uint32_t>(128 - kBias) << 23;  // smallest normal number
-  // A float whose last place is the code's smallest step.
+  // A float with the smallest step of the code as its last place.
   constexpr uint32_t kMagic = static_cast<uint32_t>(128 - kBias + kDrop) << 23;
   const uint32_t bits = float_bits(x), size = bits & 0x7fffffff;
   float magnitude, magic;
@@ -43,7 +43,7 @@ CPUSERVE_INLINE void store_fp8(uint8_t* p, F x) {
 CPUSERVE_INLINE void store_codes(KvE4m3, uint8_t* p, F x) { store_fp8<3, 7>(p, x); }
 CPUSERVE_INLINE void store_codes(KvE5m2, uint8_t* p, F x) { store_fp8<2, 15>(p, x); }
 
-// Writes the codes of n values, and zeros up to hd. Returns the scale with which a widened code is
+// Writes the codes of n values, and zeros up to hd. Returns the scale that a widened code is
 // multiplied. A NaN or infinity makes it NaN: otherwise the result would be wrong without a sign.
 template <class Kv>
 static inline float encode_row(const float* x, int n, int hd, uint8_t* codes) {

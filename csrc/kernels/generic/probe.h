@@ -124,7 +124,7 @@ CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p)
 }
 
 // The same as dot_loop, with as many sums as the tile of that kernel: without dot-product
-// instructions, 8 bits need another product than 4 bits, whose 16-bit sums are widened after 32 of
+// instructions, 8 bits need another product than 4 bits, where 16-bit sums are widened after 32 of
 // K.
 template <class W>
 static inline double byte_loop(int64_t iterations) {
@@ -221,7 +221,7 @@ static inline double probe_bf16(int64_t iterations) noexcept {
 #elif defined(CPUSERVE_UNIT_BFMMLA)
   return mmla_loop<F>(4, iterations);
 #else
-  // Without dot products of bf16, kernels multiply what they have widened, and fp32 is their limit.
+  // Without dot products of bf16, kernels multiply widened values, and fp32 is their limit.
   return kNativeDot2 ? dot_loop<DotBf16>(iterations) : dot_loop<DotF32>(iterations);
 #endif
 }

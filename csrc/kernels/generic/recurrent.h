@@ -4,7 +4,7 @@
 // elements, as in a linear. A column of u and of the result needs that column of the state only.
 // k_i . k_t has the only sums across lanes; their order is the same for all pairs of rows.
 //
-// Few tokens are bound by reading the states, and all that they do besides is to stay behind the
+// Few tokens are bound by reading the states, and all their other work has to stay below the
 // memory. Many are bound by their products, in tiles as in linear/dense.h. Neither changes the
 // order of a sum. A state is closed right after its rows, while it is in L2.
 #pragma once
@@ -23,16 +23,16 @@ namespace CPUSERVE_NS {
 // L1.
 constexpr int64_t kStreams = 8, kFewVectors = kTileRows;
 
-// A unit's memory, and what has been computed of it.
+// The memory of a unit, and its computed part.
 struct Recurrence {
   static constexpr int64_t C = kStateChunk;
 
   RecurrentArgs a;
   int64_t key_row, value_row;  // floats from row to row, whole vectors
-  float* keys;                 // [C][key_row]; zeros behind key_width
+  float* keys;                 // [C][key_row]; zeros after key_width
   float* u;                    // [heads][C][value_row]
   float* decay;                // [heads][C], G
-  float* queries;              // [rows][key_row]; zeros behind key_width
+  float* queries;              // [rows][key_row]; zeros after key_width
   float* closing;              // [C][value_row] u times the decay until the chunk's end
   float* sums;                 // [heads at a time][vectors][value_row] closed states times vectors
   float *kk, *kq;              // [rows][C] k_i . k_t and k_i . q_t
@@ -120,7 +120,7 @@ struct Piece {
   int64_t rows, stride, width;
 };
 // In the order of their use: the open keys, v and the results, u of one head after the other. A
-// whole chunk is probably part of a prompt, whose next chunk follows it in memory. So it fetches
+// whole chunk is probably part of a prompt, and the next chunk follows it in memory. So it fetches
 // the rows of the next chunk; the chunk before has fetched its own.
 static inline Piece piece_of(const Recurrence& r, int64_t index) {
   const RecurrentArgs& a = r.a;
@@ -231,7 +231,7 @@ static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int6
   }
 }
 
-// Some rows of one state, whose products with all of few vectors are added to `sums`.
+// Some rows of one state; their products with all of few vectors are added to `sums`.
 struct StreamRows {
   const float *state, *ahead;
   int64_t begin, rows;
@@ -287,7 +287,7 @@ static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, 
 }
 
 // The products of few vectors with the states of heads [head, end), side by side: some rows of each
-// in turn. Where a state ends, the lines ahead are those of the state that comes next.
+// in turn. Where a state ends, the lines ahead belong to the next state.
 static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head, int64_t end,
                                               UnitFetch& fetch) {
   constexpr int64_t kRowFloats = 256, kAheadFloats = 512;
@@ -323,7 +323,7 @@ static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head,
 }
 
 // k_i . k_t and k_i . q_t for rows [first, first + T) of this call, t, and all rows i up to the
-// last of them, four at a time. The rows behind that are the last one again.
+// last of them, four at a time. The rows after that repeat the last one.
 template <bool kDelta, int T>
 static CPUSERVE_NOINLINE void key_tile(const Recurrence& r, int64_t first) {
   constexpr int kRows = 4;
@@ -377,7 +377,7 @@ static inline void key_products(const Recurrence& r) {
 // the operations of exp.
 CPUSERVE_INLINE F decayed(F g) { return exp2_nonpositive(mul(g, set1(1.44269504f))); }
 
-// What the rows of one head are multiplied by. Lanes behind row t hold anything and are not used.
+// The factors of the rows of one head. Lanes after row t hold anything and are not used.
 template <bool kDelta>
 static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) {
   const float* decay = r.decay + head * kStateChunk;

@@ -120,7 +120,7 @@ static inline void weigh_blocks(const Row& r, int first, int last, float largest
   }
 }
 
-// The masses of the row, by block and in total. `weighed`: those of blocks are there.
+// The masses of the row, by block and in total. `weighed`: the masses of blocks are there.
 static inline double weigh_row(const Row& r, float largest, float inverse, bool weighed,
                                float* mass, double* block_mass) {
   if (!weighed) weigh_blocks(r, 0, r.blocks, largest, inverse, mass, block_mass);
@@ -174,7 +174,7 @@ static inline bool adjusts(const SampleParams& p) {
          (p.num_counts > 0 && (p.repetition != 1.0f || p.frequency != 0.0f || p.presence != 0.0f));
 }
 
-// Drops ids below min_p of the largest probability, whose mass is 1. Returns the remaining mass.
+// Drops ids below min_p of the largest probability (mass 1). Returns the remaining mass.
 static inline double drop_improbable(const Row& r, float min_p, float* logits, float* mass,
                                      double* block_mass) {
   double total = 0;
@@ -207,7 +207,7 @@ static inline double apply_cut(const Row& r, Cut cut, float* mass, double* block
   return total;
 }
 
-// The first id whose running mass exceeds `at`; masses of blocks with block_mass 0 are not read.
+// The first id with a running mass above `at`; masses of blocks with block_mass 0 are not read.
 static inline int32_t draw(const Row& r, const float* mass, const double* block_mass, double at) {
   double sum = 0;
   int32_t last = -1;
@@ -224,7 +224,7 @@ static inline int32_t draw(const Row& r, const float* mass, const double* block_
       running += static_cast<double>(mass[i]);
       if (running > at) return i;
     }
-    sum += block_mass[b];  // the same masses in another order may give a slightly smaller sum
+    sum += block_mass[b];  // the same masses in another order may have a slightly smaller sum
   }
   return last;
 }
@@ -344,7 +344,7 @@ static inline void sample_scan(const SampleArgs& a, int32_t begin, int32_t end) 
   if (!scan_blocks(r, first, last, s.block_max)) s.block_max[first] = NAN;
 }
 
-// The masses that sample needs first: those of the probabilities, if it reports any, else those at
+// The masses that sample needs first: of the probabilities, if it reports any, else of those at
 // the temperature. Which ones does not depend on what bans and penalties change, because these can
 // change until the row is sampled; sample then weighs again.
 static inline void sample_weigh(const SampleArgs& a, int32_t begin, int32_t end) noexcept {

@@ -3,7 +3,7 @@
 //
 // Order: larger logit first, lower id first among equals. Every filter of sampling keeps a prefix
 // of this order, so its result is one Cut. The search narrows a band of values that holds the last
-// kept id: each pass over the row weighs the logits above four thresholds and skips blocks whose
+// kept id: each pass over the row weighs the logits above four thresholds and skips blocks if their
 // maximum is below them, until the ids of the band fit a small list for a quickselect. Loops in
 // plain C are written so that the compiler can vectorize them (fixed inner trip counts, no early
 // exits).
@@ -106,7 +106,7 @@ struct Tally {
   int64_t count[kThresholds];
 };
 
-// kTally lanes in the compiler's vector type, whose comparisons give masks at any ISA level.
+// kTally lanes in the vector type of the compiler; its comparisons make masks at any ISA level.
 typedef float TallyFloats __attribute__((vector_size(kTally * sizeof(float))));
 typedef int32_t TallyInts __attribute__((vector_size(kTally * sizeof(int32_t))));
 
@@ -209,7 +209,7 @@ CPUSERVE_INLINE bool tally_any(const float* x, float lo, float hi) {
 }
 
 // Writes the ids of the band in ascending order, at most kBandIds - kTally of them; the result
-// tells if there are more. There is no branch per id, because whether an id is in the band cannot
+// shows if there are more. There is no branch per id, because whether an id is in the band cannot
 // be predicted.
 static inline int gather_band(const Row& r, const Band& band) {
   int found = 0;
@@ -229,7 +229,7 @@ static inline int gather_band(const Row& r, const Band& band) {
   return found;
 }
 
-// In a band of one value, the order is that of the ids.
+// In a band of one value, the ids decide the order.
 static inline Cut cut_equal(const Row& r, const Band& band, double target) {
   double sum = band.above;
   int32_t last = -1;
@@ -278,7 +278,7 @@ static inline Cut cut_count(Row r, float largest, int k) {
     float t[kThresholds] = {-FLT_MAX, -FLT_MAX, -FLT_MAX, -FLT_MAX};
     band.count_lo = tally_row(r, t).count[0];
     if (band.count_lo <= k) return {-FLT_MAX, r.n};
-    // The spread of the block maxima gives a first estimate of where k ids begin.
+    // The spread of the block maxima is a first estimate of where k ids begin.
     float least = largest;
     for (int b = 0; b < r.blocks; b++) {
       if (r.block_max[b] > -FLT_MAX && r.block_max[b] < least) least = r.block_max[b];

@@ -4,7 +4,7 @@
 
 namespace CPUSERVE_NS {
 
-// Columns [c, c + n) of a row whose inputs are at tap[j], n <= kLanes.
+// Columns [c, c + n) of a row with inputs at tap[j], n <= kLanes.
 template <bool kTail>
 CPUSERVE_INLINE void short_conv_vector(const ShortConvArgs& a, const float* const* tap,
                                        int64_t weight_stride, int64_t c, int n, float* out) {
@@ -15,7 +15,7 @@ CPUSERVE_INLINE void short_conv_vector(const ShortConvArgs& a, const float* cons
   kTail ? store_n(out + c, sum, n) : store(out + c, sum);
 }
 
-// Goes over all rows with some columns at a time, whose weights stay in L1: 8 taps of 512 columns
+// Goes over all rows with some columns at a time, so that weights stay in L1: 8 taps of 512 columns
 // are 16 KB.
 static inline void short_conv(const ShortConvArgs& a) noexcept {
   constexpr int64_t kColumns = 512;

@@ -1,4 +1,4 @@
-// Level amx: avx512_bf16 with AMX's matrix tiles. In a build with CPUSERVE_MODELS the tiles are
+// Level amx: avx512_bf16 with matrix tiles. In a build with CPUSERVE_MODELS the tiles are
 // C++ (tests/amx/tile_model.h) and the vectors AVX2's, so that any x86 CPU runs this level's tests.
 #define CPUSERVE_NS cpuserve::isa_amx
 #ifdef CPUSERVE_TILE_MODEL

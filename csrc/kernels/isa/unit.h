@@ -1,6 +1,6 @@
 // One ISA unit: collects the kernels, compiled for the level that includes this file, in its
 // KernelTable. An entry left null is inherited from the level below (kernels/resolve.cpp); a
-// unit defines before the include what it provides:
+// unit defines its parts before the include:
 //
 //   CPUSERVE_UNIT_ALL      everything
 //   CPUSERVE_UNIT_GROUPED  the quantized linears (int8 dot products)
@@ -50,7 +50,7 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Attention over a cache whose elements are multiplied in pairs of bf16.
+// Attention over a cache with elements multiplied in pairs of bf16.
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16) || defined(CPUSERVE_UNIT_BFMMLA) || \
     defined(CPUSERVE_UNIT_TILES)
 constexpr void set_pair_attention(KernelTable& t) {

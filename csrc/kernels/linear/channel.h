@@ -84,7 +84,7 @@ struct Channel {
   static constexpr int kSums = kGroupVecs / kVecs;
   static constexpr int kRows = kSums < 6 ? kSums : 6;
   // With scales per group, fp32 sums in registers are worth more than a wider tile: with 6 x 4,
-  // loading and storing these sums is a third of what a group costs beyond its products.
+  // loading and storing these sums is a third of the cost of a group without its products.
   static constexpr int kTile = kGroupQuads && kSums >= 12 ? kSums / 2 : kSums;
   static constexpr int kPanels = kTile / kRows > 4 ? 4 : kTile / kRows;
   static constexpr int kHalfRows = kPanels == 4 ? 2 * kRows : kRows;
@@ -251,7 +251,7 @@ inline float channel_scale_of(const PackArgs& a, int row) {
   return reduce_max(top) / 127.0f;
 }
 
-// Writes elements [k0, k0 + n) of a row as bytes in which kZero, 128 or 0, stands for 0. The other
+// Writes elements [k0, k0 + n) of a row as bytes with kZero (128 or 0) as 0. The other
 // bytes up to kChunk64 are zeros.
 template <int kZero>
 void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float scale, uint8_t* out) {
@@ -267,7 +267,7 @@ void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float scale, u
   for (int i = 0; i < kChunk64; i++) out[i] = static_cast<uint8_t>(q[i] + kZero);
 }
 
-// kSide: bytes of a column side by side. kZero: the byte that stands for 0.
+// kSide: bytes of a column next to each other. kZero: the byte of 0.
 template <int kSide = 4, int kZero = 128>
 void pack_channel(const PackArgs& a) noexcept {
   float scales[kPanel];

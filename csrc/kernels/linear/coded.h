@@ -9,7 +9,7 @@
 //   kGroup                 elements of a group, a multiple of 32; a row's last one may have fewer
 //   bytes(n)               the bytes of a group of n elements of a panel
 //   scale(group, column)   the scales of columns [column, column + kLanes)
-//   widen(group, n, to)    writes n / 2 lines of 32 bf16; kFetch: and prefetches what lies `ahead`
+//   widen(group, n, to)    writes n / 2 lines of 32 bf16; kFetch: and prefetches from `ahead`
 //   pack_column(row, g, n, column, group)   packs group g of a source row
 #pragma once
 #include "kernels/linear/dense.h"
@@ -28,7 +28,7 @@ CPUSERVE_INLINE void fetch_ahead(const uint8_t* p, int64_t ahead) {
 }
 
 // { fp32 scale[16]; u8 q[n / 2][16][2] }. Codes widen to 1/256 of their value, so the scale is 256
-// times that of the file.
+// times the bytes of the file.
 struct F8Codes {
   static constexpr int kGroup = kF8Group, kScales = kPanel * 4;
   static constexpr float kWidened = 256;
@@ -127,7 +127,7 @@ struct Nvfp4Codes {
   }
 };
 
-// What a call keeps in its scratch.
+// The contents of a call's scratch.
 using WideTiles = Dense<Bf16Element>;
 constexpr int kMostCodedGroup = 256, kWideApart = 16;  // floats: rows must not share sets of L1
 constexpr int64_t kMostWideLines = 1024;               // of a panel: 256 KB of a strip
@@ -149,7 +149,7 @@ CPUSERVE_INLINE int64_t group_size(int64_t k, int64_t g) {
   return left < C::kGroup ? left : int64_t{C::kGroup};
 }
 
-// Groups of a K block of many rows, whose lines take as many bytes as a strip of dense_bf16.
+// Groups of a K block of many rows; their lines take as many bytes as a strip of dense_bf16.
 template <class C>
 CPUSERVE_INLINE int64_t block_groups(int64_t k, const WorkSizes& sizes) {
   const int64_t given = sizes.strip_bytes / (kStripPanels * kWideLine);
@@ -159,14 +159,14 @@ CPUSERVE_INLINE int64_t block_groups(int64_t k, const WorkSizes& sizes) {
   return (all + blocks - 1) / blocks;
 }
 
-// Rows [row, row + rows) and groups [g0, g1) of some panels, whose lines are in the scratch.
+// Rows [row, row + rows) and groups [g0, g1) of some panels, with lines in the scratch.
 struct CodedPart {
   int64_t panel0;
   int panels;
   int64_t g0, g1;
 };
 
-// Adds the sums of group g to those of a tile's rows at `f`.
+// Adds the sums of group g to the rows of a tile at `f`.
 template <class C>
 CPUSERVE_INLINE void add_coded(const LinearArgs& a, const CodedPart& b, int64_t g, int rows,
                                const float* part, float* f) {

@@ -8,7 +8,7 @@
 //     static constexpr int64_t kWholeUnits  a K block is a multiple of this many units
 //     static constexpr ActFormat kAct
 //     static constexpr bool kWidens         tiles of many rows read bf16 rows widened to fp32
-//     static constexpr bool kNearBlocks     a K block stays in L1, and so do the rows beside it
+//     static constexpr bool kNearBlocks     a K block stays in L1, and so do its rows
 //     static constexpr int kStreamRows      up to this many rows take one pass over the weights
 //     static constexpr bool kSizesCutPasses WorkSizes::float_pass_rows may be less than that
 //     static constexpr int stream_panels(int rows)         panels side by side in that pass
@@ -31,7 +31,7 @@ namespace {
 
 // The part of the next K block that a tile prefetches while it computes. The panels of that block
 // take turns. With a turn, the tile prefetches one stretch of a panel: `every` pieces of `step`
-// bytes, one piece beside each of its own next `every` units.
+// bytes, one piece with each of its own next `every` units.
 struct UnitShare {
   const uint8_t* at = nullptr;  // the first stretch
   int64_t every = 1, step = 0;
@@ -49,9 +49,9 @@ struct LinearTile {
   size_t panel_bytes;
   int64_t unit_bytes;     // of one panel
   int64_t u0, split, u1;  // units of K
-  // What a tile prefetches depends on how it is used.
-  // One pass over the weights (kNear): beside unit u, ahead0 + (u - u0) unit_bytes if u is below
-  // `split`, otherwise ahead1 + (u - u0) unit_bytes; the same place of the panels beside the first.
+  // The prefetches of a tile depend on its use.
+  // One pass over the weights (kNear): with unit u, ahead0 + (u - u0) unit_bytes if u is below
+  // `split`, otherwise ahead1 + (u - u0) unit_bytes; the same place of the panels after the first.
   // A K block of a kind with kLineUnits: after every `fetch_every` units, one line of each of
   // `fetch_panels` panels of the next block, beginning with the line at ahead0.
   // A K block of any other kind: `share`.
@@ -76,13 +76,13 @@ class TileFetch {
         panel_(t.share.panel),
         credit_(t.share.credit) {}
 
-  // Bytes from what is prefetched beside one unit to what is prefetched beside the next one.
+  // Bytes between the prefetches of one unit and of the next one.
   __attribute__((always_inline)) inline int64_t step() const {
     return kNear ? unit_bytes_ : t_.share.step;
   }
 
-  // Sets `ahead` to what is prefetched beside unit u, whose weights are at `w`. Returns the end of
-  // the units for which `ahead` then advances by step() with each.
+  // Sets `ahead` to the prefetch of unit u, with weights at `w`. Returns the end of
+  // the units that `ahead` then advances with, by step() each.
   __attribute__((always_inline)) inline int64_t next(int64_t u, const uint8_t* w,
                                                      const uint8_t*& ahead) {
     if constexpr (kNear) {
@@ -128,7 +128,7 @@ CPUSERVE_INLINE void opaque(T*& p) {
 }
 
 // Keeps loads and prefetches before this point before it, and later ones after it. Otherwise gcc
-// moves most fetches of a group behind its products, where they come all at once: on Granite Rapids
+// moves most fetches of a group after its products, where they come all at once: on Granite Rapids
 // one row of w4_g32 then reads 82 % of the bandwidth instead of 91 %, and one of q6_k 76 % instead
 // of 95 %.
 CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
@@ -167,7 +167,7 @@ struct LineFetch {
   }
 };
 
-// Prefetches a line of each panel that `t` names, `from` of the first one.
+// Prefetches a line of each panel of `t`, `from` of the first one.
 CPUSERVE_INLINE void fetch_ahead_lines(const LinearTile& t, const uint8_t* from) {
   for (int64_t p = 0; p < t.fetch_panels; p++) {
     fetch_to(t.fetch_near, from + static_cast<size_t>(p) * t.panel_bytes);
@@ -185,7 +185,7 @@ CPUSERVE_INLINE int64_t unit_bytes(const PackedWeight& w) {
   return static_cast<int64_t>(w.panel_bytes) / Kind::units(w.k);
 }
 
-// Number of panels whose results a one-pass linear collects before the epilogue; divisible by 1..4.
+// Number of panels that a one-pass linear collects before the epilogue; divisible by 1..4.
 constexpr int kSpanPanels = kMostPanels;
 // Floats from one row of the sums of a tile to the next: the width of a span in one-pass linears,
 // otherwise of a strip.
@@ -233,7 +233,7 @@ CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row0, int ro
   }
 }
 
-// Adds the sums of the second term of a row, which are `stride` floats further, to those of its
+// Adds the sums of the second term of a row, which are `stride` floats further, to the sums of its
 // first term.
 CPUSERVE_INLINE void join_terms(float* c, int stride, int panels) {
   for (int i = 0; i < panels * kPanel; i += kLanes) {
@@ -241,7 +241,7 @@ CPUSERVE_INLINE void join_terms(float* c, int stride, int panels) {
   }
 }
 
-// The same for `rows` rows of sums, each of which is one of the `terms` of a row of activations,
+// The same for `rows` rows of sums; each is one of the `terms` of a row of activations,
 // then the epilogue.
 static __attribute__((noinline)) void finish_terms(const LinearArgs& a, bool plain, int64_t row0,
                                                    int rows, int64_t panel0, int panels, float* c,
@@ -289,7 +289,7 @@ static __attribute__((noinline)) void fetch_output(const Epilogue& ep, int64_t r
   }
 }
 
-// Calls the tile whose compile-time row count is `rows`, from kLeast to MR.
+// Calls the tile with the compile-time row count `rows`, from kLeast to MR.
 template <class Kind, bool kNear, int NP, int NPF, int MR, int kLeast = 1>
 CPUSERVE_INLINE void call_tile(int rows, const LinearTile& t) {
   if (rows == MR) return Kind::template tile<MR, NP, kNear, NPF>(t);
@@ -312,7 +312,7 @@ CPUSERVE_INLINE int stream_panels_of(int rows) {
 }
 
 // For few rows: one pass over the weights, bound by memory. Every line is prefetched ahead of its
-// use, also across panels.
+// use, even across panels.
 template <class Kind>
 CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
@@ -354,8 +354,8 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   }
 }
 
-// Number of row tiles whose epilogue runs together: activations and quantization are long chains of
-// dependent operations, and only those of several rows side by side use the core fully.
+// Number of row tiles that share a run of the epilogue: activations and quantization are long
+// chains of dependent operations, and only several rows in parallel use the core fully.
 constexpr int64_t kFinishTiles = 4;
 
 // The parameters of one K block of a strip, except the tile itself.
@@ -378,7 +378,7 @@ struct Block {
 //
 // There are two ways to divide a block. A block with at most Kind::kTurns / 2 calls for each panel
 // has few rows, and each call has much to prefetch: the panels take turns unit by unit, which is
-// nearly the order in which tiles will read them. The core's own prefetcher then sees several
+// nearly the order of reading by tiles. The core's own prefetcher then sees several
 // streams and runs ahead in each. 12 rows of w8_g32 read 26 GB/s this way on Granite Rapids, and
 // 20 GB/s if a call prefetches one panel from end to end. With more calls, turns gain nothing and
 // cost up to 5 %, so each call prefetches a part of a single panel. If that part is smaller than a
@@ -408,7 +408,7 @@ CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64
   share.at = next + panel * panel_bytes + (i - first) * n * share.step;
 }
 
-// The same for kinds of line units. Lines are fetched in the order in which tiles will read them,
+// The same for kinds of line units. Lines are fetched in the order of reading by tiles,
 // of all panels in turn. So the core's own prefetcher sees one stream for each panel, and runs
 // ahead of the fetches. With 24 and 32 rows of w8_channel (K = 8192), Granite Rapids reaches 79 and
 // 83 % of the dot-product peak so, and 70 and 73 % if they are fetched panel by panel.
@@ -549,7 +549,7 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   run_tiles<Kind, Kind::kRows, Kind::kPanels>(a, b, plain);
 }
 
-// Units of K of a K block, of which there are as few as possible, all of the same size. in_l1: the
+// Units of K of a K block. There are as few blocks as possible, all of the same size. in_l1: the
 // block stays in L1.
 template <class Kind>
 CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes, bool in_l1) {
@@ -572,7 +572,8 @@ CPUSERVE_INLINE int64_t pass_rows(const WorkSizes& sizes) {
 }
 
 // For many rows: a K block of a strip stays in L2 while all rows pass over it. Where few rows come
-// here, because a pass would be slower, it stays in L1: they compute little beside what they read.
+// here, because a pass would be slower, it stays in L1: they compute little for the bytes they
+// read.
 template <class Kind>
 CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const PackedWeight& w = *a.w;

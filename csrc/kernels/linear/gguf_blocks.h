@@ -1,4 +1,5 @@
-// The blocks of GGUF's k-quants, of its 5-bit types, and of its 4-bit types with a table of values.
+// The blocks of k-quants of GGUF, of its 5-bit types, and of its 4-bit types with a table of
+// values.
 //
 // A block has kUnit weights. Each kSub of them share a factor and, with kMin, a minimum:
 //   w = scale * value(code) + minimum
@@ -14,7 +15,7 @@ namespace {
 
 // How the factors of a block are stored.
 enum class Factors { half, exponent, bytes, nibbles, zero_points };
-// Whether each kSub weights have a small factor, beside the one of the block.
+// Whether each kSub weights have a small factor, in addition to the one of the block.
 constexpr bool has_small(Factors form) {
   return form == Factors::bytes || form == Factors::nibbles;
 }
@@ -40,7 +41,7 @@ inline void take_nibbles(const uint8_t* from, int n, uint8_t* q) {
   }
 }
 
-// Codes of kBits bits: those of a run of 32 are the same bits of 32 bytes, and the next run has the
+// Codes of kBits bits: a run of 32 uses the same bits of 32 bytes, and the next run has the
 // bits above them. They are put at bit kTo of the codes in q.
 template <int kBits, int kTo>
 inline void add_runs(const uint8_t* from, int runs, uint8_t* q) {

@@ -6,7 +6,7 @@
 //
 // A unit of a panel is { header of 16 scales and minima; lines of one or several groups }. A kind W
 // defines kAct, kGroup, kUnit (weights of a column in a unit), kUnitBytes, kMinBytes, least(),
-// kZero and the layout of quads in a 64-byte line: that of EightBits or FourBits. Integer sums are
+// kZero and the layout of quads in a 64-byte line, from EightBits or FourBits. Integer sums are
 // exact, so their order never changes a bit. The fp32 chain runs over the groups in ascending order
 // for every tile shape.
 #pragma once
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kScaleBytes = kPanel * 2;
 
-// How codes lie in lines, and their products. 8 bits: a line is one quad of 16 columns.
+// The layout of codes in lines, and their products. 8 bits: a line is one quad of 16 columns.
 struct EightBits {
   static constexpr int kQuadsPerLine = 1;
   using Sum = I;
@@ -34,7 +34,7 @@ struct EightBits {
     return lines[(i / 4 * kPanel + column) * 4 + i % 4];
   }
 };
-// 4 bits: a line is two quads, so that one mask and one shift give both. Byte (r, c, j) holds
+// 4 bits: a line is two quads, so that one mask and one shift extract both. Byte (r, c, j) holds
 // k = 8 r + j in its low and k = 8 r + 4 + j in its high nibble.
 struct FourBits {
   static constexpr int kQuadsPerLine = 2;
@@ -88,7 +88,7 @@ struct GroupAt {
 
 // Prefetches line `i` of a later group of NPF panels. One line at a time between the products:
 // prefetching all lines of a group at once fills the miss buffers of the core, and the loads after
-// it wait. Into L2, also where memory sets the pace: a fetch to L1 holds one of the 10 to 16 miss
+// it wait. Into L2, even where memory sets the pace: a fetch to L1 holds one of the 10 to 16 miss
 // buffers of L1 for the latency of memory, which limits a core to a few bytes a cycle. Measured on
 // Granite Rapids, both cores, one, two and four rows: w4m_g128 reads 79, 77 and 71 % of the
 // bandwidth with fetches to L1, and 91, 90 and 82 % with fetches to L2.
@@ -203,7 +203,7 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
 }
 
 // Adds one group to the fp32 chain: in registers, or in memory at `c` with kStride floats per row.
-// header: of its unit, in the first panel.
+// header: the header of its unit, in the first panel.
 template <class W, int MR, int NV, bool kKept, int kStride>
 CPUSERVE_INLINE void add_group(F (&f)[MR][NV], I (&dot)[MR][NV], const GroupAt& at,
                                const uint8_t* header, float* c) {
@@ -263,11 +263,11 @@ struct Grouped {
   // to 65 % with tiles of 6 rows. With a group of 32 it is once for 8 products, and 6 rows are
   // better: 64 rows of w8_g32 run at 55 %, and at 53 % with tiles of 12.
   static constexpr int kTall = W::kGroup == kWideGroup && kInMemory >= 24 ? 12 : 6;
-  // At least both terms of a row, also where they do not fit the registers (scalar).
+  // At least both terms of a row, even where they do not fit the registers (scalar).
   static constexpr int kRows = kVecs == 1 ? kTall : kInMemory < 2 ? 2 : kInMemory;
   // A few more rows take one pass over single panels. With more rows than that, computing takes
   // longer than reading, and several tiles over a strip in cache were measured to be faster than
-  // one tall tile whose fp32 sums are in memory (12 rows of w4m: 17 against 15 GB/s).
+  // one tall tile with fp32 sums in memory (12 rows of w4m: 17 against 15 GB/s).
   static constexpr int kStreamRows = kInRegisters < 12 ? kRows : W::kQuadsPerLine == 1 ? 10 : 8;
   static constexpr int kPanels = kInMemory / kRows < 2 ? 1 : 2;
   static constexpr int kHalfRows = kRows;

@@ -1,4 +1,4 @@
-// Linears on Arm's matrix products: int8 and 4-bit kinds with SMMLA, dense_bf16 with BFMMLA.
+// Linears on matrix products of Arm: int8 and 4-bit kinds with SMMLA, dense_bf16 with BFMMLA.
 //
 // Panels hold 8 bytes of a column side by side instead of 4 (kernels/table.h): a line of a panel is
 // 16 columns of 8 bytes, 8 int8 or 4 bf16 of K, and two neighbouring columns of it are one operand.
@@ -9,9 +9,9 @@
 // A tile is up to kPairs pairs of rows by 8 or 4 pairs of columns, with its sums in registers.
 // Chain kinds have one scale for all of K, or none: 6 x 4 products of a step need 10 loads, fewer
 // than the 3 for 4 products that Neoverse V1 and V2 can do. Group kinds keep the fp32 sums in
-// registers beside the integer sums of a group: 3 x 4 of each.
+// registers in addition to the integer sums of a group: 3 x 4 of each.
 //
-// Few rows stream over the packed panels. Many rows share a block of K of a strip, whose weights
+// Few rows stream over the packed panels. Many rows share a block of K of a strip; its weights
 // are first unpacked into bytes and fp32 scales where they are not already such bytes.
 #pragma once
 #include "kernels/linear/channel.h"
@@ -40,7 +40,7 @@ struct MmlaScratch {
 };
 static_assert(sizeof(MmlaScratch) <= kLinearScratch, "the scratch of a call holds all of it");
 
-// A tile over `units` units of K (a step of a chain kind, the groups behind a header of a group
+// A tile over `units` units of K (a step of a chain kind, the groups after a header of a group
 // kind).
 struct MmlaTile {
   const uint8_t* a;  // prepared rows
@@ -84,7 +84,7 @@ CPUSERVE_INLINE void interleave(const uint8_t* first, const uint8_t* second, int
   }
 }
 
-// Sums lie in `c` row by row; in registers each vector has two columns of two rows.
+// Sums are in `c` row by row; in registers each vector has two columns of two rows.
 template <int RP, int CP, class Sum>
 CPUSERVE_INLINE void load_sums(const MmlaTile& t, Sum (&sum)[RP][CP]) {
 #pragma GCC unroll 8
@@ -185,10 +185,10 @@ struct MmlaChain {
 
 // -- group kinds: a scale for every kGroup of K
 //
-// A view V of the weights gives the operands of a unit of groups and the factors of its columns:
+// A view V of the weights has the operands of a unit of groups and the factors of its columns:
 //   kBytes of a unit; kHeader of it before the operands; kGroups of it; kSteps of a group
 //   kCut: the last group may have fewer steps than kSteps
-//   kScales: columns have a scale; kLeast: and a minimum; kZero: the code that stands for 0
+//   kScales: columns have a scale; kLeast: and a minimum; kZero: the code of 0
 //   Q operand(lines, step, c)       F scale(header, pair0, c)  F least(header, pair0, c)
 template <class V, int RP, int CP>
 CPUSERVE_INLINE void group_steps(I (&acc)[RP][CP], const uint8_t* a, const uint8_t* lines,
@@ -428,7 +428,7 @@ struct MmlaBf16 : MmlaChain<F> {
   static constexpr ActFormat kAct = ActFormat::bf16;
   static int64_t units(int64_t k) { return (k + 3) / 4; }
   static int64_t steps(int64_t k) { return units(k); }
-  // What lies behind K in a row may be anything: it is replaced by zeros.
+  // Bytes after K in a row may be anything: zeros replace them.
   static void prepare(const MmlaRows& r, int64_t u0, int64_t units, uint8_t* to) {
     MmlaChain<F>::prepare(r, u0, units, to);
     const int64_t beyond = (u0 + units) * 4 - r.k;
@@ -573,7 +573,7 @@ CPUSERVE_INLINE void stream_mmla(const LinearArgs& a) {
   }
 }
 
-// The number of rows whose epilogue runs together (see kFinishTiles).
+// The number of rows that share a run of the epilogue (see kFinishTiles).
 constexpr int64_t kFinishRows = 24;
 
 // Many rows: a block of K of a strip stays in L2 while all rows pass over it, one tile of rows,
@@ -671,7 +671,7 @@ CPUSERVE_INLINE int unit_of_4(int i, int column) { return (i * kPanel + column) 
 CPUSERVE_INLINE int unit_of_8(int i, int column) {
   return i / 2 * kLineBytes + column * kStepBytes + i % 2 * 4;
 }
-// Turns units 2 i and 2 i + 1 of one layout into those of the other: 8-bit codes lose or get their
+// Turns units 2 i and 2 i + 1 of one layout into the other: 8-bit codes lose or get their
 // zero of 128, and of 4-bit codes two quads change places. Doing it twice changes nothing.
 template <class W>
 CPUSERVE_INLINE void turn_units(uint32_t* x, uint32_t* y) {

@@ -1,23 +1,23 @@
 // The tiles of the kinds that are packed from kernels/linear/gguf_blocks.h: int8 rows against units
-// of 32 (q8g32) or 256 weights (q8g256), whose codes are stored as planes of bits. Those with zero
-// points (q8g32) have units of 32 to 256 weights, which are groups of 32 behind one header.
+// of 32 (q8g32) or 256 weights (q8g256), with codes stored as planes of bits. Those with zero
+// points (q8g32) have units of 32 to 256 weights, which are groups of 32 after one header.
 //
 // A unit of a panel is { factors; groups of 32 weights }. A group is kLow lines of the low bits of
 // its codes and kHigh lines of the bits above them. A line has four bytes of each column:
 //   4 low bits   byte (r, c, j): k = 8 r + j in its low and k = 8 r + 4 + j in its high nibble
-//   2 bits       byte (r, c, j): bits 2 i and 2 i + 1 are those of k = 16 r + 4 i + j
-//   1 bit        byte (c, j): bit i is that of k = 4 i + j
+//   2 bits       byte (r, c, j): bits 2 i and 2 i + 1 belong to k = 16 r + 4 i + j
+//   1 bit        byte (c, j): bit i belongs to k = 4 i + j
 // Factors are
 //   half, exponent  { fp16 d[16]; fp16 m[16] }, or the byte of an exponent [16]
 //   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[pairs][16][2]; u8 least[pairs][16][2] }
 //   nibbles         { fp16 d[16]; fp16 m[16]; u8 both[pairs][16][2] }, the scale in the low nibble
 //   zero_points     { fp16 d[16]; u8 zero[8] }: the low nibble of byte c is of column c, the high
 //                   one of column c + 8; the minimum is -zero d
-// without m and least where the kind has no minimum. Sub-blocks 2 i and 2 i + 1 are a pair, whose
-// small factors lie side by side.
+// without m and least where the kind has no minimum. Sub-blocks 2 i and 2 i + 1 are a pair; their
+// small factors are neighbours.
 //
 // A unit of 256 is one step of the fp32 chain: its scales and minima, like the sums of its rows,
-// are integers, and so is what the codes and scales of all 256 add up to.
+// are integers, and so is the sum over codes and scales of all 256.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/gguf_blocks.h"
@@ -232,7 +232,7 @@ struct PlaneAt {
   const uint8_t *unit, *lines;  // of the first panel
   size_t panel_bytes;
   const uint8_t* ahead;  // address to prefetch meanwhile, for the first panel
-  int64_t left, groups;  // that `unit` is the header of; those of a header
+  int64_t left, groups;  // groups left with header `unit`; groups per header
 };
 
 // Products of quad i of a group, for MR rows x NV vectors. take(lines) is the quad of a vector. A
@@ -313,7 +313,7 @@ CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First
   }
 }
 
-// What PlaneGroups, for units of 32 weights, and PlaneBlocks, for units of 256, share.
+// The common part of PlaneGroups (units of 32 weights) and PlaneBlocks (units of 256).
 template <class W>
 struct PlaneShape {
   static constexpr int64_t kUnitBytes = W::kUnitBytes;
@@ -345,7 +345,7 @@ struct PlaneShape {
     const uint8_t* scales = t.x + t.x_padded;
     const uint8_t* sums = scales + t.x_padded / W::kUnit * 4;
     const uint8_t* unit = t.w + t.u0 * (kSharesHeaders ? t.unit_bytes : kUnitBytes);
-    // unit_bytes is what a group takes: its lines, and its share of the header.
+    // unit_bytes are the bytes of a group: its lines, and its share of the header.
     const int64_t groups = kSharesHeaders ? W::kHeader / (t.unit_bytes - W::kLines * 64) : 1;
     return {t.x + t.u0 * W::kUnit,
             scales + t.u0 * 4,
@@ -393,7 +393,7 @@ struct PlaneShape {
   }
 };
 
-// Units of 32: each is a step of the fp32 chain, whose sums are in registers or in memory.
+// Units of 32: each is a step of the fp32 chain, with sums in registers or in memory.
 template <class W>
 struct PlaneGroups : PlaneShape<W> {
   static constexpr ActFormat kAct = ActFormat::q8g32;
@@ -544,7 +544,7 @@ struct PlaneBlocks : PlaneShape<W> {
   }
 
   // Adds quads [kQuad, kEnd) of a group times their scale, the second of each pair if kSecond. With
-  // it comes what the zero of the codes of both adds.
+  // it comes the part of the zero of the codes of both.
   template <int NPF, bool kKept, int kQuad, int kEnd, bool kSecond, int MR, int NV>
   CPUSERVE_INLINE void add_sub(I (&sum)[MR][NV], float* memory, const PlaneAt& at,
                                const Q (&scales)[NV], const uint8_t* pairs) {
@@ -612,7 +612,7 @@ struct PlaneBlocks : PlaneShape<W> {
   }
 };
 
-// The kinds with zero points differ in the groups of 32 behind a header, which their tile counts.
+// The kinds with zero points differ in the groups of 32 after a header, which their tile counts.
 template <class W, bool kBlocks>
 struct PlaneKindOf {
   using Type = PlaneGroups<W>;

@@ -1,5 +1,5 @@
-// Linears on AMX tiles; those of bf16 at every number of rows: TDPBF16PS sums even and odd products
-// apart, so a level that used it for many rows only would give one row two different sums.
+// Linears on AMX tiles; bf16 at every number of rows: TDPBF16PS sums even and odd products
+// apart, so a level that used it for many rows only would have two different sums for one row.
 //
 // K is walked in lines: the 64 bytes that hold 2 (bf16) or 4 (int8) of K for the 16 columns of a
 // panel. Up to 16 lines are one tile of weights. A tile job is up to 32 rows by 2 panels: four
@@ -9,8 +9,8 @@
 // Group kinds have a scale for every 16 to 256 of K. Their weights are first unpacked to signed
 // bytes or to bf16, once for all rows of a block (not w8_channel_g128 for up to 32 rows); a group's
 // sums leave the tiles, and vectors add them to fp32 sums while the tiles compute the next group.
-// GGUF's kinds with blocks of 256 have one group for all of it: what is unpacked are codes times
-// their integer scales, most of which need two bytes, so that each tile of rows enters two
+// Kinds of GGUF with blocks of 256 have one group for all of it: they are unpacked to codes times
+// their integer scales. Most need two bytes, so that each tile of rows enters two
 // products.
 #pragma once
 #include "kernels/generic/matrix_job.h"
@@ -32,12 +32,12 @@ namespace {
 // rows of a job would drive each other out of L1, and then both come from L2: 4 KB for 64 cycles of
 // products.
 constexpr int64_t kTileBlockLines = 12 * kTileLines;
-// Rows of a chain kind whose sums stay in L1, beside a block of two panels, until all of K has
+// Rows of a chain kind with sums that stay in L1, next to a block of two panels, until all of K has
 // passed: 16 KB for a pair. Measured on Granite Rapids: a tile of sums is stored to L1 in 15 cycles
 // and to L2 in 60, and loaded in 8 and 20.
 constexpr int64_t kNearRows = 128;
-// Rows of a step that are too many bytes for L2 come from L3, which gives a core 10 bytes a cycle
-// (also measured there). A task of so many strips reads them once for all of its columns.
+// Rows of a step that are too many bytes for L2 come from L3, which delivers 10 bytes a cycle to a
+// core (also measured there). A task of so many strips reads them once for all of its columns.
 constexpr int kSpanStrips = 4;
 // The unpacked lines of a panel in a block of K, for kinds with blocks of 256: 8 KB. Others have
 // fewer.
@@ -62,7 +62,7 @@ struct TileScratch {
 static_assert(sizeof(TileScratch) <= kLinearScratch, "the scratch of a call holds all of it");
 
 // Fetches `left` lines of one panel to L2, `a_step` at a time, and with `second` the same lines of
-// a panel so many bytes behind it. The last step may fetch a few lines more.
+// a panel so many bytes after it. The last step may fetch a few lines more.
 struct PairFetch {
   const uint8_t* at = nullptr;
   int64_t left = 0, a_step = 0, second = 0;
@@ -105,7 +105,7 @@ CPUSERVE_INLINE const uint8_t* row_of(const TileJob& t, int row) {
   return t.x + static_cast<size_t>(row) * t.x_stride;
 }
 
-// The last `lines` lines of K, fewer than a tile's, padded with zeros: what lies behind them in
+// The last `lines` lines of K, fewer than a tile's, padded with zeros: the bytes after them in
 // memory is another panel, or nothing.
 template <int NP>
 CPUSERVE_INLINE void copy_tails(const TileJob& t, int64_t line, int64_t lines) {
@@ -147,8 +147,8 @@ CPUSERVE_INLINE void chain_products(const TileJob& t) {
   store_sums<RT, NP>(t.c, stride);
 }
 
-// For up to this many int8 rows, the vector kernels of linear/driver.h are faster than tiles, most
-// of which need the weights unpacked to memory, and which return the integer sums through memory.
+// For up to this many int8 rows, the vector kernels of linear/driver.h are faster than tiles. Tiles
+// mostly need the weights unpacked to memory, and return the integer sums through memory.
 // Both compute the integers exactly and add them to the fp32 sums in the same order, so a row gets
 // the same bits.
 // Measured on Granite Rapids, tiles take 1.2 to 1.7 times as long for one row, 0.9 to 1.3 times for
@@ -161,7 +161,7 @@ struct Bf16Tiles {
   using FewRows = Bf16Tiles;
   static constexpr ActFormat kAct = ActFormat::bf16;
   static constexpr int kShapeLines = kTileLines;
-  static constexpr int64_t kBlockLines = 0;  // those of a chain kind depend on K
+  static constexpr int64_t kBlockLines = 0;  // a chain kind depends on K
   static int64_t lines(int64_t k) { return (k + 1) / 2; }
   static void unpack(const PackedWeight&, int64_t, int64_t, int64_t, uint8_t*) {}
 
@@ -178,7 +178,7 @@ struct ChannelTiles {
   static constexpr int kVectorRows = kGroupVectorRows;
   static constexpr ActFormat kAct = ActFormat::q8row;
   static constexpr int kShapeLines = kTileLines;
-  static constexpr int64_t kBlockLines = 0;  // those of a chain kind depend on K
+  static constexpr int64_t kBlockLines = 0;  // a chain kind depends on K
   static int64_t lines(int64_t k) { return (k + 3) / 4; }
   static void unpack(const PackedWeight&, int64_t, int64_t, int64_t, uint8_t*) {}
 
@@ -211,7 +211,7 @@ CPUSERVE_INLINE LineBytes line_at(const uint8_t* p) {
 }
 CPUSERVE_INLINE void put_line(uint8_t* p, LineBytes x) { *reinterpret_cast<LineBytes*>(p) = x; }
 
-// Quad kQuad of a group of a kind of linear/planes.h, whose lines begin at `from`.
+// Quad kQuad of a group of a kind of linear/planes.h, with lines that begin at `from`.
 template <class W, int kQuad>
 CPUSERVE_INLINE LineBytes quad_line(const uint8_t* from) {
   LineBytes x;
@@ -222,7 +222,7 @@ CPUSERVE_INLINE LineBytes quad_line(const uint8_t* from) {
   return x;
 }
 
-// How a group kind W lies in memory: raw bytes of a unit, and a group's lines as signed bytes.
+// The layout of a group kind W in memory: raw bytes of a unit, and a group's lines as signed bytes.
 template <class W>
 struct RawGroup {
   using Unit = UnitOf<W>;
@@ -266,7 +266,7 @@ template <>
 struct ChannelProduct<false> : S8S8Product {};
 
 // w8_channel_g128: lines without scales between them, and a last group that may be cut short.
-// kStored: tiles read the lines where they lie, as bytes in which 128 stands for 0, and the zero
+// kStored: tiles read the lines in place, as bytes with 128 as 0, and the zero
 // point is taken off the sums. Up to 32 rows read each weight only once, so unpacking it first took
 // half of the time.
 template <bool kStored>
@@ -293,7 +293,7 @@ struct RawChannel {
   }
 };
 
-// The kinds of linear/planes.h without small factors, whose units have one or several groups of 32.
+// The kinds of linear/planes.h without small factors; their units have one or several groups of 32.
 template <class G>
 struct RawPlanes {
   using W = Planes<G>;
@@ -325,7 +325,7 @@ struct RawPlanes {
   CPUSERVE_INLINE F add_least(F least, F x, F sum) { return fma(least, x, sum); }
 };
 
-// Float codes, whose lines are bf16. K ends with a whole tile.
+// Float codes with lines of bf16. K ends with a whole tile.
 template <class C>
 struct RawCoded {
   static constexpr int kGroup = C::kGroup, kLines = kGroup / 2;
@@ -450,7 +450,7 @@ struct GroupTiles {
     load_operands<RT, NP, NP == 2>(t.x + line * 4, t.x_stride, w, w + next_panel, kTileLineBytes);
   }
 
-  // Groups whose integers have left the tiles, and have not been added yet.
+  // Groups with integers that have left the tiles and have not been added yet.
   struct Waiting {
     int64_t g;
     int groups;  // 0: none
@@ -488,8 +488,8 @@ struct GroupTiles {
           line += kShapeLines;
           if (line < t.line1) load_tiles<RT, NP>(t, line);
         }
-        // The two groups before are added while this one's products are under way: those of one
-        // tile of rows with each group, so that not too many instructions separate two products.
+        // The two groups before are added while the products of this one are under way: one tile
+        // of rows with each group, so that few instructions separate two products.
         if (RT == 1 || groups == 1) {
           if (j == 0) add<NP>(t, before, 0);
           if (RT == 2) add<NP>(t, before, 1);
@@ -521,7 +521,7 @@ struct GroupTiles {
   }
 };
 
-// GGUF's kinds with blocks of 256. Line numbers count lines of 64 weights, as if each took one
+// Kinds of GGUF with blocks of 256. Line numbers count lines of 64 weights, as if each took one
 // byte, although most kinds unpack a weight to two.
 template <class G>
 struct BlockTiles {
@@ -554,8 +554,8 @@ struct BlockTiles {
     const LineInts x = *reinterpret_cast<const LineInts*>(scales);
     return (LineWords)((x << 16) | (x & 0xffff));
   }
-  // Puts quads [kQuad, kEnd) of a group times their scale: high bytes at `to`, low ones behind
-  // those of the whole unit; or the one byte.
+  // Puts quads [kQuad, kEnd) of a group times their scale: high bytes at `to`, low ones after
+  // the whole unit; or the one byte.
   template <int kQuad, int kEnd>
   CPUSERVE_INLINE void put_quads(const uint8_t* from, LineWords scale, LineWords of_zero,
                                  uint8_t* to) {
@@ -777,7 +777,7 @@ CPUSERVE_INLINE void fetch_ahead(const LinearArgs& a, const TileJob& t, int64_t 
 }
 
 // While a block of K of `panels` panels of a group kind is used, fetches the next block to L2: of
-// the same panels, or the first block of the panels behind them.
+// the same panels, or the first block of the panels after them.
 CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int panels,
                                       int64_t lines, int64_t block, int64_t steps) {
   const uint8_t* end = a.w->data + static_cast<size_t>(panels_of(*a.w)) * t.panel_bytes;
@@ -793,7 +793,7 @@ CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int
 
 // Up to 32 rows: every panel is read once. Chain kinds take one panel at a time, in the order of
 // memory, which sets the pace. Group kinds also spend time on unpacking and adding, so they take a
-// block of K of two panels, for which each tile of rows is loaded once. Measured on Granite Rapids
+// block of K of two panels; each tile of rows is loaded once for it. Measured on Granite Rapids
 // at 12, 20 and 32 rows, w4m_g128 reads 1.16 to 1.29 times as many bytes a second so, nf4_g64 1.11
 // to 1.22 times, w8_g32 1.03 to 1.14 times, w8_channel_g128 0.94 to 1.06 times; bf16 would read
 // 0.86 to 0.99 times as many.
@@ -830,8 +830,8 @@ inline void stream_tiles(const LinearArgs& a, const TileKind& kind) {
   });
 }
 
-// Where the sums of `rows` rows (of terms) by some panels are: those of a pair of panels lie
-// together, or those of a strip where the epilogue takes whole strips.
+// Where the sums of `rows` rows (of terms) by some panels are: together for a
+// pair of panels, or for a strip where the epilogue takes whole strips.
 struct TileSums {
   float* at;
   int64_t rows;
@@ -853,7 +853,7 @@ inline void finish_rows(const LinearArgs& a, bool plain, int64_t row0, int64_t r
   }
 }
 
-// One block of K of one or two panels, which stay in L1 while rows pass: those of `sums`, from
+// One block of K of one or two panels, which stay in L1 while rows pass: the rows of `sums`, from
 // activation row0 on. first: the panel's number in `sums`.
 inline void run_tile_pair(const LinearArgs& a, const TileKind& kind, TileJob& t, bool plain,
                           int64_t row0, int64_t panel, int np, const TileSums& sums,
@@ -893,8 +893,8 @@ int64_t tiles_block_k(int64_t k, const WorkSizes&) noexcept {
   return elements_of(k, lines, tile_block_lines(tile_kind<Kind>(), lines));
 }
 
-// Fetches what follows a strip into L2 while `rows` rows pass over the strip. Panels lie one after
-// another, so the lines behind this strip are the next one's.
+// Fetches the next strip into L2 while `rows` rows pass over a strip. Panels come one after
+// another, so the next lines belong to the next strip.
 inline void fetch_next_strip(const PackedWeight& w, const TileKind& kind, PairFetch& fetch,
                              int64_t rows, int64_t panel0, int panels) {
   const int64_t next = panels_of(w) - panel0 - panels;
@@ -969,7 +969,7 @@ inline void blocked_tiles(const LinearArgs& a, const TileKind& kind) {
   }
 }
 
-// few: for up to kJobRows rows.
+// few: up to kJobRows rows.
 static __attribute__((noinline)) void run_tile_kind(const LinearArgs& a, const TileKind& few,
                                                     const TileKind& many) noexcept {
   if (a.m <= 0 || a.panel0 >= a.panel1) return;
@@ -996,7 +996,7 @@ constexpr int few_rows() {
   }
 }
 
-// A kind's kernel with its product loop on tiles; packing and reading rows stay what they are.
+// A kind's kernel with its product loop on tiles; packing and reading rows do not change.
 template <class Kind>
 constexpr LinearKernel on_tiles(LinearKernel kernel) {
   kernel.product = run_tiles<Kind>;

@@ -1,4 +1,4 @@
-// w4_g32 and w4m_g32: 4-bit weights in groups of 32, GGUF's Q4_0 and Q4_1.
+// w4_g32 and w4m_g32: 4-bit weights in groups of 32, as Q4_0 and Q4_1 of GGUF.
 // { fp16 scale[16]; (fp16 min[16];) u8 q[4][16][4] }
 #pragma once
 #include "kernels/linear/group.h"

@@ -1,5 +1,5 @@
-// w8_g32: 8-bit weights in groups of 32, GGUF's Q8_0. { fp16 scale[16]; u8 q[8][16][4] }, q = s8 +
-// 128.
+// w8_g32: 8-bit weights in groups of 32, as Q8_0 of GGUF. { fp16 scale[16]; u8 q[8][16][4] }, q =
+// s8 + 128.
 #pragma once
 #include "kernels/linear/group.h"
 

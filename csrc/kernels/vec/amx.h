@@ -2,11 +2,11 @@
 //
 // A product adds A [rows][64 bytes] times B [16 lines][64 bytes] to C [rows][16 sums of 32 bits].
 // Line i of B holds, for each of 16 columns, the 4 bytes (2 bf16 or 4 int8) that meet bytes 4 i to
-// 4 i + 3 of a row of A, which is how packed panels lie in memory (kernels/table.h).
+// 4 i + 3 of a row of A, as packed panels are in memory (kernels/table.h).
 //
-// The intrinsics of gcc 12 tell the compiler neither which memory a tile reads nor that the
-// configuration is read, so stores before them may be moved behind them; these say so.
-// CPUSERVE_TILE_MODEL names a header with the same functions in plain C++, for CPUs without AMX.
+// The intrinsics of gcc 12 inform the compiler neither which memory a tile reads nor that the
+// configuration is read, so stores before them may be moved after them; these say so.
+// CPUSERVE_TILE_MODEL is a header with the same functions in plain C++, for CPUs without AMX.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -64,7 +64,7 @@ template <int T>
 CPUSERVE_INLINE void tile_store(void* to, size_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
 }
-// C += A B of bf16: the products of even and of odd elements of the tile's K are two chains, whose
+// C += A B of bf16: the products of even and of odd elements of the tile's K are two chains; their
 // sum is added to C.
 template <int C, int A, int B>
 CPUSERVE_INLINE void tile_dot_bf16() {

@@ -152,7 +152,7 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int at) {
   const __m128i x = _mm_srli_epi16(_mm_loadl_epi64((const __m128i*)p), at / 8 * 4);
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_and_si128(x, _mm_set1_epi8(15))));
 }
-// Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
+// Read as fp16 without changing the bias of the exponent, so the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
   return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16((short)0xbfff)));

@@ -144,7 +144,7 @@ CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m512i least = _mm512_set1_epi32(1 << 22);  // 2^-127 is not normal
   return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epi32(bits, least)), _mm512_set1_ps(0.5f));
 }
-// Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
+// Read as fp16 without changing the bias of the exponent, so the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
   return _mm512_cvtph_ps(

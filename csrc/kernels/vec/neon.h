@@ -159,7 +159,7 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int at) {
   return vcvtq_f32_u32(vandq_u32(x, vdupq_n_u32(15)));
 }
 CPUSERVE_INLINE F load_s8(const uint8_t* p) { return vcvtq_f32_s32(vmovl_s16(load_bytes(p))); }
-// Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
+// Read as fp16 without changing the bias of the exponent, so the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const int16x4_t x = vand_s16(vshl_n_s16(load_bytes(p), 7), vdup_n_s16((int16_t)0xbfff));
   return vcvt_f32_f16(vreinterpret_f16_s16(x));

@@ -209,7 +209,7 @@ CPUSERVE_CALL F load_nibbles(const uint8_t* p, int at) {
   CPUSERVE_LANES r.v[i] = (float)(p[at % 8 + i] >> at / 8 * 4 & 15);
   return r;
 }
-// Read as fp16 without changing the bias of the exponent, which gives 1/256 of the value.
+// Read as fp16 without changing the bias of the exponent, so the result is 1/256 of the value.
 CPUSERVE_CALL F load_e4m3(const uint8_t* p) {
   F r;
   CPUSERVE_LANES r.v[i] = from_f16((uint16_t)((p[i] & 0x7f) << 7 | (p[i] & 0x80) << 8));

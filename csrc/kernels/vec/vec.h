@@ -1,6 +1,6 @@
 // The vector primitives that kernels/generic and kernels/linear are written in. One header per
-// instruction set defines them all, with the same names, in namespace CPUSERVE_NS (an ISA unit's
-// own); nothing else in the kernels names an instruction set.
+// instruction set defines the same primitives in namespace CPUSERVE_NS (an ISA unit's
+// own); nothing else in the kernels refers to an instruction set.
 //
 //   F  kLanes floats          I  kLanes int32
 //   P  kLanes pairs of bf16   Q  kLanes quads of bytes
@@ -31,7 +31,7 @@
 //   F load_s8(const uint8_t*) load_e5m2(const uint8_t*) load_e4m3(const uint8_t*): 1/256 of it
 //   F load_nibbles(const uint8_t* p, int at): numbers from `at` on, of 16 in 8 bytes; number i is
 //     the low nibble of p[i], number 8 + i its high nibble
-//   void widen_e4m3(const uint8_t*, uint16_t* to): 2 kLanes of them as bf16, also 1/256 of each
+//   void widen_e4m3(const uint8_t*, uint16_t* to): 2 kLanes of them as bf16, again 1/256 of each
 //   Entries load_entries(const uint16_t*): a table of 16 bf16   P lookup_pairs(Entries,
 //     const uint8_t*): of kLanes bytes, the entries of the low (even) and the high nibbles (odd)
 //   void store_bf16(uint16_t*, F) store_f16(uint16_t*, F)    round to nearest even, NaN stays NaN
@@ -62,7 +62,7 @@
 //     constexpr bool kWideS: S is I and may start from any value
 //   constexpr bool kEmulatesDots: dot4 and its like are several instructions
 //   void store_s8(int8_t*, F): rne, saturate to [-127, 127], NaN 127    (kLanes bytes)
-//   max(a, b) and min(a, b) give b when either is NaN
+//   max(a, b) and min(a, b) are b when either is NaN
 //   void prefetch(const void*) prefetch_l2(const void*)
 //   constexpr int kLanes, kVecs = kPanel / kLanes, and the register tile limits
 //   kTileRows x kTileVecs (accumulators that fit: avx512 6 x 4; avx2 6 x 2; neon 6 x 4), and for
