@@ -26,7 +26,8 @@ from cpuserve.bench.plan import (
 )
 from cpuserve.bench.schema import Record, Where, percentile, record
 from cpuserve.bench.workload import plain_ids
-from cpuserve.engine.core import EngineCore, build_engine, run_engine
+from cpuserve.engine.build import build_engine, run_engine
+from cpuserve.engine.core import EngineCore
 from cpuserve.engine.ipc import Abort, AddRequest
 from cpuserve.errors import CpuserveError
 from cpuserve.platforms.cpu import CpuPlatform

@@ -145,7 +145,7 @@ class Probe:
 
 def tune_model(config: EngineConfig, tell: Callable[[Trial], None]) -> Sizes:
     """Load the model, and return the sizes as tune() does."""
-    from cpuserve.engine.core import build_engine, run_engine
+    from cpuserve.engine.build import build_engine, run_engine
 
     found: Sizes = {}
 

@@ -197,7 +197,7 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
         config = channel.receive_config()
         channel.listen()
         # Imports numpy and the extension, while the parent does its own imports.
-        from cpuserve.engine.core import build_engine, run_engine
+        from cpuserve.engine.build import build_engine, run_engine
         from cpuserve.engine.loop import run_loop
 
         def run(team: Any) -> None:

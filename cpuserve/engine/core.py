@@ -1,15 +1,12 @@
-"""EngineCore: takes messages and returns one StepOutput per step. build_engine builds it."""
+"""EngineCore: takes messages and returns one StepOutput per step. engine/build.py builds it."""
 
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from pathlib import Path
 from time import process_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,10 +21,8 @@ from cpuserve.engine.adapters import (
     ALONE_S,
     BESIDE_STREAMS_S,
     CHANGES,
-    AdaptedModel,
     AdapterSlots,
 )
-from cpuserve.engine.grammars.background import yield_to_streams
 from cpuserve.engine.grammars.jobs import QueueFull
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
@@ -42,12 +37,11 @@ from cpuserve.engine.ipc import (
     TierStats,
     TokenLogprob,
 )
-from cpuserve.engine.offload import check_tiers, make_offload
+from cpuserve.engine.offload import make_offload
 from cpuserve.engine.resident import resident_bytes
-from cpuserve.errors import ModelError, RequestError
+from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
 from cpuserve.loader.dense_module import Head
-from cpuserve.loader.pooling import dense_layers
 from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.runtime.pooling import make_pool
@@ -57,13 +51,10 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.grammars.client import Grammars
     from cpuserve.runtime.executor import Executor, Int32
-    from cpuserve.runtime.native import NativeExecutor
     from cpuserve.sampling.params import SamplingParams
 
 LATE_S = 0.02  # of waiting for late masks, where nothing else can run
 CPU_TIME_S = 0.1  # the thread that replies to pings uses less than this in an hour
-
-ProgressFn = Callable[[str, int, int], None]
 
 log = get_logger("engine")
 
@@ -556,156 +547,3 @@ def _output(delta: Delta) -> Output:
 
 def _logprob(row: RowResult) -> TokenLogprob:
     return TokenLogprob(row.token, row.logprob, row.rank, row.top)
-
-
-# --- composition ------------------------------------------------------------------------------
-
-
-def run_engine(config: EngineConfig, main: Callable[[Any], None]) -> None:
-    """Call `main(team)` on this thread, inside the engine's one parallel region if it has one.
-
-    `team` is the argument of build_engine; None if the executor has its own threads.
-    """
-    if config.executor != "native":
-        main(None)
-        return
-    from cpuserve.runtime.native import make_team
-
-    team = make_team(config)
-    team.run(lambda: main(team))
-
-
-def build_engine(
-    config: EngineConfig, progress: ProgressFn | None = None, team: Any = None
-) -> EngineCore:
-    """Build an engine: checkpoint, program, executor, and EngineCore.
-
-    Raises:
-        StartupError: the model is missing, broken or unsupported.
-    """
-    started = time.perf_counter()
-    check_tiers(config)
-    build = _on_transformers if config.model_impl == "transformers" else _on_program
-    before, _ = resident_bytes()
-    executor, vocab, eos_ids, facts, adapters = build(config, progress, team)
-    head = _head(config, facts)
-    report = executor.report()
-    if wrong := report.get("misplaced"):
-        log.warning("threads are not pinned as planned: %s", wrong)
-    if line := report.get("ranks_memory"):
-        log.info("%s", line)
-    facts["numa_binding"] = report.get("numa_binding")
-    facts["load_s"] = time.perf_counter() - started
-    facts["rss_before_load_bytes"] = before
-    facts["load_peak_bytes"] = resident_bytes()[1]
-    return EngineCore(
-        config,
-        executor,
-        vocab=vocab,
-        eos_ids=eos_ids,
-        facts=facts,
-        adapters=adapters,
-        head=head,
-    )
-
-
-def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
-    """Return the function from vectors of tokens to an embedding or a score.
-
-    facts: its "width", of a token's vector, becomes the width of the result.
-    """
-    if config.pooling == "rank":
-        return _rank_head(config, facts)
-    if config.pooling == "none":
-        return Head("none")
-    layers = dense_layers(Path(config.model_path))
-    for layer in layers:
-        width, takes = facts["width"], layer.weight.shape[1]
-        if takes != width:
-            msg = f"{config.model_path}: a Dense module takes {takes} numbers, but gets {width}"
-            raise ModelError(msg)
-        facts["width"] = layer.weight.shape[0]
-    return Head(config.pooling, layers)
-
-
-def _rank_head(config: EngineConfig, facts: dict[str, object]) -> Head:
-    """Return the head of a reranker.
-
-    facts: "width" becomes 1, and "asks" is added, which says whether a pair is put as a question.
-    """
-    from cpuserve.loader.load import open_checkpoint
-    from cpuserve.loader.ranking import rank_head
-    from cpuserve.tokenizer.pairs import answer_id
-
-    path = Path(config.tokenizer_path)
-    checkpoint = open_checkpoint(Path(config.model_path))
-    head = rank_head(checkpoint, lambda text: answer_id(path, text))
-    takes = head.layers[0].weight.shape[-1]
-    if takes != facts["width"]:
-        msg = f"{config.model_path}: the head takes {takes} numbers, but gets {facts['width']}"
-        raise ModelError(msg)
-    facts["width"] = 1
-    facts["asks"] = not config.whole_prompts
-    return head
-
-
-_Built = tuple["Executor", int, Iterable[int], dict[str, object], AdapterSlots]
-
-
-def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) -> _Built:
-    """An executor of ours; the model's vocabulary, end ids and further facts; its adapters."""
-    from cpuserve.loader.load import check_weights, open_checkpoint
-    from cpuserve.models import build_program, spec_from_config
-    from cpuserve.models.bert import reads_types
-    from cpuserve.quant import quantize_online
-    from cpuserve.tokenizer.ends import end_ids
-
-    checkpoint = open_checkpoint(Path(config.model_path))
-    spec = replace(spec_from_config(checkpoint.config), pooled=config.pooling != "none")
-    program = build_program(spec)
-    check_weights(program, checkpoint.weights)
-    tokenizer = Path(config.tokenizer_path)
-    eos_ids = end_ids(spec.eos_ids, tokenizer, spec.vocab, checkpoint.gguf)
-    weights = quantize_online(checkpoint.weights, config.quantize)
-    adapted = None
-    if config.adapters or config.adapter_slots:
-        adapted = AdaptedModel(config, spec, program)
-        program, weights = adapted.program, adapted.weights(weights)
-    executor: Executor
-    if config.executor == "native":
-        from cpuserve.runtime.native import NativeExecutor
-
-        executor = native = NativeExecutor(config, program, weights, team, progress)
-        if native.unsaved:
-            threading.Thread(
-                target=_save, args=(native, config), name="cpuserve-weights", daemon=True
-            ).start()
-    else:
-        from cpuserve.runtime.torch_executor import TorchExecutor
-
-        executor = TorchExecutor(config, program, weights, progress)
-    facts: dict[str, object] = {
-        "layers": spec.layers,
-        "width": spec.width,
-        "max_position": spec.max_position,
-        "type_ids": spec.vocab // 2 if reads_types(checkpoint.config) else 0,
-    }
-    slots = AdapterSlots() if adapted is None else adapted.slots(executor)
-    return executor, spec.vocab, eos_ids, facts, slots
-
-
-def _save(executor: NativeExecutor, config: EngineConfig) -> None:
-    yield_to_streams(config.frontend_cpus or config.compute_cpus)
-    executor.save()
-
-
-def _on_transformers(config: EngineConfig, progress: ProgressFn | None, _team: Any) -> _Built:
-    """The same for an architecture that has no program yet."""
-    from cpuserve.loader.load import read_config, token_ids
-    from cpuserve.runtime.transformers_fallback import TransformersExecutor
-    from cpuserve.tokenizer.ends import end_ids
-
-    executor = TransformersExecutor(config, progress)
-    named = token_ids(read_config(Path(config.model_path)).get("eos_token_id"))
-    eos_ids = end_ids(named, Path(config.tokenizer_path), executor.vocab)
-    return executor, executor.vocab, eos_ids, {}, AdapterSlots()

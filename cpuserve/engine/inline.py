@@ -12,8 +12,9 @@ from typing import Any
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
+from cpuserve.engine.build import build_engine, run_engine
 from cpuserve.engine.client import ReplicaStatus
-from cpuserve.engine.core import EngineCore, build_engine, run_engine
+from cpuserve.engine.core import EngineCore
 from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import (
     Abort,

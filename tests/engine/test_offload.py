@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpuserve.engine.core import build_engine
+from cpuserve.engine.build import build_engine
 from cpuserve.engine.ipc import Abort, AddRequest, TierStats
 from cpuserve.engine.offload import check_tiers, fingerprint
 from cpuserve.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from cpuserve.engine.core import build_engine
+from cpuserve.engine.build import build_engine
 from cpuserve.errors import ModelError
 from cpuserve.models import find_model
 from cpuserve.models.generic import generic_spec, read_spec
