@@ -25,7 +25,7 @@ from cpuserve.program.parts import rows as rows_name
 from cpuserve.quant import open_weights
 from cpuserve.quant.bitsandbytes import STATES
 from cpuserve.quant.float_rows import TABLES
-from cpuserve.quant.gguf import gguf_weights
+from cpuserve.quant.gguf.blocks import gguf_weights
 from cpuserve.quant.stored import StoredTensor
 
 DTYPES = {"I32": 4, "F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1, "F8_E4M3": 1, "I64": 8}

@@ -26,7 +26,7 @@ from cpuserve.platforms.memory import kv_layer_bytes
 from cpuserve.platforms.tuned import tuned_notes
 
 if TYPE_CHECKING:
-    from cpuserve.loader.gguf import GgufFile
+    from cpuserve.loader.gguf.file import GgufFile
     from cpuserve.models.spec import ModelSpec
     from cpuserve.program.program import Program
 
@@ -191,7 +191,7 @@ def find(options: EngineOptions, progress: Progress | None = None) -> Path:
 def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFacts]:
     """Read the model's dimensions and other facts from config.json or GGUF metadata."""
     from cpuserve.loader.generation import recommended
-    from cpuserve.loader.gguf_parts import open_gguf
+    from cpuserve.loader.gguf.parts import open_gguf
     from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
 
@@ -338,8 +338,8 @@ def _read(path: Path, file: GgufFile | None) -> tuple[dict[str, Any], int, str |
         if any(path.glob("*.safetensors")) and _tied(config):
             config = open_checkpoint(path).config  # which looks for a head of its own
         return config, packed_size(path, config), _directory_quantization(config)
-    from cpuserve.loader.gguf_model import gguf_config
-    from cpuserve.quant.gguf_sizes import packed_bytes
+    from cpuserve.loader.gguf.model import gguf_config
+    from cpuserve.quant.gguf.sizes import packed_bytes
 
     size = sum(packed_bytes(tensor.dtype, tensor.size) for tensor in file.tensors.values())
     return gguf_config(file), size, _gguf_quantization(file)
@@ -366,9 +366,9 @@ def _table_bytes(
         stored = {n: store.dtype(n) for n in weights if n in store.names()} if store else {}
         found = {n: dtype for n, dtype in stored.items() if dtype in FULL_PRECISION}
         return sum(weights[name] * ITEM_BYTES[dtype] for name, dtype in found.items())
-    from cpuserve.loader.gguf import TENSOR_TYPES
-    from cpuserve.loader.gguf_model import GgufStore
-    from cpuserve.quant.gguf_sizes import BUILT, packed_bytes
+    from cpuserve.loader.gguf.file import TENSOR_TYPES
+    from cpuserve.loader.gguf.model import GgufStore
+    from cpuserve.quant.gguf.sizes import BUILT, packed_bytes
 
     blocks = {name: (weights, size) for name, weights, size in TENSOR_TYPES.values()}
     tensors = GgufStore(file, config)

@@ -75,13 +75,13 @@ FAULTS = [
     ),
     # --- NVFP4 in GGUF files ------------------------------------------------------------------
     Fault(
-        "cpuserve/quant/gguf_nvfp4.py",
+        "cpuserve/quant/gguf/nvfp4.py",
         "np.where(codes == MAGNITUDE, 0, codes & MAGNITUDE)",
         "(codes & MAGNITUDE)",
         "tests/quant/test_gguf_nvfp4.py -k gguf_package",
     ),
     Fault(
-        "cpuserve/quant/gguf_nvfp4.py",
+        "cpuserve/quant/gguf/nvfp4.py",
         "factors[np.arange(*rows.indices(count)) // each]",
         "factors[:1]",
         "tests/quant/test_gguf_nvfp4.py -k expert",
@@ -100,7 +100,7 @@ FAULTS = [
         "tests/program/test_parts.py -k gpt",
     ),
     Fault(
-        "cpuserve/loader/gguf_archs.py",
+        "cpuserve/loader/gguf/archs.py",
         'yarn={"truncate": False}',
         "yarn={}",
         "tests/loader/test_gguf_archs.py -k gpt",
@@ -688,7 +688,7 @@ FAULTS = [
         "tests/api/test_api_completions.py -k one_text",
     ),
     Fault(
-        "cpuserve/loader/gguf_model.py",
+        "cpuserve/loader/gguf/model.py",
         'ids("eos", "eot", "eom")',
         'ids("eos", "eot")',
         "tests/llm/test_end_of_turn.py -k each_key",

@@ -40,7 +40,7 @@ ROWS = {
 
 def families() -> list[list[str]]:
     """A row for each architecture: its name, a description, and its names in GGUF files."""
-    from cpuserve.loader.gguf_archs import ARCHS
+    from cpuserve.loader.gguf.archs import ARCHS
     from cpuserve.models import MODELS, RERANKERS, TEXT_PARTS
 
     rows = [["architecture", "what sets it apart", "in GGUF files"]]
@@ -68,9 +68,9 @@ def formats() -> list[list[str]]:
 def types() -> list[list[str]]:
     """A row for each GGUF type: its name, the weight kind, and what its rows are multiplied by."""
     from cpuserve.program.row_formats import ACT_FORMAT, CONVERTED_KIND
-    from cpuserve.quant.gguf import QUANTIZED
-    from cpuserve.quant.gguf_converted import CONVERTED
-    from cpuserve.quant.gguf_sizes import DECODED
+    from cpuserve.quant.gguf.blocks import QUANTIZED
+    from cpuserve.quant.gguf.converted import CONVERTED
+    from cpuserve.quant.gguf.sizes import DECODED
     from cpuserve.quant.stored import QUANTIZED_KINDS
 
     rows = [["GGUF type", "weight kind", "activations"]]

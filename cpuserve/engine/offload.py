@@ -19,7 +19,7 @@ from cpuserve.core.kv.swap import SwapSpace
 from cpuserve.core.kv.tier import Data, Tier, TierNeeds
 from cpuserve.errors import ConfigError
 from cpuserve.ids import BlockId
-from cpuserve.loader.gguf_parts import part_names
+from cpuserve.loader.gguf.parts import part_names
 from cpuserve.loader.source_digest import sampled
 from cpuserve.log import get_logger
 from cpuserve.registry import Registry

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf import GgufFile
-from cpuserve.loader.gguf_archs import ARCHS, GgufArch
-from cpuserve.loader.gguf_model import row_order
+from cpuserve.loader.gguf.archs import ARCHS, GgufArch
+from cpuserve.loader.gguf.file import GgufFile
+from cpuserve.loader.gguf.model import row_order
 from cpuserve.loader.load import read_json
 from cpuserve.loader.mapped import AnyFile
 from cpuserve.loader.names import gguf_to_hf

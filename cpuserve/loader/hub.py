@@ -16,7 +16,7 @@ from cpuserve.config.nearest import nearest
 from cpuserve.errors import ModelError
 from cpuserve.loader.builtin import BUILTIN, BuiltinModel, Progress, fetch_builtin
 from cpuserve.loader.conversion import find_conversion, has_safetensors
-from cpuserve.loader.gguf_names import default_gguf, gguf_of, parts_of
+from cpuserve.loader.gguf.names import default_gguf, gguf_of, parts_of
 from cpuserve.loader.load import find_model
 from cpuserve.loader.mapped import not_permitted
 from cpuserve.loader.pooling import MODULE_FILE

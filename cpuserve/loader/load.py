@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf_parts import first_part, model_files
+from cpuserve.loader.gguf.parts import first_part, model_files
 from cpuserve.loader.mapped import check_folder, read_small, regular_file
 from cpuserve.loader.names import is_ignored
 from cpuserve.program.parts import stored_needs
 from cpuserve.quant.registry import FORMATS
 
 if TYPE_CHECKING:
-    from cpuserve.loader.gguf import GgufFile
+    from cpuserve.loader.gguf.file import GgufFile
     from cpuserve.program.program import Program
     from cpuserve.quant.base import Weights
 
@@ -50,8 +50,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         weights = open_weights(method, SafetensorsStore(path), config)
         config = with_own_head(config, weights)
         return Checkpoint(config, with_types(weights, config), path)
-    from cpuserve.loader.gguf_model import GgufStore, gguf_config
-    from cpuserve.loader.gguf_parts import open_gguf
+    from cpuserve.loader.gguf.model import GgufStore, gguf_config
+    from cpuserve.loader.gguf.parts import open_gguf
 
     file = open_gguf(path)
     config = gguf_config(file)
@@ -77,8 +77,8 @@ def read_config(path: Path) -> dict[str, Any]:
     path = find_model(path)
     if path.is_dir():
         return _directory_config(path)
-    from cpuserve.loader.gguf_model import gguf_config
-    from cpuserve.loader.gguf_parts import open_gguf
+    from cpuserve.loader.gguf.model import gguf_config
+    from cpuserve.loader.gguf.parts import open_gguf
 
     return gguf_config(open_gguf(path))
 

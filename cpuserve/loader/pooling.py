@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf import GgufFile
+from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.load import read_any_json, read_json
 from cpuserve.models import architecture_of
 from cpuserve.models.base import GGUF_RERANKERS, JUDGES, RERANKERS

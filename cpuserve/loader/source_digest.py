@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from cpuserve.loader.gguf_parts import part_names
+from cpuserve.loader.gguf.parts import part_names
 
 # Half a mebibyte of each file is read, in less than a millisecond once the file is in memory.
 SAMPLES, SAMPLE_BYTES = 32, 16 << 10

@@ -57,11 +57,12 @@ def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
 
 def _as_stored(tensor: QuantTensor) -> npt.NDArray[np.float32]:
     """An fp32 copy with row_order applied."""
-    from cpuserve.quant import dense, float_rows, gguf, rows
+    from cpuserve.quant import dense, float_rows, rows
+    from cpuserve.quant.gguf import blocks
 
     if tensor.source in rows.SOURCES:
         return rows.dequantize(tensor)
     if tensor.source in float_rows.SOURCES:
         return float_rows.dequantize(tensor)
     quantized = tensor.source.startswith("gguf_")
-    return gguf.dequantize(tensor) if quantized else dense.dequantize(tensor)
+    return blocks.dequantize(tensor) if quantized else dense.dequantize(tensor)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BUILTIN = {
     "dense": "cpuserve.quant.dense:dense_weights",
-    "gguf": "cpuserve.quant.gguf:gguf_weights",
+    "gguf": "cpuserve.quant.gguf.blocks:gguf_weights",
     "awq": "cpuserve.quant.awq:awq_weights",
     "gptq": "cpuserve.quant.gptq:gptq_weights",
     "fp8": "cpuserve.quant.fp8:fp8_weights",

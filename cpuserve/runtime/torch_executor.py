@@ -392,11 +392,11 @@ def float_matrix(tensor: QuantTensor) -> QuantMatrix:
 
 
 def quant_matrix(tensor: QuantTensor) -> QuantMatrix:
-    """Return codes and scales of a quantized GGUF tensor (see quant/gguf.py)."""
+    """Return codes and scales of a quantized GGUF tensor (see quant/gguf/blocks.py)."""
     import torch
 
     from cpuserve.program.interpret import QuantMatrix
-    from cpuserve.quant.gguf import read_codes
+    from cpuserve.quant.gguf.blocks import read_codes
 
     codes = read_codes(tensor)
     minimum = None if codes.minimum is None else torch.from_numpy(codes.minimum)

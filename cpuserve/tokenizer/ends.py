@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf import GgufFile
+from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.load import read_json
 from cpuserve.loader.mapped import read_small
 from cpuserve.tokenizer.directory import MAX_TOKENIZER_BYTES, find_tokenizer, special_tokens

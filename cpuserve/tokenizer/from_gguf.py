@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf import GgufFile
+from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.log import get_logger
 from cpuserve.tokenizer.gguf_cores import Vocabulary, byte_level, sentencepiece, unigram, word_piece
 from cpuserve.tokenizer.parts import Parts, Scheme, guarded, special_ids_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gguf
 import numpy as np
 
-from cpuserve.quant.gguf import BLOCKS, QUANTIZED
-from cpuserve.quant.gguf_converted import CONVERTED
-from cpuserve.quant.gguf_sizes import DECODED
+from cpuserve.quant.gguf.blocks import BLOCKS, QUANTIZED
+from cpuserve.quant.gguf.converted import CONVERTED
+from cpuserve.quant.gguf.sizes import DECODED
 
 # Where a block has its fp16 factors, if not one at its beginning; the second is of the minima.
 HALVES = {

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cpuserve.engine.offload import _files
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf_parts import model_files, open_gguf, part_names
+from cpuserve.loader.gguf.parts import model_files, open_gguf, part_names
 from cpuserve.loader.load import find_model, open_checkpoint, read_config
 from cpuserve.loader.mapped import MappedFile
 from cpuserve.quant import dequantize

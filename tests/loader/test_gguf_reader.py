@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf import TENSOR_TYPES, GgufFile
-from cpuserve.loader.gguf_foreign import foreign_type
-from cpuserve.loader.gguf_model import gguf_config
+from cpuserve.loader.gguf.file import TENSOR_TYPES, GgufFile
+from cpuserve.loader.gguf.foreign import foreign_type
+from cpuserve.loader.gguf.model import gguf_config
 from cpuserve.loader.load import open_checkpoint, read_config
 from tests.helpers import gguf_file as make
 from tests.helpers.gguf_file import ARRAY, BOOL, F32, I32, STRING, U32, U64, gguf

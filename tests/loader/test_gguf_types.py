@@ -9,15 +9,15 @@ import torch
 
 from cpuserve import _C
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf import GgufFile
+from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.program.interpret import multiply_grouped
 from cpuserve.program.row_formats import ACT_FORMAT
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.gguf import QUANTIZED
-from cpuserve.quant.gguf_converted import CONVERTED
-from cpuserve.quant.gguf_sizes import DECODED, packed_bytes
+from cpuserve.quant.gguf.blocks import QUANTIZED
+from cpuserve.quant.gguf.converted import CONVERTED
+from cpuserve.quant.gguf.sizes import DECODED, packed_bytes
 from cpuserve.quant.stored import QUANTIZED_KINDS
 from cpuserve.runtime.torch_executor import quant_matrix
 from tests.helpers import gguf_file

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve.loader.gguf import GgufFile
+from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.mapped import FAULT_AROUND, MappedFile
 from tests.helpers.gguf_file import ARRAY, STRING, gguf
 

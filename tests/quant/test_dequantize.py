@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from cpuserve.errors import ConfigError, ModelError
-from cpuserve.loader.gguf import TENSOR_TYPES
+from cpuserve.loader.gguf.file import TENSOR_TYPES
 from cpuserve.quant import FORMATS, dequantize, open_weights, weight_format
 from cpuserve.quant.base import QuantTensor
-from cpuserve.quant.gguf import BLOCKS, QUANTIZED, SOURCES
-from cpuserve.quant.gguf_converted import CONVERTED
-from cpuserve.quant.gguf_sizes import DECODED, packed_bytes
+from cpuserve.quant.gguf.blocks import BLOCKS, QUANTIZED, SOURCES
+from cpuserve.quant.gguf.converted import CONVERTED
+from cpuserve.quant.gguf.sizes import DECODED, packed_bytes
 from cpuserve.quant.stored import StoredTensor, StoredWeights
 from tests.helpers.gguf_blocks import HALVES, random_q1_0, random_vectors
 

@@ -17,9 +17,9 @@ from cpuserve.prepare import model_facts
 from cpuserve.program.dataflow import looked_up
 from cpuserve.quant import quantize_online
 from cpuserve.quant.base import BuiltTensor
-from cpuserve.quant.gguf import QUANTIZED
-from cpuserve.quant.gguf_converted import CONVERTED
-from cpuserve.quant.gguf_sizes import BUILT, DECODED, packed_bytes
+from cpuserve.quant.gguf.blocks import QUANTIZED
+from cpuserve.quant.gguf.converted import CONVERTED
+from cpuserve.quant.gguf.sizes import BUILT, DECODED, packed_bytes
 from tests.helpers.checkpoint_logits import native_logits
 from tests.helpers.gguf_blocks import write_model
 from tests.helpers.levels import LEVELS, each_level

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Core
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf import GgufFile
+from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.tokenizer.ends import ENDS, end_ids
 from tests.helpers.gguf_file import ARRAY, STRING, gguf
 from tests.helpers.served import default_model

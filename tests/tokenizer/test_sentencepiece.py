@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf_parts import part_names
+from cpuserve.loader.gguf.parts import part_names
 from cpuserve.loader.load import read_config
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers import gguf_file as make

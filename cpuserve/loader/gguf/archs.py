@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cpuserve.errors import ModelError
 
 if TYPE_CHECKING:
-    from cpuserve.loader.gguf import GgufFile
+    from cpuserve.loader.gguf.file import GgufFile
 
 
 class Keys:

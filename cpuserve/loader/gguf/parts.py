@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf import GgufFile
+from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.mapped import regular_file
 
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf_foreign import foreign_type
+from cpuserve.loader.gguf.foreign import foreign_type
 from cpuserve.loader.mapped import AnyFile, MappedFile
 
 if TYPE_CHECKING:
@@ -392,7 +392,7 @@ def _refuse_type(cursor: _Cursor, name: str, type_id: int) -> NoReturn:
     what = foreign_type(type_id)
     if not what:
         cursor.fail(f"tensor {name} type", f"{type_id} is not a known tensor type")
-    from cpuserve.quant.gguf import SOURCES
+    from cpuserve.quant.gguf.blocks import SOURCES
 
     msg = (
         f"GGUF {cursor.file.path}: tensor {name} has type {type_id}, {what}, which is not "

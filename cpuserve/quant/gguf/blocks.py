@@ -4,7 +4,7 @@ Block layouts follow ggml-common.h. A weight is scale * (code - zero) + minimum.
 256 (the k-quants and IQ4_XS) have small integer scales and minima of 16 or 32 weights, and an fp16
 factor of all scales and one of all minima, which are subtracted. The codes of IQ4_NL, IQ4_XS and
 MXFP4 are indices into a table. NVFP4 and the types that are converted have files of their
-own (gguf_nvfp4.py, gguf_converted.py).
+own (nvfp4.py, converted.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cpuserve.program.row_formats import CONVERTED_KIND
 from cpuserve.quant import dense
 from cpuserve.quant.base import BuiltTensor, QuantTensor, SourceType, WeightKind, Weights
 from cpuserve.quant.codes import Codes
-from cpuserve.quant.gguf_converted import CONVERTED, converted
-from cpuserve.quant.gguf_nvfp4 import NVFP4, Factors, nvfp4_matrix
-from cpuserve.quant.gguf_sizes import DECODED
+from cpuserve.quant.gguf.converted import CONVERTED, converted
+from cpuserve.quant.gguf.nvfp4 import NVFP4, Factors, nvfp4_matrix
+from cpuserve.quant.gguf.sizes import DECODED
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import BY_HEADS, StoredWeights, TensorStore
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf_parts import model_files, part_names
+from cpuserve.loader.gguf.parts import model_files, part_names
 
 # The types that most people take by default; llama.cpp and Ollama take the first one as well.
 DEFAULT_TYPES = ("Q4_K_M", "Q4_0")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf import GgufFile, GgufTensor
-from cpuserve.loader.gguf_archs import GgufArch, Keys, arch_of
+from cpuserve.loader.gguf.archs import GgufArch, Keys, arch_of
+from cpuserve.loader.gguf.file import GgufFile, GgufTensor
 from cpuserve.loader.names import gguf_to_hf
 from cpuserve.quant.stored import StoredTensor
 

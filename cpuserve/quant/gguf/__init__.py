@@ -1,0 +1,1 @@
+"""The weight types of GGUF files: blocks of codes and scales, as kernels read them."""
