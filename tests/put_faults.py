@@ -100,7 +100,7 @@ FAULTS = [
         "tests/program/test_parts.py -k gpt",
     ),
     Fault(
-        "cpuserve/loader/gguf/archs.py",
+        "cpuserve/loader/gguf/archs/llama_like.py",
         'yarn={"truncate": False}',
         "yarn={}",
         "tests/loader/test_gguf_archs.py -k gpt",

@@ -40,7 +40,7 @@ ROWS = {
 
 def families() -> list[list[str]]:
     """A row for each architecture: its name, a description, and its names in GGUF files."""
-    from cpuserve.loader.gguf.archs import ARCHS
+    from cpuserve.loader.gguf.archs.table import ARCHS
     from cpuserve.models import MODELS, RERANKERS, TEXT_PARTS
 
     rows = [["architecture", "what sets it apart", "in GGUF files"]]

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf.archs import ARCHS, GgufArch
+from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.archs.table import ARCHS
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.gguf.model import row_order
 from cpuserve.loader.load import read_json

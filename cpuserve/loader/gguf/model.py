@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.gguf.archs import GgufArch, Keys, arch_of
+from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.archs.table import arch_of
 from cpuserve.loader.gguf.file import GgufFile, GgufTensor
+from cpuserve.loader.gguf.keys import Keys
 from cpuserve.loader.names import gguf_to_hf
 from cpuserve.quant.stored import StoredTensor
 

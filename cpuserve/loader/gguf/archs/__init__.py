@@ -1,0 +1,1 @@
+"""The architectures of GGUF files by family; table.py lists them all."""

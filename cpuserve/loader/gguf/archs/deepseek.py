@@ -1,0 +1,116 @@
+"""GGUF files of DeepSeek V2 and V3, and of GLM 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuserve.loader.gguf.archs.experts import EXPERTS, experts, need_sigmoid, shared
+from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.keys import Keys
+
+
+def _glm4_moe(keys: Keys) -> dict[str, Any]:
+    need_sigmoid(keys)
+    settings = experts(keys)
+    return {
+        **settings,
+        "n_routed_experts": settings["num_experts"],
+        "n_shared_experts": keys.count("expert_shared_count", 1),
+        "first_k_dense_replace": keys.whole("leading_dense_block_count"),
+        "n_group": keys.count("expert_group_count", 1),
+        "topk_group": keys.count("expert_group_used_count", 1),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", True),
+        "use_qk_norm": keys.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+# Families by expert_gating_func.
+_GATING = {
+    1: {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"},
+    2: {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},
+}
+
+
+def _deepseek2(keys: Keys) -> dict[str, Any]:
+    """DeepSeek V2 has a softmax, V3 and GLM-4.7-Flash a sigmoid and a bias that chooses.
+
+    Files from before May 2025 have one matrix kv_b, and the widths of a head's keys and values
+    where others have the compressed row.
+    """
+    if keys.raw("attention.temperature_scale"):
+        wanted = "absent: queries scaled by their positions are not supported"
+        keys.fail("attention.temperature_scale", keys.raw("attention.temperature_scale"), wanted)
+    biased = any(name.endswith(".exp_probs_b.bias") for name in keys.file.tensors)
+    gating = keys.raw("expert_gating_func")
+    if gating not in (None, *_GATING):
+        keys.fail("expert_gating_func", gating, "1, the softmax, or 2, the sigmoid")
+    rotary = keys.count("rope.dimension_count")
+    mla = "" if keys.raw("attention.key_length_mla") is None else "_mla"
+    key = keys.count(f"attention.key_length{mla}")
+    if key <= rotary:
+        keys.fail(f"attention.key_length{mla}", key, f"more than rope.dimension_count, {rotary}")
+    settings = experts(keys)
+    groups = keys.count("expert_group_count", 1)
+    q_rank = keys.raw("attention.q_lora_rank") is not None
+    return {
+        **settings,
+        **_GATING[gating or 1 + biased],
+        "q_lora_rank": keys.count("attention.q_lora_rank") if q_rank else None,
+        "kv_lora_rank": keys.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": key - rotary,
+        "v_head_dim": keys.count(f"attention.value_length{mla}"),
+        "kv_b_split": not keys.has("blk.0.attn_kv_b.weight"),
+        "n_routed_experts": settings["num_experts"],
+        "n_shared_experts": keys.count("expert_shared_count"),
+        "first_k_dense_replace": keys.whole("leading_dense_block_count"),
+        "topk_method": "greedy" if groups == 1 else "group_limited_greedy",
+        "n_group": groups,
+        "topk_group": keys.count("expert_group_used_count", 1),
+        "routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+    }
+
+
+ARCHS = {
+    "glm4": GgufArch(
+        "Glm4ForCausalLM",
+        "glm4",
+        {
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+    ),
+    "glm4moe": GgufArch(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        {
+            **EXPERTS,
+            **shared("shared_experts"),
+            "post_attention_norm": "post_attention_layernorm",
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        },
+        _glm4_moe,
+    ),
+    "deepseek2": GgufArch(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        {
+            **EXPERTS,
+            **shared("shared_experts"),
+            "attn_q_a": "self_attn.q_a_proj",
+            "attn_q_a_norm": "self_attn.q_a_layernorm",
+            "attn_q_b": "self_attn.q_b_proj",
+            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+            "attn_kv_b": "self_attn.kv_b_proj",
+            "attn_k_b": "self_attn.k_b_proj",
+            "attn_v_b": "self_attn.v_b_proj",
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        },
+        _deepseek2,
+    ),
+}

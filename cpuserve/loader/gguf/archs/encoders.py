@@ -1,0 +1,101 @@
+"""GGUF files of encoders: BERT, ModernBERT, Nomic BERT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.keys import Keys
+
+
+def _bert(keys: Keys) -> dict[str, Any]:
+    """Files of RoBERTa have no rows before position 0, so they are files of BERT."""
+    types = keys.file.tensors.get("token_types.weight")
+    return {"hidden_act": "gelu", "type_vocab_size": 1 if types is None else types.shape[0]}
+
+
+def _modern_bert(keys: Keys) -> dict[str, Any]:
+    """Every third layer, from the first one on, attends to all tokens, unless a key differs."""
+    return {
+        "local_attention": keys.count("attention.sliding_window", 128),
+        "global_attn_every_n_layers": keys.count("attention.sliding_window_pattern", 3),
+        "rope_theta": keys.real("rope.freq_base", 160000.0),
+        "local_rope_theta": keys.real("rope.freq_base_swa", 10000.0),
+        "attention_bias": keys.has("blk.0.attn_qkv.bias"),
+        "mlp_bias": keys.has("blk.0.ffn_up.bias"),
+        "norm_bias": keys.has("output_norm.bias"),
+    }
+
+
+def _nomic_bert(keys: Keys) -> dict[str, Any]:
+    return {**_bert(keys), "hidden_act": "silu"}
+
+
+ARCHS = {
+    "bert": GgufArch(
+        "BertModel",
+        "bert",
+        {
+            "attn_q": "attention.self.query",
+            "attn_k": "attention.self.key",
+            "attn_v": "attention.self.value",
+            "attn_output": "attention.output.dense",
+            "attn_output_norm": "attention.output.LayerNorm",
+            "ffn_up": "intermediate.dense",
+            "ffn_down": "output.dense",
+            "layer_output_norm": "output.LayerNorm",
+        },
+        _bert,
+        eps="layer_norm_eps",
+        layer_norm=True,
+        top={
+            "token_embd": "embeddings.word_embeddings",
+            "token_embd_norm": "embeddings.LayerNorm",
+            "token_types": "embeddings.token_type_embeddings",
+            "position_embd": "embeddings.position_embeddings",
+        },
+        layers="encoder.layer",
+    ),
+    "modern-bert": GgufArch(
+        "ModernBertModel",
+        "modernbert",
+        {
+            "attn_norm": "attn_norm",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.Wo",
+            "ffn_norm": "mlp_norm",
+            "ffn_up": "mlp.Wi",
+            "ffn_down": "mlp.Wo",
+        },
+        _modern_bert,
+        eps="norm_eps",
+        layer_norm=True,
+        top={
+            "token_embd": "model.embeddings.tok_embeddings",
+            "token_embd_norm": "model.embeddings.norm",
+            "output_norm": "model.final_norm",
+        },
+    ),
+    "nomic-bert": GgufArch(
+        "NomicBertModel",
+        "nomic_bert",
+        {
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_gate": "mlp.fc12",
+            "ffn_up": "mlp.fc11",
+            "ffn_down": "mlp.fc2",
+            "layer_output_norm": "norm2",
+        },
+        _nomic_bert,
+        eps="layer_norm_eps",
+        layer_norm=True,
+        top={
+            "token_embd": "embeddings.word_embeddings",
+            "token_embd_norm": "emb_ln",
+            "token_types": "embeddings.token_type_embeddings",
+        },
+        layers="encoder.layers",
+    ),
+}

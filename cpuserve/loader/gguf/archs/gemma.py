@@ -1,0 +1,194 @@
+"""GGUF files of Gemma 2 to 4, and of its embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuserve.loader.gguf.archs.experts import experts
+from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.keys import Keys
+
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+# Gemma 3n and 4 have inputs of each layer.
+_INPUTS = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+
+
+_INPUTS_TOP = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+
+
+def _gemma2(keys: Keys) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _query_scalar(keys, 46),
+        "attn_logit_softcapping": keys.real("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.real("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(keys: Keys) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _query_scalar(keys, 62),
+        "rope_local_base_freq": keys.real("rope.freq_base_swa", 10000.0),
+        "rope_theta": keys.real("rope.freq_base", 1e6),
+    }
+
+
+def _gemma_embedding(keys: Keys) -> dict[str, Any]:
+    """Every sixth layer attends to all tokens; the others to half of the window on either side."""
+    return {
+        **_gemma3(keys),
+        "use_bidirectional_attention": True,
+        "sliding_window_pattern": keys.count("attention.sliding_window_pattern", 6),
+    }
+
+
+def _gemma3n(keys: Keys) -> dict[str, Any]:
+    """Matrices between streams are stacks; the cutoffs of gates are in standard deviations."""
+    cutoffs, widths = keys.raw("activation_sparsity_scale"), keys.raw("feed_forward_length")
+    if cutoffs is not None and not (
+        isinstance(cutoffs, list) and all(isinstance(c, int | float) for c in cutoffs)
+    ):
+        keys.fail("activation_sparsity_scale", cutoffs, "a list of numbers")
+    inputs, low = (
+        keys.file.tensors.get(n) for n in ("per_layer_token_embd.weight", "blk.0.laurel_l.weight")
+    )
+    settings: dict[str, Any] = {
+        "layer_types": keys.windows(),
+        "rope_theta": keys.real("rope.freq_base", 1e6),
+        "rope_local_base_freq": keys.real("rope.freq_base_swa", 1e4),
+        "final_logit_softcapping": keys.real("final_logit_softcapping", 30.0),
+        "num_kv_shared_layers": keys.whole("attention.shared_kv_layers"),
+        "hidden_size_per_layer_input": keys.count("embedding_length_per_layer_input", 256),
+        "altup_num_inputs": keys.count("altup.num_inputs", 4),
+        "altup_active_idx": keys.whole("altup.active_idx"),
+        "altup_stacked": True,
+    }
+    if isinstance(widths, list):
+        settings["intermediate_size"] = widths
+    if inputs is not None:
+        settings["vocab_size_per_layer_input"] = inputs.shape[0]
+    if low is not None:
+        settings["laurel_rank"] = low.shape[0]
+    if cutoffs is not None:  # -inf: no cutoff
+        from statistics import NormalDist
+
+        shares = [NormalDist().cdf(cutoff) for cutoff in cutoffs]
+        settings["activation_sparsity_pattern"] = shares
+    return settings
+
+
+def _gemma4(keys: Keys) -> dict[str, Any]:
+    """Heads and MLPs differ between layers; rope_freqs.weight is of global layers alone."""
+    kinds = keys.windows()
+    own_kinds, shared = set(kinds), keys.whole("attention.shared_kv_layers")
+    if own_kinds != {"full_attention", "sliding_attention"}:
+        keys.fail("attention.sliding_window_pattern", own_kinds, "of both kinds of layers")
+    wide = kinds.index("full_attention")
+    widths = keys.raw("feed_forward_length")
+    twice = isinstance(widths, list) and widths[-1] == 2 * widths[0]
+    factors = keys.numbers("rope_freqs.weight")
+    theta = keys.real("rope.freq_base", 1e6)
+    full = {"rope_type": "freq_factors", "freq_factors": factors, "rope_theta": theta}
+    local = {"rope_type": "default", "rope_theta": keys.real("rope.freq_base_swa", 1e4)}
+    settings: dict[str, Any] = {
+        "layer_types": kinds,
+        "head_dim": keys.count("attention.key_length_swa"),
+        "global_head_dim": keys.count("attention.key_length"),
+        "num_key_value_heads": keys.of_layer(
+            "attention.head_count_kv", kinds.index("sliding_attention")
+        ),
+        "num_global_key_value_heads": keys.of_layer("attention.head_count_kv", wide),
+        "attention_k_eq_v": not keys.has(f"blk.{wide}.attn_v.weight"),
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": twice,
+        "hidden_size_per_layer_input": keys.whole("embedding_length_per_layer_input"),
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+        "rope_scaling": None,
+        "final_logit_softcapping": keys.raw("final_logit_softcapping"),
+    }
+    inputs = keys.file.tensors.get("per_layer_token_embd.weight")
+    if inputs is not None:
+        settings["vocab_size_per_layer_input"] = inputs.shape[0]
+    if keys.raw("expert_count"):
+        mixture = experts(keys)
+        settings |= {**mixture, "top_k_experts": mixture["num_experts_per_tok"]}
+        settings["enable_moe_block"] = True
+    return settings
+
+
+def _query_scalar(keys: Keys, layers: int) -> int:
+    """The width that scales scores: the width of a head, but in the largest model width / heads.
+
+    Files do not store it; the largest model is known by its number of layers.
+    """
+    width, heads = keys.count("embedding_length"), keys.count("attention.head_count")
+    if keys.count("block_count") == layers:
+        return width // heads
+    return keys.count("attention.key_length", width // heads)
+
+
+ARCHS = {
+    "gemma2": GgufArch("Gemma2ForCausalLM", "gemma2", _SANDWICH, _gemma2, added_norms=True),
+    "gemma3": GgufArch("Gemma3ForCausalLM", "gemma3_text", _SANDWICH, _gemma3, added_norms=True),
+    "gemma-embedding": GgufArch(
+        "Gemma3TextModel", "gemma3_text", _SANDWICH, _gemma_embedding, added_norms=True
+    ),
+    "gemma3n": GgufArch(
+        "Gemma3nForCausalLM",
+        "gemma3n_text",
+        {
+            **_SANDWICH,
+            **_INPUTS,
+            "altup_correct_coef": "altup.correction_coefs",
+            "altup_correct_scale": "altup.correct_output_scale",
+            "altup_predict_coef": "altup.prediction_coefs",
+            "altup_router": "altup.modality_router",
+            "altup_router_norm": "altup.router_norm",
+            "laurel_l": "laurel.linear_left",
+            "laurel_r": "laurel.linear_right",
+            "laurel_post_norm": "laurel.post_laurel_norm",
+        },
+        _gemma3n,
+        top={
+            **_INPUTS_TOP,
+            "altup_proj": "model.altup_projections",
+            "altup_unembd_proj": "model.altup_unembed_projections",
+        },
+        mixed=True,
+    ),
+    "gemma4": GgufArch(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {
+            **_SANDWICH,
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "layer_output_scale": "layer_scalar",
+            **_INPUTS,
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_gate_up_exps": "experts.gate_up_proj",
+            "ffn_gate_exps": "experts.gate_proj",
+            "ffn_up_exps": "experts.up_proj",
+            "ffn_down_exps": "experts.down_proj",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+        },
+        _gemma4,
+        top=_INPUTS_TOP,
+        mixed=True,
+    ),
+}

@@ -1,0 +1,123 @@
+"""GGUF files of families that follow GPT-2: layer norms, fused QKV, MLPs without gates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.keys import Keys
+
+_FALCON = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+
+
+_FALCON_TOP = {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f"}
+
+
+def _gpt_neox(keys: Keys) -> dict[str, Any]:
+    return {
+        "use_parallel_residual": keys.flag("use_parallel_residual", True),
+        "attention_bias": keys.has("blk.0.attn_qkv.bias"),
+        "hidden_act": "gelu",
+    }
+
+
+def _gpt2(keys: Keys) -> dict[str, Any]:
+    return {
+        "n_embd": keys.count("embedding_length"),
+        "n_layer": keys.count("block_count"),
+        "n_head": keys.count("attention.head_count"),
+        "n_inner": keys.count("feed_forward_length"),
+        "n_positions": keys.count("context_length"),
+        "conv1d_transposed": True,
+    }
+
+
+def _falcon(keys: Keys) -> dict[str, Any]:
+    two = keys.has("blk.0.attn_norm_2.weight")
+    return {
+        "new_decoder_architecture": True,
+        "num_ln_in_parallel_attn": 2 if two else 1,
+        "num_kv_heads": keys.count("attention.head_count_kv", 1),
+        "ffn_hidden_size": keys.count("feed_forward_length"),
+        "bias": keys.has("blk.0.attn_qkv.bias"),
+        "activation": "gelu",
+    }
+
+
+def _starcoder2(keys: Keys) -> dict[str, Any]:
+    return {"use_bias": keys.has("blk.0.attn_q.bias"), "hidden_act": "gelu_pytorch_tanh"}
+
+
+ARCHS = {
+    "gptneox": GgufArch(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        {
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+        _gpt_neox,
+        eps="layer_norm_eps",
+        layer_norm=True,
+        top={
+            "token_embd": "gpt_neox.embed_in",
+            "output_norm": "gpt_neox.final_layer_norm",
+            "output": "embed_out",
+        },
+        layers="gpt_neox.layers",
+    ),
+    "gpt2": GgufArch(
+        "GPT2LMHeadModel",
+        "gpt2",
+        {
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        _gpt2,
+        eps="layer_norm_epsilon",
+        layer_norm=True,
+        top={
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+        },
+        layers="transformer.h",
+    ),
+    "falcon": GgufArch(
+        "FalconForCausalLM",
+        "falcon",
+        _FALCON,
+        _falcon,
+        eps="layer_norm_epsilon",
+        layer_norm=True,
+        top=_FALCON_TOP,
+        layers="transformer.h",
+    ),
+    "starcoder2": GgufArch(
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        _starcoder2,
+        eps="norm_epsilon",
+        layer_norm=True,
+    ),
+}
+
+
+# Falcon 40B and 180B; their files have a norm for attention and another for the MLP.
+FALCON_TWO_NORMS = replace(
+    ARCHS["falcon"], blocks={**_FALCON, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+)

@@ -1,0 +1,91 @@
+"""GGUF files of Granite: dense, mixtures, and Mamba2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuserve.loader.gguf.archs.experts import PARTS
+from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.keys import Keys
+
+_GRANITE_MOE = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    **{f"ffn_{p}_exps": f"block_sparse_moe.experts.{p}_proj" for p in PARTS},
+    "ffn_gate_shexp": "shared_mlp.gate_proj",
+    "ffn_up_shexp": "shared_mlp.up_proj",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+
+
+def _granite(keys: Keys) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": keys.real("embedding_scale", 1.0),
+        "residual_multiplier": keys.real("residual_scale", 1.0),
+        "attention_multiplier": keys.real("attention.scale"),
+        "logits_scaling": keys.real("logit_scale", 1.0),
+    }
+
+
+def _granite_moe(keys: Keys) -> dict[str, Any]:
+    return {
+        **_granite(keys),
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "shared_intermediate_size": keys.whole("expert_shared_feed_forward_length"),
+        "mlp_input_split": True,
+    }
+
+
+def _granite_hybrid(keys: Keys) -> dict[str, Any]:
+    """Without experts, all MLPs have the width of the shared MLP."""
+    experts, width = keys.whole("expert_count"), keys.count("embedding_length")
+    shared = "expert_shared_feed_forward_length" if experts else "feed_forward_length"
+    inner = keys.count("ssm.inner_size")
+    if inner % width:
+        keys.fail("ssm.inner_size", inner, f"a multiple of embedding_length, {width}")
+    return {
+        **_granite(keys),
+        "num_local_experts": experts,
+        "num_experts_per_tok": keys.whole("expert_used_count"),
+        "shared_intermediate_size": keys.count(shared),
+        "mlp_input_split": True,
+        "layer_types": keys.layer_types("mamba", "attention"),
+        "position_embedding_type": "rope" if keys.flag("rope.scaling.finetuned", True) else None,
+        "mamba_expand": inner // width,
+        "mamba_n_heads": keys.count("ssm.time_step_rank"),
+        "mamba_n_groups": keys.count("ssm.group_count", 1),
+        "mamba_d_state": keys.count("ssm.state_size"),
+        "mamba_d_conv": keys.count("ssm.conv_kernel"),
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in keys.file.tensors),
+    }
+
+
+ARCHS = {
+    "granite": GgufArch("GraniteForCausalLM", "granite", settings=_granite, interleaved=True),
+    "granitemoe": GgufArch(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        _GRANITE_MOE,
+        _granite_moe,
+        interleaved=True,
+    ),
+    "granitehybrid": GgufArch(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        {
+            **_GRANITE_MOE,
+            "ffn_gate": "shared_mlp.gate_proj",
+            "ffn_up": "shared_mlp.up_proj",
+            "ffn_down": "shared_mlp.output_linear",
+            "ssm_in": "mamba.in_proj",
+            "ssm_conv1d": "mamba.conv1d",
+            "ssm_dt": "mamba.dt_bias",
+            "ssm_a": "mamba.A_log",
+            "ssm_d": "mamba.D",
+            "ssm_norm": "mamba.norm",
+            "ssm_out": "mamba.out_proj",
+        },
+        _granite_hybrid,
+        interleaved=True,
+    ),
+}

@@ -1,0 +1,121 @@
+"""GGUF files of families that differ from Llama in few settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuserve.loader.gguf.archs.experts import EXPERTS, experts
+from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.keys import Keys
+
+
+def _phi3(keys: Keys) -> dict[str, Any]:
+    factors = {kind: keys.numbers(f"rope_factors_{kind}.weight") for kind in ("long", "short")}
+    if not all(factors.values()):
+        return {}
+    scaling: dict[str, Any] = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
+        **{f"{kind}_factor": values for kind, values in factors.items()},
+    }
+    if keys.raw("rope.scaling.attn_factor") is not None:
+        scaling["attention_factor"] = keys.real("rope.scaling.attn_factor")
+    return {"rope_scaling": scaling}
+
+
+def _gpt_oss(keys: Keys) -> dict[str, Any]:
+    return {
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "intermediate_size": keys.count("expert_feed_forward_length"),
+        "sliding_window": keys.count("attention.sliding_window", 128),
+    }
+
+
+def _stablelm(keys: Keys) -> dict[str, Any]:
+    return {
+        "use_parallel_residual": keys.flag("use_parallel_residual", True),
+        "use_qkv_bias": keys.has("blk.0.attn_q.bias"),
+    }
+
+
+def _mellum(keys: Keys) -> dict[str, Any]:
+    has_window = keys.raw("attention.sliding_window")
+    kinds = keys.windows() if has_window else ["full_attention"] * keys.layers()
+    local = keys.real("rope.freq_base_swa", keys.real("rope.freq_base", 10000.0))
+    return {
+        **experts(keys),
+        "norm_topk_prob": True,
+        "layer_types": kinds,
+        "rope_parameters": {"sliding_attention": {"rope_theta": local}},
+    }
+
+
+def _olmo2(keys: Keys) -> dict[str, Any]:
+    """OLMo 3 has a sliding window; without a pattern in the file, three of four layers use it."""
+    if not keys.raw("attention.sliding_window"):
+        return {}
+    three = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
+    windows = keys.raw("attention.sliding_window_pattern")
+    return three if windows is None else {**three, "layer_types": keys.windows()}
+
+
+def _olmoe(keys: Keys) -> dict[str, Any]:
+    if keys.raw("attention.clamp_kqv"):
+        keys.fail("attention.clamp_kqv", keys.raw("attention.clamp_kqv"), "absent")
+    return {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+    }
+
+
+def _cohere(keys: Keys) -> dict[str, Any]:
+    return {"logit_scale": keys.real("logit_scale")}
+
+
+ARCHS = {
+    "phi3": GgufArch(
+        "Phi3ForCausalLM",
+        "phi3",
+        {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        _phi3,
+    ),
+    "smollm3": GgufArch("SmolLM3ForCausalLM", "smollm3", interleaved=True),
+    "gpt-oss": GgufArch(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        {
+            **EXPERTS,
+            "ffn_gate_inp": "mlp.router",
+            "attn_sinks": "self_attn.sinks",
+            "post_attention_norm": "post_attention_layernorm",
+        },
+        _gpt_oss,
+        yarn={"truncate": False},
+    ),
+    "stablelm": GgufArch(
+        "StableLmForCausalLM",
+        "stablelm",
+        settings=_stablelm,
+        eps="layer_norm_eps",
+        layer_norm=True,
+    ),
+    "mellum": GgufArch("MellumForCausalLM", "mellum", EXPERTS, _mellum),
+    "olmo2": GgufArch(
+        "Olmo2ForCausalLM",
+        "olmo2",
+        {
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        _olmo2,
+    ),
+    "olmoe": GgufArch("OlmoeForCausalLM", "olmoe", EXPERTS, _olmoe),
+    "command-r": GgufArch(
+        "CohereForCausalLM", "cohere", settings=_cohere, eps="layer_norm_eps", layer_norm=True
+    ),
+    "cohere2": GgufArch(
+        "Cohere2ForCausalLM", "cohere2", settings=_cohere, eps="layer_norm_eps", layer_norm=True
+    ),
+}

@@ -1,0 +1,115 @@
+"""GGUF files of Qwen: dense, mixtures, and gated delta nets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpuserve.loader.gguf.archs.experts import EXPERTS, experts, shared
+from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.keys import Keys
+
+_DELTA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",  # Qwen3-Next's until December 2025
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+
+
+_GATED_SHARED = {
+    **shared("shared_expert"),
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+
+
+def _shared_experts(keys: Keys) -> dict[str, Any]:
+    shared = keys.count("expert_shared_feed_forward_length")
+    return {**experts(keys), "shared_expert_intermediate_size": shared}
+
+
+def _qwen2_moe(keys: Keys) -> dict[str, Any]:
+    return {
+        **_shared_experts(keys),
+        "norm_topk_prob": False,
+        "qkv_bias": keys.has("blk.0.attn_q.bias"),
+    }
+
+
+def _delta(keys: Keys) -> dict[str, Any]:
+    """The settings of gated delta nets, and which layers have them."""
+    values = keys.count("ssm.time_step_rank")
+    width = keys.count("ssm.inner_size")
+    if width % values:
+        keys.fail("ssm.inner_size", width, f"a multiple of ssm.time_step_rank, {values}")
+    settings: dict[str, Any] = {
+        "linear_num_key_heads": keys.count("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": keys.count("ssm.state_size"),
+        "linear_value_head_dim": width // values,
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+        "full_attention_interval": keys.count("full_attention_interval", 4),
+    }
+    kinds = keys.raw("attention.recurrent_layers")
+    if kinds is None:
+        return settings
+    if not isinstance(kinds, list) or not all(isinstance(kind, bool) for kind in kinds):
+        keys.fail("attention.recurrent_layers", kinds, "a list of booleans")
+    names = ("full_attention", "linear_attention")
+    return {**settings, "layer_types": [names[k] for k in kinds[: keys.layers()]]}
+
+
+def _qwen35(keys: Keys) -> dict[str, Any]:
+    return {**_delta(keys), "linear_value_heads_tiled": True}
+
+
+def _qwen35_moe(keys: Keys) -> dict[str, Any]:
+    return {**_qwen35(keys), **_shared_experts(keys)}
+
+
+def _qwen3_next(keys: Keys) -> dict[str, Any]:
+    split = any(name.endswith(".attn_qkv.weight") for name in keys.file.tensors)
+    return {**_delta(keys), **_shared_experts(keys), "linear_in_proj_split": split}
+
+
+ARCHS = {
+    "qwen2": GgufArch("Qwen2ForCausalLM", "qwen2"),
+    "qwen2moe": GgufArch(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        {**EXPERTS, **_GATED_SHARED},
+        _qwen2_moe,
+    ),
+    "qwen3": GgufArch("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": GgufArch(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        EXPERTS,
+        lambda keys: {**experts(keys), "norm_topk_prob": True},
+    ),
+    "qwen35": GgufArch(
+        "Qwen3_5ForCausalLM", "qwen3_5_text", _DELTA, _qwen35, added_norms=True, tiled=True
+    ),
+    "qwen35moe": GgufArch(
+        "Qwen3_5MoeForCausalLM",
+        "qwen3_5_moe_text",
+        {**_DELTA, **EXPERTS, **_GATED_SHARED},
+        _qwen35_moe,
+        added_norms=True,
+        tiled=True,
+    ),
+    "qwen3next": GgufArch(
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        {**_DELTA, **EXPERTS, **_GATED_SHARED},
+        _qwen3_next,
+        added_norms=True,
+    ),
+}

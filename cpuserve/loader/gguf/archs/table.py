@@ -1,0 +1,60 @@
+"""The architectures of GGUF files: the model family of each, its tensors and its metadata.
+
+To add one, add an entry to the ARCHS of its family. Tensors and keys follow the gguf package and
+the llama.cpp converters; tests/loader/test_gguf_archs.py writes each architecture and reads it
+back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.gguf.archs import (
+    deepseek,
+    encoders,
+    gemma,
+    gpt,
+    granite,
+    lfm2,
+    llama,
+    llama_like,
+    qwen,
+)
+from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.keys import Keys
+
+if TYPE_CHECKING:
+    from cpuserve.loader.gguf.file import GgufFile
+
+ARCHS = {
+    **encoders.ARCHS,
+    **llama.ARCHS,
+    **qwen.ARCHS,
+    **gemma.ARCHS,
+    **granite.ARCHS,
+    **lfm2.ARCHS,
+    **deepseek.ARCHS,
+    **gpt.ARCHS,
+    **llama_like.ARCHS,
+}
+
+
+def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
+    """The metadata of a file's architecture, and its entry.
+
+    Raises:
+        ModelError: there is no entry; it lists those that there are.
+    """
+    name = file.value("general.architecture")
+    if not isinstance(name, str) or name not in ARCHS:
+        msg = (
+            f"GGUF {file.path}: architecture {name!r:.60} is not supported; "
+            f"supported: {', '.join(ARCHS)}"
+        )
+        raise ModelError(msg)
+    if name == "llama" and file.value("llama.expert_count"):
+        return Keys(file, name), llama.MIXTRAL
+    if name == "falcon" and "blk.0.attn_norm_2.weight" in file.tensors:
+        return Keys(file, name), gpt.FALCON_TWO_NORMS
+    return Keys(file, name, mixed=ARCHS[name].mixed), ARCHS[name]
