@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from cpuserve.loader.load import open_checkpoint  # noqa: E402
-from cpuserve.platforms.cpu import scheme_for  # noqa: E402
+from cpuserve.platforms.formats import scheme_for  # noqa: E402
 from cpuserve.quant import dequantize  # noqa: E402
 from cpuserve.quant.online import kind_of, quantize  # noqa: E402
 from tests.fidelity.passages import passages  # noqa: E402

@@ -22,7 +22,7 @@ def quantize(args: argparse.Namespace) -> int:
     """Run `cpuserve quantize`: write the copy, and a line with its format and how to serve it."""
     from cpuserve.loader.quantized import quantize_checkpoint
     from cpuserve.models import build_program
-    from cpuserve.platforms.cpu import MADE_WHILE_LOADING, scheme_for
+    from cpuserve.platforms.formats import MADE_WHILE_LOADING, scheme_for
     from cpuserve.platforms.host import Host
 
     if args.scheme not in MADE_WHILE_LOADING:

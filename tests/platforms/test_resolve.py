@@ -11,7 +11,7 @@ from cpuserve.config.decisions import render_table
 from cpuserve.config.values import format_cpus
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.cgroup import Cgroup
-from cpuserve.platforms.cpu import CHECKPOINTS
+from cpuserve.platforms.formats import CHECKPOINTS
 from cpuserve.platforms.isa_level import isa_level_of
 from cpuserve.quant.registry import BUILTIN
 from tests.helpers.hosts import (

@@ -1,0 +1,160 @@
+"""The number formats of an engine: dtype, activations, KV cache, and how weights are quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cpuserve.config.decisions import Ledger
+from cpuserve.config.options import EngineOptions
+from cpuserve.errors import ConfigError
+from cpuserve.platforms.base import IN_32, ModelFacts
+from cpuserve.platforms.isa_level import BF16_DOT
+
+MADE_WHILE_LOADING = ("int8", "w8a8", "int4", "int4_mixed")
+CHECKPOINTS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
+# Formats that `cpuserve quantize` writes: they leave embeddings and output heads unquantized.
+PARTIAL = ("compressed-tensors",)
+BY_32 = ("gguf", "mxfp4")  # matrices have a scale per 32 values
+KV_OF = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+ACTIVATIONS = {8: "int8 in groups of 32", 16: "two int8 terms, about 15 bits"}
+SCHEMES = {
+    "int8": "quantized while loading: a scale per output, activations int8 with a scale per 128",
+    "w8a8": "quantized while loading: a scale per output, activations int8 with a scale per token",
+    "int8_fine": "quantized while loading: a scale per 32 inputs, because the model is small",
+    "int4_fine": "quantized while loading: a scale and minimum per 32 inputs, because the model "
+    "is small; embedding, output head, value and down projections int8",
+    "int4": "quantized while loading: a scale and minimum per 128, activations int8 with a scale "
+    "per 128; embedding and output head int8",
+    "int4_mixed_fine": "quantized while loading: a scale and minimum per 32 inputs, because the "
+    "model is small; embedding, output head, value and down projections, and every second layer "
+    "int8",
+    "int4_mixed": "quantized while loading: as int4; value and down projections int8, too",
+}
+# In models with fewer weights, int8 activations can change a response. When SmolLM2-135M states the
+# capital of France, its best two logits differ by 0.08; int8 rounding changes logits by 0.3 rms.
+# The prompts of such a model are fast to compute, so the second term costs little.
+FRAGILE_WEIGHTS = 300_000_000
+
+
+def choose_dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) -> str:
+    """Return the type of weights and activations that are not quantized."""
+    asked = options.dtype or "auto"
+    by_hand = "" if asked == "auto" else "as requested"
+    if facts.quantization is not None:
+        got = "bfloat16" if asked == "auto" else asked
+        why = f"{facts.quantization}: matrices keep their format, the rest is computed in {got}"
+    elif asked == "auto" and _narrows(facts, isa):
+        got, why = "bfloat16", "the checkpoint has float32, which an encoder's vectors hardly need"
+        why += _arithmetic(got, isa)
+    else:
+        got = facts.dtype if asked == "auto" else asked
+        why = "as in the checkpoint" if asked == "auto" else f"the checkpoint has {facts.dtype}"
+        why += _arithmetic(got, isa)
+        if asked == "auto" and got == "float16" and isa in BF16_DOT:
+            # A 1B model on AMX computes 1,066 tokens/s of a prompt in bfloat16, 161 in float16.
+            why += "; --dtype bfloat16 runs prompts faster here, but rounds weights to 8 bits of 11"
+    return ledger.decide("dtype", got, f"{by_hand}; {why}" if by_hand else why)
+
+
+def _narrows(facts: ModelFacts, isa: str) -> bool:
+    """Whether `auto` computes a float32 checkpoint in bfloat16: encoders, where dot products do.
+
+    Encoders are stored as float32 by custom. In bfloat16 the cosine with their vectors is above
+    0.9999, and prompts, which are all that an encoder computes, take a third of the time on AMX.
+    """
+    return facts.whole_prompts and facts.dtype == "float32" and isa in BF16_DOT
+
+
+def _arithmetic(dtype: str, isa: str) -> str:
+    if dtype == "float16":
+        return "; stored as float16, computed in float32"
+    if dtype == "bfloat16" and isa != "none":
+        return (
+            "; this level multiplies it directly"
+            if isa in BF16_DOT
+            else "; converted to float32 in registers"
+        )
+    return ""
+
+
+def choose_activation_bits(
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts, executor: str, quantize: str
+) -> int:
+    """Return 8 or 16; a decision only if C++ kernels multiply weights quantized in groups of 32."""
+    asked = options.activation_bits or "auto"
+    stored = facts.quantization or ""
+    by_32 = stored.startswith(BY_32) or stored.endswith(IN_32) or quantize.endswith("_fine")
+    if not by_32 or executor != "native":
+        if options.activation_bits is not None:
+            why = "no weight is quantized"
+            if executor != "native":
+                why = "torch computes in float32"
+            elif facts.quantization or quantize != "none":
+                why = "only weights in groups of 32 can use two terms; these use int8"
+            ledger.decide("activation_bits", "no effect", why)
+        return 8
+    if asked != "auto":
+        return ledger.decide(
+            "activation_bits", int(asked), f"as requested; {ACTIVATIONS[int(asked)]}"
+        )
+    millions = f"{facts.matrix_weights / 1e6:.0f} million weights"
+    if facts.matrix_weights < FRAGILE_WEIGHTS:
+        why = f"{ACTIVATIONS[16]}: with {millions}, the rounding of one term could change answers"
+        return ledger.decide("activation_bits", 16, why)
+    return ledger.decide("activation_bits", 8, f"{ACTIVATIONS[8]}: enough for {millions}")
+
+
+def choose_kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str, model_impl: str) -> str:
+    """Return the type of the KV cache."""
+    asked = options.kv_cache_dtype or "auto"
+    if model_impl == "transformers":
+        return ledger.decide(
+            "kv_cache_dtype", KV_OF[dtype], "the dtype, in the cache of transformers"
+        )
+    asked_type = dtype if asked == "auto" else asked
+    got = KV_OF.get(asked_type, asked_type)
+    return ledger.decide("kv_cache_dtype", got, "the dtype" if asked == "auto" else "as requested")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -> str:
+    """Return EngineConfig.quantize: how dense matrices are quantized while they load."""
+    asked = (options.quantization or "auto").lower()
+    dense = facts.quantization is None or facts.quantization.startswith(PARTIAL)
+    if asked not in MADE_WHILE_LOADING or not dense or model_impl != "cpuserve":
+        return "none"
+    return scheme_for(asked, facts.matrix_weights)
+
+
+def scheme_for(asked: str, matrix_weights: int) -> str:
+    """Return the scheme for `asked`, of MADE_WHILE_LOADING, in a model with so many weights."""
+    # w8a8 is one exact scheme; int8 and int4 leave the choice of groups to us.
+    small = matrix_weights < FRAGILE_WEIGHTS and asked != "w8a8"
+    return f"{asked}_fine" if small else asked
+
+
+def decide_quantization(
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts, quantize: str
+) -> None:
+    """Report the format of the weights; ConfigError if another one was requested."""
+    have = (facts.quantization or "none").lower()
+    asked = (options.quantization or "auto").lower()
+    if quantize != "none":
+        kept = "" if facts.quantization is None else f"{have} is kept; all else "
+        ledger.decide("quantization", asked, kept + SCHEMES[quantize])
+        return
+    if asked != "auto" and asked not in have.split() and asked != have:
+        why = f"the checkpoint's format is {have}"
+        if facts.quantization is None:
+            why += f", which can only be quantized to {_listed(MADE_WHILE_LOADING)} while loading"
+            why += (
+                ", and only for models that cpuserve implements"
+                if asked in MADE_WHILE_LOADING
+                else ""
+            )
+        msg = f"{ledger.asked('quantization')}: {why}; leave the option out"
+        raise ConfigError(msg)
+    ledger.decide("quantization", have, "read from the checkpoint")
