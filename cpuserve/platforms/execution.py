@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.errors import ConfigError
@@ -11,7 +13,34 @@ from cpuserve.platforms.host import Host
 from cpuserve.platforms.isa_level import LEVEL_MEANINGS, default_level
 
 
-def choose_model_impl(options: EngineOptions, ledger: Ledger, facts: ModelFacts, host: Host) -> str:
+class Execution(NamedTuple):
+    """What runs a model, with the fields of EngineConfig."""
+
+    model_impl: str
+    pooling: str
+    isa: str
+    executor: str
+
+
+def choose_execution(
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts, host: Host
+) -> Execution:
+    """Decide what runs a model.
+
+    Raises:
+        ConfigError: what was requested, or the model, cannot run here.
+    """
+    model_impl = _model_impl(options, ledger, facts, host)
+    pooling = _pooling(ledger, facts, model_impl)
+    if facts.own_head:
+        why = "it differs from the embeddings, to which tie_word_embeddings would tie it"
+        ledger.decide("output_head", "the file's own", why)
+    _check_adapters(ledger, facts, model_impl)
+    isa, executor = _executor(options, ledger, host, model_impl)
+    return Execution(model_impl, pooling, isa, executor)
+
+
+def _model_impl(options: EngineOptions, ledger: Ledger, facts: ModelFacts, host: Host) -> str:
     """Return "cpuserve", or "transformers" for an architecture without a program."""
     asked = options.model_impl or "auto"
     if asked == "transformers" or (asked == "auto" and not facts.has_program):
@@ -34,7 +63,7 @@ def choose_model_impl(options: EngineOptions, ledger: Ledger, facts: ModelFacts,
     return ledger.decide("model_impl", "cpuserve", f"cpuserve implements {facts.architecture}")
 
 
-def choose_pooling(ledger: Ledger, facts: ModelFacts, model_impl: str) -> str:
+def _pooling(ledger: Ledger, facts: ModelFacts, model_impl: str) -> str:
     """Return EngineConfig.pooling; ConfigError if the executor cannot pool."""
     if facts.pooling != "none" and model_impl == "transformers":
         msg = (
@@ -45,7 +74,7 @@ def choose_pooling(ledger: Ledger, facts: ModelFacts, model_impl: str) -> str:
     return ledger.decide("pooling", facts.pooling, facts.pooling_why)
 
 
-def check_adapters(ledger: Ledger, facts: ModelFacts, model_impl: str) -> None:
+def _check_adapters(ledger: Ledger, facts: ModelFacts, model_impl: str) -> None:
     """Raise ConfigError for adapters where the transformers library runs the model."""
     if (facts.adapters or facts.adapter_slots) and model_impl == "transformers":
         asked = "lora_modules" if facts.adapters else "allow_runtime_lora_updating"
@@ -56,7 +85,7 @@ def check_adapters(ledger: Ledger, facts: ModelFacts, model_impl: str) -> None:
         raise ConfigError(msg)
 
 
-def choose_executor(
+def _executor(
     options: EngineOptions, ledger: Ledger, host: Host, model_impl: str
 ) -> tuple[str, str]:
     """Return (isa, executor); a requested ISA level is checked even if torch runs."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import IN_32, ModelFacts
+from cpuserve.platforms.execution import Execution
 from cpuserve.platforms.isa_level import BF16_DOT
 
 MADE_WHILE_LOADING = ("int8", "w8a8", "int4", "int4_mixed")
@@ -36,7 +38,29 @@ SCHEMES = {
 FRAGILE_WEIGHTS = 300_000_000
 
 
-def choose_dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) -> str:
+class Formats(NamedTuple):
+    """Number formats, with the fields of EngineConfig."""
+
+    dtype: str
+    activation_bits: int
+    quantize: str
+    kv_dtype: str
+
+
+def choose_formats(
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts, execution: Execution
+) -> Formats:
+    """Decide the number formats; ConfigError for a quantization that the model cannot have."""
+    model_impl, executor = execution.model_impl, execution.executor
+    dtype = _dtype(options, ledger, facts, execution.isa)
+    quantize = _online_scheme(options, facts, model_impl)
+    bits = _activation_bits(options, ledger, facts, executor, quantize)
+    kv_dtype = _kv_dtype(options, ledger, dtype, model_impl)
+    _quantization(options, ledger, facts, quantize)
+    return Formats(dtype, bits, quantize, kv_dtype)
+
+
+def _dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) -> str:
     """Return the type of weights and activations that are not quantized."""
     asked = options.dtype or "auto"
     by_hand = "" if asked == "auto" else "as requested"
@@ -77,7 +101,7 @@ def _arithmetic(dtype: str, isa: str) -> str:
     return ""
 
 
-def choose_activation_bits(
+def _activation_bits(
     options: EngineOptions, ledger: Ledger, facts: ModelFacts, executor: str, quantize: str
 ) -> int:
     """Return 8 or 16; a decision only if C++ kernels multiply weights quantized in groups of 32."""
@@ -104,7 +128,7 @@ def choose_activation_bits(
     return ledger.decide("activation_bits", 8, f"{ACTIVATIONS[8]}: enough for {millions}")
 
 
-def choose_kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str, model_impl: str) -> str:
+def _kv_dtype(options: EngineOptions, ledger: Ledger, dtype: str, model_impl: str) -> str:
     """Return the type of the KV cache."""
     asked = options.kv_cache_dtype or "auto"
     if model_impl == "transformers":
@@ -120,7 +144,7 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -> str:
+def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -> str:
     """Return EngineConfig.quantize: how dense matrices are quantized while they load."""
     asked = (options.quantization or "auto").lower()
     dense = facts.quantization is None or facts.quantization.startswith(PARTIAL)
@@ -136,9 +160,7 @@ def scheme_for(asked: str, matrix_weights: int) -> str:
     return f"{asked}_fine" if small else asked
 
 
-def decide_quantization(
-    options: EngineOptions, ledger: Ledger, facts: ModelFacts, quantize: str
-) -> None:
+def _quantization(options: EngineOptions, ledger: Ledger, facts: ModelFacts, quantize: str) -> None:
     """Report the format of the weights; ConfigError if another one was requested."""
     have = (facts.quantization or "none").lower()
     asked = (options.quantization or "auto").lower()

@@ -63,12 +63,12 @@ def _with_whole_prompts(
 
 
 class Scheduling(NamedTuple):
-    """Decisions on how requests share the machine."""
+    """Decisions on how requests share the machine, with the fields of EngineConfig."""
 
     itl_target_ms: int
     long_prefill_token_threshold: int
-    policy: Literal["fcfs", "priority"]
-    prefix_caching: bool
+    scheduling_policy: Literal["fcfs", "priority"]
+    enable_prefix_caching: bool
     prefix_cache_dir: str | None
     prefix_cache_bytes: int
     kv_tiers: dict[str, str]

@@ -1,0 +1,216 @@
+"""From the requested options, a model and a host to an EngineConfig with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cpuserve.config.decisions import Ledger
+from cpuserve.config.engine import EngineConfig, Resolved
+from cpuserve.config.generation import merged, read_settings
+from cpuserve.config.options import EngineOptions
+from cpuserve.config.values import format_bytes
+from cpuserve.errors import ConfigError
+from cpuserve.platforms.base import ModelFacts
+from cpuserve.platforms.execution import choose_execution
+from cpuserve.platforms.formats import choose_formats
+from cpuserve.platforms.host import Host
+from cpuserve.platforms.layout import Layout, lay_out
+from cpuserve.platforms.memory import (
+    BLOCK,
+    MemoryPlan,
+    adapter_bytes,
+    plan_memory,
+    resident_weight_bytes,
+)
+from cpuserve.platforms.on_disk import cache_bytes
+from cpuserve.platforms.placement import Placement, place, rank_cpus
+from cpuserve.platforms.replicas import replica_configs, share_of
+from cpuserve.platforms.scheduling import choose_batching, choose_scheduling
+from cpuserve.platforms.topology import core_complexes, thread_speeds
+
+
+def resolve(
+    platform: str, options: EngineOptions, sources: Mapping[str, str], facts: ModelFacts, host: Host
+) -> Resolved:
+    """Decide every setting, each with a reason; see Platform.resolve."""
+    ledger = Ledger(options, sources)
+    ledger.decide("platform", platform, "the CPUs of this machine")
+    execution = choose_execution(options, ledger, facts, host)
+    formats = choose_formats(options, ledger, facts, execution)
+    _adapters(options, ledger, facts, formats.dtype)
+    weights = resident_weight_bytes(facts, formats.dtype, formats.quantize)
+    executor = execution.executor
+    layout = lay_out(options, ledger, host, facts, executor=executor, weights=weights)
+    ranks, replicas = layout.ranks, layout.replicas
+    placement = place(options, ledger, host, tp=ranks, dp=replicas, only=layout.nodes)
+    seqs, tokens = choose_batching(options, ledger, facts)
+    memory = plan_memory(
+        options,
+        ledger,
+        facts,
+        share_of(host, replicas),
+        dtype=formats.dtype,
+        kv_dtype=formats.kv_dtype,
+        quantize=formats.quantize,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        threads=-(-placement.threads // replicas),
+        nodes=placement.nodes,
+        frees_windows=execution.model_impl == "cpuserve",
+        executor=executor,
+    )
+    scheduling = choose_scheduling(options, ledger, facts)
+    _hints(options, ledger)
+    config = EngineConfig(
+        platform=platform,
+        **_model(facts),
+        **execution._asdict(),
+        **formats._asdict(),
+        **scheduling._asdict(),
+        max_num_batched_tokens=tokens,
+        **_memory(memory),
+        **_threads(host, layout, placement),
+        seed=ledger.decide("seed", options.seed or 0, "for requests that give no seed"),
+        default_sampling=_default_sampling(options, ledger, facts),
+        served_model_names=_served_names(options, ledger, facts),
+        chat_template=options.chat_template,
+        work_sizes=_work_sizes(ledger, host, executor, execution.isa),
+        weight_cache_bytes=_weight_cache(options, ledger, formats.quantize, on_disk=memory.on_disk),
+        long_rope=_long_rope(ledger, facts, memory.max_model_len),
+    )
+    first, *others = replica_configs(config, placement, replicas)
+    return Resolved(first, tuple(ledger.decisions), tuple(others))
+
+
+def _model(facts: ModelFacts) -> dict[str, Any]:
+    """Return the fields of EngineConfig that say which model it is."""
+    return {
+        "model": facts.name,
+        "model_path": facts.path,
+        "tokenizer_path": facts.tokenizer_path,
+        "architecture": facts.architecture,
+        "whole_prompts": facts.whole_prompts,
+        "adapters": dict(facts.adapters),
+        "adapter_slots": facts.adapter_slots,
+        "adapter_rank": facts.adapter_rank,
+    }
+
+
+def _memory(plan: MemoryPlan) -> dict[str, Any]:
+    """Return the fields of EngineConfig about memory."""
+    return {
+        "max_model_len": plan.max_model_len,
+        "max_num_seqs": plan.max_num_seqs,
+        "swap_bytes": plan.swap_bytes,
+        "kv_groups": plan.kv_groups,
+        "state_slots": plan.state_slots,
+        "block_size": BLOCK,
+        "kv_blocks": plan.kv_blocks,
+        "weights_on_disk": plan.on_disk,
+        "page_cache_bytes": plan.page_cache_bytes,
+    }
+
+
+def _threads(host: Host, layout: Layout, placement: Placement) -> dict[str, Any]:
+    """Return the fields of EngineConfig about threads and where they run."""
+    cpus, frontend = placement.cpus, placement.frontend
+    return {
+        "threads": placement.threads,
+        "rank_threads": [rank.threads for rank in placement.ranks],
+        "core_complexes": core_complexes(host, cpus),
+        "thread_speeds": thread_speeds(host, cpus),
+        "cpus": None if cpus is None else list(cpus),
+        "rank_cpus": rank_cpus(placement.ranks),
+        "frontend_cpus": None if frontend is None else list(frontend),
+        "passive_waits": placement.passive_waits,
+        "tensor_parallel_size": layout.ranks,
+        "interleave_nodes": list(layout.interleave),
+    }
+
+
+def _long_rope(ledger: Ledger, facts: ModelFacts, length: int) -> bool:
+    """Decide which factors LongRoPE has: one set for all requests, as their keys are cached."""
+    original = facts.rope_original
+    if not original:
+        return False
+    long = length > original
+    if long:
+        why = (
+            f"requests may be longer than the original {original} tokens; shorter ones lose some "
+            f"quality, which --max-model-len {original} avoids"
+        )
+    else:
+        why = f"no request is longer than the original {original} tokens"
+    ledger.decide("long_rope", "long factors" if long else "short factors", why)
+    return long
+
+
+def _adapters(options: EngineOptions, ledger: Ledger, facts: ModelFacts, dtype: str) -> None:
+    """Decide on the adapters, and on the room for those that are loaded later."""
+    if facts.adapters:
+        ledger.decide(
+            "lora_modules", list(facts.adapters), "requests name an adapter as their model"
+        )
+    if not facts.adapter_slots:
+        for name in ("max_loras", "max_lora_rank"):
+            if getattr(options, name) is not None:
+                why = "there is room for --lora-modules; --allow-runtime-lora-updating adds some"
+                ledger.decide(name, "no effect", why)
+        return
+    size = format_bytes(adapter_bytes(facts, dtype))
+    why = "clients can load adapters from this machine's disk; set API keys"
+    ledger.decide("allow_runtime_lora_updating", True, why)
+    why = f"{size} for them, one more that replaces another, and a file"
+    ledger.decide("max_loras", facts.adapter_slots - 1, why)
+    ledger.decide("max_lora_rank", facts.adapter_rank, "smaller ones are padded to it")
+
+
+def _work_sizes(ledger: Ledger, host: Host, executor: str, isa: str) -> dict[str, int]:
+    sizes = host.tuned.levels.get(isa, {}) if executor == "native" else {}
+    if sizes:
+        ledger.decide("work_sizes", sizes, "tuned here by `cpuserve bench kernels --tune`")
+    return sizes
+
+
+def _weight_cache(options: EngineOptions, ledger: Ledger, quantize: str, *, on_disk: bool) -> int:
+    size = cache_bytes(options)
+    if size and (quantize != "none" or on_disk):
+        what = "mapped weights" if on_disk else "quantized weights, for the next start"
+        ledger.decide("weight_cache_size", format_bytes(size), f"files of {what}")
+    elif options.weight_cache_size is not None and size:
+        why = "weights that are not quantized while loading are read from the model's files"
+        ledger.decide("weight_cache_size", "no effect", why)
+    return size
+
+
+def _default_sampling(
+    options: EngineOptions, ledger: Ledger, facts: ModelFacts
+) -> dict[str, int | float]:
+    """Return the sampling parameters that apply if a request does not set them."""
+    ledger.decide("generation_config", dict(facts.generation), facts.generation_why)
+    override = read_settings(options.override_generation_config or {})
+    got = merged(facts.generation, override)
+    if options.override_generation_config is not None:
+        ledger.decide("override_generation_config", got, "as requested, over the model's")
+    return got
+
+
+def _served_names(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> list[str]:
+    names = options.served_model_name or [facts.name]
+    why = "as requested" if options.served_model_name else "the model as given"
+    both = sorted(facts.adapters.keys() & {*names})
+    if both:
+        msg = f"{ledger.asked('lora_modules')}: {both[0]} is the name of the model itself"
+        raise ConfigError(msg)
+    return ledger.decide("served_model_name", names, why)
+
+
+def _hints(options: EngineOptions, ledger: Ledger) -> None:
+    """Report options that are accepted and change nothing."""
+    if options.block_size not in (None, BLOCK):
+        ledger.decide("block_size", BLOCK, "the kernels support this block size only")
+    if options.enforce_eager is not None:
+        ledger.decide(
+            "enforce_eager", "no effect", "no graph is compiled, so execution is always eager"
+        )
