@@ -267,13 +267,13 @@ FAULTS = [
         f"{DRAFTS} -k beside_a_prompt",
     ),
     Fault(
-        "cpuserve/core/scheduler.py",
+        "cpuserve/core/output.py",
         "        self.kv.truncate(request.tables, computed)\n",
         "",
         f"{DRAFTS} -k blocks_back",
     ),
     Fault(
-        "cpuserve/core/scheduler.py",
+        "cpuserve/core/output.py",
         "computed = request.num_computed = chunk.start + count",
         "computed = request.num_computed = chunk.start + len(chunk.token_ids)",
         f"{DRAFTS} -k fewer_steps",
@@ -388,7 +388,7 @@ FAULTS = [
         f"{SCHEDULER} -k cut_to_the_context",
     ),
     Fault(
-        "cpuserve/core/scheduler.py",
+        "cpuserve/core/prompt_blocks.py",
         "        reads = request.reads_prefixes\n",
         "        reads = True\n",
         f"{SCHEDULER} -k scored_prompt",

@@ -26,51 +26,28 @@ import time
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol
 
 import msgspec
 
 from cpuserve.core.budget import SHORT, PromptBudget, may_lose, part_of
+from cpuserve.core.check import check_requests, check_tables
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
-from cpuserve.core.exclusion import no_token_left
-from cpuserve.core.kv.manager import KvManager, Tables
-from cpuserve.core.kv.prefix import FORGOTTEN, ChainMark, PrefixMatch
-from cpuserve.core.pool import Pool
+from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.kv.prefix import ChainMark
+from cpuserve.core.output import OutputProcessor
+from cpuserve.core.prompt_blocks import PromptBlocks
 from cpuserve.core.queue import Policy, Rank, WaitingQueue, rank_of
-from cpuserve.core.request import NO_SLOT, Delta, FinishReason, Request
-from cpuserve.core.step import RowResult, SeqChunk, StepBatch, StepResult, VectorResult
+from cpuserve.core.request import NO_SLOT, Delta, Request
+from cpuserve.core.slots import SlotHost
+from cpuserve.core.step import SeqChunk, StepBatch, StepResult
 from cpuserve.ids import BlockId, RequestId, SlotId
-from cpuserve.sampling.params import SamplingParams
 
-NO_CHOICE = (
-    "no token could be sampled: the model's logits are NaN or infinite. A file of the model or of "
-    "its adapter may be damaged"
-)
-NO_VECTOR = "there is no embedding: the model's results are NaN, infinite or all zero"
 # While the engine moves blocks from or to offload tiers it takes no messages and cannot be
 # interrupted, but a client that disconnects should be noticed within 50 ms.
 MOVING_S = 0.03
 # Most waiting requests that are searched for a short one: bounds the cost with a long queue.
 LOOK_AHEAD = 32
-
-
-class SlotHost(Protocol):
-    """The part of an Executor that the scheduler uses: sampler state per slot."""
-
-    def admit(
-        self,
-        slot: int,
-        params: SamplingParams,
-        seed: int,
-        prompt: list[int],
-        output: list[int],
-        stop_ids: list[int],
-    ) -> None:
-        """(Re)set the sampler state of `slot`."""
-
-    def release(self, slot: int) -> None:
-        """Forget `slot`: its sampler state and block tables."""
 
 
 class Scheduler:
@@ -102,8 +79,7 @@ class Scheduler:
         self.kv = kv
         self.cost = CostModel()
         self.work = StepWork()
-        self.prefix_queries = 0
-        self.prefix_hits = 0
+        self.blocks = PromptBlocks(kv, self.cost)
         self.drafter = drafter
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
@@ -122,6 +98,7 @@ class Scheduler:
         self._policy: Policy = policy
         self._moving_s = moving_s
         self._slots = slots
+        self._output = OutputProcessor(kv, self._drop, drafter)
         self._free_slots = [SlotId(i) for i in range(self.max_num_seqs - 1, -1, -1)]
         self._num_added = 0
         self._batch: list[SeqChunk] = []
@@ -216,21 +193,25 @@ class Scheduler:
         assert sum(len(c.rows) for c in batch) == len(results), "the step needs one result per row"
         deltas = self._take_refused()
         next_row = 0
-        block_size = self.kv.block_size
+        block_size, append = self.kv.block_size, self._output.append
         for request, chunk in zip(requests, batch, strict=True):
             if chunk.num_drafts:
                 first_row = next_row
                 next_row += len(chunk.rows)
-                deltas.append(self._verify(request, chunk, results[first_row:next_row]))
+                deltas.append(
+                    self._output.append_drafts(request, chunk, results[first_row:next_row])
+                )
                 continue
             computed = request.num_computed = chunk.start + len(chunk.token_ids)
             if computed % block_size == 0 or computed - chunk.start >= block_size:
-                self._publish(request, computed, computed=True)
+                self.kv.publish(
+                    request.tables, request.chain, request.token_ids, computed, computed=True
+                )
                 self.kv.reach(request.tables, computed, len(request.token_ids))
             first_row = next_row
             next_row += len(chunk.rows)
             if next_row > first_row or computed == request.num_prompt:
-                delta = self._advance(request, chunk, results[first_row:next_row])
+                delta = append(request, chunk, results[first_row:next_row])
                 if delta is not None:
                     deltas.append(delta)
             if request.progress and computed < request.num_prompt and not request.num_output:
@@ -445,7 +426,7 @@ class Scheduler:
             if budget.is_spent:
                 return
             if request.is_running:
-                self._catch_up(request)
+                self.blocks.catch_up(request)
             # Its length is checked again, since this step may already compute a shared prefix.
             if not budget.holds_up(self._tokens_left(request)) and self._start(request, budget):
                 self._proceed(request, budget)
@@ -484,69 +465,23 @@ class Scheduler:
             self._preempt(below.pop())
 
     def _fits(self, request: Request) -> bool:
-        return bool(self._free_slots) and self._match_if_it_fits(request) is not None
+        return bool(self._free_slots) and self.blocks.match(request, len(self.running)) is not None
 
     def _proceed(self, request: Request, budget: PromptBudget) -> None:
         """Skip cached and offloaded tokens of `request`, and schedule a part of the rest."""
-        self._catch_up(request)
-        if self._restore(request, budget):
+        self.blocks.catch_up(request)
+        restored = self.blocks.restore(request, budget)
+        if restored == "all" or (restored == "lost" and self._start_again(request, budget)):
             self._schedule_chunk(request, budget)
 
-    def _restore(self, request: Request, budget: PromptBudget) -> bool:
-        """Restore blocks from offload tiers where that is faster than computing them.
+    def _start_again(self, request: Request, budget: PromptBudget) -> bool:
+        """Let `request` compute all after the last block that every cache group has.
 
-        Returns False if this step has no time for all of them. The rest is restored before anything
-        is computed, since only whole blocks are restored. Later requests wait for that as they wait
-        for the chunks of a prompt.
+        Blocks of windows or states before a lost one are missing. False if it waits for blocks.
         """
-        kv, size, offload = self.kv, self.kv.block_size, self.kv.offload
-        tables, chain, ids = request.tables, request.chain, request.token_ids
-        while offload is not None and request.reads_prefixes:
-            kv.reach(tables, request.num_computed, len(ids))
-            plan = chain.plan or kv.restorable(tables, chain, ids, request.num_computed)
-            if plan is None or not (chain.plan or self.cost.restores(plan, size)):
-                return True
-            kind = plan.kind(chain.num_entries)
-            if budget.seconds < self.cost.restore_s.get(kind, 0.0) and not budget.least:
-                return False
-            if budget.restored and not offload.has_time:
-                budget.closed = True
-                return False
-            began = time.perf_counter()
-            found = kv.restore(tables, chain, plan)
-            took = time.perf_counter() - began
-            self.cost.observe_restore(kind, took)
-            budget.seconds -= took
-            budget.least = 0
-            budget.restored = True
-            if not found:
-                return self._give_up_restoring(request, budget)
-            request.num_computed += size
-            if chain.plan is None:
-                self._count_hits(request, (plan.end - plan.begin) * size)
-                self._catch_up(request)
-        return True
-
-    def _give_up_restoring(self, request: Request, budget: PromptBudget) -> bool:
-        """Let `request` compute a block that no tier has any more; False if it has to wait."""
-        chain = request.chain
-        if not self.kv.slides:
-            chain.plan = None
-            return True
-        # Blocks of windows or states before this one are missing. So it starts again after the
-        # last block that every cache group has, and computes all from there on.
         self._preempt(request)
-        chain.failed = True
+        request.chain.failed = True
         return self._start(request, budget)
-
-    def _catch_up(self, request: Request) -> None:
-        """Skip tokens that another request has published since this one started."""
-        if request.reads_prefixes:
-            ids, computed = request.token_ids, request.num_computed
-            skipped = self.kv.catch_up(request.tables, request.chain, ids, computed)
-            if skipped:
-                request.num_computed += skipped
-                self._count_hits(request, skipped)
 
     def _schedule_chunk(self, request: Request, budget: PromptBudget) -> None:
         """Schedule as many remaining tokens of `request` as `budget` allows."""
@@ -570,7 +505,7 @@ class Scheduler:
         )
         self._batch_requests.append(request)
         self._marks.append(request.chain.mark)
-        self._publish(request, end, computed=False)
+        self.kv.publish(request.tables, request.chain, request.token_ids, end, computed=False)
         before, scores = self.work.pairs, sum(row.target >= 0 for row in rows)
         self.work.add_prompt(start, count, scores)
         seconds = self.cost.prompt_seconds(count, self.work.pairs - before, scores)
@@ -580,66 +515,10 @@ class Scheduler:
         """Give a waiting `request` blocks and a slot; False if it cannot start now."""
         if request.is_running:
             return True
-        if not self._take_blocks(request, budget):
+        if not self.blocks.take(request, budget, len(self.running)):
             return False
         self.waiting.remove(request)
         return self._take_slot(request)
-
-    def _match_if_it_fits(self, request: Request) -> PrefixMatch | None:
-        """Return the cached prefix of `request` if there are blocks for all its present tokens.
-
-        Of a sliding window, these are the blocks of the window and of one step ahead of it. One
-        spare block of each group is kept per running request: it can decode block_size tokens
-        before the next preemption, which bounds the recomputation when the cache is almost full.
-        """
-        kv, ids = self.kv, request.token_ids
-        reads = request.reads_prefixes
-        match = (
-            kv.match_prefix(request.chain, ids) if reads else PrefixMatch(tables=kv.new_tables())
-        )
-        spare = kv.num_groups * len(self.running)
-        return match if kv.can_admit(match, len(ids), spare=spare) else None
-
-    def _take_blocks(self, request: Request, budget: PromptBudget) -> bool:
-        """Take blocks for all present tokens of `request`, shared if cached; False if it waits."""
-        match = self._match_if_it_fits(request)
-        if match is None or not self._vacate(match, len(request.token_ids), budget):
-            return False
-        self.kv.adopt(request.tables, request.chain, match)
-        request.chain.snapshots = kept = self.kv.snapshots_of(match, len(request.token_ids))
-        grown = self.kv.grow(request.tables, len(request.token_ids), match.num_tokens, kept)
-        assert grown, "can_admit was true, but there are no blocks"
-        request.num_computed = match.num_tokens
-        if request.reads_prefixes and not request.num_preemptions and self.kv.prefix_caching:
-            self.prefix_queries += request.num_prompt
-        self._count_hits(request, match.num_tokens)
-        return True
-
-    def _vacate(self, match: PrefixMatch, num_tokens: int, budget: PromptBudget) -> bool:
-        """Evict blocks for a request; False if time ran out and the next steps continue.
-
-        Evicted blocks are saved to the offload tiers, ends of prefixes first. Dropping some of them
-        for lack of time would make the rest of the prefix useless, and streams must not wait until
-        all are saved.
-        """
-        offload = self.kv.offload
-        if offload is None:
-            return True
-        before = offload.seconds
-        done = self.kv.vacate(match, num_tokens)
-        budget.seconds -= offload.seconds - before
-        return done
-
-    def _count_hits(self, request: Request, tokens: int) -> None:
-        """Count cache hits, except after a preemption: those are not hits for the user."""
-        if not request.num_preemptions:
-            request.cached_tokens += tokens
-            self.prefix_hits += tokens
-
-    def _publish(self, request: Request, num_tokens: int, *, computed: bool) -> None:
-        self.kv.publish(
-            request.tables, request.chain, request.token_ids, num_tokens, computed=computed
-        )
 
     def _take_slot(self, request: Request) -> bool:
         """Give `request` a slot with sampler state; False, and an error for it, if that fails."""
@@ -669,95 +548,6 @@ class Scheduler:
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(request)
-
-    # --- update -------------------------------------------------------------------------------
-
-    def _advance(self, request: Request, chunk: SeqChunk, results: list[RowResult]) -> Delta | None:
-        """Append `results` to `request`; None while its prompt is still being scored."""
-        if request.pool is not None:
-            return self._pool(request, request.pool, results)
-        for row in results:
-            if row.token < 0 or math.isnan(row.logprob):
-                return self._fail_sampling(request, scored=row.token >= 0)
-        delta = Delta(request, [])
-        if request.prompt_rows is not None and request.num_output == 0:
-            sampled = bool(chunk.rows) and chunk.rows[-1].target < 0
-            request.prompt_rows.extend(results[:-1] if sampled else results)
-            results = results[-1:] if sampled else []
-            if request.num_computed < request.num_prompt:
-                return None
-            delta.prompt_rows = request.prompt_rows
-        if not results:
-            return self._finish(delta, "length") if not request.max_tokens else None
-        token = results[0].token
-        delta.tokens.append(token)
-        if request.num_top >= 0:
-            delta.rows = results
-        finish = request.append(token)
-        return delta if finish is None else self._finish(delta, finish)
-
-    def _verify(self, request: Request, chunk: SeqChunk, results: list[RowResult]) -> Delta:
-        """Append the results of draft rows, as steps of one token would have."""
-        if results[0].token < 0:
-            return self._fail_sampling(request)
-        delta, finish = Delta(request, []), None
-        for row in results:
-            if row.token < 0 or finish is not None:
-                break  # the next step samples this token, if any can be
-            delta.tokens.append(row.token)
-            finish = request.append(row.token)
-        count = len(delta.tokens)
-        if self.drafter is not None:
-            self.drafter.num_accepted_tokens += count - 1
-        computed = request.num_computed = chunk.start + count
-        self.kv.truncate(request.tables, computed)
-        if computed // self.kv.block_size > chunk.start // self.kv.block_size:
-            self._publish(request, computed, computed=True)
-            self.kv.slide(request.tables, computed)
-        if request.num_top >= 0:
-            delta.rows = results[:count]
-        return delta if finish is None else self._finish(delta, finish)
-
-    def _fail_sampling(self, request: Request, *, scored: bool = False) -> Delta:
-        """End `request` with an error, since no token could be sampled for it.
-
-        scored: it could, but the logprob of a token of its prompt is NaN.
-        """
-        # If the request's own parameters can exclude all tokens, only its own blocks are
-        # unpublished: others must not lose their prefixes for it. Otherwise the blocks that it
-        # shares may hold broken keys or values, and are unpublished as well.
-        if request.params.bars_tokens:
-            self.kv.unpublish_own(request.chain)
-        else:
-            self.kv.unpublish(self.kv.held(request.tables))
-        delta = Delta(request, [], "error", error=NO_CHOICE)
-        if not scored and (fields := request.excluding_fields):
-            delta.error, delta.fault = no_token_left(fields), fields[0]
-        self._drop(request)
-        return delta
-
-    def _pool(self, request: Request, pool: Pool, results: list[RowResult]) -> Delta | None:
-        """Collect the vectors of an embedding; return it after the last token."""
-        vectors = [row.vector for row in results if isinstance(row, VectorResult)]
-        assert len(vectors) == len(results), "the row of an embedding has no vector"
-        pool.add(vectors)
-        if request.num_computed < request.num_prompt:
-            return None
-        vector = pool.result()
-        if vector is None:  # keys and values may be broken as well
-            self.kv.unpublish(self.kv.held(request.tables))
-            self._drop(request)
-            return Delta(request, [], "error", error=NO_VECTOR)
-        return self._finish(Delta(request, [], vector=vector), "stop")
-
-    def _finish(self, delta: Delta, finish: FinishReason) -> Delta:
-        request = delta.request
-        delta.finish = finish
-        if finish == "stop" and delta.tokens and delta.tokens[-1] in request.params.stop_token_ids:
-            delta.stop_id = delta.tokens[-1]
-        self.kv.publish_end(request.tables, request.chain, request.num_computed)
-        self._drop(request)
-        return delta
 
     # --- common -------------------------------------------------------------------------------
 
@@ -791,34 +581,11 @@ class Scheduler:
     def check_invariants(self) -> None:
         """AssertionError unless queue, running set, slots and KV blocks agree (between steps)."""
         running, waiting = self.running, list(self.waiting)
-        for part in (running, waiting):
-            assert part == sorted(part, key=_rank), "the order is broken"
-        ids = {r.id for r in [*running, *waiting]}
-        assert ids == set(self.requests), "a request is lost"
-        assert len(ids) == len(running) + len(waiting), "a request is in two places"
+        check_requests(running, waiting, self.requests)
         slots = [*(r.slot for r in running), *self._free_slots]
         assert sorted(slots) == list(range(self.max_num_seqs)), "slots leak"
-        assert all(not r.is_running and not any(r.tables) for r in waiting), "waiting holds blocks"
-        assert all(r.ready for r in running), "a request runs that is not ready"
         assert self._num_unready == sum(not r.ready for r in waiting), "unready ones are miscounted"
-        assert all(r.num_computed < len(r.token_ids) for r in running), "a request stands still"
-        self._check_tables(running)
-
-    def _check_tables(self, running: Iterable[Request]) -> None:
-        tables: list[Tables] = []
-        for request in running:
-            least = min(map(len, request.tables))
-            held = least * self.kv.block_size
-            assert request.num_computed <= held, "computed tokens without blocks"
-            chain = request.chain
-            assert chain.num_entries <= least, "an entry without block"
-            if chain.last is not None and not chain.last.forgotten:
-                for table, block in zip(request.tables, chain.last.blocks, strict=True):
-                    own = table[chain.num_entries - 1]
-                    known = (block, self.kv.gone) if block != FORGOTTEN else (own,)
-                    assert own in known, "the chain has left the table"
-            tables.append(request.tables)
-        self.kv.check_invariants(tables)
+        check_tables(running, self.kv)
 
 
 def _uses(request: Request, blocks: set[BlockId], end: int | None = None) -> bool:

@@ -366,8 +366,8 @@ class EngineCore:
         stats.waiting = len(scheduler.waiting)
         stats.kv_usage = self.kv.usage
         stats.preemptions = scheduler.num_preemptions
-        stats.prefix_queries = scheduler.prefix_queries
-        stats.prefix_hits = scheduler.prefix_hits
+        stats.prefix_queries = scheduler.blocks.prefix_queries
+        stats.prefix_hits = scheduler.blocks.prefix_hits
         stats.prompt_rate = scheduler.cost.prompt_rate
         self._stale = False
         stats.step_s = seconds
@@ -464,8 +464,8 @@ class EngineCore:
             "max_rss_bytes": resident_bytes()[1],
             "kv_blocks_free": self.kv.num_free,
             "kv_blocks_cached": self.kv.num_cached,
-            "prefix_queries": self.scheduler.prefix_queries,
-            "prefix_hits": self.scheduler.prefix_hits,
+            "prefix_queries": self.scheduler.blocks.prefix_queries,
+            "prefix_hits": self.scheduler.blocks.prefix_hits,
             "roofline_bytes_per_s": self.stats.roofline_bytes_per_s,
             "busy_s": self.stats.busy_s,
             "weight_bytes": self.stats.weight_bytes,

@@ -262,7 +262,7 @@ def test_requests_of_one_step_compute_their_common_prefix_once():
     sizes, _ = step(scheduler, model)
     assert sizes == [14, 2, 2, 2]
     assert [r.cached_tokens for r in scheduler.running] == [0, 12, 12, 12]
-    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (4 * 14, 3 * 12)
+    assert (scheduler.blocks.prefix_queries, scheduler.blocks.prefix_hits) == (4 * 14, 3 * 12)
     scheduler.check_invariants()
 
 
@@ -297,7 +297,7 @@ def test_scored_prompt_is_computed_whole_and_published():
     assert sizes == [12]
     assert scored.cached_tokens == 0
     assert len(deltas[0].prompt_rows) == 12
-    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (12, 0)
+    assert (scheduler.blocks.prefix_queries, scheduler.blocks.prefix_hits) == (12, 0)
     scheduler, model = make(budget=64)
     scheduler.add(request(0, 0, max_tokens=1, prompt=list(PREFIX), prompt_logprobs=0))
     computed_in(scheduler, model)
@@ -328,7 +328,7 @@ def test_preempted_request_finds_its_own_blocks_and_reports_no_hits():
         readmitted += [r.num_computed for r in scheduler.running if r.id in waiting]
     assert scheduler.num_preemptions
     assert all(r.cached_tokens == 0 for r in requests)
-    assert scheduler.prefix_hits == 0
+    assert scheduler.blocks.prefix_hits == 0
     assert any(computed > 20 for computed in readmitted)
 
 

@@ -1,0 +1,42 @@
+"""Invariants of the scheduler's requests and their block tables, for tests and `check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cpuserve.core.kv.manager import KvManager, Tables
+from cpuserve.core.kv.prefix import FORGOTTEN
+from cpuserve.core.request import Request
+from cpuserve.ids import RequestId
+
+
+def check_requests(
+    running: Sequence[Request], waiting: Sequence[Request], known: Iterable[RequestId]
+) -> None:
+    """AssertionError unless each of the `known` requests is in one place, and in order there."""
+    for part in (running, waiting):
+        assert part == sorted(part, key=lambda request: request.rank), "the order is broken"
+    ids = {r.id for r in [*running, *waiting]}
+    assert ids == set(known), "a request is lost"
+    assert len(ids) == len(running) + len(waiting), "a request is in two places"
+    assert all(not r.is_running and not any(r.tables) for r in waiting), "waiting holds blocks"
+    assert all(r.ready for r in running), "a request runs that is not ready"
+    assert all(r.num_computed < len(r.token_ids) for r in running), "a request stands still"
+
+
+def check_tables(running: Iterable[Request], kv: KvManager) -> None:
+    """AssertionError unless the tables of `running` and the prefix index agree with `kv`."""
+    tables: list[Tables] = []
+    for request in running:
+        least = min(map(len, request.tables))
+        held = least * kv.block_size
+        assert request.num_computed <= held, "computed tokens without blocks"
+        chain = request.chain
+        assert chain.num_entries <= least, "an entry without block"
+        if chain.last is not None and not chain.last.forgotten:
+            for table, block in zip(request.tables, chain.last.blocks, strict=True):
+                own = table[chain.num_entries - 1]
+                known = (block, kv.gone) if block != FORGOTTEN else (own,)
+                assert own in known, "the chain has left the table"
+        tables.append(request.tables)
+    kv.check_invariants(tables)

@@ -1,0 +1,122 @@
+"""OutputProcessor: append the results of a step to requests, and end requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from cpuserve.core.drafts import Drafter
+from cpuserve.core.exclusion import no_token_left
+from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.pool import Pool
+from cpuserve.core.request import Delta, FinishReason, Request
+from cpuserve.core.step import RowResult, SeqChunk, VectorResult
+
+NO_CHOICE = (
+    "no token could be sampled: the model's logits are NaN or infinite. A file of the model or of "
+    "its adapter may be damaged"
+)
+NO_VECTOR = "there is no embedding: the model's results are NaN, infinite or all zero"
+
+
+class OutputProcessor:
+    """Turns the rows of a request in a step into a Delta.
+
+    drop: removes a request that has ended from the scheduler, with its blocks and its slot.
+    """
+
+    def __init__(
+        self, kv: KvManager, drop: Callable[[Request], None], drafter: Drafter | None
+    ) -> None:
+        self.kv = kv
+        self.drafter = drafter
+        self._drop = drop
+
+    def append(self, request: Request, chunk: SeqChunk, results: list[RowResult]) -> Delta | None:
+        """Append `results` to `request`; None while its prompt is still being scored."""
+        if request.pool is not None:
+            return self._pool(request, request.pool, results)
+        for row in results:
+            if row.token < 0 or math.isnan(row.logprob):
+                return self._fail_sampling(request, scored=row.token >= 0)
+        delta = Delta(request, [])
+        if request.prompt_rows is not None and request.num_output == 0:
+            sampled = bool(chunk.rows) and chunk.rows[-1].target < 0
+            request.prompt_rows.extend(results[:-1] if sampled else results)
+            results = results[-1:] if sampled else []
+            if request.num_computed < request.num_prompt:
+                return None
+            delta.prompt_rows = request.prompt_rows
+        if not results:
+            return self._finish(delta, "length") if not request.max_tokens else None
+        token = results[0].token
+        delta.tokens.append(token)
+        if request.num_top >= 0:
+            delta.rows = results
+        finish = request.append(token)
+        return delta if finish is None else self._finish(delta, finish)
+
+    def append_drafts(self, request: Request, chunk: SeqChunk, results: list[RowResult]) -> Delta:
+        """Append the results of draft rows, as steps of one token would have."""
+        if results[0].token < 0:
+            return self._fail_sampling(request)
+        delta, finish = Delta(request, []), None
+        for row in results:
+            if row.token < 0 or finish is not None:
+                break  # the next step samples this token, if any can be
+            delta.tokens.append(row.token)
+            finish = request.append(row.token)
+        count = len(delta.tokens)
+        if self.drafter is not None:
+            self.drafter.num_accepted_tokens += count - 1
+        computed = request.num_computed = chunk.start + count
+        self.kv.truncate(request.tables, computed)
+        if computed // self.kv.block_size > chunk.start // self.kv.block_size:
+            self.kv.publish(
+                request.tables, request.chain, request.token_ids, computed, computed=True
+            )
+            self.kv.slide(request.tables, computed)
+        if request.num_top >= 0:
+            delta.rows = results[:count]
+        return delta if finish is None else self._finish(delta, finish)
+
+    def _fail_sampling(self, request: Request, *, scored: bool = False) -> Delta:
+        """End `request` with an error, since no token could be sampled for it.
+
+        scored: it could, but the logprob of a token of its prompt is NaN.
+        """
+        # If the request's own parameters can exclude all tokens, only its own blocks are
+        # unpublished: others must not lose their prefixes for it. Otherwise the blocks that it
+        # shares may hold broken keys or values, and are unpublished as well.
+        if request.params.bars_tokens:
+            self.kv.unpublish_own(request.chain)
+        else:
+            self.kv.unpublish(self.kv.held(request.tables))
+        delta = Delta(request, [], "error", error=NO_CHOICE)
+        if not scored and (fields := request.excluding_fields):
+            delta.error, delta.fault = no_token_left(fields), fields[0]
+        self._drop(request)
+        return delta
+
+    def _pool(self, request: Request, pool: Pool, results: list[RowResult]) -> Delta | None:
+        """Collect the vectors of an embedding; return it after the last token."""
+        vectors = [row.vector for row in results if isinstance(row, VectorResult)]
+        assert len(vectors) == len(results), "the row of an embedding has no vector"
+        pool.add(vectors)
+        if request.num_computed < request.num_prompt:
+            return None
+        vector = pool.result()
+        if vector is None:  # keys and values may be broken as well
+            self.kv.unpublish(self.kv.held(request.tables))
+            self._drop(request)
+            return Delta(request, [], "error", error=NO_VECTOR)
+        return self._finish(Delta(request, [], vector=vector), "stop")
+
+    def _finish(self, delta: Delta, finish: FinishReason) -> Delta:
+        request = delta.request
+        delta.finish = finish
+        if finish == "stop" and delta.tokens and delta.tokens[-1] in request.params.stop_token_ids:
+            delta.stop_id = delta.tokens[-1]
+        self.kv.publish_end(request.tables, request.chain, request.num_computed)
+        self._drop(request)
+        return delta

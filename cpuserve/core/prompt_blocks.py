@@ -1,0 +1,126 @@
+"""PromptBlocks: the KV blocks of prompts, shared if cached, restored from offload tiers, or new."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from cpuserve.core.budget import PromptBudget
+from cpuserve.core.cost import CostModel
+from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.kv.prefix import PrefixMatch
+from cpuserve.core.request import Request
+
+Restored = Literal["all", "some", "lost"]
+
+
+class PromptBlocks:
+    """Gives requests the blocks of their present tokens, and skips tokens that need not run.
+
+    prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found.
+    """
+
+    def __init__(self, kv: KvManager, cost: CostModel) -> None:
+        self.kv = kv
+        self.cost = cost
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    def match(self, request: Request, num_running: int) -> PrefixMatch | None:
+        """Return the cached prefix of `request` if there are blocks for all its present tokens.
+
+        Of a sliding window, these are the blocks of the window and of one step ahead of it. One
+        spare block of each group is kept per running request: it can decode block_size tokens
+        before the next preemption, which bounds the recomputation when the cache is almost full.
+        """
+        kv, ids = self.kv, request.token_ids
+        reads = request.reads_prefixes
+        match = (
+            kv.match_prefix(request.chain, ids) if reads else PrefixMatch(tables=kv.new_tables())
+        )
+        spare = kv.num_groups * num_running
+        return match if kv.can_admit(match, len(ids), spare=spare) else None
+
+    def take(self, request: Request, budget: PromptBudget, num_running: int) -> bool:
+        """Take blocks for all present tokens of `request`, shared if cached; False if it waits."""
+        match = self.match(request, num_running)
+        if match is None or not self._vacate(match, len(request.token_ids), budget):
+            return False
+        self.kv.adopt(request.tables, request.chain, match)
+        request.chain.snapshots = kept = self.kv.snapshots_of(match, len(request.token_ids))
+        grown = self.kv.grow(request.tables, len(request.token_ids), match.num_tokens, kept)
+        assert grown, "can_admit was true, but there are no blocks"
+        request.num_computed = match.num_tokens
+        if request.reads_prefixes and not request.num_preemptions and self.kv.prefix_caching:
+            self.prefix_queries += request.num_prompt
+        self._count_hits(request, match.num_tokens)
+        return True
+
+    def _vacate(self, match: PrefixMatch, num_tokens: int, budget: PromptBudget) -> bool:
+        """Evict blocks for a request; False if time ran out and the next steps continue.
+
+        Evicted blocks are saved to the offload tiers, ends of prefixes first. Dropping some of them
+        for lack of time would make the rest of the prefix useless, and streams must not wait until
+        all are saved.
+        """
+        offload = self.kv.offload
+        if offload is None:
+            return True
+        before = offload.seconds
+        done = self.kv.vacate(match, num_tokens)
+        budget.seconds -= offload.seconds - before
+        return done
+
+    def catch_up(self, request: Request) -> None:
+        """Skip tokens that another request has published since this one started."""
+        if request.reads_prefixes:
+            ids, computed = request.token_ids, request.num_computed
+            skipped = self.kv.catch_up(request.tables, request.chain, ids, computed)
+            if skipped:
+                request.num_computed += skipped
+                self._count_hits(request, skipped)
+
+    def restore(self, request: Request, budget: PromptBudget) -> Restored:
+        """Restore blocks from offload tiers where that is faster than computing them.
+
+        Returns "some" if this step has no time for all of them. The rest is restored before
+        anything is computed, since only whole blocks are restored. Later requests wait for that as
+        they wait for the chunks of a prompt. Returns "lost" if no tier has a block any more and the
+        request has to start again, because blocks of windows or states before it are missing.
+        """
+        kv, size, offload = self.kv, self.kv.block_size, self.kv.offload
+        tables, chain, ids = request.tables, request.chain, request.token_ids
+        while offload is not None and request.reads_prefixes:
+            kv.reach(tables, request.num_computed, len(ids))
+            plan = chain.plan or kv.restorable(tables, chain, ids, request.num_computed)
+            if plan is None or not (chain.plan or self.cost.restores(plan, size)):
+                return "all"
+            kind = plan.kind(chain.num_entries)
+            if budget.seconds < self.cost.restore_s.get(kind, 0.0) and not budget.least:
+                return "some"
+            if budget.restored and not offload.has_time:
+                budget.closed = True
+                return "some"
+            began = time.perf_counter()
+            found = kv.restore(tables, chain, plan)
+            took = time.perf_counter() - began
+            self.cost.observe_restore(kind, took)
+            budget.seconds -= took
+            budget.least = 0
+            budget.restored = True
+            if not found:
+                if kv.slides:
+                    return "lost"
+                chain.plan = None
+                return "all"
+            request.num_computed += size
+            if chain.plan is None:
+                self._count_hits(request, (plan.end - plan.begin) * size)
+                self.catch_up(request)
+        return "all"
+
+    def _count_hits(self, request: Request, tokens: int) -> None:
+        """Count cache hits, except after a preemption: those are not hits for the user."""
+        if not request.num_preemptions:
+            request.cached_tokens += tokens
+            self.prefix_hits += tokens
