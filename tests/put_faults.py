@@ -317,7 +317,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/core/scheduler.py",
-        "            self.kv.unpublish_since(request.chain, mark)\n",
+        "            self.kv.published.unpublish_since(request.chain, mark)\n",
         "",
         f"{SCHEDULER} -k rewound",
     ),
@@ -430,13 +430,13 @@ FAULTS = [
         "tests/core/test_scheduler_state_machine.py",
     ),
     Fault(
-        "cpuserve/core/kv/manager.py",
+        "cpuserve/core/kv/published.py",
         "        if self.windows[group]:\n            if self.offload",
         "        if False:\n            if self.offload",
         f"{KV} -k window_serves",
     ),
     Fault(
-        "cpuserve/core/kv/manager.py",
+        "cpuserve/core/kv/published.py",
         "        if self.index.fill(entry, group, block):\n",
         "        if False:\n",
         f"{KV} -k gets_back",

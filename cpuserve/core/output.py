@@ -89,9 +89,9 @@ class OutputProcessor:
         # unpublished: others must not lose their prefixes for it. Otherwise the blocks that it
         # shares may hold broken keys or values, and are unpublished as well.
         if request.params.bars_tokens:
-            self.kv.unpublish_own(request.chain)
+            self.kv.published.unpublish_own(request.chain)
         else:
-            self.kv.unpublish(self.kv.held(request.tables))
+            self.kv.published.unpublish(self.kv.held(request.tables))
         delta = Delta(request, [], "error", error=NO_CHOICE)
         if not scored and (fields := request.excluding_fields):
             delta.error, delta.fault = no_token_left(fields), fields[0]
@@ -107,7 +107,7 @@ class OutputProcessor:
             return None
         vector = pool.result()
         if vector is None:  # keys and values may be broken as well
-            self.kv.unpublish(self.kv.held(request.tables))
+            self.kv.published.unpublish(self.kv.held(request.tables))
             self._drop(request)
             return Delta(request, [], "error", error=NO_VECTOR)
         return self._finish(Delta(request, [], vector=vector), "stop")

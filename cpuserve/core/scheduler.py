@@ -235,7 +235,7 @@ class Scheduler:
         never_written: set[BlockId] = set()
         for request, chunk in zip(requests, batch, strict=True):
             blocks = self._blocks_from(request, chunk.start)
-            self.kv.unpublish(blocks)
+            self.kv.published.unpublish(blocks)
             never_written.update(blocks)
         for request in requests:
             self._drop(request)
@@ -282,7 +282,7 @@ class Scheduler:
         never_written: set[BlockId] = set()
         prompts = slice(len(batch) - len(marks), None)  # decode rows come first
         for request, chunk, mark in zip(requests[prompts], batch[prompts], marks, strict=True):
-            self.kv.unpublish_since(request.chain, mark)
+            self.kv.published.unpublish_since(request.chain, mark)
             never_written.update(self._blocks_from(request, chunk.start))
             request.num_lost += done * len(chunk.token_ids)
         # A request may have skipped tokens that another one was going to compute in this step.

@@ -255,7 +255,7 @@ def test_block_is_not_found_after_another_parent_of_the_same_hash():
 def test_failed_step_unpublishes_and_nothing_follows_a_forgotten_block():
     kv = KvManager(16, 2)
     table, chain = fill(kv, [1, 2, 3, 4], computed=False)
-    kv.unpublish(table[1:])
+    kv.published.unpublish(table[1:])
     assert hit(kv, [1, 2, 3, 4, 5]) == table[:1]
     assert chain.last.forgotten
     kv.grow([table], 6)
@@ -271,7 +271,7 @@ def test_unpublishing_its_own_leaves_what_a_sequence_found():
     found, _ = fill(kv, [1, 2])
     table, chain = fill(kv, [1, 2, 3, 4])
     assert table[0] == found[0]
-    kv.unpublish_own(chain)
+    kv.published.unpublish_own(chain)
     assert hit(kv, [1, 2, 3, 4, 5]) == found
     kv.check_invariants([[found], [table]])
 
@@ -281,7 +281,7 @@ def test_unpublishing_its_own_leaves_what_is_in_its_old_block_now():
     table, chain = fill(kv, [1, 2, 3, 4])
     kv.free([table])
     others, _ = fill(kv, [5, 6, 7, 8])
-    kv.unpublish_own(chain)
+    kv.published.unpublish_own(chain)
     assert hit(kv, [5, 6, 7, 8, 9]) == others
     kv.check_invariants([[others]])
 
@@ -417,7 +417,7 @@ def test_a_mixed_prefix_ends_where_every_group_can_serve_it():
     assert served(kv, tokens) == 16
     match = kv.match_prefix(PrefixChain(), [*tokens, 99])
     assert [table.count(kv.gone) for table in match.tables] == [0, 6]
-    kv._evicted(match.tables[1][-1])  # as if its memory had been needed
+    kv.published.evicted(match.tables[1][-1])  # as if its memory had been needed
     kv.pool.drop(match.tables[1][-1])
     assert served(kv, tokens) == 14, "only the last two tokens have lost something"
     kv.check_invariants([])
@@ -467,7 +467,7 @@ def test_content_that_was_computed_from_wrong_keys_is_forgotten_too():
     kv = KvManager(16, 2)
     table, _ = fill(kv, [1, 2, 3, 4], computed=False)
     other, _ = fill(kv, [1, 2, 3, 4, 5, 6], computed=False)
-    kv.unpublish(table[1:])
+    kv.published.unpublish(table[1:])
     assert hit(kv, [1, 2, 3, 4, 5, 6, 7]) == table[:1]
     kv.check_invariants([[table], [other]])
     assert len(kv.index) == 1

@@ -24,11 +24,9 @@ from collections.abc import Iterable, Sequence
 
 from cpuserve.config.cache_groups import STATE_CHUNK, CacheUse
 from cpuserve.core.kv.offload import Offload
-from cpuserve.core.kv.pool import BlockPool
 from cpuserve.core.kv.prefix import (
     FORGOTTEN,
     CachedBlock,
-    ChainMark,
     Digest,
     FoundPrefix,
     PrefixChain,
@@ -37,6 +35,7 @@ from cpuserve.core.kv.prefix import (
     RestorePlan,
     sha256,
 )
+from cpuserve.core.kv.published import PublishedBlocks
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.ids import BlockId
 
@@ -81,10 +80,9 @@ class KvManager:
         self.offload = offload
         self._spans = [self.use.span(group) for group in range(self.num_groups)]
         self.index = PrefixIndex(block_size, digest, offload.seed if offload is not None else None)
-        self.pool = BlockPool(num_blocks, self._evicted, self._continuations)
-        # The block `gone` is between the ids of the two pools.
-        self.states = BlockPool(num_states, self._evicted, self._continuations, num_blocks + 1)
-        self._pools = [self.pool] * len(self.use.windows) + [self.states] * self.has_states
+        self.published = PublishedBlocks(self.index, self.windows, num_states, self.gone, offload)
+        self.pool, self.states = self.published.pool, self.published.states
+        self._pools = self.published.pools
 
     @property
     def num_blocks(self) -> int:
@@ -238,18 +236,15 @@ class KvManager:
             table.append(block)
             return
         if table[index] != self.gone:
-            self._pool_of(table[index]).release((table[index],))
+            self.published.pool_of(table[index]).release((table[index],))
         table.put(index, block)
-
-    def _pool_of(self, block: BlockId) -> BlockPool:
-        return self.states if block > self.gone else self.pool
 
     def _share(self, blocks: Sequence[BlockId]) -> None:
         if not self.has_states:
             self.pool.share(blocks)
             return
         for block in blocks:
-            self._pool_of(block).share((block,))
+            self.published.pool_of(block).share((block,))
 
     def publish(
         self,
@@ -287,7 +282,7 @@ class KvManager:
             else:
                 self._unite(tables, chain, entry)
             chain.advance(entry)
-        self._keep(made)
+        self.published.keep(made)
         chain.own += made
 
     def _leave_out(self, blocks: list[BlockId], chain: PrefixChain) -> bool:
@@ -316,21 +311,10 @@ class KvManager:
         if tables[-1][index] == self.gone and computed % self.block_size >= self.state_chunk:
             return
         if own != self.gone:
-            self._fill(entry, self.num_groups, own)
+            self.published.fill(entry, self.num_groups, own)
 
     def _is_state(self, group: int) -> bool:
         return group == self.num_groups
-
-    def _keep(self, entries: Sequence[CachedBlock]) -> None:
-        """Keep the blocks of the new `entries` after their last use."""
-        for group, pool in enumerate(self._pools):
-            blocks = [entry.blocks[group] for entry in entries]
-            pool.keep([block for block in blocks if block != FORGOTTEN])
-        if self.offload is not None:
-            for entry in entries:
-                for group, block in enumerate(entry.blocks):
-                    if block != FORGOTTEN:
-                        self.offload.added(entry, group)
 
     def _unite(self, tables: Tables, chain: PrefixChain, entry: CachedBlock) -> None:
         """Use the blocks of `entry`, the next of `chain`, and add the blocks that it has lost."""
@@ -344,84 +328,7 @@ class KvManager:
             elif self._is_state(group) and index not in chain.snapshots:
                 continue
             else:
-                self._fill(entry, group, own)
-
-    def _fill(self, entry: CachedBlock, group: int, block: BlockId) -> None:
-        """Make `block` the block of `entry` in a group without one, unless another entry has it."""
-        if self.index.fill(entry, group, block):
-            self._pools[group].keep((block,))
-            if self.offload is not None:
-                self.offload.filled(entry, group)
-
-    def unpublish(self, blocks: Iterable[BlockId]) -> None:
-        """Remove these blocks from the index, because their step failed."""
-        for block in blocks:
-            entry = self.index.entry(block)
-            if entry is not None:
-                self._forget(entry)
-
-    def unpublish_own(self, chain: PrefixChain) -> None:
-        """Remove the blocks that this sequence has published from the index, no others."""
-        self._forget_all(chain.own)
-        chain.own.clear()
-
-    def unpublish_since(self, chain: PrefixChain, mark: ChainMark) -> None:
-        """Return the chain to `mark`, and remove the blocks published since then from the index."""
-        self._forget_all(chain.return_to(mark))
-
-    def _forget_all(self, entries: Iterable[CachedBlock]) -> None:
-        for entry in entries:
-            if not entry.forgotten:
-                self._forget(entry)
-
-    def _forget(self, entry: CachedBlock) -> None:
-        """Remove `entry` and all that continue it; their keys depend on its content."""
-        parent = entry.parent
-        for each in (*reversed(self.index.continuations(entry)), entry):
-            if self.offload is not None:
-                self.offload.removed(each)
-            for block in self.index.forget(each):
-                self._pool_of(block).drop(block)
-        self._prune(parent)
-
-    def _prune(self, entry: CachedBlock | None) -> None:
-        """Remove entries that hold no block and lead to none, from `entry` back."""
-        while entry is not None and not entry.forgotten and not entry.children and not entry.held:
-            parent = entry.parent
-            self.index.forget(entry)
-            entry = parent
-
-    def _evicted(self, block: BlockId) -> None:
-        entry = self.index.entry(block)
-        assert entry is not None, "a cached block has no name"
-        group = entry.blocks.index(block)
-        if self.windows[group]:
-            if self.offload is not None:
-                self.offload.evicted(entry, group)
-            self.index.empty(entry, group)
-            self._prune(entry)
-            return
-        for child in list(entry.children):
-            self._forget(child)
-        if self.offload is not None:
-            for each, other in enumerate(entry.blocks):
-                if other != FORGOTTEN:
-                    self.offload.evicted(entry, each)
-        for held in self.index.forget(entry):
-            if held != block:
-                self._pool_of(held).drop(held)
-
-    def _continuations(self, block: BlockId) -> list[BlockId]:
-        """Return the blocks that can only be used together with `block`, each after its parent.
-
-        Usually a block is freed before its parent, with its sequence; but it is freed after its
-        parent if another sequence still used it.
-        """
-        entry = self.index.entry(block)
-        assert entry is not None, "a cached block has no name"
-        if not entry.children or self.windows[entry.blocks.index(block)]:
-            return []
-        return [held for child in self.index.continuations(entry) for held in child.held]
+                self.published.fill(entry, group, own)
 
     # --- offload ------------------------------------------------------------------------------
 
@@ -511,11 +418,11 @@ class KvManager:
             entry = self.index.insert(chain, blocks, old)
             if entry is None:
                 return False
-            self._keep((entry,))
+            self.published.keep((entry,))
         else:
             for group, block in enumerate(blocks):
                 if block != FORGOTTEN:
-                    self._fill(entry, group, block)
+                    self.published.fill(entry, group, block)
         chain.advance(entry)
         return True
 

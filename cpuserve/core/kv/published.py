@@ -1,0 +1,129 @@
+"""PublishedBlocks: the prefix index, and the pools and offload tiers that follow its changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cpuserve.core.kv.offload import Offload
+from cpuserve.core.kv.pool import BlockPool
+from cpuserve.core.kv.prefix import FORGOTTEN, CachedBlock, ChainMark, PrefixChain, PrefixIndex
+from cpuserve.ids import BlockId
+
+
+class PublishedBlocks:
+    """Entries of the index come and go together with their blocks in the pools.
+
+    windows: of each cache group, 0 = it keeps everything. If num_states > 0, the last group is that
+    of states, in a pool of its own. gone: the id between the blocks of the two pools, which is also
+    the number of KV blocks.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        windows: Sequence[int],
+        num_states: int,
+        gone: BlockId,
+        offload: Offload | None,
+    ) -> None:
+        self.index = index
+        self.offload = offload
+        self.pool = BlockPool(gone, self.evicted, self._continuations)
+        self.states = BlockPool(num_states, self.evicted, self._continuations, gone + 1)
+        self.windows = windows
+        self.gone = gone
+        has_states = num_states > 0
+        self.pools = [self.pool] * (len(windows) - has_states) + [self.states] * has_states
+
+    def pool_of(self, block: BlockId) -> BlockPool:
+        """Return the pool of `block`."""
+        return self.states if block > self.gone else self.pool
+
+    def keep(self, entries: Sequence[CachedBlock]) -> None:
+        """Keep the blocks of the new `entries` after their last use."""
+        for group, pool in enumerate(self.pools):
+            blocks = [entry.blocks[group] for entry in entries]
+            pool.keep([block for block in blocks if block != FORGOTTEN])
+        if self.offload is not None:
+            for entry in entries:
+                for group, block in enumerate(entry.blocks):
+                    if block != FORGOTTEN:
+                        self.offload.added(entry, group)
+
+    def fill(self, entry: CachedBlock, group: int, block: BlockId) -> None:
+        """Make `block` the block of `entry` in a group without one, unless another entry has it."""
+        if self.index.fill(entry, group, block):
+            self.pools[group].keep((block,))
+            if self.offload is not None:
+                self.offload.filled(entry, group)
+
+    def unpublish(self, blocks: Iterable[BlockId]) -> None:
+        """Remove these blocks from the index, because their step failed."""
+        for block in blocks:
+            entry = self.index.entry(block)
+            if entry is not None:
+                self._forget(entry)
+
+    def unpublish_own(self, chain: PrefixChain) -> None:
+        """Remove the blocks that this sequence has published from the index, no others."""
+        self._forget_all(chain.own)
+        chain.own.clear()
+
+    def unpublish_since(self, chain: PrefixChain, mark: ChainMark) -> None:
+        """Return the chain to `mark`, and remove the blocks published since then from the index."""
+        self._forget_all(chain.return_to(mark))
+
+    def _forget_all(self, entries: Iterable[CachedBlock]) -> None:
+        for entry in entries:
+            if not entry.forgotten:
+                self._forget(entry)
+
+    def _forget(self, entry: CachedBlock) -> None:
+        """Remove `entry` and all that continue it; their keys depend on its content."""
+        parent = entry.parent
+        for each in (*reversed(self.index.continuations(entry)), entry):
+            if self.offload is not None:
+                self.offload.removed(each)
+            for block in self.index.forget(each):
+                self.pool_of(block).drop(block)
+        self._prune(parent)
+
+    def _prune(self, entry: CachedBlock | None) -> None:
+        """Remove entries that hold no block and lead to none, from `entry` back."""
+        while entry is not None and not entry.forgotten and not entry.children and not entry.held:
+            parent = entry.parent
+            self.index.forget(entry)
+            entry = parent
+
+    def evicted(self, block: BlockId) -> None:
+        """Remove a block whose memory is needed from the index, with what is useless without it."""
+        entry = self.index.entry(block)
+        assert entry is not None, "a cached block has no name"
+        group = entry.blocks.index(block)
+        if self.windows[group]:
+            if self.offload is not None:
+                self.offload.evicted(entry, group)
+            self.index.empty(entry, group)
+            self._prune(entry)
+            return
+        for child in list(entry.children):
+            self._forget(child)
+        if self.offload is not None:
+            for each, other in enumerate(entry.blocks):
+                if other != FORGOTTEN:
+                    self.offload.evicted(entry, each)
+        for held in self.index.forget(entry):
+            if held != block:
+                self.pool_of(held).drop(held)
+
+    def _continuations(self, block: BlockId) -> list[BlockId]:
+        """Return the blocks that can only be used together with `block`, each after its parent.
+
+        Usually a block is freed before its parent, with its sequence; but it is freed after its
+        parent if another sequence still used it.
+        """
+        entry = self.index.entry(block)
+        assert entry is not None, "a cached block has no name"
+        if not entry.children or self.windows[entry.blocks.index(block)]:
+            return []
+        return [held for child in self.index.continuations(entry) for held in child.held]
