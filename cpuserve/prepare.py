@@ -201,12 +201,8 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     pooling, why = _pooling(options, path, file, config, encoder=spec.encoder)
     spec = replace(spec, pooled=pooling != "none")
     program = build_program(spec) if has_program else None
-    if program is not None and not program.cache:
-        msg = (
-            f"{path} has no layer with attention; cpuserve runs hybrids, in which at least one "
-            "layer attends. Check layer_types of its config"
-        )
-        raise ModelError(msg)
+    if program is not None:
+        _require_attention(program, path)
     matrix_weights = _matrix_weights(program) if program else 0
     expert_weights, chosen_weights = _expert_weights(program) if program else (0, 0)
     adapters = dict(item.split("=", 1) for item in options.lora_modules or ())
@@ -250,6 +246,15 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         rope_original=max((rope.original for rope in program.ropes), default=0) if program else 0,
     )
     return spec, facts
+
+
+def _require_attention(program: Program, path: Path) -> None:
+    if not program.cache:
+        msg = (
+            f"{path} has no layer with attention; cpuserve runs hybrids, in which at least one "
+            "layer attends. Check layer_types of its config"
+        )
+        raise ModelError(msg)
 
 
 def _usual_length(path: Path) -> int | None:

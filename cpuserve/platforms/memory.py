@@ -29,7 +29,7 @@ from cpuserve.platforms.on_disk import (
     plan_mapping,
     why_not_mapped,
 )
-from cpuserve.platforms.states import plan_states
+from cpuserve.platforms.states import StatePlan, plan_states
 
 BLOCK = 32  # csrc/kernels/table.h: kBlock
 HEAD_ALIGN = 16  # table.h: hd_pad
@@ -219,7 +219,6 @@ def plan_memory(
     sizes = kv_layer_bytes(facts, kv_dtype)
     windows = [kv.window if frees_windows and kv.window < wanted else 0 for kv in facts.kv_layers]
     groups = group_layers(windows, sizes)
-    slides = any(group.window for group in groups)
     block = block_bytes(groups, sizes)
     state = facts.state_bytes if frees_windows else 0
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
@@ -233,29 +232,56 @@ def plan_memory(
         needs = mapped_needs(facts, needs)
     free = tightest(host, needs).free
     states = plan_states(options, ledger, state, free, max_num_seqs)
-    max_num_seqs = states.max_num_seqs
-    other += states.bytes
     # A table ends with the longest request, which at most fills the free memory.
     longest = min(wanted, max(LEAST_TOKENS, use.most_tokens(max(0, free) // block, wanted)))
-    other += rope_bytes(facts, longest)
+    needs = _with_requests(needs, facts, host, states, longest, least)
+    near = _free_near(host, nodes, needs)
+    spare = int(any(group.window for group in groups) or states.slots > 0)
+    budget = _Budget(tightest(host, needs), near, block, use, wanted, explicit, spare)
+    _require_room(budget, needs, mapping_hint(options, why_not, mapped=on_disk))
+    blocks, length = _kv_cache(options, ledger, facts, host, budget, groups, states, kv_dtype)
+    cached = options.enable_prefix_caching is not False and not facts.whole_prompts
+    swap = _swap(options, ledger, budget, blocks * budget.block, cached=cached)
+    pages = max(0, budget.free + needs.weights - blocks * budget.block - swap) if on_disk else 0
+    return MemoryPlan(
+        blocks, length, swap, groups, states.slots, states.max_num_seqs, on_disk, pages
+    )
+
+
+def _free_near(host: Host, nodes: Iterable[NodeId], needs: Needs) -> int | None:
+    """Return the bytes that `needs` leaves on NUMA nodes; None if their memory is not known."""
+    near = host.node_memory(nodes)
+    return None if near is None else int(near * HEADROOM) - needs.weights - needs.other
+
+
+def _with_requests(
+    needs: Needs, facts: ModelFacts, host: Host, states: StatePlan, longest: int, least: int
+) -> Needs:
+    """Return `needs` with what requests take besides blocks: states, positions, token counts.
+
+    longest: tokens of a request. least: bytes of the smallest KV cache.
+    """
+    other = needs.other + states.bytes + rope_bytes(facts, longest)
     # Few requests have penalties, so their counts never keep a small machine from serving.
     left = max(0, tightest(host, replace(needs, other=other)).free - least)
-    other += min(count_bytes(facts, max_num_seqs, longest), left // AUTO_SHARE)
-    needs = replace(needs, other=other)
-    near = host.node_memory(nodes)
-    budget = _Budget(
-        tightest(host, needs),
-        None if near is None else int(near * HEADROOM) - needs.weights - other,
-        block,
-        use,
-        wanted,
-        explicit,
-        spare=int(slides or states.slots > 0),
-    )
-    _require_room(budget, needs, mapping_hint(options, why_not, mapped=on_disk))
+    other += min(count_bytes(facts, states.max_num_seqs, longest), left // AUTO_SHARE)
+    return replace(needs, other=other)
+
+
+def _kv_cache(
+    options: EngineOptions,
+    ledger: Ledger,
+    facts: ModelFacts,
+    host: Host,
+    budget: _Budget,
+    groups: list[KvGroup],
+    states: StatePlan,
+    kv_dtype: str,
+) -> tuple[int, int]:
+    """Decide the number of KV blocks and the longest request."""
     space = parse_space(options.kv_cache_space or "0")
     if space.automatic:
-        blocks, why = _automatic(budget, ledger, max_num_seqs)
+        blocks, why = _automatic(budget, ledger, states.max_num_seqs)
     else:
         blocks, why = _explicit(budget, ledger, host, space)
     length = min(budget.wanted, budget.tokens(blocks))
@@ -264,14 +290,9 @@ def plan_memory(
     fit = (blocks - budget.spare) // budget.use.needs(length)
     ledger.decide("kv_blocks", blocks, f"{_holds(budget, groups, blocks, facts, kv_dtype)}{fit}")
     ledger.decide("max_model_len", length, _length_why(budget, length, facts))
-    if slides:
+    if any(group.window for group in groups):
         ledger.decide("kv_groups", _named(groups), "blocks left of a sliding window are freed")
-    cached = options.enable_prefix_caching is not False and not facts.whole_prompts
-    swap = _swap(options, ledger, budget, blocks * budget.block, cached=cached)
-    pages = max(0, budget.free + needs.weights - blocks * budget.block - swap) if on_disk else 0
-    return MemoryPlan(
-        blocks, length, swap, groups, states.slots, states.max_num_seqs, on_disk, pages
-    )
+    return blocks, length
 
 
 def _holds(
