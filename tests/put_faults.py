@@ -267,13 +267,13 @@ FAULTS = [
         f"{DRAFTS} -k beside_a_prompt",
     ),
     Fault(
-        "cpuserve/core/output.py",
+        "cpuserve/core/results.py",
         "        self.kv.truncate(request.tables, computed)\n",
         "",
         f"{DRAFTS} -k blocks_back",
     ),
     Fault(
-        "cpuserve/core/output.py",
+        "cpuserve/core/results.py",
         "computed = request.num_computed = chunk.start + count",
         "computed = request.num_computed = chunk.start + len(chunk.token_ids)",
         f"{DRAFTS} -k fewer_steps",

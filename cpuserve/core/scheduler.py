@@ -35,10 +35,10 @@ from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
-from cpuserve.core.output import OutputProcessor
 from cpuserve.core.prompt_blocks import PromptBlocks
 from cpuserve.core.queue import Policy, Rank, WaitingQueue, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, Request
+from cpuserve.core.results import ResultProcessor
 from cpuserve.core.slots import SlotHost
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult
 from cpuserve.ids import BlockId, RequestId, SlotId
@@ -98,7 +98,7 @@ class Scheduler:
         self._policy: Policy = policy
         self._moving_s = moving_s
         self._slots = slots
-        self._output = OutputProcessor(kv, self._drop, drafter)
+        self._results = ResultProcessor(kv, self._drop, drafter)
         self._free_slots = [SlotId(i) for i in range(self.max_num_seqs - 1, -1, -1)]
         self._num_added = 0
         self._batch: list[SeqChunk] = []
@@ -193,13 +193,13 @@ class Scheduler:
         assert sum(len(c.rows) for c in batch) == len(results), "the step needs one result per row"
         deltas = self._take_refused()
         next_row = 0
-        block_size, append = self.kv.block_size, self._output.append
+        block_size, append = self.kv.block_size, self._results.append
         for request, chunk in zip(requests, batch, strict=True):
             if chunk.num_drafts:
                 first_row = next_row
                 next_row += len(chunk.rows)
                 deltas.append(
-                    self._output.append_drafts(request, chunk, results[first_row:next_row])
+                    self._results.append_drafts(request, chunk, results[first_row:next_row])
                 )
                 continue
             computed = request.num_computed = chunk.start + len(chunk.token_ids)

@@ -1,4 +1,4 @@
-"""OutputProcessor: append the results of a step to requests, and end requests."""
+"""ResultProcessor: append the results of a step to requests, and end requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_CHOICE = (
 NO_VECTOR = "there is no embedding: the model's results are NaN, infinite or all zero"
 
 
-class OutputProcessor:
+class ResultProcessor:
     """Turns the rows of a request in a step into a Delta.
 
     drop: removes a request that has ended from the scheduler, with its blocks and its slot.
