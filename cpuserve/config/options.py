@@ -3,12 +3,20 @@
 Annotations are values here, not texts: evaluating 70 texts would take 6 ms of each command.
 """
 
-import contextlib
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from cpuserve.config.adapters import read_modules
+from cpuserve.config.checks import (
+    amount,
+    bytes_as_space,
+    length,
+    model_names,
+    named_paths,
+    named_places,
+    openvino_type,
+)
 from cpuserve.config.field import (
     CPU,
     MEMORY,
@@ -17,58 +25,12 @@ from cpuserve.config.field import (
     Alias,
     at_least,
     fields_of,
-    named,
     not_empty,
     option,
 )
 from cpuserve.config.generation import check_settings
 from cpuserve.config.speculation import read_speculation
-from cpuserve.config.values import parse_bind, parse_count, parse_nodes, parse_space
-
-
-def _length(value: int) -> None:
-    if value != -1:
-        at_least(1)(value)
-
-
-def _model_names(value: list[str]) -> None:
-    if not all(value) or len({*value}) < len(value):
-        msg = "must be names that are not empty, each once"
-        raise ValueError(msg)
-
-
-def _named_paths(value: list[str]) -> None:
-    named(value, "PATH")
-
-
-def _named_places(value: list[str]) -> None:
-    named(value, "PLACE")
-
-
-def _amount(text: str) -> None:
-    if parse_space(text).percent is not None or text.strip().lower() == "auto":
-        msg = "give GiB (4 or 0.5) or a unit (512MiB)"
-        raise ValueError(msg)
-
-
-def _bytes_as_space(text: str) -> str:
-    """Convert bytes ("1073741824", "4G" and "4g" as in vLLM) or a unit ("4GiB") to GiB."""
-    text = text.strip()
-    size: int | None = None
-    with contextlib.suppress(ValueError):
-        size = parse_count(text)
-    if size is None and text[-1:].lower() == "b":
-        with contextlib.suppress(ValueError):
-            size = parse_space(text).bytes or 0
-    if size is None or size < 0:
-        msg = "give bytes (4294967296 or 4G) or a unit (4GiB, 512MiB)"
-        raise ValueError(msg)
-    return f"{size / (1 << 30):.9f}"
-
-
-def _openvino_type(text: str) -> str:
-    return "int8" if text.strip().lower() in ("u8", "i8") else text
-
+from cpuserve.config.values import parse_bind, parse_nodes, parse_space
 
 DTYPES = {
     "auto": "auto",
@@ -109,7 +71,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             kind="list",
             flags=("--served-model-name",),
             env="CPUSERVE_SERVED_MODEL_NAME",
-            check=_model_names,
+            check=model_names,
             metavar="NAME",
         ),
     ] = None
@@ -190,7 +152,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             default="32",
             flags=("--weight-cache-size",),
             env="CPUSERVE_WEIGHT_CACHE_SIZE",
-            check=_amount,
+            check=amount,
             metavar="SIZE",
         ),
     ] = None
@@ -233,7 +195,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             flags=("--lora-modules",),
             env="CPUSERVE_LORA_MODULES",
             read=read_modules,
-            check=_named_paths,
+            check=named_paths,
             metavar="NAME=PATH",
         ),
     ] = None
@@ -302,7 +264,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             flags=("--max-model-len",),
             env="CPUSERVE_MAX_MODEL_LEN",
             aliases=(Alias("--ctx-size"), Alias("-c")),
-            check=_length,
+            check=length,
             metavar="TOKENS",
         ),
     ] = None
@@ -410,7 +372,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             flags=("--kv-cache-memory", "--kv-cache-space"),
             env="CPUSERVE_KVCACHE_SPACE",
             aliases=(
-                Alias("--kv-cache-memory-bytes", _bytes_as_space),
+                Alias("--kv-cache-memory-bytes", bytes_as_space),
                 Alias("VLLM_CPU_KVCACHE_SPACE", differs="for all ranks of an engine together"),
                 Alias("VLLM_OPENVINO_KVCACHE_SPACE"),
             ),
@@ -427,7 +389,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             default="auto: the same as --dtype",
             flags=("--kv-cache-dtype",),
             env="CPUSERVE_KV_CACHE_DTYPE",
-            aliases=(Alias("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", _openvino_type),),
+            aliases=(Alias("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", openvino_type),),
             choices=("auto", "bfloat16", "float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"),
             synonyms={**DTYPES, "fp8": "fp8_e4m3"},
             metavar="DTYPE",
@@ -565,7 +527,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             default="4",
             flags=("--prefix-cache-size",),
             env="CPUSERVE_PREFIX_CACHE_SIZE",
-            check=_amount,
+            check=amount,
             metavar="SIZE",
         ),
     ] = None
@@ -578,7 +540,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             default="0",
             flags=("--swap-space",),
             env="CPUSERVE_SWAP_SPACE",
-            check=_amount,
+            check=amount,
             metavar="SIZE",
         ),
     ] = None
@@ -591,7 +553,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             kind="list",
             flags=("--kv-tiers",),
             env="CPUSERVE_KV_TIERS",
-            check=_named_places,
+            check=named_places,
             metavar="NAME=PLACE",
         ),
     ] = None

@@ -1,0 +1,58 @@
+"""Checks of option values, and conversions of values that other servers understand."""
+
+from __future__ import annotations
+
+import contextlib
+
+from cpuserve.config.field import at_least, named
+from cpuserve.config.values import parse_count, parse_space
+
+
+def length(value: int) -> None:
+    """Accept -1 and positive numbers."""
+    if value != -1:
+        at_least(1)(value)
+
+
+def model_names(value: list[str]) -> None:
+    """Accept different names that are not empty."""
+    if not all(value) or len({*value}) < len(value):
+        msg = "must be names that are not empty, each once"
+        raise ValueError(msg)
+
+
+def named_paths(value: list[str]) -> None:
+    """Accept items NAME=PATH."""
+    named(value, "PATH")
+
+
+def named_places(value: list[str]) -> None:
+    """Accept items NAME=PLACE."""
+    named(value, "PLACE")
+
+
+def amount(text: str) -> None:
+    """Accept an amount of memory, but no percentage and not "auto"."""
+    if parse_space(text).percent is not None or text.strip().lower() == "auto":
+        msg = "give GiB (4 or 0.5) or a unit (512MiB)"
+        raise ValueError(msg)
+
+
+def bytes_as_space(text: str) -> str:
+    """Convert bytes ("1073741824", "4G" and "4g" as in vLLM) or a unit ("4GiB") to GiB."""
+    text = text.strip()
+    size: int | None = None
+    with contextlib.suppress(ValueError):
+        size = parse_count(text)
+    if size is None and text[-1:].lower() == "b":
+        with contextlib.suppress(ValueError):
+            size = parse_space(text).bytes or 0
+    if size is None or size < 0:
+        msg = "give bytes (4294967296 or 4G) or a unit (4GiB, 512MiB)"
+        raise ValueError(msg)
+    return f"{size / (1 << 30):.9f}"
+
+
+def openvino_type(text: str) -> str:
+    """Convert a type of OpenVINO to the type of a KV cache here."""
+    return "int8" if text.strip().lower() in ("u8", "i8") else text
