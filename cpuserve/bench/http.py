@@ -21,7 +21,7 @@ class LoadError(CpuserveError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """A complete response."""
 
     code: int
@@ -35,11 +35,11 @@ async def exchange(
     *,
     api_key: str | None = None,
     on_body: Callable[[bytes], None] | None = None,
-) -> Answer:
+) -> HttpResponse:
     """POST `body` to `path` of the server at `url` (GET if it is None) and return the response.
 
     With `on_body`, the pieces of a body of status 200 are passed to it as they arrive, and the
-    returned Answer has no body. An exception in on_body ends the exchange and is raised here.
+    returned HttpResponse has no body. An exception in on_body ends the exchange and is raised here.
 
     Raises:
         LoadError: the server does not respond, or closes the connection too early.
@@ -67,13 +67,13 @@ async def exchange(
 
 
 class _Exchange(asyncio.Protocol):
-    """Sends a request and parses the response; `done` gets the Answer or the exception."""
+    """Sends a request and parses the response; `done` gets the HttpResponse or the exception."""
 
     def __init__(
         self,
         request: bytes,
         on_body: Callable[[bytes], None] | None,
-        done: asyncio.Future[Answer],
+        done: asyncio.Future[HttpResponse],
     ) -> None:
         self.done = done
         self._request = request
@@ -129,7 +129,7 @@ class _Exchange(asyncio.Protocol):
             self.done.set_exception(error)
 
     def _finish(self) -> None:
-        self.done.set_result(Answer(self._code, b"".join(self._pieces)))
+        self.done.set_result(HttpResponse(self._code, b"".join(self._pieces)))
 
     def _take_head(self, data: bytes) -> bytes:
         """Parse the head once it is complete; returns the bytes after it."""

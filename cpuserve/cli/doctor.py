@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from cpuserve.cli.terminal import say
-from cpuserve.cli.top_processes import Program, busiest
+from cpuserve.cli.top_processes import BusyProcess, busiest
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.env import cache_dir, environment
 from cpuserve.config.load import Asked, load_options
@@ -199,7 +199,7 @@ def problems(
     host: Host,
     placement: Placement | None,
     env: Mapping[str, str] | None = None,
-    busy: Sequence[Program] = (),
+    busy: Sequence[BusyProcess] = (),
 ) -> Iterator[Problem]:
     """Yield what reduces speed or prevents a start on this host. busy: programs that run now."""
     yield from (Problem(what, remedy) for what, remedy in handicaps(host))
@@ -276,7 +276,7 @@ def _is_busy(host: Host) -> bool:
     return host.load > len(host.usable_cpus) * BUSY_SHARE
 
 
-def _load_problems(host: Host, busy: Sequence[Program]) -> Iterator[Problem]:
+def _load_problems(host: Host, busy: Sequence[BusyProcess]) -> Iterator[Problem]:
     if not _is_busy(host):
         return
     what = f"other programs used or waited for {host.load:.1f} CPUs in the last minute"

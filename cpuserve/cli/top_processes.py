@@ -13,7 +13,7 @@ MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class BusyProcess:
     """A process: its name (not its arguments, which may contain secrets) and the CPUs it uses."""
 
     pid: int
@@ -21,14 +21,14 @@ class Program:
     cpus: float
 
 
-def busiest(proc_root: Path = Path("/proc"), window_s: float = WINDOW_S) -> list[Program]:
+def busiest(proc_root: Path = Path("/proc"), window_s: float = WINDOW_S) -> list[BusyProcess]:
     """Return the other programs that used most CPU time during `window_s`, busiest first."""
     before, start = _times(proc_root), time.monotonic()
     time.sleep(window_s)
     after, elapsed = _times(proc_root), time.monotonic() - start
     tick = os.sysconf("SC_CLK_TCK")
     used = [
-        Program(pid, name, (ticks - before[pid][1]) / tick / elapsed)
+        BusyProcess(pid, name, (ticks - before[pid][1]) / tick / elapsed)
         for pid, (name, ticks) in after.items()
         if pid in before and pid != os.getpid()
     ]

@@ -10,12 +10,12 @@ from typing import Literal
 from cpuserve.core.request import Request
 
 Policy = Literal["fcfs", "priority"]
-Rank = tuple[float, int]
+QueueRank = tuple[float, int]
 
 AGING_S = 30.0
 
 
-def rank_of(request: Request, policy: Policy) -> Rank:
+def rank_of(request: Request, policy: Policy) -> QueueRank:
     """Return the key that orders requests; the smallest goes first, and none are equal.
 
     "fcfs": order of arrival. "priority": a request of priority 1 is treated as if it had arrived
@@ -28,7 +28,7 @@ def rank_of(request: Request, policy: Policy) -> Rank:
     return request.arrival + AGING_S * levels, request.order
 
 
-def _rank(request: Request) -> Rank:
+def _rank(request: Request) -> QueueRank:
     return request.rank
 
 

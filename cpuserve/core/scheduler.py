@@ -36,7 +36,7 @@ from cpuserve.core.drafts import DraftBudget, Drafter
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
 from cpuserve.core.prompt_blocks import PromptBlocks
-from cpuserve.core.queue import Policy, Rank, WaitingQueue, rank_of
+from cpuserve.core.queue import Policy, QueueRank, WaitingQueue, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, Request
 from cpuserve.core.results import ResultProcessor
 from cpuserve.core.slots import SlotHost
@@ -416,7 +416,7 @@ class Scheduler:
             if len(request.token_ids) <= budget.tokens and self._start(request, budget):
                 self._schedule_chunk(request, budget)
 
-    def _shortest_first(self, request: Request) -> tuple[int, int, Rank]:
+    def _shortest_first(self, request: Request) -> tuple[int, int, QueueRank]:
         priority = request.priority if self._policy == "priority" else 0
         return priority, self._tokens_left(request), request.rank
 
@@ -593,5 +593,5 @@ def _uses(request: Request, blocks: set[BlockId], end: int | None = None) -> boo
     return any(not blocks.isdisjoint(table[:end]) for table in request.tables)
 
 
-def _rank(request: Request) -> Rank:
+def _rank(request: Request) -> QueueRank:
     return request.rank

@@ -42,7 +42,7 @@ log = get_logger("engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedAdapter:
     """An adapter in a slot. fingerprint: separates its cached prefixes from others."""
 
     slot: int
@@ -59,14 +59,14 @@ class AdapterSlots:
         self._count = count
         self._load = load
         self._reader = reader
-        self._named: dict[str, Loaded] = {}
-        self._staged: tuple[str, Loaded] | None = None
+        self._named: dict[str, LoadedAdapter] = {}
+        self._staged: tuple[str, LoadedAdapter] | None = None
         self._asked: deque[Ask] = deque()
         self._work: Generator[None, None, Reply] | None = None
         self._answers: list[Answer] = []
         self.in_use: Callable[[], Collection[int]] = tuple  # the slots of requests
 
-    def find(self, name: str) -> Loaded | None:
+    def find(self, name: str) -> LoadedAdapter | None:
         """The adapter with this name."""
         return self._named.get(name)
 
@@ -80,7 +80,7 @@ class AdapterSlots:
         slot = len(self._named)
         for _ in self._load(slot, adapter):
             pass
-        self._named[name] = Loaded(slot, adapter.fingerprint())
+        self._named[name] = LoadedAdapter(slot, adapter.fingerprint())
 
     def ask(self, message: Ask) -> None:
         """Take a change, which begins when those before it are done."""
@@ -146,7 +146,7 @@ class AdapterSlots:
         slot = self._free_slot(name)
         adapter = yield from self._reader.copy(name, Path(path))
         yield from self._load(slot, adapter)
-        loaded = Loaded(slot, adapter.fingerprint())
+        loaded = LoadedAdapter(slot, adapter.fingerprint())
         self._staged = name, loaded
         return {"fingerprint": loaded.fingerprint}
 

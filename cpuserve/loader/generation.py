@@ -16,14 +16,14 @@ FILE = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class GenerationDefaults:
     """Default sampling parameters by name, and the reason for them."""
 
     values: Mapping[str, Number] = field(default_factory=dict)
     why: str = "the model has no generation_config.json"
 
 
-def recommended(source: str, name: str, path: Path) -> Generation:
+def recommended(source: str, name: str, path: Path) -> GenerationDefaults:
     """The default sampling parameters of the model called `name` at `path`.
 
     source: "auto" (the model's own), "cpuserve" (none), or a directory or JSON file to read.
@@ -33,15 +33,15 @@ def recommended(source: str, name: str, path: Path) -> Generation:
         ModelError: the file is broken or a value is out of range.
     """
     if source == "cpuserve":
-        return Generation(why="as requested: OpenAI's defaults instead of the model's")
+        return GenerationDefaults(why="as requested: OpenAI's defaults instead of the model's")
     if source != "auto":
         return _of_file(_asked_file(source), "as requested")
     builtin = BUILTIN.get(name)
     if builtin is not None and path.name == builtin.file_name:
-        return Generation(builtin.generation, builtin.generation_why)
+        return GenerationDefaults(builtin.generation, builtin.generation_why)
     if path.is_dir() and (path / FILE).exists():
         return _of_file(path / FILE, "the model's")
-    return Generation()
+    return GenerationDefaults()
 
 
 def check_ranges(values: Mapping[str, Number | None]) -> None:
@@ -66,11 +66,13 @@ def _asked_file(source: str) -> Path:
     return file
 
 
-def _of_file(file: Path, whose: str) -> Generation:
+def _of_file(file: Path, whose: str) -> GenerationDefaults:
     try:
         values = merged({}, read_settings(read_json(file, "generation config")))
         check_ranges(values)
     except (ValueError, InvalidRequest) as error:
         msg = f"generation config {file}: {error}"
         raise ModelError(msg) from None
-    return Generation(values, f"{whose} {FILE}" if values else f"{whose} {FILE} has no settings")
+    return GenerationDefaults(
+        values, f"{whose} {FILE}" if values else f"{whose} {FILE} has no settings"
+    )

@@ -16,11 +16,7 @@ from cpuserve.config.options import EngineOptions
 from cpuserve.errors import ConfigError
 from cpuserve.platforms.base import Capabilities, ModelFacts
 from cpuserve.platforms.extension import lacking_x86_64_v2, why_not_loaded
-from cpuserve.platforms.formats import (
-    CHECKPOINTS,
-    KV_OF,
-    MADE_WHILE_LOADING,
-)
+from cpuserve.platforms.formats import CHECKPOINTS, KV_OF, MADE_WHILE_LOADING
 from cpuserve.platforms.host import Host
 from cpuserve.platforms.isa_level import default_level, isa_level_of
 from cpuserve.platforms.placement import extra_thread_may_pay

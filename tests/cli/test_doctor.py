@@ -13,7 +13,7 @@ import pytest
 from cpuserve.cli import doctor
 from cpuserve.cli import main as cli
 from cpuserve.cli.doctor import problems, schema
-from cpuserve.cli.top_processes import Program, busiest
+from cpuserve.cli.top_processes import BusyProcess, busiest
 from cpuserve.config.decisions import Ledger
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import parse_cpu_list
@@ -216,7 +216,7 @@ def test_programs_that_take_the_cpus_are_named():
 
 def test_a_busy_machine_is_a_problem_that_says_who():
     host = msgspec.structs.replace(load_host("xeon_2s_amx"), load=40.0)
-    made = list(problems(host, None, busy=[Program(7, "a (b", 3.14)]))
+    made = list(problems(host, None, busy=[BusyProcess(7, "a (b", 3.14)]))
     assert [p.what for p in made] == [
         "other programs used or waited for 40.0 CPUs in the last minute; now: a (b (process 7, 3.1)"
     ]

@@ -37,7 +37,7 @@ from cpuserve.core.kv.block_file import (
 from cpuserve.core.kv.files import BlockFiles
 from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
-from cpuserve.core.kv.tier import Data, Loaded, TierNeeds
+from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
 from cpuserve.log import get_logger
 
 # A process rescans the folder for files of other processes after it has written 1/16 of the limit.
@@ -115,7 +115,7 @@ class DiskCache:
     def _has(self, key: BlockHash, group: int) -> bool:
         return self._path(file_key(key, group)) in self._files
 
-    def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
+    def load(self, chain: PrefixChain, index: int, group: int) -> TierBlock | None:
         """Return the bytes of block `index` of `chain` in a cache group.
 
         Returns None if there is no file, or if it is damaged or from other settings.

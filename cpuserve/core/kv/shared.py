@@ -23,7 +23,7 @@ from cpuserve.core.kv.block_file import (
 )
 from cpuserve.core.kv.owned import FOLDER
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
-from cpuserve.core.kv.tier import Data, Loaded, TierNeeds
+from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
 from cpuserve.log import get_logger
 
 # Keys of recently asked blocks; each takes about 200 bytes, and its SHA-256 a microsecond.
@@ -81,7 +81,7 @@ class SharedFiles:
         """Whether there is a file of block `index` of `chain`."""
         return bool(self._sizes) and self._file(chain, index, group) in self._sizes
 
-    def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
+    def load(self, chain: PrefixChain, index: int, group: int) -> TierBlock | None:
         """Return the bytes of the block, or None if its file is gone or damaged."""
         file = self._file(chain, index, group)
         try:

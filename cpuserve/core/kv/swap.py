@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
-from cpuserve.core.kv.tier import Data, Loaded
+from cpuserve.core.kv.tier import Data, TierBlock
 
 
 class SwapSpace:
@@ -67,7 +67,7 @@ class SwapSpace:
         """Whether block `index` of `chain`, which follows the chain's entries, is here."""
         return self._entry(chain, index, group) is not None
 
-    def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
+    def load(self, chain: PrefixChain, index: int, group: int) -> TierBlock | None:
         """Remove the block that `find` has found, and return it with its entry."""
         entry = self._entry(chain, index, group)
         return None if entry is None else (self._take(entry.key, group), entry)

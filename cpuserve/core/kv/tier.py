@@ -12,7 +12,7 @@ from cpuserve.core.kv.prefix import CachedBlock, PrefixChain
 
 Data = bytes | bytearray | memoryview
 # The content of a block, and the evicted entry that it belongs to, if the tier still has it.
-Loaded = tuple[Data, CachedBlock | None]
+TierBlock = tuple[Data, CachedBlock | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Tier(Protocol):
         That all tokens before are equal must be certain only for the first block after them.
         """
 
-    def load(self, chain: PrefixChain, index: int, group: int) -> Loaded | None:
+    def load(self, chain: PrefixChain, index: int, group: int) -> TierBlock | None:
         """Return the content of the first block after the chain's entries, which `find` has found.
 
         Returns None if it is gone or damaged.
