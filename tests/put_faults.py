@@ -536,7 +536,7 @@ FAULTS = [
         "tests/models/test_families.py -k see_each_other",
     ),
     Fault(
-        "cpuserve/program/interpret.py",
+        "cpuserve/program/reference/rows.py",
         "        return F.gelu(x)\n",
         '        return F.gelu(x, approximate="tanh")\n',
         "tests/llm/test_rerankers.py -k transformers",

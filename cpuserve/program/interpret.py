@@ -7,18 +7,14 @@ same points as the native executor (csrc/kernels/table.h), so tests can use tigh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from cpuserve.program.dataflow import last_uses, reads, written
-from cpuserve.program.mamba import ConvInputs, Mamba2States, Mamba2Weights
 from cpuserve.program.ops import (
-    SWIGLU_ALPHA,
-    SWIGLU_LIMIT,
     ActivationOp,
     Add,
     Attention,
@@ -51,12 +47,42 @@ from cpuserve.program.ops import (
     ShortConv,
     SplitGates,
     Spread,
-    Then,
     ValueId,
 )
 from cpuserve.program.parts import parse
 from cpuserve.program.program import CacheLayer, Program, group_of
-from cpuserve.program.recurrent import DeltaStates, DeltaWeights, Part, parts_of
+from cpuserve.program.reference.attention import (
+    BLOCK,
+    FP8,
+    KV_DTYPES,
+    MIXED_KV,
+    QUERIES_AT_ONCE,
+    SCALED_KV,
+    chunked_softmax,
+    encode_kv,
+    mix,
+    mix_width,
+    visible,
+)
+from cpuserve.program.reference.mamba import ConvInputs, Mamba2Sizes, Mamba2States, Mamba2Weights
+from cpuserve.program.reference.quantized import (
+    GROUP128,
+    GROUP256,
+    Matrix,
+    QuantMatrix,
+    multiply_channel,
+    multiply_grouped,
+    multiply_two_terms,
+    row_blocks,
+)
+from cpuserve.program.reference.recurrent import (
+    DeltaSizes,
+    DeltaStates,
+    DeltaWeights,
+    Part,
+    parts_of,
+)
+from cpuserve.program.reference.rows import activate, rms_norm, rotate, soften
 from cpuserve.program.row_formats import ACT_FORMAT, FLOAT_ROWS
 from cpuserve.program.tables import alibi_slopes, rope_tables
 from cpuserve.program.view import (
@@ -71,65 +97,11 @@ from cpuserve.program.view import (
 
 Mode = Literal["reference", "emulated"]
 
-BLOCK = 32  # tokens of a KV block, kBlock
-CHUNK = 256  # keys of an attention chunk, kChunk
-GROUP = 32  # weights that share a scale in the GGUF formats
-GROUP128 = 128  # inputs that share a scale in rows of format q8g128
-GROUP256 = 256  # the same in rows of format q8g256
-QUERIES_AT_ONCE = 128  # per sequence; limits the memory of scores [queries, heads, keys]
-ROWS_AT_ONCE = 4096  # rows of a 16-bit matrix converted to fp32 at a time; limits memory
-# Storage dtype of each KV type. torch cannot index fp8 tensors, so fp8 is stored as bytes.
-KV_DTYPES = {
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "int8": torch.int8,
-    "fp8_e4m3": torch.uint8,
-    "fp8_e5m2": torch.uint8,
-}
-MIXED_KV = ("int8",)  # keys are multiplied by a Hadamard matrix, queries by its inverse
-SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # the largest code
-FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 DENSE_DTYPES = {
     "dense_f32": torch.float32,
     "dense_f16": torch.float16,
     "dense_bf16": torch.bfloat16,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class QuantMatrix:
-    """A matrix quantized in groups along k: w = scale * (codes - zero) + minimum.
-
-    codes [n, k] uint8, or bf16 if they are floats; scale and minimum (or None) [n, groups] fp32,
-    each for `group` weights; the last group of a row may be shorter. order [k]: column i of the
-    codes multiplies input order[i] (None: input i).
-    """
-
-    codes: Tensor
-    scale: Tensor
-    zero: int
-    minimum: Tensor | None = None
-    group: int = GROUP
-    order: Tensor | None = None
-
-    @property
-    def shape(self) -> torch.Size:
-        """[n, k]."""
-        return self.codes.shape
-
-    def rows(self, index: Tensor | slice) -> Tensor:
-        """Rows of the matrix in fp32."""
-        out = (self.codes[index].float() - self.zero) * self._spread(self.scale[index])
-        if self.minimum is not None:
-            out += self._spread(self.minimum[index])
-        return out if self.order is None else torch.empty_like(out).index_copy_(1, self.order, out)
-
-    def _spread(self, per_group: Tensor) -> Tensor:
-        return per_group.repeat_interleave(self.group, dim=1)[:, : self.codes.shape[1]]
-
-
-Matrix: TypeAlias = Tensor | QuantMatrix
 
 
 def _tensor(tensors: Mapping[str, Matrix], name: str) -> Matrix:
@@ -613,7 +585,7 @@ class Interpreter:
         distance = positions[:, None] - torch.arange(len(k))  # [n, keys], >= 0 is visible
         if op.alibi:
             s = s - self._alibi[op.q_heads][:, None] * distance[:, None]
-        s = s.masked_fill(~visible(distance, op)[:, None], -torch.inf)
+        s = s.masked_fill(~visible(distance, op.window, causal=op.causal)[:, None], -torch.inf)
         sink = None if op.sinks is None else self._vector(op.sinks)[:, None].expand(len(q), -1, 1)
         if self.mode == "emulated":
             if v_scale is not None:
@@ -676,11 +648,13 @@ def make_states(program: Program, slots: int) -> list[DeltaStates | ConvInputs |
     made: list[DeltaStates | ConvInputs | Mamba2States] = []
     for op in program.ops:
         if isinstance(op, GatedDelta):
-            made.append(DeltaStates(op, slots, BLOCK))
+            heads = (op.key_heads, op.value_heads, op.key_width, op.value_width)
+            made.append(DeltaStates(DeltaSizes(*heads, op.taps, op.eps, op.tiled), slots, BLOCK))
         elif isinstance(op, ShortConv):
             made.append(ConvInputs(op.channels, op.taps, slots))
         elif isinstance(op, Mamba2):
-            made.append(Mamba2States(op, slots))
+            sizes = (op.heads, op.groups, op.key_width, op.value_width, op.low, op.high)
+            made.append(Mamba2States(Mamba2Sizes(*sizes), slots))
     return made
 
 
@@ -698,177 +672,7 @@ def halves(layer: CacheLayer) -> int:
     return 1 if layer.latent else 2
 
 
-def row_blocks(weight: Matrix) -> list[slice]:
-    """Ranges of at most ROWS_AT_ONCE rows, which are converted to fp32 one after another."""
-    return [slice(a, a + ROWS_AT_ONCE) for a in range(0, weight.shape[0], ROWS_AT_ONCE)]
-
-
 def routed_rows(routing: Tensor, chosen: int) -> Tensor:
     """token * chosen + rank of each routed row: by expert, then token; -1 adds no row."""
     sorted_ids = routing[:, :chosen].reshape(-1).sort(stable=True)
     return sorted_ids.indices[sorted_ids.values >= 0]
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
-    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate dims i and i + rotary / 2 of x [T, heads, d]; cos and sin are [T, 1, rotary / 2]."""
-    half = cos.shape[-1]
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
-
-
-def activate(x: Tensor, then: Then) -> Tensor:
-    """The activation of Linear and ActivationOp; "*_mul" is act(first half) * second half."""
-    if then.endswith("_mul"):
-        gate, up = x.chunk(2, dim=1)
-        if then == "clamped_swiglu_mul":
-            gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
-            return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
-        return activate(gate, cast("Then", then.removesuffix("_mul"))) * up
-    if then == "relu":
-        return F.relu(x)
-    if then == "silu":
-        return F.silu(x)
-    if then == "gelu":
-        return F.gelu(x)
-    return F.gelu(x, approximate="tanh") if then == "gelu_tanh" else x
-
-
-def soften(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap), or x if cap is 0."""
-    return cap * torch.tanh(x / cap) if cap > 0 else x
-
-
-def visible(distance: Tensor, op: Attention) -> Tensor:
-    """Mask [n, keys] of the keys that a query may see; distance = query position - key position."""
-    if not op.causal:
-        distance = distance.abs()  # a window reaches to both sides
-    seen = distance >= 0
-    return seen & (distance < op.window) if op.window else seen
-
-
-def mix_width(head_dim: int) -> int:
-    """Size of the Hadamard matrix of `mix`: the largest power of two that divides head_dim."""
-    return head_dim & -head_dim
-
-
-def mix(x: Tensor) -> Tensor:
-    """x [T, heads, d] times the Hadamard matrix (entries 1 and -1), per block of mix_width(d)."""
-    n, h = mix_width(x.shape[2]), torch.ones(1, 1)
-    while len(h) < n:
-        h = torch.cat([torch.cat([h, h], dim=1), torch.cat([h, -h], dim=1)])
-    return (x.reshape(*x.shape[:2], -1, n) @ h).reshape(x.shape)
-
-
-def encode_kv(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Quantize x [T, heads, d] to 8 bits: (codes, scale [T, heads]) with x ~ codes * scale."""
-    largest, top = SCALED_KV[kind], x.abs().amax(dim=2)
-    factor = torch.where(top > 0, torch.tensor(largest) / top, 0.0)
-    codes = x * factor[..., None]
-    return codes.round().to(torch.int8) if kind == "int8" else codes.to(FP8[kind]), top / largest
-
-
-def chunked_softmax(
-    s: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    *,
-    round_p: bool = False,
-    v_scale: Tensor | None = None,
-) -> Tensor:
-    """softmax(s) v, computed separately for each chunk of 256 keys and merged in ascending order.
-
-    s [n, heads, keys] is -inf at masked keys; v [keys, heads, d]; sink [n, heads, 1] or None. With
-    round_p, P is rounded to bf16 before it is multiplied with V, and after the multiplication with
-    v_scale [keys, heads], if any. The denominators use P in fp32 without v_scale.
-    """
-    n, heads, keys = s.shape
-    top = torch.full((n, heads, 1), -torch.inf) if sink is None else sink
-    total = torch.full((n, heads, 1), 0.0 if sink is None else 1.0)
-    out = torch.zeros(n, heads, v.shape[2])
-    for start in range(0, keys, CHUNK):
-        part, values = s[:, :, start : start + CHUNK], v[start : start + CHUNK]
-        part_top = part.amax(dim=2, keepdim=True)
-        seen = part_top > -torch.inf
-        p = torch.where(seen, torch.exp(part - torch.where(seen, part_top, 0.0)), 0.0)
-        part_total = p.sum(dim=2, keepdim=True)
-        if v_scale is not None:
-            p = p * v_scale[start : start + CHUNK].T
-        if round_p:
-            p = p.bfloat16().float()
-        new_top = torch.maximum(top, part_top)
-        safe = torch.where(new_top > -torch.inf, new_top, 0.0)
-        keep, take = torch.exp(top - safe), torch.exp(part_top - safe)
-        total = total * keep + part_total * take
-        out = out * keep + torch.einsum("nhk,khd->nhd", p, values) * take
-        top = new_top
-    return out / total
-
-
-def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize rows x to int8 with a scale per `group` inputs.
-
-    Returns (q [T, groups, group], scale [T, groups], sum of q [T, groups]).
-    """
-    x = F.pad(x, (0, -x.shape[1] % group)).reshape(len(x), -1, group)
-    amax = x.abs().amax(dim=2)
-    # torch computes number / tensor as number * (1 / tensor), which rounds twice: use two tensors.
-    inverse = torch.where(amax > 0, torch.tensor(127.0) / amax, 0.0)
-    q = torch.round(x * inverse[..., None])
-    return q, amax / 127.0, q.sum(dim=2)
-
-
-def multiply_grouped(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
-    """The quantized product of table.h for kinds with groups, summed in ascending order of groups.
-
-    Inputs have a scale per `group`. Sums of int8 x code products stay below 2^24, so they are exact
-    in fp32. A fused multiply-add is emulated as an fp64 product and sum, rounded once to fp32.
-    Kernels sum the groups of a block of 256 in integers, which is one rounding instead of 8 or 16.
-    """
-    q, x_scale, _ = quantize_rows(x, group)
-    parts = q.shape[2] // weight.group
-    q = q.reshape(len(x), -1, weight.group)
-    x_scale, x_sum = x_scale.repeat_interleave(parts, dim=1), q.sum(dim=2)
-    n, codes = weight.shape[0], centered(weight, weight.group)
-    out = torch.zeros(len(x), n)
-    for g in range(codes.shape[1]):
-        dot = q[:, g] @ codes[:, g].T
-        out = _fma(dot, x_scale[:, g, None] * weight.scale[None, :, g], out)
-        if weight.minimum is not None:
-            shift = (x_scale[:, g] * x_sum[:, g])[:, None]
-            out = _fma(weight.minimum[None, :, g], shift, out)
-    return out
-
-
-def multiply_channel(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
-    """The product of kinds w8_channel (group 0: whole rows) and w8_channel_g128 of table.h."""
-    q, x_scale, _ = quantize_rows(x, group or x.shape[1])
-    codes = centered(weight, group or x.shape[1])
-    if not group:
-        dot = (q[:, 0].double() @ codes[:, 0].double().T).float()
-        return dot * (weight.scale.T * x_scale)
-    out = torch.zeros(len(x), weight.shape[0])
-    for g in range(q.shape[1]):
-        out = _fma(q[:, g] @ codes[:, g].T, x_scale[:, g, None], out)
-    return out * weight.scale.T
-
-
-def centered(weight: QuantMatrix, group: int) -> Tensor:
-    """codes - zero in fp32 as [n, groups, group], padded with zeros."""
-    codes = weight.codes.float() - weight.zero
-    return F.pad(codes, (0, -codes.shape[1] % group)).reshape(len(codes), -1, group)
-
-
-def multiply_two_terms(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
-    """The product of x in two terms: quantized x, plus the quantized error of the first term."""
-    q, scale, _ = quantize_rows(x, group)
-    kept = (q * scale[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
-    return multiply_grouped(x, weight, group) + multiply_grouped(x - kept, weight, group)
-
-
-def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    return (a.double() * b.double() + c.double()).float()

@@ -40,8 +40,12 @@ NATIVE = {"program/lower.py", "runtime/native.py", "platforms/cpu.py"}
 TORCH = {
     "program/interpret.py",
     "program/compare.py",  # holds native ops against the interpreter
-    "program/recurrent.py",  # the recurrent layers of the interpreter
-    "program/mamba.py",  # and those of Mamba2 and short convolutions
+    # Parts of the interpreter:
+    "program/reference/attention.py",
+    "program/reference/mamba.py",
+    "program/reference/quantized.py",
+    "program/reference/recurrent.py",
+    "program/reference/rows.py",
     "runtime/torch_executor.py",
     "runtime/transformers_fallback.py",
 }

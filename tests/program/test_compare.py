@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cpuserve.program.compare import compare, stored_format
-from cpuserve.program.interpret import GROUP, quantize_rows
 from cpuserve.program.ops import Attention, Combine, Linear, Logits, RmsNorm, RopeStoreKV
+from cpuserve.program.reference.quantized import GROUP, quantize_rows
 from tests.helpers.oracle import interpreter_of, program_of
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import tiny_model
