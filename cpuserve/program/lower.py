@@ -24,6 +24,15 @@ import cpuserve._C as _C
 from cpuserve.errors import ModelError
 from cpuserve.program.adapters import parse as parse_adapter
 from cpuserve.program.dataflow import combined_from, last_uses, looked_up, reads, uses, written
+from cpuserve.program.loads import (
+    Float32,
+    HeadPart,
+    MatrixLoad,
+    OpWeights,
+    ReadFn,
+    TableLoad,
+    VectorLoad,
+)
 from cpuserve.program.ops import (
     ActivationOp,
     Add,
@@ -64,6 +73,8 @@ from cpuserve.program.program import Program, group_of
 from cpuserve.program.row_formats import (
     ACT_FORMAT,
     CONVERTED_KIND,
+    DOT_OF_KIND,
+    KV_ROW_FORMAT,
     REORDERED,
     WHOLE_ROW,
     act_format,
@@ -71,126 +82,12 @@ from cpuserve.program.row_formats import (
 )
 from cpuserve.program.tables import alibi_slopes, rope_tables
 
-Float32 = npt.NDArray[np.float32]
 Order = npt.NDArray[np.int64]
-ReadFn = Callable[[str], Float32]
 
 log = logging.getLogger(__name__)
 
 # Places in a list of orders; None for columns that are in order.
 Orders = tuple[int | None, ...]
-KV_ROW_FORMAT = {
-    "bf16": "bf16",
-    "f16": "f32",
-    "f32": "f32",
-    "int8": "bf16",
-    "fp8_e4m3": "bf16",
-    "fp8_e5m2": "bf16",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class HeadPart:
-    """The rows of a tensor that make one head's matrix, or its transpose."""
-
-    rows: slice
-    transposed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixLoad:
-    """Pack these checkpoint tensors into native matrix `id`; part: a part of the only one.
-
-    values: the tensors are dequantized first, because they cannot be packed together as they are.
-    """
-
-    id: int
-    names: tuple[str, ...]
-    part: HeadPart | None = None
-    values: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TableLoad:
-    """Look up the rows of checkpoint tensor `name` as native matrix `id`, where they are mapped."""
-
-    id: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class VectorLoad:
-    """Fill native vector `id` with `make(read)`; read(name) is a checkpoint tensor in fp32."""
-
-    id: int
-    make: Callable[[ReadFn], Float32]
-
-
-@dataclass(frozen=True, slots=True)
-class OpWeights:
-    """The packed matrix [n, k] of weight kind `kind` that an op multiplies; its size in bytes.
-
-    For an op with experts, n and `num_bytes` count the experts that one token chooses, and
-    `expert_bytes` is the size of all experts of the op (0: it has none).
-    """
-
-    kind: str
-    n: int
-    k: int
-    num_bytes: int
-    expert_bytes: int = 0
-
-    def read_bytes(self, tokens: int) -> float:
-        """Bytes that a step of `tokens` reads if tokens choose all experts alike."""
-        if not self.expert_bytes:
-            return self.num_bytes
-        return bytes_in_use(self.num_bytes, self.expert_bytes, tokens)
-
-
-def bytes_in_use(chosen: int, experts: int, tokens: int) -> float:
-    """Expected bytes of the experts that a step uses if tokens choose all experts alike.
-
-    chosen: bytes of the experts that one token chooses; experts: bytes of all of them.
-    """
-    return experts * (1.0 - (1.0 - chosen / experts) ** tokens)
-
-
-# Dot-product type of each weight kind, as the probes call it; other kinds use "f32".
-DOT_OF_KIND = {
-    "dense_bf16": "bf16",
-    "w8_g32": "int8",
-    "w8_channel": "int8",
-    "w8_channel_g128": "int8",
-    "w4_g32": "int4",
-    "w4m_g32": "int4",
-    "w4m_g128": "int4",
-    "q4_k": "int4",
-    "q5_k": "int8",
-    "q6_k": "int8",
-    "q2_k": "int4",
-    "q3_k": "int4",
-    "q5_0": "int8",
-    "q5_1": "int8",
-    "iq4_nl": "int8",
-    "iq4_xs": "int8",
-    "mxfp4": "int8",
-    "e4m3_g128": "bf16",
-    "nf4_g64": "bf16",
-    "fp4_g64": "bf16",
-    "nvfp4": "bf16",
-    "w8z_g32": "int8",
-    "w8z_g128": "int8",
-    "w4z_g32": "int4",
-    "w4z_g64": "int4",
-    "w2z_g32": "int4",
-    "w2z_g64": "int4",
-    "w2z_g128": "int4",
-    "w2z_g256": "int4",
-    "w3z_g32": "int4",
-    "w3z_g64": "int4",
-    "w3z_g128": "int4",
-    "w3z_g256": "int4",
-}
 
 
 @dataclass(slots=True)
