@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 Float32 = npt.NDArray[np.float32]
 ReadFn = Callable[[str], Float32]
+# Places in the list of orders of the lowering; None for columns that are in order.
+Orders = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
