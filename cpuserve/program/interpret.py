@@ -296,12 +296,14 @@ class Interpreter:
         return multiply_grouped(x, weight, group)
 
     def matrix(self, name: str) -> Matrix:
+        """A weight as it is stored: in the emulated mode, with the dtype of its kind."""
         weight = self._tensors[name]
         if isinstance(weight, QuantMatrix) or self.mode == "reference":
             return weight
         return weight.to(DENSE_DTYPES[self.kinds.get(name, "dense_f32")])
 
     def vector(self, name: str) -> Tensor:
+        """A weight in fp32."""
         return cast("Tensor", self._tensors[name]).float()
 
     def set_weight(self, name: str, tensor: Matrix) -> None:

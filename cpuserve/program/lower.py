@@ -192,15 +192,25 @@ class Lowering:
         return self.act_format(weight) if self.order(weight) is None else "f32"
 
     def take(self, width: int, fmt: str, copies: int = 1) -> int:
+        """A buffer of rows in format `fmt` that no live value uses."""
         free = self._free.get((width, fmt, copies))
         if free:
             return free.pop()
         return self.native.value(f"{fmt}x{width}", width, fmt, copies)
 
     def give(self, buffer: int, width: int, fmt: str, copies: int = 1) -> None:
+        """Return a buffer, for values of later ops."""
         self._free.setdefault((width, fmt, copies), []).append(buffer)
 
+    def take_queries(self, value: ValueId, heads: int, head_dim: int) -> int:
+        """The buffer of the queries that attention reads by the name of `value`."""
+        key = (heads * (-(-head_dim // 16) * 16), KV_ROW_FORMAT[self.kv_type])
+        q = self.take(*key)
+        self.queries[value] = (q, key)
+        return q
+
     def value(self, value: ValueId) -> int:
+        """The buffer of a value, in the row format that it is stored in."""
         if value not in self._buffer:
             self._buffer[value] = self.take(
                 self._width[value], self.formats[value], self._copies[value]
@@ -250,6 +260,7 @@ class Lowering:
                 self.give(buffer, *key)
 
     def emit(self, add: Callable[[], None], weights: OpWeights | None = None) -> None:
+        """Append the native op that `add` adds for the current op; weights: its matrix, if any."""
         add()
         self.out.source_op.append(self._op)
         self.out.op_weights.append(weights)
@@ -277,6 +288,7 @@ class Lowering:
         return len(self._orders) - 1
 
     def orders_of(self, weight: str) -> Orders:
+        """The order of a matrix's columns for `stored_as`; empty if they are in order."""
         order = self.order(weight)
         return () if order is None else (order,)
 
@@ -306,6 +318,7 @@ class Lowering:
         return self.vector(("order", orders, width), width * len(orders), make)
 
     def matrix(self, names: tuple[str, ...], n: tuple[int, ...], k: int, glu: bool) -> int:
+        """The native matrix [sum(n), k] of these matrices' rows; glu: they are gate and up."""
         key = (names, glu)
         if key not in self._matrices:
             kind = self.kind_of(names[0])
@@ -329,17 +342,28 @@ class Lowering:
         count: int,
         make: Callable[[ReadFn], Float32],
     ) -> int:
+        """The native vector of `count` floats that `make` computes; one for equal keys."""
         if key not in self._vectors:
             self._vectors[key] = self.native.vector(str(key)[:80], count)
             self.out.vectors.append(VectorLoad(self._vectors[key], make))
         return self._vectors[key]
 
     def plain(self, name: str | None, count: int) -> int:
+        """The native vector with a weight as it is; -1 for None."""
         if name is None:
             return -1
         return self.vector(name, count, lambda read: read(name))
 
+    def norm_weight(self, name: str | None, count: int, plus_one: bool, scale: float = 1.0) -> int:
+        """The native vector (weight + 1 if `plus_one`) * scale; -1 for None."""
+        if name is None or (not plus_one and scale == 1.0):
+            return self.plain(name, count)
+        more, factor = np.float32(plus_one), np.float32(scale)
+        key = ("norm", name, plus_one, scale)
+        return self.vector(key, count, lambda read: (read(name) + more) * factor)
+
     def bias(self, names: tuple[str | None, ...], features: tuple[int, ...]) -> int:
+        """The native vector of these biases, zeros for None; -1 if all are None."""
         if all(n is None for n in names):
             return -1
 
@@ -366,17 +390,3 @@ class Lowering:
 
         cos = self.vector(("cos", rope), count, lambda _: table(0))
         return cos, self.vector(("sin", rope), count, lambda _: table(1))
-
-    def norm_weight(self, name: str | None, count: int, plus_one: bool, scale: float = 1.0) -> int:
-        if name is None or (not plus_one and scale == 1.0):
-            return self.plain(name, count)
-        more, factor = np.float32(plus_one), np.float32(scale)
-        key = ("norm", name, plus_one, scale)
-        return self.vector(key, count, lambda read: (read(name) + more) * factor)
-
-    def take_queries(self, value: ValueId, heads: int, head_dim: int) -> int:
-        """The buffer of the queries that attention reads by the name of `value`."""
-        key = (heads * (-(-head_dim // 16) * 16), KV_ROW_FORMAT[self.kv_type])
-        q = self.take(*key)
-        self.queries[value] = (q, key)
-        return q
