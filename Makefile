@@ -13,27 +13,30 @@ setup:  ## an editable install with test and lint tools, and the git hooks
 kernels:  ## compile the kernels of this checkout again
 	pip install --no-build-isolation --no-deps -e .
 
-quick:  ## the tests that together take less than a minute
+quick:  ## tests of config, platforms, quant, serving, tokenizer: about a minute
 	pytest -m quick
 
 test:  ## all tests that a pull request runs
 	pytest
 
-lint:  ## formatting, ruff, mypy
+lint:  ## formatting, ruff, mypy, clang-format, shell, Dockerfile, workflows
 	ruff check .
 	ruff format --check .
 	mypy
 	git ls-files -z '*.h' '*.cpp' | xargs -0 clang-format --dry-run -Werror
+	shellcheck --severity=warning .ci/run
+	hadolint Dockerfile.cpu
+	actionlint .github/workflows/*.yml
 
 format:  ## format Python and C++
 	ruff format .
 	ruff check --fix .
 	git ls-files -z '*.h' '*.cpp' | xargs -0 clang-format -i
 
-cpp:  ## build and run the C++ tests in build/
-	cmake -S . -B build -G Ninja -DCPUSERVE_TESTS=ON -DCPUSERVE_EXTENSION=OFF
-	cmake --build build
-	ctest --test-dir build --output-on-failure
+cpp:  ## build and run the C++ tests in build/cpp
+	cmake -S . -B build/cpp -G Ninja -DCPUSERVE_TESTS=ON -DCPUSERVE_EXTENSION=OFF -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
+	cmake --build build/cpp
+	ctest --test-dir build/cpp --output-on-failure
 
 bench:  ## token rates of the default model, as shares of what this machine can do
 	cpuserve bench throughput smollm2:135m

@@ -36,7 +36,8 @@ class Kind:
     """A weight kind.
 
     struct, probes: as they are called in the code (equal functions have one name). multiply: the
-    instructions of its products. quads: products with one sum until a scale is applied, or 0.
+    instructions of its products. quads: products of 4 values added to one sum before a scale is
+    applied; 0: no scale.
     level: the level with its code, as an index into the levels of a CPU.
     """
 

@@ -86,7 +86,7 @@ class OnHost(CpuPlatform):
 
 
 def test_the_report_shows_the_placement_that_was_resolved():
-    config = resolve("xeon_2s_amx").config
+    config = resolve("xeon_2s_amx", numa="off").config
     view = CpuView(OnHost("xeon_2s_amx"), [config])
     engine = {"roofline_bytes_per_s": 400e9, "placement": [0, 1], "misplaced": "thread 1 ..."}
     report = view.report(engine, 0.5, 300e9)

@@ -358,7 +358,7 @@ class Reader:
 
 
 def disjoint(left: Facts, right: Facts, reader: Reader, beside: Container[str] | None) -> bool:
-    """Whether it can be seen that no value has both facts.
+    """Whether it can be seen that no value satisfies both.
 
     beside: names of members that both may have if their schemas are closed; None = they are not.
     """

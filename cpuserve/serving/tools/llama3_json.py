@@ -3,7 +3,7 @@
     {"name": "get_weather", "parameters": {"city": "Paris"}}
 
 The token <|python_tag|> may come before a call; after other text, it must. Semicolons between calls
-belong to the format and are dropped. An object that is no call, such as an
+belong to the format and are dropped. An object that is no call, such as a
 response in JSON, passes on as text, and so does all text after it up to a tag. A call differs
 from it because it has arguments next to its name; so a call is known when its arguments begin.
 """

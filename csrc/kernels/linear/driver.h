@@ -54,7 +54,7 @@ struct LinearTile {
   // `split`, otherwise ahead1 + (u - u0) unit_bytes; the same place of the panels after the first.
   // A K block of a kind with kLineUnits: after every `fetch_every` units, one line of each of
   // `fetch_panels` panels of the next block, beginning with the line at ahead0.
-  // A K block of any other kind: `share`.
+  // For a K block of another kind, `share` has the part of the next block to prefetch.
   const uint8_t *ahead0, *ahead1;
   int64_t fetch_every, fetch_panels;
   UnitShare share;
