@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from cpuserve.errors import CpuserveError
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.ops import Op, RopeStoreKV
+from cpuserve.program.operations.attention import RopeStoreKV
+from cpuserve.program.ops import Op
 from cpuserve.program.parts import parse, stored_needs
 from cpuserve.program.program import Program, WeightNeed
 

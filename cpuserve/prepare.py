@@ -358,7 +358,7 @@ def _table_bytes(
     They are counted as in _read: in the files, or packed.
     """
     from cpuserve.models.bert import reads_types
-    from cpuserve.program.dataflow import looked_up
+    from cpuserve.program.operations.dense import looked_up
 
     names = looked_up(program)
     if not names or reads_types(config):  # types of tokens are added to rows when they are packed
@@ -428,7 +428,7 @@ def _matrix_weights(program: Program) -> int:
 
 def _expert_weights(program: Program) -> tuple[int, int]:
     """Return the number of weights of all experts, and of those that a token reads."""
-    from cpuserve.program.ops import ExpertLinear
+    from cpuserve.program.operations.experts import ExpertLinear
 
     linears = [op for op in program.ops if isinstance(op, ExpertLinear)]
     sizes = [sum(op.features) * op.in_features for op in linears]

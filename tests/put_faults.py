@@ -131,9 +131,9 @@ FAULTS = [
         "tests/models/test_families.py -k gemma3n-large-epsilon",
     ),
     Fault(
-        "cpuserve/program/interpret.py",
-        "ids = torch.where(ids < op.vocab, ids, 0)",
-        "ids = ids.clamp(max=op.vocab - 1)",
+        "cpuserve/program/operations/dense.py",
+        "ids = torch.where(ids < self.vocab, ids, 0)",
+        "ids = ids.clamp(max=self.vocab - 1)",
         "tests/models/test_families.py -k gemma3n-plain",
     ),
     Fault(
@@ -529,14 +529,14 @@ FAULTS = [
     ),
     # --- the reference in torch: errors as small as rounding in fp32 ---------------------------
     Fault(
-        "cpuserve/program/interpret.py",
-        's = soften(torch.einsum("nhd,khd->nhk", q, k) * op.scale, op.softcap)',
-        "factor = op.scale * (1 + 1e-6 * (len(q) == 1))\n"
-        '        s = soften(torch.einsum("nhd,khd->nhk", q, k) * factor, op.softcap)',
+        "cpuserve/program/operations/attention.py",
+        's = soften(torch.einsum("nhd,khd->nhk", q, k) * self.scale, self.softcap)',
+        "factor = self.scale * (1 + 1e-6 * (len(q) == 1))\n"
+        '        s = soften(torch.einsum("nhd,khd->nhk", q, k) * factor, self.softcap)',
         "tests/models/test_families.py -k see_each_other",
     ),
     Fault(
-        "cpuserve/program/interpret.py",
+        "cpuserve/program/reference/rows.py",
         "        return F.gelu(x)\n",
         '        return F.gelu(x, approximate="tanh")\n',
         "tests/llm/test_rerankers.py -k transformers",
@@ -839,9 +839,9 @@ FAULTS = [
         "tests/quant/test_readers.py -k zero_point_of_256",
     ),
     Fault(
-        "cpuserve/program/lower.py",
-        "return len({self._layout(w) for w in op.weights}) > 1",
-        "return len({self.kind_of(w) for w in op.weights}) > 1",
+        "cpuserve/program/operations/dense.py",
+        "return len({to.layout(w) for w in self.weights}) > 1",
+        "return len({to.kind_of(w) for w in self.weights}) > 1",
         "tests/loader/test_quantized_checkpoints.py -k own",
     ),
     Fault(

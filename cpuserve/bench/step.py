@@ -35,7 +35,7 @@ from cpuserve.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
-    from cpuserve.program.lower import OpWeights
+    from cpuserve.program.loads import OpWeights
 
 PROBE_S = 0.1
 STEPS_A_PROBE = 10

@@ -10,9 +10,8 @@ import msgspec
 from cpuserve.program.ops import Op, Rope
 from cpuserve.program.program import Program
 
-# Fields that contain the id of a value.
-VALUES = ("x", "qkv", "q", "latent", "kv", "routing", "gates", "target", "like", "more", "out")
-WEIGHTS = ("weight", "weights", "bias", "biases", "factors", "q_norm", "k_norm", "norm", "sinks")
+Shapes = dict[str, tuple[int, ...]]
+
 MOST_WEIGHTS = 4  # in one line
 SHAPES = ("width", "vocab", "rows", "in_features", "features")  # already visible in the shapes
 
@@ -36,8 +35,8 @@ def as_records(program: Program) -> list[dict[str, Any]]:
         {
             "op": op_name(op),
             "values": {f: _value(program, value) for f, value in _values(op)},
-            "weights": {w: list(shapes.get(w, ())) for w in _weights(op)},
-            "parameters": dict(_parameters(op)),
+            "weights": {w: list(shapes.get(w, ())) for w in _weights(op, shapes)},
+            "parameters": dict(_parameters(op, shapes)),
         }
         for op in program.ops
     ]
@@ -49,14 +48,14 @@ def op_name(op: Op) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-def _line(index: int, op: Op, program: Program, shapes: dict[str, tuple[int, ...]]) -> str:
+def _line(index: int, op: Op, program: Program, shapes: Shapes) -> str:
     reads = [_value(program, value) for f, value in _values(op) if f != "out"]
     writes = f" -> {_value(program, op.out)}" if hasattr(op, "out") else ""
-    names = _weights(op)
+    names = _weights(op, shapes)
     weights = " ".join(f"{w}{list(shapes.get(w, ()))}" for w in names[:MOST_WEIGHTS])
     if len(names) > MOST_WEIGHTS:  # of 128 experts
         weights += f" and {len(names) - MOST_WEIGHTS} more"
-    parameters = " ".join(f"{k}={v}" for k, v in _parameters(op))
+    parameters = " ".join(f"{k}={v}" for k, v in _parameters(op, shapes))
     parts = [f"{index:4d} {op_name(op):<14} {', '.join(reads)}{writes}", weights, parameters]
     return "  ".join(p for p in parts if p)
 
@@ -68,25 +67,35 @@ def _value(program: Program, value_id: int) -> str:
 
 
 def _values(op: Op) -> list[tuple[str, int]]:
-    held = [(field, getattr(op, field, None)) for field in VALUES]
-    return [(field, value) for field, value in held if value is not None]
+    """Return the fields that contain values, and their ids."""
+    fields = {name for name, of in type(op).__annotations__.items() if of.startswith("ValueId")}
+    held = [(name, getattr(op, name)) for name in op.__struct_fields__ if name in fields]
+    return [(name, value) for name, value in held if value is not None]
 
 
-def _weights(op: Op) -> list[str]:
-    names: list[str] = []
-    for field in WEIGHTS:
-        held = getattr(op, field, None)
-        for each in held if isinstance(held, tuple) else (held,):
-            names += [n for n in (each if isinstance(each, tuple) else (each,)) if n]
-    return names
+def _weights(op: Op, shapes: Shapes) -> list[str]:
+    return [name for field in op.__struct_fields__ for name in _named(getattr(op, field), shapes)]
 
 
-def _parameters(op: Op) -> list[tuple[str, Any]]:
+def _named(held: Any, shapes: Shapes) -> list[str]:
+    """Return the weights of the program in a field: a name, or tuples of them."""
+    if isinstance(held, tuple):
+        return [name for each in held for name in _named(each, shapes)]
+    return [held] if isinstance(held, str) and held in shapes else []
+
+
+def _is_empty(held: Any) -> bool:
+    """Return whether a field has nothing: None, or tuples of it."""
+    return held is None or (isinstance(held, tuple) and all(map(_is_empty, held)))
+
+
+def _parameters(op: Op, shapes: Shapes) -> list[tuple[str, Any]]:
     """Return the other fields of an operation that differ from their defaults."""
+    values = dict(_values(op))
     found: list[tuple[str, Any]] = []
     for field in msgspec.structs.fields(op):
         held = getattr(op, field.name)
-        if field.name in (*VALUES, *WEIGHTS, *SHAPES) or held is None:
+        if field.name in values or field.name in SHAPES or _is_empty(held) or _named(held, shapes):
             continue
         if field.default is not msgspec.NODEFAULT and held == field.default:
             continue
@@ -97,6 +106,8 @@ def _parameters(op: Op) -> list[tuple[str, Any]]:
 def _short(held: Any) -> Any:
     if isinstance(held, Rope):
         return f"rotary {held.rotary}"
+    if isinstance(held, msgspec.Struct):
+        return msgspec.structs.asdict(held)
     return float(f"{held:.6g}") if isinstance(held, float) else held
 
 

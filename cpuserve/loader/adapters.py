@@ -20,7 +20,7 @@ from cpuserve.loader.adapter_files import (
 )
 from cpuserve.loader.mapped import AnyFile, copy_file, regular_file
 from cpuserve.program.adapters import SCALES, Adapters, parse
-from cpuserve.program.ops import Embed, Linear, Logits
+from cpuserve.program.operations.dense import Embed, Linear, Logits
 from cpuserve.program.parts import parse as parse_part
 from cpuserve.program.parts import stored_needs
 from cpuserve.program.program import Program

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.models import build_program, find_model, spec_from_config
 from cpuserve.models.config import read_architectures
-from cpuserve.program.ops import Logits
+from cpuserve.program.operations.dense import Logits
 from cpuserve.quant import dequantize
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from cpuserve.models.llama import GATED_ACTIVATIONS, build_decoder, dense_mlp
 from cpuserve.models.rope import attention_mscale, read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Groups, Score, ValueId
+from cpuserve.program.operations.mixture import Groups
+from cpuserve.program.ops import Score, ValueId
 
 TOPK_METHODS = {"greedy": "all", "group_limited_greedy": "groups"}
 

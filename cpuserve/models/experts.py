@@ -9,7 +9,8 @@ from cpuserve.models.config import read_int, read_kinds, refuse
 from cpuserve.models.llama import gated_mlp
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Groups, Score, Then, ValueId
+from cpuserve.program.operations.mixture import Groups
+from cpuserve.program.ops import Score, Then, ValueId
 
 
 def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[str, object]:

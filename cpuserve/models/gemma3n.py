@@ -14,7 +14,8 @@ from cpuserve.models.gemma4 import gated_input, layer_inputs, read_caches, share
 from cpuserve.models.llama import finish_decoder, gated_mlp, read_decoder
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
-from cpuserve.program.builder import MOST_PARTS, Builder
+from cpuserve.program.builder import Builder
+from cpuserve.program.operations.columns import MOST_PARTS
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
 

@@ -13,19 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.program.dataflow import combined_from, reads, written
-from cpuserve.program.ops import (
-    Attention,
-    ExpertLinear,
-    HeadLinear,
-    LatentStoreKV,
-    Linear,
-    Logits,
-    Op,
-    RopeStoreKV,
-    Spread,
-    ValueId,
-)
+from cpuserve.program.operations.attention import Attention, RopeStoreKV
+from cpuserve.program.operations.dense import Linear, Logits
+from cpuserve.program.operations.experts import ExpertLinear, Spread, combined_from
+from cpuserve.program.operations.latent import HeadLinear, LatentStoreKV
+from cpuserve.program.ops import Op, ValueId
 from cpuserve.program.program import Program
 from cpuserve.program.row_formats import (
     FLOAT_ROWS,
@@ -134,11 +126,11 @@ def stored_format(
             formats.add("f32" if kinds.get(op.weight, "dense_f32") in FLOAT_ROWS else "bf16")
         elif isinstance(op, Spread) and op.x == value:
             formats.add(stored_format(program, kinds, op.out, activation_bits))
-        elif value in reads(op):
+        elif value in op.reads():
             formats.add("f32")
     chosen = formats.pop() if len(formats) == 1 else "f32"
     in_pieces = any(
-        written(op) == value
+        op.written() == value
         for op in program.ops
         if isinstance(op, Linear | ExpertLinear | Attention)
     )
@@ -188,7 +180,7 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
     kv_type = interpreter.kv_type
     if isinstance(op, Attention):
         bound += np.float32(STEP[kv_type]) * top
-    target = written(op)
+    target = op.written()
     stored = "f32"
     if target is not None:
         kinds, bits = interpreter.kinds, interpreter.activation_bits
@@ -227,5 +219,5 @@ def _worst(
 
 
 def _name(program: Program, op: Op) -> str:
-    target = written(op)
+    target = op.written()
     return program.values[target].name if target is not None else "logits"

@@ -39,6 +39,51 @@ ACT_FORMAT = {
     "nvfp4": "bf16",
     **dict.fromkeys(ZERO_POINTS, "q8g32"),
 }
+# Dot-product type of each weight kind, as the probes call it; other kinds use "f32".
+DOT_OF_KIND = {
+    "dense_bf16": "bf16",
+    "w8_g32": "int8",
+    "w8_channel": "int8",
+    "w8_channel_g128": "int8",
+    "w4_g32": "int4",
+    "w4m_g32": "int4",
+    "w4m_g128": "int4",
+    "q4_k": "int4",
+    "q5_k": "int8",
+    "q6_k": "int8",
+    "q2_k": "int4",
+    "q3_k": "int4",
+    "q5_0": "int8",
+    "q5_1": "int8",
+    "iq4_nl": "int8",
+    "iq4_xs": "int8",
+    "mxfp4": "int8",
+    "e4m3_g128": "bf16",
+    "nf4_g64": "bf16",
+    "fp4_g64": "bf16",
+    "nvfp4": "bf16",
+    "w8z_g32": "int8",
+    "w8z_g128": "int8",
+    "w4z_g32": "int4",
+    "w4z_g64": "int4",
+    "w2z_g32": "int4",
+    "w2z_g64": "int4",
+    "w2z_g128": "int4",
+    "w2z_g256": "int4",
+    "w3z_g32": "int4",
+    "w3z_g64": "int4",
+    "w3z_g128": "int4",
+    "w3z_g256": "int4",
+}
+# The format in which attention reads queries, by the type of the KV cache.
+KV_ROW_FORMAT = {
+    "bf16": "bf16",
+    "f16": "f32",
+    "f32": "f32",
+    "int8": "bf16",
+    "fp8_e4m3": "bf16",
+    "fp8_e5m2": "bf16",
+}
 # The kinds of matrices that may have their columns in another order (activation order).
 REORDERED = ("w8_g32", "w4_g32", "w4m_g128", *ZERO_POINTS)
 # With activation_bits 16, a value is the sum of two int8 terms: about 15 bits.

@@ -16,7 +16,8 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_cpus
 from cpuserve.platforms.probe import DOT_KINDS
 from cpuserve.program.adapters import parse
-from cpuserve.program.lower import HeadPart, Lowered, Lowering, MatrixLoad
+from cpuserve.program.loads import HeadPart, MatrixLoad
+from cpuserve.program.lower import Lowered, Lowering
 from cpuserve.program.program import Program
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import BuiltTensor, Each, QuantTensor, SourceType, Weights, rows_of

@@ -35,7 +35,7 @@ from cpuserve.sampling.params import SamplingParams
 if TYPE_CHECKING:
     import torch
 
-    from cpuserve.program.interpret import Matrix, QuantMatrix
+    from cpuserve.program.reference.quantized import Matrix, QuantMatrix
 
 ProgressFn = Callable[[str, int, int], None]
 
@@ -364,7 +364,7 @@ def coded_matrix(tensor: QuantTensor, kind: str) -> QuantMatrix:
     """Return codes and scales of an int8 or int4 tensor, or of a dense one after quantization."""
     import torch
 
-    from cpuserve.program.interpret import QuantMatrix
+    from cpuserve.program.reference.quantized import QuantMatrix
     from cpuserve.quant import dequantize
     from cpuserve.quant.codes import ZERO
     from cpuserve.quant.online import quantize
@@ -383,7 +383,7 @@ def float_matrix(tensor: QuantTensor) -> QuantMatrix:
     """Return values and scales of a tensor of float codes (see quant/float_rows.py)."""
     import torch
 
-    from cpuserve.program.interpret import QuantMatrix
+    from cpuserve.program.reference.quantized import QuantMatrix
     from cpuserve.quant.float_rows import widened
 
     values, scale, group = widened(tensor)
@@ -395,7 +395,7 @@ def quant_matrix(tensor: QuantTensor) -> QuantMatrix:
     """Return codes and scales of a quantized GGUF tensor (see quant/gguf/blocks.py)."""
     import torch
 
-    from cpuserve.program.interpret import QuantMatrix
+    from cpuserve.program.reference.quantized import QuantMatrix
     from cpuserve.quant.gguf.blocks import read_codes
 
     codes = read_codes(tensor)

@@ -26,16 +26,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.ops import (
-    Attention,
-    ExpertLinear,
-    GatedDelta,
-    HeadLinear,
-    Linear,
-    Logits,
-    Mamba2,
-    Op,
-)
+from cpuserve.program.operations.attention import Attention
+from cpuserve.program.operations.dense import Linear, Logits
+from cpuserve.program.operations.experts import ExpertLinear
+from cpuserve.program.operations.latent import HeadLinear
+from cpuserve.program.operations.recurrent import GatedDelta, Mamba2
+from cpuserve.program.ops import Op
 from cpuserve.program.program import Program
 
 UNIT32, UNIT64 = 2.0**-24, 2.0**-53  # u, the largest relative error of one rounding

@@ -11,7 +11,7 @@ from cpuserve import _C
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.load import open_checkpoint
-from cpuserve.program.interpret import multiply_grouped
+from cpuserve.program.reference.quantized import multiply_grouped
 from cpuserve.program.row_formats import ACT_FORMAT
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor

@@ -40,11 +40,18 @@ NATIVE = {"program/lower.py", "runtime/native.py", "platforms/cpu.py"}
 TORCH = {
     "program/interpret.py",
     "program/compare.py",  # holds native ops against the interpreter
-    "program/recurrent.py",  # the recurrent layers of the interpreter
-    "program/mamba.py",  # and those of Mamba2 and short convolutions
+    # Parts of the interpreter:
+    "program/reference/attention.py",
+    "program/reference/mamba.py",
+    "program/reference/quantized.py",
+    "program/reference/recurrent.py",
+    "program/reference/rows.py",
     "runtime/torch_executor.py",
     "runtime/transformers_fallback.py",
 }
+# Operations have their references in torch, and import it in the functions that run it.
+OPERATIONS = "program/operations/"
+REFERENCES = "cpuserve.program.reference."
 BANNED_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 BANNED_CALLS = {"eval", "exec", "__import__"}
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
@@ -92,9 +99,18 @@ def may_import(package: str, target: str) -> bool:
     return target == package or (target in RANK and RANK[target] < RANK[package])
 
 
+def is_torch(module: str) -> bool:
+    return module.partition(".")[0] in ("torch", "transformers") or module.startswith(REFERENCES)
+
+
+def may_use_torch(path: str, *, first: bool) -> bool:
+    return path in TORCH or (path.startswith(OPERATIONS) and not first)
+
+
 def import_faults(path: str, tree: ast.AST) -> Iterator[str]:
     """What `path` (inside cpuserve/) imports and may not."""
     running = set(imports(walk(tree)))
+    first = set(imports(ast.iter_child_nodes(tree)))  # those that run when the module is imported
     for line, module in imports(ast.walk(tree)):
         top, _, rest = module.partition(".")
         target = rest.split(".")[0]
@@ -104,8 +120,8 @@ def import_faults(path: str, tree: ast.AST) -> Iterator[str]:
             continue  # other packages may be named for the type checker
         elif top in BANNED_MODULES:
             yield f"{path}:{line}: {top} runs what it reads"
-        elif top in ("torch", "transformers") and path not in TORCH:
-            yield f"{path}:{line}: {top} outside the torch executor"
+        elif is_torch(module) and not may_use_torch(path, first=(line, module) in first):
+            yield f"{path}:{line}: {module} outside the torch executor"
         elif top == "os" and target in ENVIRONMENT and path != "config/env.py":
             yield f"{path}:{line}: os.{target} outside config/env.py"
         elif top == "cpuserve" and target == "_C":
@@ -256,6 +272,9 @@ def test_cpp_includes_point_down():
         ("engine/a.py", "from cpuserve.nowhere import x"),
         ("engine/a.py", "from . import b"),
         ("engine/a.py", "import torch"),
+        ("engine/a.py", "def f():\n    import torch"),
+        ("program/operations/a.py", "import torch"),
+        ("program/operations/a.py", "from cpuserve.program.reference.rows import rms_norm"),
         ("engine/a.py", "def f():\n    from transformers import AutoModel"),
         ("engine/a.py", "import pickle"),
         ("engine/a.py", "from os import environ"),
@@ -275,6 +294,7 @@ def test_the_rule_sees_a_breach(path, source):
     [
         ("program/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("engine/a.py", "from cpuserve.engine.ipc import Message\nfrom cpuserve.core import step"),
+        ("program/operations/a.py", "def f():\n    import torch"),
         ("config/env.py", "import os\nx = os.environ"),
         ("runtime/native.py", "from cpuserve import _C"),
     ],

@@ -7,7 +7,7 @@ import torch
 
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
-from cpuserve.program.ops import ExpertLinear
+from cpuserve.program.operations.experts import ExpertLinear
 from cpuserve.program.parts import stored_needs
 from tests.helpers.depth import deep_but
 from tests.helpers.oracle import (

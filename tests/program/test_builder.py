@@ -9,8 +9,9 @@ import pytest
 from cpuserve.errors import ModelError
 from cpuserve.models import spec_from_config
 from cpuserve.program.builder import Builder
-from cpuserve.program.dataflow import last_uses, reads, written
-from cpuserve.program.ops import Linear, Logits, Rope
+from cpuserve.program.dataflow import last_uses
+from cpuserve.program.operations.dense import Linear, Logits
+from cpuserve.program.ops import Rope
 from cpuserve.program.program import WeightNeed
 from tests.helpers.tiny import tiny_config
 
@@ -162,8 +163,8 @@ def test_values_live_until_their_last_reader(b):
     assert last[x] == len(program.ops) - 2
     assert last[a] == len(program.ops) - 3
     assert isinstance(program.ops[-1], Logits)
-    assert written(program.ops[-1]) is None
-    assert reads(program.ops[-3]) == (a, x)
+    assert program.ops[-1].written() is None
+    assert program.ops[-3].reads() == (a, x)
 
 
 def test_head_scale_and_eps_default_to_the_spec():

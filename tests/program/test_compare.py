@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from cpuserve.program.compare import compare, stored_format
-from cpuserve.program.interpret import GROUP, quantize_rows
-from cpuserve.program.ops import Attention, Combine, Linear, Logits, RmsNorm, RopeStoreKV
+from cpuserve.program.operations.attention import Attention, RopeStoreKV
+from cpuserve.program.operations.dense import Linear, Logits
+from cpuserve.program.operations.experts import Combine
+from cpuserve.program.operations.norms import RmsNorm
+from cpuserve.program.reference.quantized import GROUP, quantize_rows
 from tests.helpers.oracle import interpreter_of, program_of
 from tests.helpers.steps import Sequence, all_rows, step
 from tests.helpers.tiny import tiny_model
@@ -42,21 +45,17 @@ class Lowered:
 
     def _values_before(self, arrays, origin):
         """Like Interpreter.run_to, with the rounding of this executor and its injected fault."""
-        from cpuserve.program.dataflow import reads, written
-
         self.interpreter.begin(arrays)
         values = {}
         for i, op in enumerate(self.interpreter.program.ops[:origin]):
-            values[written(op)] = self._run(i, [values[v] for v in reads(op)])
-        return [values[v] for v in reads(self.interpreter.program.ops[origin])]
+            values[op.written()] = self._run(i, [values[v] for v in op.reads()])
+        return [values[v] for v in self.interpreter.program.ops[origin].reads()]
 
     def _run(self, index, inputs):
-        from cpuserve.program.dataflow import written
-
         program, kinds = self.interpreter.program, self.interpreter.kinds
         out = self.interpreter.run_op(index, inputs)
         out = self.damage.get(index, lambda x: x)(out.clone())
-        target = written(program.ops[index])
+        target = program.ops[index].written()
         if target is None or isinstance(program.ops[index], RopeStoreKV):
             return out
         return self._stored(out, stored_format(program, kinds, target))

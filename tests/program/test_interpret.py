@@ -10,15 +10,15 @@ import torch
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.models import spec_from_config
 from cpuserve.program.builder import Builder
-from cpuserve.program.interpret import (
+from cpuserve.program.interpret import Interpreter
+from cpuserve.program.reference.attention import chunked_softmax
+from cpuserve.program.reference.quantized import (
     GROUP,
-    Interpreter,
     QuantMatrix,
-    activate,
-    chunked_softmax,
     multiply_grouped,
     quantize_rows,
 )
+from cpuserve.program.reference.rows import activate
 from tests.helpers.oracle import PreciseInterpreter, interpreter_of, program_of, tensors_of
 from tests.helpers.rounding import (
     UNIT64,

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.lower import Lowering, bytes_in_use
+from cpuserve.program.loads import bytes_in_use
+from cpuserve.program.lower import Lowering
 from tests.helpers.tiny import tiny_config
 
 

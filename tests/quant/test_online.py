@@ -5,7 +5,9 @@ import pytest
 
 from cpuserve import _C
 from cpuserve.models import build_program, spec_from_config
-from cpuserve.program.ops import Embed, Linear, Logits, MixParts, Route
+from cpuserve.program.operations.columns import MixParts
+from cpuserve.program.operations.dense import Embed, Linear, Logits
+from cpuserve.program.operations.mixture import Route
 from cpuserve.quant.online import (
     BY_LAYER,
     ONE_SCALE,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cpuserve import _C
-from cpuserve.program.lower import MatrixLoad
+from cpuserve.program.loads import MatrixLoad
 from cpuserve.quant.base import WEIGHTS_AT_ONCE, BuiltTensor, QuantTensor
 from cpuserve.runtime.native import BATCH_BYTES, BATCHES_AHEAD, fill_vectors, pack_matrices
 

@@ -14,7 +14,7 @@ from cpuserve.config.options import EngineOptions
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.prepare import model_facts
-from cpuserve.program.dataflow import looked_up
+from cpuserve.program.operations.dense import looked_up
 from cpuserve.quant import quantize_online
 from cpuserve.quant.base import BuiltTensor
 from cpuserve.quant.gguf.blocks import QUANTIZED

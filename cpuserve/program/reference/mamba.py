@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cpuserve.config.cache_groups import STATE_CHUNK
-from cpuserve.program.ops import Mamba2
-from cpuserve.program.recurrent import Part
+from cpuserve.program.reference.recurrent import Part
 
 
 class ConvInputs:
@@ -52,6 +51,18 @@ class Mamba2Weights:
     d: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Mamba2Sizes:
+    """The sizes of a Mamba2 layer and the limits of its steps, as the op calls them."""
+
+    heads: int
+    groups: int
+    key_width: int
+    value_width: int
+    low: float
+    high: float
+
+
 class Mamba2States:
     """The states of one Mamba2 layer, by state slot, and its computation.
 
@@ -60,7 +71,7 @@ class Mamba2States:
         o_t = exp(G_t) S^T C_t + sum over i <= t of exp(G_t - G_i) (B_i . C_t) u_i + d x_t
     """
 
-    def __init__(self, op: Mamba2, slots: int) -> None:
+    def __init__(self, op: Mamba2Sizes, slots: int) -> None:
         self._op = op
         self._state = torch.zeros(slots, op.heads, op.key_width, op.value_width)
         self._keys = torch.zeros(slots, STATE_CHUNK, op.heads, op.key_width)

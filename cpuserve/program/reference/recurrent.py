@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cpuserve.config.cache_groups import STATE_CHUNK
-from cpuserve.program.ops import GatedDelta
 from cpuserve.program.view import Int32, state_slot
 
 LENGTH_EPS = 1e-6  # of the squared length of a query or key
@@ -62,6 +61,19 @@ class DeltaWeights:
     norm: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaSizes:
+    """The sizes of a GatedDelta layer, as the op calls them."""
+
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    taps: int
+    eps: float
+    tiled: bool
+
+
 class DeltaStates:
     """The states of one GatedDelta layer, by state slot, and its computation.
 
@@ -75,7 +87,7 @@ class DeltaStates:
     rejected tokens are dropped by forgetting their rows.
     """
 
-    def __init__(self, op: GatedDelta, slots: int, block: int) -> None:
+    def __init__(self, op: DeltaSizes, slots: int, block: int) -> None:
         self._op, self._block = op, block
         self._each = op.value_heads // op.key_heads
         channels = 2 * op.key_heads * op.key_width + op.value_heads * op.value_width

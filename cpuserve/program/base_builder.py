@@ -1,0 +1,112 @@
+"""A program while it is built: its ops, values with their widths, and the weights that ops need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from cpuserve.errors import ModelError
+from cpuserve.program.adapters import Adapters
+from cpuserve.program.ops import Op, Then, ValueId
+from cpuserve.program.program import CacheLayer, StateLayer, Value, WeightNeed
+
+
+class Sizes(Protocol):
+    """The hyperparameters that ops default to; models/spec.py has them."""
+
+    @property
+    def vocab(self) -> int:
+        """Number of token ids."""
+
+    @property
+    def width(self) -> int:
+        """Hidden size."""
+
+    @property
+    def q_heads(self) -> int:
+        """Query heads."""
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+
+    @property
+    def norm_eps(self) -> float:
+        """The epsilon of norms."""
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """The low-rank adapters that requests can name."""
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the model returns vectors instead of tokens."""
+
+
+class BaseBuilder:
+    """The program so far. Families add a method for each operation (`operations/`)."""
+
+    def __init__(self, spec: Sizes) -> None:
+        self._spec = spec
+        self._ops: list[Op] = []
+        self._values: list[Value] = []
+        self._weights: dict[str, WeightNeed] = {}
+        self._cache: list[CacheLayer] = []
+        self._states: list[StateLayer] = []
+        self._unread: set[str] = set()
+        self._adapters = spec.adapters
+        self._adapted: ValueId | None = None  # the routing to adapters
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Tensors that checkpoints may have, although no op reads them."""
+        self._unread.update(names)
+
+    def _value(self, name: str, width: int, copies: int = 1) -> ValueId:
+        out = ValueId(len(self._values))
+        self._values.append(Value(out, name, width, copies))
+        return out
+
+    def _width(self, x: ValueId) -> int:
+        return self._values[x].width
+
+    def _check_width(self, what: str, x: ValueId, width: int) -> None:
+        if self._width(x) != width:
+            msg = f"{what}: {self._values[x].name} is {self._width(x)} wide, not {width}"
+            raise ModelError(msg)
+
+    def _check_columns(self, what: str, x: ValueId, column: int, count: int) -> None:
+        if not 0 <= column <= self._width(x) - count or count < 1:
+            have = f"{self._values[x].name} is {self._width(x)} wide"
+            msg = f"{what}: {have}, so it has no {count} columns from column {column} on"
+            raise ModelError(msg)
+
+    def _eps(self, eps: float | None) -> float:
+        return self._spec.norm_eps if eps is None else eps
+
+    def _matrix(self, name: str, rows: int, columns: int) -> str:
+        return self._need(f"{name}.weight", (rows, columns), "matrix")
+
+    def _need(self, name: str, shape: tuple[int, ...], role: str) -> str:
+        need = WeightNeed(name, shape, role)
+        if self._weights.setdefault(name, need) != need:
+            msg = f"two ops need {name} in different forms: {self._weights[name]} and {need}"
+            raise ModelError(msg)
+        return name
+
+
+def then_width(what: str, features: tuple[int, ...], then: Then) -> int:
+    if not then.endswith("_mul"):
+        return sum(features)
+    if len(features) != 2 or features[0] != features[1]:
+        msg = f"{what}: {then} needs two matrices of equal features, got {features}"
+        raise ModelError(msg)
+    return features[0]
+
+
+def join(names: tuple[str, ...]) -> str:
+    """ "a.b.q_proj+k_proj" for ("a.b.q_proj", "a.b.k_proj")."""
+    return "+".join((names[0], *(name.rpartition(".")[2] for name in names[1:])))

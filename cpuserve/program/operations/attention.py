@@ -1,0 +1,372 @@
+"""Attention, and the operation before it that stores keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import ModelError
+from cpuserve.program.base_builder import BaseBuilder
+from cpuserve.program.ops import Op, Rope, ValueId
+from cpuserve.program.program import CacheLayer
+from cpuserve.program.row_formats import WHOLE_ROW
+from cpuserve.program.tables import alibi_slopes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.lower import Lowering
+
+
+class RopeStoreKV(Op, frozen=True):
+    """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
+
+    qkv [T, (q_heads + 2 kv_heads) head_dim], q first; further columns are left alone.
+    q_norm/k_norm: RmsNorm weights [head_dim] applied per head before rotation (Qwen3), or weight +
+    1 with `plus_one` (Gemma 3). rope None: no rotation (OPT). stores False: `qkv` has queries
+    alone, for the cache that an op before it has stored (Gemma 4).
+    """
+
+    reads_of = ("qkv",)
+    write_of = "qkv"
+
+    qkv: ValueId
+    layer: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope | None
+    q_norm: str | None = None
+    k_norm: str | None = None
+    eps: float = 1e-6
+    plus_one: bool = False
+    stores: bool = True
+
+    def lower(self, to: Lowering) -> None:
+        q = to.take_queries(self.qkv, self.q_heads, self.head_dim)
+        cos, sin = to.rope_tables(self.rope) if self.rope else (-1, -1)
+        rotary = self.rope.rotary if self.rope else 0
+        q_norm = to.norm_weight(self.q_norm, self.head_dim, self.plus_one)
+        k_norm = to.norm_weight(self.k_norm, self.head_dim, self.plus_one)
+        more = {} if self.stores else {"stores": False}
+        to.emit(
+            lambda: to.native.rope_store_kv(
+                to.value(self.qkv),
+                q,
+                self.layer,
+                self.q_heads,
+                rotary,
+                cos,
+                sin,
+                q_norm,
+                k_norm,
+                self.eps,
+                **more,
+            )
+        )
+
+    def reference(self, at: Interpreter, qkv: Tensor) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.attention import MIXED_KV, mix, mix_width
+        from cpuserve.program.reference.rows import rms_norm, rotate
+
+        stored = 2 * self.kv_heads if self.stores else 0
+        width = (self.q_heads + stored) * self.head_dim
+        heads = qkv[:, :width].reshape(len(qkv), -1, self.head_dim)
+        q, kv = heads[:, : self.q_heads], heads[:, self.q_heads :]
+        k, v = kv.chunk(2, dim=1)
+        more = 1 if self.plus_one else 0
+        if self.q_norm is not None:
+            q = rms_norm(q, at.vector(self.q_norm) + more, self.eps)
+        if self.k_norm is not None:
+            k = rms_norm(k, at.vector(self.k_norm) + more, self.eps)
+        if self.rope is not None:
+            cos, sin = at.turns(self.rope)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if at.kv_type in MIXED_KV:
+            q = mix(q) / mix_width(self.head_dim)
+            k = mix(k) if self.stores else k
+        if self.stores:
+            at.store(self.layer, k, v)
+        changed = torch.cat([q, k, v], dim=1).reshape(len(qkv), -1)
+        return torch.cat([changed, qkv[:, width:]], dim=1)
+
+
+class Attention(Op, frozen=True):
+    """out = softmax(scale q k^T, causal) v over the layer's KV cache; reads the q part of `qkv`.
+
+    out [T, q_heads head_dim]. window: keys less than this far away are visible (0 = all). causal
+    False: keys after a row's own are visible as well, so the step must have the whole sequence.
+    softcap: scores become cap tanh(s / cap) (0 = none). sinks: weight [q_heads], one extra logit
+    per head. alibi: adds the standard ALiBi slopes for q_heads.
+    """
+
+    reads_of = ("qkv",)
+
+    qkv: ValueId
+    out: ValueId
+    layer: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: str | None = None
+    alibi: bool = False
+    causal: bool = True
+
+    def lower(self, to: Lowering) -> None:
+        to.out.cache_reads.append((self.layer, self.window))
+        slopes = -1
+        if self.alibi:
+            slopes = to.vector(
+                ("alibi", self.q_heads), self.q_heads, lambda _: alibi_slopes(self.q_heads)
+            )
+        sinks = to.plain(self.sinks, self.q_heads)
+        q, _ = to.queries[self.qkv]
+        more = {} if self.causal else {"causal": False}
+        to.emit(
+            lambda: to.native.attention(
+                q,
+                to.value(self.out),
+                self.layer,
+                self.q_heads,
+                self.scale,
+                self.window,
+                self.softcap,
+                slopes,
+                sinks,
+                **more,
+            )
+        )
+
+    def can_write(self, rows: str, to: Lowering) -> bool:
+        """Formats with groups that no head splits, because it writes one head at a time."""
+        crosses = rows.startswith("q8g32") and self.head_dim % 32 != 0
+        return rows not in WHOLE_ROW and not crosses
+
+    def reference(self, at: Interpreter, qkv: Tensor) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.attention import QUERIES_AT_ONCE
+
+        q = qkv[:, : self.q_heads * self.head_dim].reshape(len(qkv), self.q_heads, self.head_dim)
+        out = torch.empty_like(q)
+        for seq in range(at.step.num_seqs):
+            rows = at.step.queries(seq)
+            k, v, v_scale = at.stored(self.layer, seq)
+            if self.window:
+                # Blocks left of the window may have been freed: 0 times their content may be NaN.
+                first = max(0, len(k) - (rows.stop - rows.start) - self.window + 1)
+                for read in (k, v) if v_scale is None else (k, v, v_scale):
+                    read[:first] = 0.0
+            for start in range(rows.start, rows.stop, QUERIES_AT_ONCE):
+                some = slice(start, min(start + QUERIES_AT_ONCE, rows.stop))
+                out[some] = self._attend(at, q[some], k, v, at.positions[some], v_scale)
+        return out.reshape(len(qkv), -1)
+
+    def _attend(
+        self,
+        at: Interpreter,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        v_scale: Tensor | None,
+    ) -> Tensor:
+        """Attention of one sequence: q [n, Hq, d] at `positions`, k and v [keys, Hk, d] from 0 on.
+
+        v_scale [keys, Hk]: scales of v that are not applied yet (emulated mode).
+        """
+        import torch
+
+        from cpuserve.program.reference.attention import chunked_softmax, visible
+        from cpuserve.program.reference.rows import soften
+
+        group = self.q_heads // self.kv_heads
+        rounded = at.mode == "emulated" and at.kv_type not in ("f16", "f32")
+        if rounded:
+            q = q.bfloat16().float()
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        s = soften(torch.einsum("nhd,khd->nhk", q, k) * self.scale, self.softcap)
+        distance = positions[:, None] - torch.arange(len(k))  # [n, keys], >= 0 is visible
+        if self.alibi:
+            s = s - torch.from_numpy(alibi_slopes(self.q_heads))[:, None] * distance[:, None]
+        seen = visible(distance, self.window, causal=self.causal)
+        s = s.masked_fill(~seen[:, None], -torch.inf)
+        sink = None
+        if self.sinks is not None:
+            sink = at.vector(self.sinks)[:, None].expand(len(q), -1, 1)
+        if at.mode == "emulated":
+            if v_scale is not None:
+                v_scale = v_scale.repeat_interleave(group, dim=1)
+            return chunked_softmax(s, v, sink, round_p=rounded, v_scale=v_scale)
+        every = s if sink is None else torch.cat([s, sink], dim=2)
+        p = torch.softmax(every, dim=2)[:, :, : s.shape[2]]
+        return torch.einsum("nhk,khd->nhd", p, v)
+
+
+class SplitGates(Op, frozen=True):
+    """Move the gates of the attention heads after all other columns.
+
+    The first columns of x [T, width] are, for each of `heads` heads, `head_dim` queries and
+    `head_dim` gates. out [T, width]: all queries, then the other columns of x, then all gates.
+    """
+
+    x: ValueId
+    out: ValueId
+    heads: int
+    head_dim: int
+    width: int
+
+    def lower(self, to: Lowering) -> None:
+        x, out = to.value(self.x), to.value(self.out)
+        to.emit(lambda: to.native.split_gates(x, out, self.heads, self.head_dim))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        width = 2 * self.heads * self.head_dim
+        queries, gates = x[:, :width].reshape(len(x), self.heads, 2, self.head_dim).unbind(2)
+        parts = queries.reshape(len(x), -1), x[:, width:], gates.reshape(len(x), -1)
+        return torch.cat(parts, dim=1)
+
+
+class AttentionBuilder(BaseBuilder):
+    """Appends attention over the KV cache."""
+
+    def rope_store_kv(
+        self,
+        qkv: ValueId,
+        *,
+        layer: int,
+        rope: Rope | None,
+        q_norm: str | None = None,
+        k_norm: str | None = None,
+        eps: float | None = None,
+        plus_one: bool = False,
+        heads: tuple[int, int] | None = None,
+        stores: bool = True,
+    ) -> None:
+        """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
+
+        qkv [T, (q_heads + 2 kv_heads) * head_dim], or wider. Call it for layers in order, starting
+        at 0; layers without attention are not counted. heads: (kv_heads, head_dim) of the layer, if
+        not as in the spec. stores False: qkv has queries alone, and they read the cache of an
+        earlier `layer`.
+        """
+        q_heads = self._spec.q_heads
+        kv_heads, d = heads or (self._spec.kv_heads, self._spec.head_dim)
+        self._check_qkv(layer, qkv, (q_heads + (2 * kv_heads if stores else 0)) * d)
+        if rope is not None:
+            check_rope(rope, d)
+        if stores:
+            self._check_layer(layer)
+            self._cache.append(CacheLayer(kv_heads, d, d))
+        elif layer >= len(self._cache) or self._cache[layer].key_width != d:
+            msg = f"layer {layer}: no layer before it has stored heads of {d}"
+            raise ModelError(msg)
+        q_weight = self._need(f"{q_norm}.weight", (d,), "vector") if q_norm else None
+        k_weight = self._need(f"{k_norm}.weight", (d,), "vector") if k_norm else None
+        norms = (q_weight, k_weight, self._eps(eps), plus_one)
+        self._ops.append(RopeStoreKV(qkv, layer, q_heads, kv_heads, d, rope, *norms, stores))
+
+    def attention(
+        self,
+        qkv: ValueId,
+        *,
+        layer: int,
+        window: int = 0,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        sinks: str | None = None,
+        alibi: bool = False,
+    ) -> ValueId:
+        """Causal attention of q over the cache of `layer`: [T, q_heads * head_dim].
+
+        window: maximum number of visible keys (0 = all); scale: default head_dim ** -0.5; sinks:
+        the full name of a weight [q_heads].
+        """
+        s = self._spec
+        if layer >= len(self._cache):
+            msg = f"layer {layer}: attention before rope_store_kv, which must come first"
+            raise ModelError(msg)
+        if sinks is not None:
+            self._need(sinks, (s.q_heads,), "vector")
+        cache = self._cache[layer]
+        kv_heads, d = cache.heads, cache.key_width
+        self._check_qkv(layer, qkv, s.q_heads * d)
+        read = any(isinstance(op, Attention) and op.layer == layer for op in self._ops)
+        if read and cache.window != window:
+            msg = f"layer {layer}: its cache has a window of {cache.window}, not {window}"
+            raise ModelError(msg)
+        out = self._value(f"layers.{layer}.attention", s.q_heads * d)
+        heads = (s.q_heads, kv_heads, d)
+        scale = d**-0.5 if scale is None else scale
+        self._ops.append(Attention(qkv, out, layer, *heads, scale, window, softcap, sinks, alibi))
+        self._cache[layer] = replace(cache, window=window)
+        return out
+
+    def attend_both_sides(
+        self,
+        qkv: ValueId,
+        *,
+        rope: Rope | None = None,
+        window: int = 0,
+        scale: float | None = None,
+        q_norm: str | None = None,
+        k_norm: str | None = None,
+        plus_one: bool = False,
+    ) -> ValueId:
+        """Attention of q to all keys of its sequence: [T, q_heads * head_dim].
+
+        window: keys less than this far away, on both sides, are visible (0 = all). The other
+        parameters are as in `rope_store_kv` and `attention`. All layers share one layer of the
+        cache: a step has whole sequences, so a later one reads nothing of it.
+        """
+        s = self._spec
+        d, label = s.head_dim, f"layers.{sum(isinstance(op, Attention) for op in self._ops)}"
+        self._check_qkv(0, qkv, (s.q_heads + 2 * s.kv_heads) * d)
+        if rope is not None:
+            check_rope(rope, d)
+        if not self._cache:
+            self._cache.append(CacheLayer(s.kv_heads, d, d))
+        q_weight = self._need(f"{q_norm}.weight", (d,), "vector") if q_norm else None
+        k_weight = self._need(f"{k_norm}.weight", (d,), "vector") if k_norm else None
+        norms = (q_weight, k_weight, s.norm_eps, plus_one)
+        heads = (s.q_heads, s.kv_heads, d)
+        self._ops.append(RopeStoreKV(qkv, 0, s.q_heads, s.kv_heads, d, rope, *norms))
+        out = self._value(f"{label}.attention", s.q_heads * d)
+        scale = d**-0.5 if scale is None else scale
+        self._ops.append(Attention(qkv, out, 0, *heads, scale, window, causal=False))
+        return out
+
+    def split_gates(self, x: ValueId) -> ValueId:
+        """Queries, keys and values of x, then its gates; a head of x has a query and a gate."""
+        heads, head_dim, width = self._spec.q_heads, self._spec.head_dim, self._width(x)
+        out = self._value(f"{self._values[x].name} sorted", width)
+        self._ops.append(SplitGates(x, out, heads, head_dim, width))
+        return out
+
+    def _check_layer(self, layer: int) -> None:
+        if layer != len(self._cache):
+            msg = f"layer {layer}: rope_store_kv of layer {len(self._cache)} is next; keep order"
+            raise ModelError(msg)
+
+    def _check_qkv(self, layer: int, qkv: ValueId, least: int) -> None:
+        value = self._values[qkv]
+        if value.width < least:
+            msg = f"layer {layer}: {value.name} is {value.width} wide, but qkv needs {least}"
+            raise ModelError(msg)
+
+
+def check_rope(rope: Rope, head_dim: int) -> None:
+    if rope.rotary != 2 * len(rope.inv_freq) or not 0 < rope.rotary <= head_dim:
+        msg = (
+            f"rope: {rope.rotary} rotated dims need {rope.rotary // 2} frequencies (got "
+            f"{len(rope.inv_freq)}) and at least as large a head_dim (got head_dim {head_dim})"
+        )
+        raise ModelError(msg)

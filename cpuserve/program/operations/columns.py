@@ -1,0 +1,297 @@
+"""Sums, factors, gates and copies of columns of rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import ModelError
+from cpuserve.program.base_builder import BaseBuilder
+from cpuserve.program.ops import Op, ValueId
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.lower import Lowering
+
+MOST_PARTS = 8  # of a row that MixParts mixes: csrc/runtime/program.h has their coefficients
+
+
+class Gate(Op, frozen=True):
+    """out[t] *= sigmoid(x[t, column:]), by one gate for each of the `width` columns of out.
+
+    single: x has one gate, which multiplies the whole row. plain: gates multiply as they are,
+    without a sigmoid.
+    """
+
+    reads_of = ("x", "out")
+
+    x: ValueId
+    out: ValueId
+    width: int
+    column: int = 0
+    single: bool = False
+    plain: bool = False
+
+    def lower(self, to: Lowering) -> None:
+        x, out = to.value(self.x), to.value(self.out)
+        to.emit(lambda: to.native.gate(x, out, self.column, self.single, self.plain))
+
+    def reference(self, at: Interpreter, x: Tensor, out: Tensor) -> Tensor:
+        import torch
+
+        gates = x[:, self.column : self.column + (1 if self.single else self.width)]
+        return out * (gates if self.plain else torch.sigmoid(gates))
+
+
+class Add(Op, frozen=True):
+    """out[:, column : column + width] += x [T, width]."""
+
+    reads_of = ("x", "out")
+
+    x: ValueId
+    out: ValueId
+    width: int
+    column: int = 0
+
+    def lower(self, to: Lowering) -> None:
+        more = {"column": self.column} if self.column else {}
+        to.emit(lambda: to.native.add(to.value(self.x), to.value(self.out), **more))
+
+    def reference(self, at: Interpreter, x: Tensor, out: Tensor) -> Tensor:
+        out = out.clone()
+        out[:, self.column : self.column + self.width] += x
+        return out
+
+
+class Scale(Op, frozen=True):
+    """x *= weight, in place; weight [1], or [width] (Gemma 3n) if `by_column`."""
+
+    write_of = "x"
+
+    x: ValueId
+    weight: str
+    width: int
+    by_column: bool = False
+
+    def lower(self, to: Lowering) -> None:
+        x, factor = to.value(self.x), to.plain(self.weight, self.width if self.by_column else 1)
+        to.emit(lambda: to.native.scale(x, factor))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        return x * at.vector(self.weight)
+
+
+class Columns(Op, frozen=True):
+    """out = x[:, column : column + width], followed by the columns of `more`, if any."""
+
+    x: ValueId
+    out: ValueId
+    width: int
+    column: int = 0
+    more: ValueId | None = None
+
+    def reads(self) -> tuple[ValueId, ...]:
+        """x, and the value that follows it."""
+        return (self.x,) if self.more is None else (self.x, self.more)
+
+    def lower(self, to: Lowering) -> None:
+        x, more = to.value(self.x), -1 if self.more is None else to.value(self.more)
+        to.emit(lambda: to.native.columns(x, more, to.value(self.out), self.column))
+
+    def reference(self, at: Interpreter, x: Tensor, more: Tensor | None = None) -> Tensor:
+        import torch
+
+        own = x[:, self.column : self.column + self.width]
+        return own.clone() if more is None else torch.cat([own, more], dim=1)
+
+
+class MixParts(Op, frozen=True):
+    """Add to each of `parts` equal parts of x what others have, by coefficients of the token.
+
+    With g = tanh(gates[t]) [k], the coefficients are c = weight g. Without `target`, weight
+    [parts * parts, k] and part i grows by the sum over j of c[i parts + j] part j. With target
+    [T, width], weight [parts, k] and part i grows by (1 + c[i]) (scale target - part `active`). All
+    parts on the right are those before. In place. Source: AltUp (Baykal et al. 2023) as in
+    transformers modeling_gemma3n, predict and correct.
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    gates: ValueId
+    weight: str
+    parts: int
+    width: int
+    gate_width: int
+    target: ValueId | None = None
+    active: int = 0
+    scale: float = 1.0
+
+    def reads(self) -> tuple[ValueId, ...]:
+        """The gates, the target if there is one, and x."""
+        return (self.gates, self.x) if self.target is None else (self.gates, self.target, self.x)
+
+    def lower(self, to: Lowering) -> None:
+        x, gates = to.value(self.x), to.value(self.gates)
+        target = -1 if self.target is None else to.value(self.target)
+        rows = self.parts * self.parts if self.target is None else self.parts
+        weight = to.plain(self.weight, rows * self.gate_width)
+        numbers = (self.parts, self.active, self.scale)
+        to.emit(lambda: to.native.mix_parts(x, gates, target, weight, *numbers))
+
+    def reference(
+        self, at: Interpreter, gates: Tensor, target_or_x: Tensor, x: Tensor | None = None
+    ) -> Tensor:
+        import torch
+
+        coefficients = torch.tanh(gates) @ at.vector(self.weight).T
+        parts = (target_or_x if x is None else x).reshape(len(gates), self.parts, self.width)
+        if x is None:
+            by = coefficients.reshape(len(gates), self.parts, self.parts)
+            return (parts + by @ parts).reshape(len(gates), -1)
+        change = self.scale * target_or_x - parts[:, self.active]
+        return (parts + (1 + coefficients)[..., None] * change[:, None]).reshape(len(gates), -1)
+
+
+class MatchRms(Op, frozen=True):
+    """Scale each of `parts` parts of x to the root mean square of like [T, width], in place.
+
+    x [T, parts * width]. The mean square of a part counts as `floor` if it is less.
+    """
+
+    reads_of = ("like", "x")
+    write_of = "x"
+
+    x: ValueId
+    like: ValueId
+    width: int
+    parts: int
+    floor: float
+
+    def lower(self, to: Lowering) -> None:
+        x, like = to.value(self.x), to.value(self.like)
+        to.emit(lambda: to.native.match_rms(x, like, self.floor))
+
+    def reference(self, at: Interpreter, like: Tensor, x: Tensor) -> Tensor:
+        wanted = like.square().mean(dim=1).sqrt()[:, None, None]
+        parts = x.reshape(len(x), self.parts, self.width)
+        own = parts.square().mean(dim=2, keepdim=True).clamp(min=self.floor).sqrt()
+        return (parts * wanted / own).reshape(x.shape)
+
+
+class KeepTop(Op, frozen=True):
+    """relu(x - cutoff) for the first `width` columns of x, in place (Gemma 3n's sparse MLPs).
+
+    cutoff: their mean plus `deviations` of their standard deviations (over width, not width - 1).
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    width: int
+    deviations: float
+
+    def lower(self, to: Lowering) -> None:
+        x = to.value(self.x)
+        to.emit(lambda: to.native.keep_top(x, self.width, self.deviations))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+        from torch.nn import functional as F
+
+        own, rest = x[:, : self.width], x[:, self.width :]
+        deviation, mean = torch.std_mean(own, dim=1, correction=0, keepdim=True)
+        return torch.cat([F.relu(own - mean - self.deviations * deviation), rest], dim=1)
+
+
+class ColumnsBuilder(BaseBuilder):
+    """Appends operations on columns."""
+
+    def multiply(self, x: ValueId, *, to: ValueId, column: int = 0) -> None:
+        """Multiply `to` by the columns of x from `column` on; in place."""
+        width = self._width(to)
+        self._check_columns("multiply", x, column, width)
+        self._ops.append(Gate(x, to, width, column, plain=True))
+
+    def gate(self, x: ValueId, *, to: ValueId) -> None:
+        """Multiply `to` by the sigmoid of the last columns of x; of its one column, if it has one.
+
+        It works in place.
+        """
+        width, gates = self._width(to), self._width(x)
+        if gates == 1:
+            self._ops.append(Gate(x, to, width, single=True))
+            return
+        if gates < width:
+            msg = f"gate: {self._values[x].name} has {gates} columns for {width} gates"
+            raise ModelError(msg)
+        self._ops.append(Gate(x, to, width, gates - width))
+
+    def add(self, x: ValueId, *, to: ValueId, column: int | None = None) -> None:
+        """Add x to `to`, or to its columns from `column` on; in place."""
+        width = self._width(x)
+        if column is None:
+            self._check_width("add", to, width)
+        self._check_columns("add", to, column or 0, width)
+        self._ops.append(Add(x, to, width, column or 0))
+
+    def scale(self, x: ValueId, name: str, *, by_column: bool = False) -> None:
+        """Multiply x by the weight `name` [1], or [width of x] if `by_column`; in place."""
+        width = self._width(x)
+        weight = self._need(name, (width if by_column else 1,), "vector")
+        self._ops.append(Scale(x, weight, width, by_column))
+
+    def columns(
+        self, x: ValueId, width: int, *, column: int = 0, more: ValueId | None = None
+    ) -> ValueId:
+        """A copy of `width` columns of x from `column` on, followed by a copy of `more`."""
+        self._check_columns("columns", x, column, width)
+        total = width + (0 if more is None else self._width(more))
+        out = self._value("columns", total)
+        self._ops.append(Columns(x, out, width, column, more))
+        return out
+
+    def mix_parts(
+        self,
+        x: ValueId,
+        gates: ValueId,
+        name: str,
+        *,
+        parts: int,
+        target: ValueId | None = None,
+        active: int = 0,
+        scale: float = 1.0,
+    ) -> None:
+        """Add to each of `parts` equal parts of x what others have, or a target; in place.
+
+        See `MixParts`. name: the weight [parts * parts, width of gates], or, with a target,
+        [parts, width of gates].
+        """
+        width, k = self._width(x) // max(parts, 1), self._width(gates)
+        if not 1 <= parts <= MOST_PARTS or width * parts != self._width(x):
+            msg = f"{name}: {self._width(x)} columns are not 1 to {MOST_PARTS} equal parts: {parts}"
+            raise ModelError(msg)
+        if target is not None:
+            self._check_width(f"{name}: target", target, width)
+        rows = parts * parts if target is None else parts
+        weight = self._need(f"{name}.weight", (rows, k), "table")
+        self._ops.append(MixParts(x, gates, weight, parts, width, k, target, active, scale))
+
+    def match_rms(self, x: ValueId, *, like: ValueId, floor: float) -> None:
+        """Scale each part of x, as wide as `like`, to its root mean square; in place.
+
+        floor: the least that the mean square of a part counts as.
+        """
+        width = self._width(like)
+        parts = max(self._width(x) // width, 1)
+        self._check_width("match_rms", x, parts * width)
+        self._ops.append(MatchRms(x, like, width, parts, floor))
+
+    def keep_top(self, x: ValueId, *, width: int, deviations: float) -> None:
+        """Subtract a cutoff from the first `width` columns of x, and set negatives to 0; in place.
+
+        The cutoff is their mean plus that number of standard deviations.
+        """
+        self._check_columns("keep_top", x, 0, width)
+        self._ops.append(KeepTop(x, width, deviations))

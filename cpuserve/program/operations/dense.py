@@ -1,0 +1,416 @@
+"""Embeddings, linears, activations and the last operations of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cpuserve.errors import ModelError
+from cpuserve.program.base_builder import join, then_width
+from cpuserve.program.loads import Float32, ReadFn, TableLoad
+from cpuserve.program.operations.experts import ExpertsBuilder
+from cpuserve.program.ops import Op, Then, ValueId, split_then
+from cpuserve.program.program import Program
+from cpuserve.program.row_formats import WHOLE_ROW
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.lower import Lowering
+
+
+class Embed(Op, frozen=True):
+    """out[t] = scale * weight[token_ids[t]]; weight [vocab, D]. Ids from vocab on take row 0."""
+
+    reads_of = ()
+
+    out: ValueId
+    weight: str
+    vocab: int
+    width: int
+    scale: float = 1.0
+
+    def lower(self, to: Lowering) -> None:
+        if to.order(self.weight) is not None:
+            msg = f"{self.weight} has an activation order (g_idx), which embeddings cannot have"
+            raise ModelError(msg)
+        if self._gathers(to):
+            matrix = self._table(to)
+        else:
+            matrix = to.matrix((self.weight,), (self.vocab,), self.width, False)
+        to.emit(lambda: to.native.embed(to.value(self.out), matrix, self.scale))
+
+    def _gathers(self, to: Lowering) -> bool:
+        """Whether a table stays in its file: nothing multiplies it, as a tied one."""
+        return self.weight in looked_up(to.program) and to.is_mapped(self.weight)
+
+    def _table(self, to: Lowering) -> int:
+        found = [table.id for table in to.out.tables if table.name == self.weight]
+        if found:
+            return found[0]
+        id_ = to.native.table(self.weight, to.kind_of(self.weight), self.vocab, self.width)
+        to.out.tables.append(TableLoad(id_, self.weight))
+        return id_
+
+    def reference(self, at: Interpreter) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.quantized import QuantMatrix
+
+        ids = torch.from_numpy(at.step.token_ids).long()
+        ids = torch.where(ids < self.vocab, ids, 0)
+        weight = at.matrix(self.weight)
+        rows = weight.rows(ids) if isinstance(weight, QuantMatrix) else weight[ids].float()
+        return rows * self.scale
+
+
+class PositionEmbed(Op, frozen=True):
+    """x[t] += weight[positions[t] + offset]; weight [rows, D] (OPT: offset 2).
+
+    types: a weight [kinds, D]; its row 0 is added as well (BERT's token types), alone if weight is
+    None.
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    weight: str | None
+    rows: int
+    width: int
+    offset: int = 0
+    types: str | None = None
+
+    def lower(self, to: Lowering) -> None:
+        if self.types is None:
+            table = to.plain(self.weight, self.rows * self.width)
+        else:
+            key = ("positions", self.weight, self.types)
+            table = to.vector(key, self.rows * self.width, self._rows)
+        to.emit(lambda: to.native.position_embed(to.value(self.x), table, self.rows, self.offset))
+
+    def _rows(self, read: ReadFn) -> Float32:
+        """The rows that are added by position [rows, width], token type 0 included."""
+        zeros = (self.rows, self.width)
+        rows = np.zeros(zeros, np.float32) if self.weight is None else read(self.weight)
+        return rows if self.types is None else rows + read(self.types)[:1]
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        if self.weight is not None:
+            x = x + at.vector(self.weight)[at.positions + self.offset]
+        return x if self.types is None else x + at.vector(self.types)[0]
+
+
+class Linear(Op, frozen=True):
+    """y = then(x W^T + b), W = the concatenated rows of `weights`; out = y, or out += y if `add`.
+
+    weights[i] is [features[i], in_features]. `then` "*_mul" needs exactly two weights of equal
+    features (gate, up) and computes act(gate) * up. biases[i] is None if that part has no bias.
+    With `add`, `out` is an existing value of the same width as y.
+    """
+
+    x: ValueId
+    out: ValueId
+    weights: tuple[str, ...]
+    biases: tuple[str | None, ...]
+    features: tuple[int, ...]
+    in_features: int
+    then: Then = "none"
+    add: bool = False
+
+    def reads(self) -> tuple[ValueId, ...]:
+        """x, and the value that the result is added to."""
+        return (self.x, self.out) if self.add else (self.x,)
+
+    def lower(self, to: Lowering) -> None:
+        if not self.splits(to):
+            self._lower_part(to, self.weights, self.biases, self.features, to.value(self.out), 0)
+            return
+        activation, glu = split_then(self.then)
+        if not glu:
+            self._lower_runs(to, to.value(self.out), self.then)
+            return
+        # gate and up of different layouts cannot share a matrix: compute both, then act(gate) * up.
+        width = sum(self.features)
+        both = to.take(width, "f32")
+        self._lower_runs(to, both, "none")
+        to.emit(lambda: to.native.activation(both, to.value(self.out), activation, True))
+        to.give(both, width, "f32")
+
+    def _lower_runs(self, to: Lowering, out: int, then: Then) -> None:
+        """Emit one linear for each run of parts of equal layout; it writes its columns of `out`."""
+        start = column = 0
+        layouts = [to.layout(w) for w in self.weights]
+        for end in range(1, len(layouts) + 1):
+            if end < len(layouts) and layouts[end] == layouts[start]:
+                continue
+            part = slice(start, end)
+            weights, features = self.weights[part], self.features[part]
+            self._lower_part(to, weights, self.biases[part], features, out, column, then)
+            start, column = end, column + sum(features)
+
+    def _lower_part(
+        self,
+        to: Lowering,
+        weights: tuple[str, ...],
+        biases: tuple[str | None, ...],
+        features: tuple[int, ...],
+        out: int,
+        column: int,
+        then: Then | None = None,
+    ) -> None:
+        activation, glu = split_then(self.then if then is None else then)
+        matrix = to.matrix(weights, features, self.in_features, glu)
+        x = to.stored_as(self.x, to.act_format(weights[0]), to.orders_of(weights[0]))
+        bias = to.bias(biases, features)
+        read = to.read(weights[0], sum(features), self.in_features)
+        to.out.linear_weights += read.n * read.k
+        to.emit(
+            lambda: to.native.linear(x, out, matrix, bias, activation, glu, self.add, column), read
+        )
+
+    def splits(self, to: Lowering) -> bool:
+        """Whether one matrix cannot hold its parts: their kinds or orders differ."""
+        return len({to.layout(w) for w in self.weights}) > 1
+
+    def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
+        """Of x, the formats that its matrices multiply."""
+        return {to.read_format(w) for w in self.weights} if value == self.x else {"f32"}
+
+    def can_write(self, rows: str, to: Lowering) -> bool:
+        """Formats with scales of parts of rows, because it writes strips of columns."""
+        return rows not in WHOLE_ROW and not self.splits(to)
+
+    def reference(self, at: Interpreter, x: Tensor, out: Tensor | None = None) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.rows import activate
+
+        parts = [at.multiply(x, w) for w in self.weights]
+        biased = [
+            y if b is None else y + at.vector(b) for y, b in zip(parts, self.biases, strict=True)
+        ]
+        y = activate(torch.cat(biased, dim=1), self.then)
+        return y if out is None else out + y
+
+
+class ActivationOp(Op, frozen=True):
+    """out = act(x); for "*_mul", out = act(x[:, :w]) * x[:, w:]."""
+
+    x: ValueId
+    out: ValueId
+    width: int
+    then: Then
+
+    def lower(self, to: Lowering) -> None:
+        activation, glu = split_then(self.then)
+        x = to.value(self.x)
+        to.emit(lambda: to.native.activation(x, to.value(self.out), activation, glu))
+
+    def can_write(self, rows: str, to: Lowering) -> bool:
+        """Rows of any format."""
+        return True
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        from cpuserve.program.reference.rows import activate
+
+        return activate(x, self.then)
+
+
+class Logits(Op, frozen=True):
+    """Logits of the step's logit rows (at most 32 at a time), then sampling or scoring.
+
+    logits = scale (x W^T + bias), then cap tanh(logits / cap) if softcap > 0. weight [vocab, D];
+    a tied model uses the name of its embedding, and both uses share one packed matrix.
+    """
+
+    write_of = None
+
+    x: ValueId
+    weight: str
+    vocab: int
+    width: int
+    scale: float = 1.0
+    softcap: float = 0.0
+    bias: str | None = None
+
+    def lower(self, to: Lowering) -> None:
+        matrix = to.matrix((self.weight,), (self.vocab,), self.width, False)
+        x = to.stored_as(self.x, to.act_format(self.weight), to.orders_of(self.weight))
+        bias = to.plain(self.bias, self.vocab)
+        read = to.read(self.weight, self.vocab, self.width)
+        to.emit(lambda: to.native.logits(x, matrix, bias, self.scale, self.softcap), read)
+
+    def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
+        """The format that its matrix multiplies."""
+        return {to.read_format(self.weight)} if value == self.x else {"f32"}
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        return self.of_rows(at, x[at.row_token])
+
+    def of_rows(self, at: Interpreter, rows: Tensor) -> Tensor:
+        """The logits of these rows."""
+        from cpuserve.program.reference.rows import soften
+
+        y = at.multiply(rows, self.weight)
+        if self.bias is not None:
+            y = y + at.vector(self.bias)
+        return soften(y * self.scale, self.softcap)
+
+
+class Hidden(Op, frozen=True):
+    """The rows of x [T, width] that have work of kind HIDDEN in the step, unchanged, in fp32.
+
+    It ends the program of an embedding model, as `Logits` ends the program of a model that writes
+    text.
+    """
+
+    write_of = None
+
+    x: ValueId
+    width: int
+
+    def lower(self, to: Lowering) -> None:
+        to.emit(lambda: to.native.hidden(to.value(self.x)))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        return x
+
+
+class DenseBuilder(ExpertsBuilder):
+    """Appends linears and the first and last operations of a program."""
+
+    def embed(
+        self, name: str, *, vocab: int | None = None, width: int | None = None, scale: float = 1.0
+    ) -> ValueId:
+        """scale * embedding rows of the tokens: [T, width]; vocab, width default to the spec."""
+        vocab, width = vocab or self._spec.vocab, width or self._spec.width
+        weight = self._matrix(name, vocab, width)
+        out = self._value(name, width)
+        self._ops.append(Embed(out, weight, vocab, width, scale))
+        self._route_adapters()
+        return out
+
+    def position_embed(
+        self,
+        x: ValueId,
+        name: str | None,
+        *,
+        rows: int,
+        offset: int = 0,
+        types: tuple[str, int] | None = None,
+    ) -> None:
+        """Add row (position + offset) of the learned positions [rows, width] to x, in place.
+
+        types: the name of token types [their number, width]; row 0 is added as well, and
+        alone if `name` is None.
+        """
+        width = self._width(x)
+        weight = None if name is None else self._need(f"{name}.weight", (rows, width), "table")
+        kinds = None
+        if types is not None:
+            kinds = self._need(f"{types[0]}.weight", (types[1], width), "table")
+        self._ops.append(PositionEmbed(x, weight, rows, width, offset, kinds))
+
+    def linear(
+        self,
+        x: ValueId,
+        names: str | Sequence[str],
+        *,
+        features: int | Sequence[int] | None = None,
+        bias: bool | Sequence[bool] = False,
+        then: Then = "none",
+        add_to: ValueId | None = None,
+    ) -> ValueId:
+        """Multiply x by these concatenated matrices, add biases, apply activation `then`.
+
+        Returns [T, sum(features)]. features: output columns of each matrix, or one number for all
+        of them; a single matrix with `add_to` takes it from the width of that value. `then`
+        "*_mul" needs two matrices (gate, up) of equal features and returns [T, features]. With
+        `add_to` the result is added to that value, which is also returned.
+        """
+        parts = (names,) if isinstance(names, str) else tuple(names)
+        label = join(parts)
+        if features is None:
+            if add_to is None or len(parts) != 1:
+                msg = f"linear {label}: features are not given; only add_to can replace them"
+                raise ModelError(msg)
+            features = self._width(add_to)
+        sizes = (features,) * len(parts) if isinstance(features, int) else tuple(features)
+        flags = (bias,) * len(parts) if isinstance(bias, bool) else tuple(bias)
+        if not len(parts) == len(sizes) == len(flags):
+            msg = (
+                f"linear {label}: {len(parts)} matrices, {len(sizes)} features, {len(flags)} biases"
+            )
+            raise ModelError(msg)
+        width = then_width(f"linear {label}", sizes, then)
+        k = self._width(x)
+        weights = tuple(self._matrix(n, size, k) for n, size in zip(parts, sizes, strict=True))
+        biases = tuple(
+            self._need(f"{n}.bias", (size,), "vector") if flag else None
+            for n, size, flag in zip(parts, sizes, flags, strict=True)
+        )
+        adapted = self._adapters is not None and not self._adapters.modules.isdisjoint(parts)
+        # An adapter is added before the activation, which is then an op of its own.
+        fused: Then = "none" if adapted else then
+        if add_to is None:
+            out = self._value(label, sum(sizes) if fused == "none" else width)
+        else:
+            out = add_to
+            self._check_width(f"linear {label}: add_to", add_to, width)
+        self._ops.append(Linear(x, out, weights, biases, sizes, k, fused, add_to is not None))
+        if not adapted:
+            return out
+        self._add_adapters(x, parts, sizes, out)
+        return out if then == "none" else self.activation(out, then)
+
+    def activation(self, x: ValueId, then: Then) -> ValueId:
+        """act(x); for "*_mul", act(first half of the columns) * (second half)."""
+        width = self._width(x)
+        if then.endswith("_mul"):
+            if width % 2:
+                msg = f"activation {then}: width {width} is odd, so it has no two halves"
+                raise ModelError(msg)
+            width //= 2
+        out = self._value(then, width)
+        self._ops.append(ActivationOp(x, out, width, then))
+        return out
+
+    def logits(
+        self,
+        x: ValueId,
+        name: str,
+        *,
+        tied_to: str | None = None,
+        bias: bool = False,
+        scale: float = 1.0,
+        softcap: float = 0.0,
+    ) -> None:
+        """Logits over the vocabulary: x times the matrix `name`, or the embedding `tied_to`.
+
+        The program of an embedding model ends with the rows of x instead.
+        """
+        width, vocab = self._width(x), self._spec.vocab
+        if self._spec.pooled:
+            self.hidden(x)
+            return
+        weight = self._matrix(tied_to or name, vocab, width)
+        shift = self._need(f"{name}.bias", (vocab,), "vector") if bias else None
+        self._ops.append(Logits(x, weight, vocab, width, scale, softcap, shift))
+
+    def hidden(self, x: ValueId) -> None:
+        """The rows of x as the source of embeddings; the last op of an encoder."""
+        self._ops.append(Hidden(x, self._width(x)))
+
+
+def looked_up(program: Program) -> frozenset[str]:
+    """The matrices that only embeddings read, row by row: untied tables, and tables of layers."""
+    found = {op.weight for op in program.ops if isinstance(op, Embed)}
+    for op in program.ops:
+        if isinstance(op, Logits):
+            found.discard(op.weight)
+        elif isinstance(op, Linear):
+            found.difference_update(op.weights)
+    return frozenset(found)

@@ -1,0 +1,280 @@
+"""Operations of routed rows: experts of mixtures, and LoRA, where a request chooses the expert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import ModelError
+from cpuserve.program.adapters import SCALES, name_a, name_b
+from cpuserve.program.adapters import parse as parse_adapter
+from cpuserve.program.base_builder import BaseBuilder, join, then_width
+from cpuserve.program.loads import Orders
+from cpuserve.program.ops import Op, Then, ValueId, split_then
+from cpuserve.program.row_formats import WHOLE_ROW, combined_format
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.lower import Lowering
+
+
+class RouteAdapters(Op, frozen=True):
+    """Route each token to the adapter (LoRA) of its sequence, as if that were its only expert.
+
+    out [T, 2]: the adapter, or -1 for no routed row of the token; and the adapter's scale, of
+    the weights `scales` [adapters].
+    """
+
+    reads_of = ()
+
+    out: ValueId
+    adapters: int
+    scales: str
+
+    def lower(self, to: Lowering) -> None:
+        scales = to.out.adapter_scales = to.plain(self.scales, self.adapters)
+        to.emit(lambda: to.native.adapter(to.value(self.out), self.adapters, scales))
+
+    def reference(self, at: Interpreter) -> Tensor:
+        import torch
+
+        adapters = torch.from_numpy(at.step.token_adapters()).long()
+        scales = at.vector(self.scales)[adapters.clamp(min=0)]
+        return torch.stack([adapters.float(), scales], dim=1)
+
+
+class Spread(Op, frozen=True):
+    """Copy every row of x to each of its experts: out [T * chosen, width], the routed rows.
+
+    Routed rows are sorted by expert, then token. routing: the output of Route or RouteAdapters.
+    """
+
+    reads_of = ("x", "routing")
+
+    x: ValueId
+    routing: ValueId
+    out: ValueId
+    width: int
+    chosen: int
+
+    def lower(self, to: Lowering) -> None:
+        x = to.stored_as(self.x, to.formats[self.out])
+        to.emit(lambda: to.native.spread(x, to.value(self.routing), to.value(self.out)))
+
+    def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
+        """Of x, the format of the routed rows."""
+        return {to.choose_format(self.out)} if value == self.x else {"f32"}
+
+    def can_write(self, rows: str, to: Lowering) -> bool:
+        """Rows of any format."""
+        return True
+
+    def reference(self, at: Interpreter, x: Tensor, routing: Tensor) -> Tensor:
+        return x[routed_rows(routing, self.chosen) // self.chosen]
+
+
+class ExpertLinear(Op, frozen=True):
+    """A Linear of routed rows, each multiplied by the matrices of its own expert.
+
+    weights[e] are the matrices of expert e by name, and biases[e] its biases, as in
+    Linear; `biases` is empty if no expert has one.
+    """
+
+    reads_of = ("x", "routing")
+
+    x: ValueId
+    routing: ValueId
+    out: ValueId
+    weights: tuple[tuple[str, ...], ...]
+    features: tuple[int, ...]
+    in_features: int
+    chosen: int
+    then: Then = "none"
+    biases: tuple[tuple[str, ...], ...] = ()
+
+    def lower(self, to: Lowering) -> None:
+        activation, glu = split_then(self.then)
+        kinds = {to.kind_of(w) for names in self.weights for w in names}
+        if len(kinds) > 1:
+            msg = (
+                f"the experts of {self.weights[0][0]} have matrices of the kinds "
+                f"{', '.join(sorted(kinds))}; those of one layer must have one kind"
+            )
+            raise ModelError(msg)
+        matrices = [
+            to.matrix(names, self.features, self.in_features, glu) for names in self.weights
+        ]
+        biases = [to.bias(names, self.features) for names in self.biases]
+        orders = self._orders(to)
+        x = to.stored_as(self.x, to.act_format(self.weights[0][0]), orders, self.routing)
+        read = None
+        if parse_adapter(self.weights[0][0]) is None:  # a token without adapter reads none
+            read = to.read(self.weights[0][0], sum(self.features), self.in_features, self.chosen)
+            to.out.linear_weights += read.n * read.k
+            one = read.num_bytes // self.chosen
+            read = replace(read, expert_bytes=one * len(self.weights))
+            to.out.expert_read_bytes += read.num_bytes
+            to.out.expert_bytes += read.expert_bytes
+            to.out.expert_matrix_bytes = max(one, to.out.expert_matrix_bytes)
+        routing, out = to.value(self.routing), to.value(self.out)
+        to.emit(
+            lambda: to.native.expert_linear(x, routing, out, matrices, biases, activation, glu),
+            read,
+        )
+
+    def _orders(self, to: Lowering) -> Orders:
+        """The order for each expert, or one if all are the same; empty if there are none."""
+        orders = tuple(to.order(names[0]) for names in self.weights)
+        some = orders[:1] if len(set(orders)) == 1 else orders
+        return () if some == (None,) else some
+
+    def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
+        """Of x, the formats that its matrices multiply."""
+        return {to.read_format(names[0]) for names in self.weights} if value == self.x else {"f32"}
+
+    def can_write(self, rows: str, to: Lowering) -> bool:
+        """Formats with scales of parts of rows, because it writes strips of columns."""
+        return rows not in WHOLE_ROW
+
+    def own_format(self, to: Lowering) -> str | None:
+        """The format of results that only Combine reads."""
+        if combined_from(self.out, to.uses[self.out]) is None:
+            return None
+        return combined_format(to.act_format(self.weights[0][0]))
+
+    def packed_together(self) -> tuple[tuple[str, ...], ...]:
+        """The matrices of each expert."""
+        return self.weights
+
+    def reference(self, at: Interpreter, x: Tensor, routing: Tensor) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.rows import activate
+
+        experts = routing[:, : self.chosen].reshape(-1).long().sort().values
+        experts = experts[experts >= 0]
+        width = self.features[0] if self.then.endswith("_mul") else sum(self.features)
+        out = torch.empty(len(x), width)
+        for expert in sorted(set(experts.tolist())):
+            rows = experts == expert
+            y = torch.cat([at.multiply(x[rows], w) for w in self.weights[expert]], dim=1)
+            if self.biases:
+                y = y + torch.cat([at.vector(b) for b in self.biases[expert]])
+            out[rows] = activate(y, self.then)
+        return out
+
+
+class Combine(Op, frozen=True):
+    """out[t] += the sum of token t's routed rows of x times their weights; without `add`, out[t] =.
+
+    The terms are added to `out` (or 0) one after another, in the order that the experts were
+    chosen, each product rounded before it is added.
+    """
+
+    x: ValueId
+    routing: ValueId
+    out: ValueId
+    width: int
+    chosen: int
+    add: bool = True
+
+    def reads(self) -> tuple[ValueId, ...]:
+        """x and the routing, and the value that it adds to."""
+        return (self.x, self.routing, self.out) if self.add else (self.x, self.routing)
+
+    def lower(self, to: Lowering) -> None:
+        x, routing, out = to.value(self.x), to.value(self.routing), to.value(self.out)
+        more = {} if self.add else {"add": False}
+        to.emit(lambda: to.native.combine(x, routing, out, **more))
+
+    def reference(
+        self, at: Interpreter, x: Tensor, routing: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        import torch
+
+        order = routed_rows(routing, self.chosen)
+        place = torch.full((len(routing) * self.chosen,), -1)
+        place[order] = torch.arange(len(order))
+        out = torch.zeros(len(routing), self.width) if out is None else out.clone()
+        for rank, rows in enumerate(place.reshape(-1, self.chosen).T):
+            has = rows >= 0
+            out[has] += routing[has, self.chosen + rank, None] * x[rows[has]]
+        return out
+
+
+class ExpertsBuilder(BaseBuilder):
+    """Appends linears of routed rows, and the LoRA matrices of a linear."""
+
+    def _add_adapters(
+        self, x: ValueId, modules: tuple[str, ...], sizes: Sequence[int], to: ValueId
+    ) -> None:
+        """Add scale * B A x of each row's adapter to the outputs of these modules, side by side."""
+        routing, adapters = self._adapted, self._adapters
+        if routing is None or adapters is None:
+            msg = "adapters are routed by embed(), which must come first"
+            raise ModelError(msg)
+        label, width, total = join(modules), self._width(x), sum(sizes)
+        ranks = (adapters.rank,) * len(modules)
+        a, b = [], []
+        for i in range(adapters.count):
+            a.append(tuple(self._need(name_a(m, i), (ranks[0], width), "matrix") for m in modules))
+            b.append((self._need(name_b(modules, i), (total, sum(ranks)), "matrix"),))
+        rows = self._value(f"{label} adapted rows", width)
+        self._ops.append(Spread(x, routing, rows, width, 1))
+        low = self._value(f"{label} low rank", sum(ranks))
+        self._ops.append(ExpertLinear(rows, routing, low, tuple(a), ranks, width, 1))
+        out = self._value(f"{label} adapters", total)
+        self._ops.append(ExpertLinear(low, routing, out, tuple(b), (total,), sum(ranks), 1))
+        self._ops.append(Combine(out, routing, to, total, 1))
+
+    def _expert_linear(
+        self,
+        x: ValueId,
+        routing: ValueId,
+        out: ValueId,
+        experts: Sequence[Sequence[str]],
+        features: int,
+        then: Then,
+        biased: bool,
+    ) -> None:
+        """Multiply routed rows x by the matrices of their experts, of `features` outputs each."""
+        k, sizes = self._width(x), (features,) * len(experts[0])
+        then_width(join(tuple(experts[0])), sizes, then)
+        weights = tuple(tuple(self._matrix(n, features, k) for n in names) for names in experts)
+        biases = tuple(
+            tuple(self._need(f"{n}.bias", (features,), "vector") for n in names)
+            for names in (experts if biased else ())
+        )
+        chosen = self._values[x].copies
+        self._ops.append(ExpertLinear(x, routing, out, weights, sizes, k, chosen, then, biases))
+
+    def _route_adapters(self) -> None:
+        """Route each token to the adapter of its sequence, once in a program."""
+        if self._adapters is None or self._adapted is not None:
+            return
+        self._adapted, count = self._value("adapters", 2), self._adapters.count
+        scales = self._need(SCALES, (count,), "vector")
+        self._ops.append(RouteAdapters(self._adapted, count, scales))
+
+
+def routed_rows(routing: Tensor, chosen: int) -> Tensor:
+    """token * chosen + rank of each routed row: by expert, then token; -1 adds no row."""
+    sorted_ids = routing[:, :chosen].reshape(-1).sort(stable=True)
+    return sorted_ids.indices[sorted_ids.values >= 0]
+
+
+def combined_from(value: ValueId, ops: Iterable[Op]) -> ExpertLinear | None:
+    """The op that writes `value`, if these are results of experts that only Combine reads.
+
+    ops: at least those that read or write the value.
+    """
+    by = None
+    for op in ops:
+        if isinstance(op, ExpertLinear) and op.out == value:
+            by = op
+        elif value in op.reads() and not (isinstance(op, Combine) and op.x == value):
+            return None
+    return by

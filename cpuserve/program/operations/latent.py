@@ -1,0 +1,229 @@
+"""Latent attention (MLA of DeepSeek): one compressed row of each token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import ModelError
+from cpuserve.program.loads import HeadPart, MatrixLoad, OpWeights
+from cpuserve.program.operations.attention import Attention, AttentionBuilder, check_rope
+from cpuserve.program.ops import Op, Rope, ValueId
+from cpuserve.program.program import CacheLayer
+from cpuserve.program.row_formats import ACT_FORMAT, FLOAT_ROWS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.lower import Lowering
+
+# The kernels multiply heads by columns that begin and end at whole vectors.
+HEAD_GROUP = 32
+
+
+class HeadLinear(Op, frozen=True):
+    """Multiply each head of x by its own part of one matrix: out [T, heads * features].
+
+    Head h reads the in_features columns of x from h * step on. Its part of `weight` [heads * rows,
+    columns] begins at row h * rows + first: in_features rows [in_features, features] if
+    `transposed`, else features rows [features, in_features]. The parts are not quantized.
+    """
+
+    x: ValueId
+    out: ValueId
+    weight: str
+    heads: int
+    rows: int
+    first: int
+    features: int
+    in_features: int
+    step: int
+    transposed: bool = False
+
+    def lower(self, to: Lowering) -> None:
+        kind, n, k = self._kind(to), self.features, self.in_features
+        matrices = []
+        for h in range(self.heads):
+            begin = h * self.rows + self.first
+            part = HeadPart(slice(begin, begin + (k if self.transposed else n)), self.transposed)
+            name = f"{self.weight} {part.rows.start}"
+            matrices.append(to.native.matrix(name, kind, n, k, [n], False))
+            to.out.matrices.append(MatrixLoad(matrices[-1], (self.weight,), part))
+        x, out = to.stored_as(self.x, ACT_FORMAT[kind]), to.value(self.out)
+        size = self.heads * to.native.packed_bytes(kind, n, k)
+        read = OpWeights(kind, self.heads * n, k, size)
+        to.out.read_bytes += read.num_bytes
+        to.out.linear_weights += read.n * read.k
+        to.emit(lambda: to.native.head_linear(x, out, matrices, self.step), read)
+
+    def _kind(self, to: Lowering) -> str:
+        """The kind of its matrices: columns of quantized rows cannot be multiplied alone."""
+        kind = to.kind_of(self.weight)
+        return kind if kind.startswith("dense") else "dense_bf16"
+
+    def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
+        """The format that the kind of its matrices multiplies."""
+        return {ACT_FORMAT[self._kind(to)]} if value == self.x else {"f32"}
+
+    def can_write(self, rows: str, to: Lowering) -> bool:
+        """Floats: each head writes its own columns, and those of bf16 are padded to groups."""
+        return not rows.startswith("q8") and self.features % 32 == 0
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.quantized import QuantMatrix
+
+        weight = at.matrix(self.weight)
+        if at.mode == "emulated" and at.kinds.get(self.weight, "dense_f32") not in FLOAT_ROWS:
+            x = x.bfloat16().float()
+        out = []
+        for h in range(self.heads):
+            begin = h * self.rows + self.first
+            where = slice(begin, begin + (self.in_features if self.transposed else self.features))
+            w = weight.rows(where) if isinstance(weight, QuantMatrix) else weight[where].float()
+            if isinstance(weight, QuantMatrix) and at.mode == "emulated":
+                w = w.bfloat16().float()
+            part = x[:, h * self.step :][:, : self.in_features]
+            out.append(part @ (w if self.transposed else w.T))
+        return torch.cat(out, dim=1)
+
+
+class LatentStoreKV(Op, frozen=True):
+    """Store one compressed row of each token, and make queries for it (MLA of DeepSeek).
+
+    kv [T, rank + rotary] becomes the row: the RmsNorm of its first `rank` columns with weight
+    `norm`, then the others, rotated. It is key and value of the only KV head. q [T, q_heads (nope +
+    rotary)]: its last `rotary` columns of each head are rotated; latent [T, q_heads rank] takes the
+    place of the others (HeadLinear). out [T, q_heads (rank + rotary)]. interleaved: neighbouring
+    dims are rotated as a pair; the result has the first ones of all pairs before the second ones.
+    """
+
+    reads_of = ("q", "latent", "kv")
+
+    q: ValueId
+    latent: ValueId
+    kv: ValueId
+    out: ValueId
+    layer: int
+    q_heads: int
+    nope: int
+    rank: int
+    rope: Rope
+    norm: str
+    eps: float
+    interleaved: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        """Width of the stored row, and of a query."""
+        return self.rank + self.rope.rotary
+
+    def lower(self, to: Lowering) -> None:
+        q = to.take_queries(self.out, self.q_heads, self.head_dim)
+        cos, sin = to.rope_tables(self.rope)
+        norm = to.plain(self.norm, self.rank)
+        values = to.value(self.q), to.value(self.latent), to.value(self.kv)
+        sizes = (self.layer, self.q_heads, self.nope, self.rank, self.rope.rotary)
+        to.emit(
+            lambda: to.native.latent_store_kv(
+                *values, q, *sizes, cos, sin, norm, self.eps, self.interleaved
+            )
+        )
+
+    def reference(self, at: Interpreter, q: Tensor, latent: Tensor, kv: Tensor) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.rows import rms_norm, rotate
+
+        row = rms_norm(kv[:, : self.rank], at.vector(self.norm), self.eps)
+        cos, sin = at.turns(self.rope)
+        turned = []
+        for x in (q.reshape(len(q), self.q_heads, -1)[:, :, self.nope :], kv[:, None, self.rank :]):
+            pairs = torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) if self.interleaved else x
+            turned.append(rotate(pairs, cos, sin))
+        k = torch.cat([row[:, None], turned[1]], dim=2)
+        at.store(self.layer, k, k)
+        absorbed = latent.reshape(len(q), self.q_heads, self.rank)
+        return torch.cat([absorbed, turned[0]], dim=2).reshape(len(q), -1)
+
+
+class LatentBuilder(AttentionBuilder):
+    """Appends attention over compressed rows."""
+
+    def latent_attention(
+        self,
+        q: ValueId,
+        kv: ValueId,
+        kv_b: str | tuple[str, str],
+        *,
+        layer: int,
+        nope: int,
+        rope: Rope,
+        values: int,
+        norm: str,
+        scale: float,
+        eps: float | None = None,
+        interleaved: bool = True,
+    ) -> ValueId:
+        """Attention over one compressed row of each token (MLA of DeepSeek): [T, q_heads * values].
+
+        q [T, q_heads * (nope + rotary)]; kv [T, rank + rotary] is the token's row; its first rank
+        columns are normalized with the weight `norm`. kv_b: the matrix [q_heads * (nope + values),
+        rank] that makes keys and values of a row; or two of them, where the part of each head is
+        [rank, nope] for keys (transposed) and [values, rank] for values. The part of the keys
+        multiplies the queries instead, and the part of the values the result of attention, so rows
+        stay compressed.
+        """
+        heads, rotary = self._spec.q_heads, rope.rotary
+        self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))
+        rank = self._width(kv) - rotary
+        for what, width in (("nope", nope), ("rank", rank)):
+            # A product of a head reads its inputs rounded up, which must be the head's own.
+            if width + -width % HEAD_GROUP > width + rotary:
+                msg = (
+                    f"layer {layer}: {what} is {width}, but must be a multiple of {HEAD_GROUP}, or "
+                    f"at most the {rotary} rotated dims below one"
+                )
+                raise ModelError(msg)
+        if self._adapters is not None and kv_b in self._adapters.modules:
+            msg = f"{kv_b}: adapters of this matrix are not supported"
+            raise ModelError(msg)
+        self._check_layer(layer)
+        check_rope(rope, nope + rotary)
+        of_keys, of_values = self._head_parts(kv_b, nope, values, rank)
+        gain = self._need(f"{norm}.weight", (rank,), "vector")
+        at = f"layers.{layer}"
+        latent = self._value(f"{at}.latent_queries", heads * rank)
+        transposed = isinstance(kv_b, str)
+        each = (rank, nope, nope + rotary, transposed)
+        self._ops.append(HeadLinear(q, latent, *of_keys, *each))
+        queries = self._value(f"{at}.queries", heads * (rank + rotary))
+        sizes = (layer, heads, nope, rank)
+        store = LatentStoreKV(
+            q, latent, kv, queries, *sizes, rope, gain, self._eps(eps), interleaved
+        )
+        self._ops.append(store)
+        width = store.head_dim
+        self._cache.append(CacheLayer(1, width, width, latent=True))
+        rows = self._value(f"{at}.attention", heads * width)
+        self._ops.append(Attention(queries, rows, layer, heads, 1, width, scale))
+        out = self._value(f"{at}.values", heads * values)
+        self._ops.append(HeadLinear(rows, out, *of_values, values, rank, width))
+        return out
+
+    def _head_parts(
+        self, kv_b: str | tuple[str, str], nope: int, values: int, rank: int
+    ) -> tuple[tuple[str, int, int, int], tuple[str, int, int, int]]:
+        """The matrices of keys and of values: name, heads, rows of a head, its first row."""
+        heads = self._spec.q_heads
+        if isinstance(kv_b, str):
+            both = self._matrix(kv_b, heads * (nope + values), rank)
+            return (both, heads, nope + values, 0), (both, heads, nope + values, nope)
+        keys = self._matrix(kv_b[0], heads * rank, nope)
+        return (keys, heads, rank, 0), (
+            self._matrix(kv_b[1], heads * values, rank),
+            heads,
+            values,
+            0,
+        )

@@ -1,0 +1,168 @@
+"""The choice of experts, and the mixture that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.errors import ModelError
+from cpuserve.program.operations.dense import DenseBuilder
+from cpuserve.program.operations.experts import Combine, Spread
+from cpuserve.program.ops import Op, Score, Then, ValueId
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.lower import Lowering
+
+
+class Groups(msgspec.Struct, frozen=True):
+    """Experts in `count` equal groups; a token takes experts of the `kept` best groups only.
+
+    The score of a group is the sum of its `best` (1 or 2) highest scores.
+    """
+
+    count: int
+    kept: int
+    best: int
+
+    def keep(self, scores: Tensor) -> Tensor:
+        """Scores [T, experts], -inf outside each token's best groups."""
+        import torch
+
+        by_group = scores.reshape(len(scores), self.count, -1)
+        totals = by_group.topk(self.best, dim=2).values.sum(dim=2)
+        best = torch.sort(totals, dim=1, descending=True, stable=True).indices[:, : self.kept]
+        kept = torch.zeros_like(totals, dtype=torch.bool).scatter_(1, best, True)
+        return by_group.masked_fill(~kept[..., None], -torch.inf).reshape(scores.shape)
+
+
+class Route(Op, frozen=True):
+    """Choose experts for every token from its router logits x [T, experts].
+
+    out [T, 2 * chosen]: the ids of the `chosen` experts with the highest scores, in descending
+    order (of equal scores the lower id first), then their weights in the same order. score: what
+    the weights are before they are normalized: the softmax or sigmoid of all logits, or
+    ("chosen_softmax") the softmax of the chosen ones. renormalize: weights are divided by their
+    sum. scale multiplies them. bias [experts] is added to the scores for the choice alone, and
+    groups limit it (DeepSeek). Without a sigmoid, logits are the scores that choose. factors
+    [experts]: the last factor of each expert's weight (Gemma 4).
+    """
+
+    x: ValueId
+    out: ValueId
+    experts: int
+    chosen: int
+    score: Score = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    bias: str | None = None
+    groups: Groups | None = None
+    factors: str | None = None
+
+    def lower(self, to: Lowering) -> None:
+        bias, factors = (to.plain(name, self.experts) for name in (self.bias, self.factors))
+        x, out, g = to.value(self.x), to.value(self.out), self.groups
+        groups = (g.count, g.kept, g.best) if g else ()
+        more = {} if self.factors is None else {"factors": factors}
+        count, chosen, score, scale = self.experts, self.chosen, self.score, self.scale
+        add = to.native.route
+        to.emit(
+            lambda: add(
+                x, out, count, chosen, score, self.renormalize, scale, bias, *groups, **more
+            )
+        )
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        scores = torch.sigmoid(x) if self.score == "sigmoid" else x
+        wanted = scores if self.bias is None else scores + at.vector(self.bias)
+        if self.groups is not None:
+            wanted = self.groups.keep(wanted)
+        ids = torch.sort(wanted, dim=1, descending=True, stable=True).indices[:, : self.chosen]
+        if self.score == "softmax":
+            scores = torch.softmax(x, dim=1)
+        weights = scores.gather(1, ids)
+        if self.score == "chosen_softmax":
+            weights = torch.softmax(weights, dim=1)
+        if self.renormalize:
+            weights = weights / weights.sum(dim=1, keepdim=True)
+        weights = weights * self.scale
+        if self.factors is not None:
+            weights = weights * at.vector(self.factors)[ids]
+        return torch.cat([ids.float(), weights], dim=1)
+
+
+class MixtureBuilder(DenseBuilder):
+    """Appends mixtures of experts."""
+
+    def mixture(
+        self,
+        h: ValueId,
+        router: str,
+        experts: Sequence[Sequence[str]],
+        *,
+        features: int,
+        chosen: int,
+        to: ValueId | None,
+        then: Then = "silu_mul",
+        score: Score = "softmax",
+        renormalize: bool = False,
+        scale: float = 1.0,
+        bias: str | None = None,
+        groups: Groups | None = None,
+        biased: bool = False,
+        routed_by: ValueId | None = None,
+        factors: str | None = None,
+    ) -> ValueId:
+        """Add a mixture of experts of h to the value `to`, and return that; None: make one.
+
+        router: the matrix [experts, width of h] of the router, which multiplies `routed_by` (None:
+        h). experts: the matrices of each expert: gate and up [features, width of h], then
+        down [width of `to`, features]. bias, factors: weights [experts] by full name, added to the
+        scores for the choice alone, and multiplied by the weights. groups: these groups of experts
+        limit the choice. biased: the router and all matrices of experts have biases.
+        """
+        count, width = len(experts), self._width(h)
+        if self._adapters is not None:
+            msg = f"{router}: adapters of a mixture of experts are not supported"
+            raise ModelError(msg)
+        if not 1 <= chosen <= count:
+            msg = f"{router}: {chosen} of {count} experts cannot be chosen for a token"
+            raise ModelError(msg)
+        if groups is not None:
+            _check_groups(router, groups, count, chosen)
+        logits = self.linear(
+            h if routed_by is None else routed_by, router, features=count, bias=biased
+        )
+        routing = self._value(f"{router} routing", 2 * chosen)
+        for name in filter(None, (bias, factors)):
+            self._need(name, (count,), "vector")
+        weights = (score, renormalize, scale, bias)
+        self._ops.append(Route(logits, routing, count, chosen, *weights, groups, factors))
+        rows = self._value(f"{router} rows", width, chosen)
+        self._ops.append(Spread(h, routing, rows, width, chosen))
+        gate_up, down = [names[:2] for names in experts], [names[2:] for names in experts]
+        hidden = self._value(f"{router} hidden", features, chosen)
+        self._expert_linear(rows, routing, hidden, gate_up, features, then, biased)
+        out_width = width if to is None else self._width(to)
+        out = self._value(f"{router} out", out_width, chosen)
+        self._expert_linear(hidden, routing, out, down, out_width, "none", biased)
+        total = self._value(f"{router} sum", out_width) if to is None else to
+        self._ops.append(Combine(out, routing, total, out_width, chosen, to is not None))
+        return total
+
+
+def _check_groups(router: str, groups: Groups, experts: int, chosen: int) -> None:
+    size = experts // groups.count
+    fits = experts == size * groups.count and groups.best <= size
+    if not fits or not 1 <= groups.kept <= groups.count or groups.kept * size < chosen:
+        msg = (
+            f"{router}: {chosen} of {experts} experts cannot be chosen from {groups.kept} of "
+            f"{groups.count} groups"
+        )
+        raise ModelError(msg)

@@ -1,0 +1,219 @@
+"""Norms of rows, and of parts of rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cpuserve.errors import ModelError
+from cpuserve.program.base_builder import BaseBuilder
+from cpuserve.program.ops import Op, ValueId
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.lower import Lowering
+
+
+class RmsNorm(Op, frozen=True):
+    """out = x / sqrt(mean(x^2) + eps) * w, with w = weight, or weight + 1 if `plus_one` (Gemma).
+
+    scale: w is multiplied by it.
+    """
+
+    x: ValueId
+    out: ValueId
+    weight: str
+    width: int
+    eps: float
+    plus_one: bool = False
+    scale: float = 1.0
+
+    def lower(self, to: Lowering) -> None:
+        weight = to.norm_weight(self.weight, self.width, self.plus_one, self.scale)
+        x = to.value(self.x)
+        to.emit(lambda: to.native.rms_norm(x, to.value(self.out), weight, self.eps))
+
+    def can_write(self, rows: str, to: Lowering) -> bool:
+        """Rows of any format."""
+        return True
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        from cpuserve.program.reference.rows import rms_norm
+
+        weight = at.vector(self.weight)
+        return rms_norm(x, (weight + 1 if self.plus_one else weight) * self.scale, self.eps)
+
+
+class PartNorm(Op, frozen=True):
+    """RmsNorm of each of `parts` parts of x, in place; other columns are left alone.
+
+    A part has `width` columns and a mean of its own; the first one begins at `column`. weight
+    [width] is common to all parts (OLMo: all q heads are one part, all k heads another); None:
+    ones (Gemma 4: of each v head).
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    weight: str | None
+    width: int
+    eps: float
+    column: int = 0
+    parts: int = 1
+
+    def lower(self, to: Lowering) -> None:
+        x, width, weight = to.value(self.x), self.width, to.plain(self.weight, self.width)
+        if self.weight is None:
+            weight = to.vector(("ones", width), width, lambda _: np.ones(width, np.float32))
+        to.emit(lambda: to.native.part_norm(x, weight, self.column, self.parts, self.eps))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.rows import rms_norm
+
+        where = slice(self.column, self.column + self.parts * self.width)
+        parts = x[:, where].reshape(len(x), self.parts, self.width)
+        out = x.clone()
+        weight = torch.ones(self.width) if self.weight is None else at.vector(self.weight)
+        out[:, where] = rms_norm(parts, weight, self.eps).reshape(len(x), -1)
+        return out
+
+
+class LayerNorm(Op, frozen=True):
+    """out = (x - mean) / sqrt(var + eps) * weight + bias."""
+
+    x: ValueId
+    out: ValueId
+    weight: str
+    bias: str | None
+    width: int
+    eps: float
+
+    def lower(self, to: Lowering) -> None:
+        weight, bias = to.plain(self.weight, self.width), to.plain(self.bias, self.width)
+        x = to.value(self.x)
+        to.emit(lambda: to.native.layer_norm(x, to.value(self.out), weight, bias, self.eps))
+
+    def can_write(self, rows: str, to: Lowering) -> bool:
+        """Rows of any format."""
+        return True
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        from torch.nn import functional as F
+
+        bias = None if self.bias is None else at.vector(self.bias)
+        return F.layer_norm(x, (self.width,), at.vector(self.weight), bias, self.eps)
+
+
+class GatedNorm(Op, frozen=True):
+    """out = RmsNorm(x silu(z[t, column:])) weight, with a mean for each of `groups` equal parts.
+
+    x and out [T, width], weight [width].
+    """
+
+    reads_of = ("x", "z")
+
+    x: ValueId
+    z: ValueId
+    out: ValueId
+    weight: str
+    width: int
+    groups: int
+    column: int
+    eps: float
+
+    def lower(self, to: Lowering) -> None:
+        x, z, out = to.value(self.x), to.value(self.z), to.value(self.out)
+        weight = to.plain(self.weight, self.width)
+        to.emit(lambda: to.native.gated_norm(x, z, out, weight, self.groups, self.column, self.eps))
+
+    def reference(self, at: Interpreter, x: Tensor, z: Tensor) -> Tensor:
+        import torch
+        from torch.nn import functional as F
+
+        from cpuserve.program.reference.rows import rms_norm
+
+        gated = x * F.silu(z[:, self.column : self.column + self.width])
+        normed = rms_norm(gated.reshape(len(x), self.groups, -1), torch.ones(()), self.eps)
+        return normed.reshape(x.shape) * at.vector(self.weight)
+
+
+class NormsBuilder(BaseBuilder):
+    """Appends norms."""
+
+    def rms_norm(
+        self,
+        x: ValueId,
+        name: str,
+        *,
+        eps: float | None = None,
+        plus_one: bool = False,
+        bare: bool = False,
+        scale: float = 1.0,
+    ) -> ValueId:
+        """RmsNorm of every row: [T, width of x]; eps defaults to the spec.
+
+        bare: the name of the weight is `name` alone.
+        """
+        width = self._width(x)
+        weight = self._need(name if bare else f"{name}.weight", (width,), "vector")
+        out = self._value(name, width)
+        self._ops.append(RmsNorm(x, out, weight, width, self._eps(eps), plus_one, scale))
+        return out
+
+    def part_norm(
+        self,
+        x: ValueId,
+        name: str | None,
+        *,
+        width: int,
+        column: int = 0,
+        parts: int = 1,
+        eps: float | None = None,
+    ) -> None:
+        """RmsNorm of each of `parts` parts of x, `width` columns from `column` on; in place.
+
+        name: None if it has no weight.
+        """
+        self._check_columns(f"{name or 'norm'}: x", x, column, parts * width)
+        weight = None if name is None else self._need(f"{name}.weight", (width,), "vector")
+        self._ops.append(PartNorm(x, weight, width, self._eps(eps), column, parts))
+
+    def layer_norm(
+        self, x: ValueId, name: str, *, eps: float | None = None, bias: bool = True
+    ) -> ValueId:
+        """LayerNorm of every row: [T, width of x]; eps defaults to the spec."""
+        width = self._width(x)
+        weight = self._need(f"{name}.weight", (width,), "vector")
+        shift = self._need(f"{name}.bias", (width,), "vector") if bias else None
+        out = self._value(name, width)
+        self._ops.append(LayerNorm(x, out, weight, shift, width, self._eps(eps)))
+        return out
+
+    def gated_norm(
+        self,
+        x: ValueId,
+        z: ValueId,
+        name: str,
+        *,
+        groups: int = 1,
+        column: int = 0,
+        eps: float | None = None,
+    ) -> ValueId:
+        """RmsNorm of x times the SiLU of the columns of z from `column` on: [T, width of x].
+
+        Each of `groups` equal parts of a row has a mean of its own.
+        """
+        width = self._width(x)
+        if width % groups:
+            msg = f"{name}: {width} columns cannot form {groups} equal groups"
+            raise ModelError(msg)
+        self._check_columns(f"{name}: z", z, column, width)
+        weight = self._need(f"{name}.weight", (width,), "vector")
+        out = self._value(name, width)
+        self._ops.append(GatedNorm(x, z, out, weight, width, groups, column, self._eps(eps)))
+        return out

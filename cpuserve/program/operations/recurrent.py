@@ -1,0 +1,347 @@
+"""Recurrent layers: gated delta nets, short convolutions and Mamba2."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from cpuserve.config.cache_groups import STATE_CHUNK
+from cpuserve.errors import ModelError
+from cpuserve.program.base_builder import BaseBuilder
+from cpuserve.program.loads import Float32, ReadFn
+from cpuserve.program.ops import Op, ValueId
+from cpuserve.program.program import StateLayer, whole_lines
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.lower import Lowering
+    from cpuserve.program.reference.mamba import ConvInputs, Mamba2States
+    from cpuserve.program.reference.recurrent import DeltaStates
+
+# A unit of a recurrent layer is the part of a sequence for one thread: many enough for all threads
+# to have some, and large enough that claiming one costs little.
+CONV_CHANNELS = 256  # the most channels of a short convolution
+STATE_HEADS = 8  # the most heads of Mamba2: the kernel reads as many states side by side
+
+
+class GatedDelta(Op, frozen=True):
+    """A gated delta net: short convolution, gated delta rule, and gated norm of each head.
+
+    x [T, ...]: the queries of all key heads, then their keys (`key_width` each), then the values of
+    all value heads, then their output gates z (`value_width` each). gates [T, 2 value_heads]: b of
+    all value heads, then a. out [T, value_heads value_width]. Value head i belongs to key head
+    i // (value_heads / key_heads); if `tiled`, to key head i % key_heads.
+
+    Queries, keys and values pass a causal convolution over `taps` tokens (weight `conv` [channels,
+    1, taps]; channels: all queries, all keys, all values) and SiLU; queries and keys are then
+    divided by their length, and queries by sqrt(key_width). With beta = sigmoid(b) and decay =
+    exp(-exp(a_log) softplus(a + dt_bias)), each value head has a state S [key_width, value_width]:
+
+        S_t = decay S_(t-1) + k (x) u,  u = beta (v - decay S_(t-1)^T k),  o = S_t^T q
+
+    and out = RmsNorm(o) norm silu(z). The state of a sequence is in state layer `state`. Source:
+    transformers modeling_qwen3_next; Yang et al. 2024 (Gated Delta Networks).
+    """
+
+    reads_of = ("x", "gates")
+
+    x: ValueId
+    gates: ValueId
+    out: ValueId
+    state: int
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    taps: int
+    conv: str
+    a_log: str
+    dt_bias: str
+    norm: str
+    eps: float
+    tiled: bool = False
+
+    def lower(self, to: Lowering) -> None:
+        heads, width = self.key_heads, self.key_width
+        values = self.value_heads * self.value_width
+        channels = 2 * heads * width + values
+
+        def conv(read: ReadFn) -> Float32:
+            """[channels, 1, taps] as [key heads, taps, the channels of a key head]."""
+            weight = read(self.conv).reshape(channels, self.taps)
+            q, k, v = np.split(weight, [heads * width, 2 * heads * width])
+            if self.tiled:
+                v = v.reshape(-1, heads, self.value_width, self.taps).swapaxes(0, 1)
+            parts = [p.reshape(heads, -1, self.taps) for p in (q, k, v)]
+            return np.concatenate(parts, axis=1).transpose(0, 2, 1)
+
+        vectors = (
+            to.vector(("conv", self.conv), channels * self.taps, conv),
+            to.vector(
+                ("rates", self.a_log), self.value_heads, lambda read: -np.exp(read(self.a_log))
+            ),
+            to.plain(self.dt_bias, self.value_heads),
+            to.plain(self.norm, self.value_width),
+        )
+        x, gates, out = to.value(self.x), to.value(self.gates), to.value(self.out)
+        sizes = (heads, self.value_heads, width, self.value_width, self.taps)
+        native = to.native.gated_delta
+        to.emit(lambda: native(x, gates, out, *sizes, *vectors, self.eps, self.tiled))
+
+    def reference(self, at: Interpreter, x: Tensor, gates: Tensor) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.recurrent import DeltaWeights
+
+        weights = DeltaWeights(*map(at.vector, (self.conv, self.a_log, self.dt_bias, self.norm)))
+        step, states = at.step, cast("DeltaStates", at.states[self.state])
+        out = torch.empty(len(x), self.value_heads * self.value_width)
+        for seq in range(step.num_seqs):
+            where, table = step.queries(seq), step.table(seq, at.kv_groups)
+            start, gone = int(step.positions[where.start]), at.num_blocks - 1
+            out[where] = states.run(x[where], gates[where], start, table, gone, weights)
+        return out
+
+    def make_states(self, slots: int) -> DeltaStates:
+        """The states and open rows of the layer."""
+        from cpuserve.program.reference.attention import BLOCK
+        from cpuserve.program.reference.recurrent import DeltaSizes, DeltaStates
+
+        heads = (self.key_heads, self.value_heads, self.key_width, self.value_width)
+        return DeltaStates(DeltaSizes(*heads, self.taps, self.eps, self.tiled), slots, BLOCK)
+
+
+class ShortConv(Op, frozen=True):
+    """A causal convolution of each channel over the last `taps` tokens, then SiLU if `silu`.
+
+    out[t, c] = bias[c] + sum over j of weight[c, 0, j] x[t - taps + 1 + j, column + c], where
+    inputs before the sequence are 0. weight [channels, 1, taps], bias [channels] or None. The last
+    inputs of a sequence are kept in state layer `state`, in `units` equal parts of the channels.
+    """
+
+    x: ValueId
+    out: ValueId
+    state: int
+    channels: int
+    taps: int
+    weight: str
+    bias: str | None
+    column: int
+    units: int
+    silu: bool
+
+    def lower(self, to: Lowering) -> None:
+        def by_tap(read: ReadFn) -> Float32:
+            return read(self.weight).reshape(self.channels, self.taps).T
+
+        weight = to.vector(("conv", self.weight), self.channels * self.taps, by_tap)
+        bias = to.plain(self.bias, self.channels)
+        x, out = to.value(self.x), to.value(self.out)
+        sizes = (self.column, self.units, self.taps)
+        to.emit(lambda: to.native.short_conv(x, out, *sizes, weight, bias, self.silu))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+        from torch.nn import functional as F
+
+        inputs, weight = x[:, self.column : self.column + self.channels], at.vector(self.weight)
+        states = cast("ConvInputs", at.states[self.state])
+        out = torch.empty(len(x), self.channels)
+        for where, part in at.state_parts():
+            out[where] = states.run(inputs[where], part, weight)
+        if self.bias is not None:
+            out = out + at.vector(self.bias)
+        return F.silu(out) if self.silu else out
+
+    def make_states(self, slots: int) -> ConvInputs:
+        """The last inputs of the layer."""
+        from cpuserve.program.reference.mamba import ConvInputs
+
+        return ConvInputs(self.channels, self.taps, slots)
+
+
+class Mamba2(Op, frozen=True):
+    """The state space of Mamba2 over x, which a short convolution has mixed.
+
+    x [T, heads value_width + 2 groups key_width]: the values of all heads, then B of all groups,
+    then C of all groups. The heads of a group share its B and C. With dt = softplus(steps[column +
+    head] + dt_bias), clamped to [low, high], each head has a state S [key_width, value_width]:
+
+        S_t = exp(-exp(a_log) dt) S_(t-1) + B (x) (dt x),  out = S_t^T C + d x
+
+    out [T, heads value_width]. The state of a sequence is in state layer `state`, in units of
+    `together` heads of a group. Source: transformers modeling_granitemoehybrid; Dao and Gu 2024
+    (Transformers are SSMs).
+    """
+
+    reads_of = ("x", "steps")
+
+    x: ValueId
+    steps: ValueId
+    out: ValueId
+    state: int
+    heads: int
+    groups: int
+    key_width: int
+    value_width: int
+    together: int
+    column: int
+    a_log: str
+    dt_bias: str
+    d: str
+    low: float
+    high: float
+
+    def lower(self, to: Lowering) -> None:
+        vectors = (
+            to.vector(("rates", self.a_log), self.heads, lambda read: -np.exp(read(self.a_log))),
+            to.plain(self.dt_bias, self.heads),
+            to.plain(self.d, self.heads),
+        )
+        x, steps, out = to.value(self.x), to.value(self.steps), to.value(self.out)
+        widths = (self.key_width, self.value_width, self.together, self.column)
+        sizes = (self.heads, self.groups, *widths)
+        to.emit(lambda: to.native.mamba2(x, steps, out, *sizes, *vectors, self.low, self.high))
+
+    def reference(self, at: Interpreter, x: Tensor, steps: Tensor) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.mamba import Mamba2Weights
+
+        weights = Mamba2Weights(*map(at.vector, (self.a_log, self.dt_bias, self.d)))
+        steps = steps[:, self.column : self.column + self.heads]
+        states = cast("Mamba2States", at.states[self.state])
+        out = torch.empty(len(x), self.heads * self.value_width)
+        for where, part in at.state_parts():
+            out[where] = states.run(x[where], steps[where], part, weights)
+        return out
+
+    def make_states(self, slots: int) -> Mamba2States:
+        """The states and open rows of the layer."""
+        from cpuserve.program.reference.mamba import Mamba2Sizes, Mamba2States
+
+        widths = (self.key_width, self.value_width)
+        sizes = Mamba2Sizes(self.heads, self.groups, *widths, self.low, self.high)
+        return Mamba2States(sizes, slots)
+
+
+class RecurrentBuilder(BaseBuilder):
+    """Appends recurrent layers."""
+
+    def gated_delta(
+        self,
+        x: ValueId,
+        gates: ValueId,
+        name: str,
+        *,
+        key_heads: int,
+        value_heads: int,
+        key_width: int,
+        value_width: int,
+        taps: int,
+        tiled: bool = False,
+        eps: float | None = None,
+    ) -> ValueId:
+        """A gated delta net over x and its gates: [T, value_heads * value_width].
+
+        The weights of layer `name` are conv1d.weight, A_log, dt_bias and norm.weight. See
+        `GatedDelta` for the columns of x and gates, and for `tiled`.
+        """
+        if value_heads % key_heads:
+            msg = f"{name}: {value_heads} value heads cannot share {key_heads} key heads evenly"
+            raise ModelError(msg)
+        each = value_heads // key_heads
+        channels = 2 * key_width + each * value_width
+        wide = key_heads * (channels + each * value_width)
+        self._check_width(f"{name}: x", x, wide)
+        self._check_width(f"{name}: gates", gates, 2 * value_heads)
+        out = self._value(name, value_heads * value_width)
+        conv = self._need(f"{name}.conv1d.weight", (key_heads * channels, 1, taps), "table")
+        a_log = self._need(f"{name}.A_log", (value_heads,), "vector")
+        dt_bias = self._need(f"{name}.dt_bias", (value_heads,), "vector")
+        norm = self._need(f"{name}.norm.weight", (value_width,), "vector")
+        sizes = (key_heads, value_heads, key_width, value_width, taps)
+        state = len(self._states)
+        weights = (conv, a_log, dt_bias, norm)
+        self._ops.append(GatedDelta(x, gates, out, state, *sizes, *weights, self._eps(eps), tiled))
+        # A unit is a key head: the states of its value heads and the last inputs of its channels;
+        # of every open token its key, each value head's u and decay, and its channels' inputs.
+        closed = each * key_width * value_width + (taps - 1) * channels
+        row = whole_lines(key_width) + each * (whole_lines(value_width) + 1) + channels
+        self._states.append(StateLayer(key_heads, closed, STATE_CHUNK * row))
+        return out
+
+    def short_conv(
+        self,
+        x: ValueId,
+        name: str,
+        *,
+        taps: int,
+        column: int = 0,
+        channels: int | None = None,
+        bias: bool = False,
+        silu: bool = False,
+    ) -> ValueId:
+        """A causal convolution of each column of x over `taps` tokens: [T, channels].
+
+        The columns begin at `column`; channels: their number, by default all that follow.
+        """
+        channels = self._width(x) - column if channels is None else channels
+        self._check_columns(f"{name}: x", x, column, channels)
+        weight = self._need(f"{name}.weight", (channels, 1, taps), "table")
+        shift = self._need(f"{name}.bias", (channels,), "vector") if bias else None
+        out = self._value(name, channels)
+        state, units = len(self._states), channels // largest_part(channels, CONV_CHANNELS)
+        self._ops.append(
+            ShortConv(x, out, state, channels, taps, weight, shift, column, units, silu)
+        )
+        # A unit keeps the last inputs of its channels, and the inputs of all open tokens.
+        each = channels // units
+        self._states.append(StateLayer(units, (taps - 1) * each, STATE_CHUNK * each))
+        return out
+
+    def mamba2(
+        self,
+        x: ValueId,
+        steps: ValueId,
+        name: str,
+        *,
+        heads: int,
+        groups: int,
+        key_width: int,
+        value_width: int,
+        column: int = 0,
+        limits: tuple[float, float] = (0.0, math.inf),
+    ) -> ValueId:
+        """The state space of Mamba2 over x: [T, heads * value_width].
+
+        The weights of layer `name` are A_log, dt_bias and D. See `Mamba2` for the columns
+        of x. steps: has a column of each head from `column` on; limits: of what becomes of it.
+        """
+        if heads % groups:
+            msg = f"{name}: {heads} heads cannot form {groups} equal groups"
+            raise ModelError(msg)
+        self._check_width(f"{name}: x", x, heads * value_width + 2 * groups * key_width)
+        self._check_columns(f"{name}: steps", steps, column, heads)
+        a_log = self._need(f"{name}.A_log", (heads,), "vector")
+        dt_bias = self._need(f"{name}.dt_bias", (heads,), "vector")
+        d = self._need(f"{name}.D", (heads,), "vector")
+        out, state = self._value(name, heads * value_width), len(self._states)
+        each = largest_part(heads // groups, STATE_HEADS)
+        sizes = (heads, groups, key_width, value_width, each, column)
+        self._ops.append(Mamba2(x, steps, out, state, *sizes, a_log, dt_bias, d, *limits))
+        # A unit keeps the states of some heads of a group; of every open token its B, and each
+        # head's u and decay.
+        row = whole_lines(key_width) + each * (whole_lines(value_width) + 1)
+        closed = each * key_width * value_width
+        self._states.append(StateLayer(heads // each, closed, STATE_CHUNK * row))
+        return out
+
+
+def largest_part(count: int, most: int) -> int:
+    """The largest divisor of `count` that is at most `most`."""
+    return next(part for part in range(min(count, most), 0, -1) if count % part == 0)

@@ -1,0 +1,88 @@
+"""Storage of keys and values in torch, and a softmax in chunks as the kernels compute it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK = 32  # tokens of a KV block, kBlock
+CHUNK = 256  # keys of an attention chunk, kChunk
+QUERIES_AT_ONCE = 128  # per sequence; limits the memory of scores [queries, heads, keys]
+# Storage dtype of each KV type. torch cannot index fp8 tensors, so fp8 is stored as bytes.
+KV_DTYPES = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8_e4m3": torch.uint8,
+    "fp8_e5m2": torch.uint8,
+}
+MIXED_KV = ("int8",)  # keys are multiplied by a Hadamard matrix, queries by its inverse
+SCALED_KV = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # the largest code
+FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
+
+def visible(distance: Tensor, window: int, *, causal: bool) -> Tensor:
+    """Mask [n, keys] of the keys that a query may see; distance = query position - key position."""
+    if not causal:
+        distance = distance.abs()  # a window reaches to both sides
+    seen = distance >= 0
+    return seen & (distance < window) if window else seen
+
+
+def mix_width(head_dim: int) -> int:
+    """Size of the Hadamard matrix of `mix`: the largest power of two that divides head_dim."""
+    return head_dim & -head_dim
+
+
+def mix(x: Tensor) -> Tensor:
+    """x [T, heads, d] times the Hadamard matrix (entries 1 and -1), per block of mix_width(d)."""
+    n, h = mix_width(x.shape[2]), torch.ones(1, 1)
+    while len(h) < n:
+        h = torch.cat([torch.cat([h, h], dim=1), torch.cat([h, -h], dim=1)])
+    return (x.reshape(*x.shape[:2], -1, n) @ h).reshape(x.shape)
+
+
+def encode_kv(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Quantize x [T, heads, d] to 8 bits: (codes, scale [T, heads]) with x ~ codes * scale."""
+    largest, top = SCALED_KV[kind], x.abs().amax(dim=2)
+    factor = torch.where(top > 0, torch.tensor(largest) / top, 0.0)
+    codes = x * factor[..., None]
+    return codes.round().to(torch.int8) if kind == "int8" else codes.to(FP8[kind]), top / largest
+
+
+def chunked_softmax(
+    s: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    *,
+    round_p: bool = False,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """softmax(s) v, computed separately for each chunk of 256 keys and merged in ascending order.
+
+    s [n, heads, keys] is -inf at masked keys; v [keys, heads, d]; sink [n, heads, 1] or None. With
+    round_p, P is rounded to bf16 before it is multiplied with V, and after the multiplication with
+    v_scale [keys, heads], if any. The denominators use P in fp32 without v_scale.
+    """
+    n, heads, keys = s.shape
+    top = torch.full((n, heads, 1), -torch.inf) if sink is None else sink
+    total = torch.full((n, heads, 1), 0.0 if sink is None else 1.0)
+    out = torch.zeros(n, heads, v.shape[2])
+    for start in range(0, keys, CHUNK):
+        part, values = s[:, :, start : start + CHUNK], v[start : start + CHUNK]
+        part_top = part.amax(dim=2, keepdim=True)
+        seen = part_top > -torch.inf
+        p = torch.where(seen, torch.exp(part - torch.where(seen, part_top, 0.0)), 0.0)
+        part_total = p.sum(dim=2, keepdim=True)
+        if v_scale is not None:
+            p = p * v_scale[start : start + CHUNK].T
+        if round_p:
+            p = p.bfloat16().float()
+        new_top = torch.maximum(top, part_top)
+        safe = torch.where(new_top > -torch.inf, new_top, 0.0)
+        keep, take = torch.exp(top - safe), torch.exp(part_top - safe)
+        total = total * keep + part_total * take
+        out = out * keep + torch.einsum("nhk,khd->nhd", p, values) * take
+        top = new_top
+    return out / total
