@@ -160,6 +160,7 @@ constexpr int kPlaneVectorRows = 12;
 struct Bf16Tiles {
   using FewRows = Bf16Tiles;
   static constexpr ActFormat kAct = ActFormat::bf16;
+  static constexpr bool kGroups = false;
   static constexpr int kShapeLines = kTileLines;
   static constexpr int64_t kBlockLines = 0;  // a chain kind depends on K
   static int64_t lines(int64_t k) { return (k + 1) / 2; }
@@ -177,6 +178,7 @@ struct ChannelTiles {
   using FewRows = ChannelTiles;
   static constexpr int kVectorRows = kGroupVectorRows;
   static constexpr ActFormat kAct = ActFormat::q8row;
+  static constexpr bool kGroups = false;
   static constexpr int kShapeLines = kTileLines;
   static constexpr int64_t kBlockLines = 0;  // a chain kind depends on K
   static int64_t lines(int64_t k) { return (k + 3) / 4; }
@@ -362,6 +364,7 @@ struct GroupTiles {
   using Vectors = typename Raw::Vectors;
   using FewRows = GroupTiles<typename Raw::FewRows>;  // the kind for up to kJobRows rows
   static constexpr ActFormat kAct = Raw::kAct;
+  static constexpr bool kGroups = true;
   static constexpr int kLines = Raw::kLines;  // of a group
   static constexpr int kShapeLines = kLines < kTileLines ? kLines : kTileLines;
   static constexpr int kVectorRows = Raw::kVectorRows;
@@ -529,6 +532,7 @@ struct BlockTiles {
   using Vectors = PlaneKind<W>;
   using FewRows = BlockTiles;
   static constexpr ActFormat kAct = Vectors::kAct;
+  static constexpr bool kGroups = true;
   static constexpr int kVectorRows = kPlaneVectorRows, kShapeLines = kTileLines;
   static constexpr int kUnitLines = W::kUnit / 4;
   // Codes times scales are in [-128, 128] (Q3_K, at 128 in its negative) or in 16 bits.
@@ -712,34 +716,21 @@ struct BlockTiles {
   }
 };
 
-// The parts of a kind that differ, so that the loops below are compiled once for all kinds.
-struct TileKind {
-  ActFormat act;
-  int shape_lines;      // of a tile of weights
-  int64_t block_lines;  // of a K block; 0: a chain kind
-  int64_t (*lines)(int64_t k);
-  void (*unpack)(const PackedWeight& w, int64_t panel, int64_t line0, int64_t line1, uint8_t* to);
-  void (*job[2][2])(const TileJob&);  // of one and two tiles of rows, by one and two panels
-
-  bool groups() const { return block_lines > 0; }
-  void run(const TileJob& t, int panels) const { job[t.rows > kTileRows16][panels - 1](t); }
-};
 template <class Kind>
-static constexpr TileKind tile_kind() {
-  return {Kind::kAct,
-          Kind::kShapeLines,
-          Kind::kBlockLines,
-          Kind::lines,
-          Kind::unpack,
-          {{Kind::template job<1, 1>, Kind::template job<1, 2>},
-           {Kind::template job<2, 1>, Kind::template job<2, 2>}}};
+CPUSERVE_INLINE void call_job(const TileJob& t, int panels) {
+  if (t.rows > kTileRows16) {
+    panels == 2 ? Kind::template job<2, 2>(t) : Kind::template job<2, 1>(t);
+  } else {
+    panels == 2 ? Kind::template job<1, 2>(t) : Kind::template job<1, 1>(t);
+  }
 }
 
-inline TileJob job_of(const LinearArgs& a, const TileKind& kind) {
+template <class Kind>
+CPUSERVE_INLINE TileJob job_of(const LinearArgs& a) {
   TileJob t;
   t.x = static_cast<const uint8_t*>(a.x);
   t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
-  t.x_padded = padded_width(kind.act, a.w->k);
+  t.x_padded = padded_width(Kind::kAct, a.w->k);
   t.panel_bytes = a.w->panel_bytes;
   t.scratch = static_cast<TileScratch*>(a.scratch);
   return t;
@@ -797,33 +788,34 @@ CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int
 // at 12, 20 and 32 rows, w4m_g128 reads 1.16 to 1.29 times as many bytes a second so, nf4_g64 1.11
 // to 1.22 times, w8_g32 1.03 to 1.14 times, w8_channel_g128 0.94 to 1.06 times; bf16 would read
 // 0.86 to 0.99 times as many.
-inline void stream_tiles(const LinearArgs& a, const TileKind& kind) {
-  const int together = kind.groups() ? kJobColumns : 1;
+template <class Kind>
+CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
+  constexpr int kTogether = Kind::kGroups ? kJobColumns : 1;
   const PackedWeight& w = *a.w;
   const bool plain = plain_f32(a.ep);
-  const int64_t lines = kind.lines(w.k), block = kind.groups() ? kind.block_lines : lines;
-  TileJob t = job_of(a, kind);
+  const int64_t lines = Kind::lines(w.k), block = Kind::kGroups ? Kind::kBlockLines : lines;
+  TileJob t = job_of<Kind>(a);
   PairFetch fetch;
   t.fetch = &fetch;
   t.lines = t.scratch->lines[0];
   t.rows = static_cast<int>(a.m) * a.terms;
   t.c_stride = sums_stride<true>();
-  configure_job(t.rows, kind.shape_lines);
+  configure_job(t.rows, Kind::kShapeLines);
   over_panels(a.panel0, a.panel1, kSpanPanels, [&](int64_t panel0, int span) {
-    over_panels(panel0, panel0 + span, together, [&](int64_t panel, int np) {
+    over_panels(panel0, panel0 + span, kTogether, [&](int64_t panel, int np) {
       t.w = w.data + static_cast<size_t>(panel) * w.panel_bytes;
       t.c = t.scratch->sums + (panel - panel0) * kPanel;
       over_k(t, lines, block, [&] {
-        const int64_t steps = (t.line1 - t.line0 + kind.shape_lines - 1) / kind.shape_lines;
-        if (kind.groups()) {
+        const int64_t steps = (t.line1 - t.line0 + Kind::kShapeLines - 1) / Kind::kShapeLines;
+        if constexpr (Kind::kGroups) {
           fetch_next_block(a, t, np, lines, block, steps);
           for (int p = 0; p < np; p++) {
-            kind.unpack(w, panel + p, t.line0, t.line1, t.scratch->lines[p]);
+            Kind::unpack(w, panel + p, t.line0, t.line1, t.scratch->lines[p]);
           }
         } else {
           fetch_ahead(a, t, steps);
         }
-        kind.run(t, np);
+        call_job<Kind>(t, np);
       });
     });
     finish_terms(a, plain, 0, t.rows, panel0, span, t.scratch->sums, sums_stride<true>());
@@ -845,8 +837,8 @@ struct TileSums {
 };
 
 // The epilogue of finished rows (of terms) of some panels.
-inline void finish_rows(const LinearArgs& a, bool plain, int64_t row0, int64_t rows, int64_t panel0,
-                        int panels, float* c, int stride) {
+CPUSERVE_INLINE void finish_rows(const LinearArgs& a, bool plain, int64_t row0, int64_t rows,
+                                 int64_t panel0, int panels, float* c, int stride) {
   for (int64_t row = 0; row < rows; row += kJobRows) {
     const int some = static_cast<int>(rows - row < kJobRows ? rows - row : kJobRows);
     finish_terms(a, plain, row0 + row / a.terms, some, panel0, panels, c + row * stride, stride);
@@ -855,14 +847,14 @@ inline void finish_rows(const LinearArgs& a, bool plain, int64_t row0, int64_t r
 
 // One block of K of one or two panels, which stay in L1 while rows pass: the rows of `sums`, from
 // activation row0 on. first: the panel's number in `sums`.
-inline void run_tile_pair(const LinearArgs& a, const TileKind& kind, TileJob& t, bool plain,
-                          int64_t row0, int64_t panel, int np, const TileSums& sums,
-                          int64_t first) {
+template <class Kind>
+CPUSERVE_INLINE void run_tile_pair(const LinearArgs& a, TileJob& t, bool plain, int64_t row0,
+                                   int64_t panel, int np, const TileSums& sums, int64_t first) {
   const PackedWeight& w = *a.w;
   const uint8_t* x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row0) * a.x_stride;
-  if (kind.groups()) {
+  if constexpr (Kind::kGroups) {
     for (int p = 0; p < np; p++) {
-      kind.unpack(w, panel + p, t.line0, t.line1, t.scratch->lines[p]);
+      Kind::unpack(w, panel + p, t.line0, t.line1, t.scratch->lines[p]);
     }
   }
   t.w = w.data + static_cast<size_t>(panel) * w.panel_bytes;
@@ -871,56 +863,57 @@ inline void run_tile_pair(const LinearArgs& a, const TileKind& kind, TileJob& t,
   const bool finished = t.last && !sums.strips;
   for (int64_t row = 0; row < sums.rows; row += kJobRows) {
     t.rows = static_cast<int>(sums.rows - row < kJobRows ? sums.rows - row : kJobRows);
-    if (t.rows != t.configured) configure_job(t.rows, kind.shape_lines);
+    if (t.rows != t.configured) configure_job(t.rows, Kind::kShapeLines);
     t.configured = t.rows;
     t.x = x + static_cast<size_t>(row) * t.x_stride;
     t.c = sums.of(first) + row * t.c_stride;
-    kind.run(t, np);
+    call_job<Kind>(t, np);
     if (!finished) continue;
     finish_terms(a, plain, row0 + row / a.terms, t.rows, panel, np, t.c, t.c_stride);
   }
 }
 
-inline int64_t tile_block_lines(const TileKind& kind, int64_t lines) {
-  if (kind.groups()) return kind.block_lines;
+template <class Kind>
+CPUSERVE_INLINE int64_t tile_block_lines(int64_t lines) {
+  if (Kind::kGroups) return Kind::kBlockLines;
   const int64_t blocks = (lines + kTileBlockLines - 1) / kTileBlockLines;
   return round_up((lines + blocks - 1) / blocks, kTileLines);
 }
 // L1, which every CPU with these tiles has 48 KB of, sets the K block.
 template <class Kind>
 int64_t tiles_block_k(int64_t k, const WorkSizes&) noexcept {
-  const int64_t lines = Kind::lines(k);
-  return elements_of(k, lines, tile_block_lines(tile_kind<Kind>(), lines));
+  return elements_of(k, Kind::lines(k), tile_block_lines<Kind>(Kind::lines(k)));
 }
 
 // Fetches the next strip into L2 while `rows` rows pass over a strip. Panels come one after
 // another, so the next lines belong to the next strip.
-inline void fetch_next_strip(const PackedWeight& w, const TileKind& kind, PairFetch& fetch,
-                             int64_t rows, int64_t panel0, int panels) {
-  const int64_t next = panels_of(w) - panel0 - panels;
+template <class Kind>
+CPUSERVE_INLINE void fetch_next_strip(const PackedWeight& w, PairFetch& fetch, int64_t rows,
+                                      int64_t panel0, int panels) {
+  const int64_t next = panels_of(w) - panel0 - panels, lines = Kind::lines(w.k);
   fetch.at = w.data + static_cast<size_t>(panel0 + panels) * w.panel_bytes;
   fetch.left = (next < kStripPanels ? next : kStripPanels) * static_cast<int64_t>(w.panel_bytes) /
                kTileLineBytes;
   const int64_t jobs = (rows + kJobRows - 1) / kJobRows;
   const int64_t pairs = (panels + kJobColumns - 1) / kJobColumns;
-  const int64_t lines = kind.lines(w.k);
-  const int64_t steps = jobs * pairs * ((lines + kind.shape_lines - 1) / kind.shape_lines);
+  const int64_t steps = jobs * pairs * ((lines + Kind::kShapeLines - 1) / Kind::kShapeLines);
   fetch.a_step = (fetch.left + steps - 1) / steps;
 }
 
 // Many rows that stay in L2: strip after strip, and all of K for some rows and a pair of panels.
-inline void strip_tiles(const LinearArgs& a, const TileKind& kind, TileJob& t, bool plain,
-                        bool strips, int64_t row0, int64_t rows) {
-  const int64_t lines = kind.lines(a.w->k), block = tile_block_lines(kind, lines);
-  const int64_t near = kind.groups() ? rows : kNearRows;  // groups are unpacked once for all rows
+template <class Kind>
+CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
+                                 int64_t row0, int64_t rows) {
+  const int64_t lines = Kind::lines(a.w->k), block = tile_block_lines<Kind>(lines);
+  const int64_t near = Kind::kGroups ? rows : kNearRows;  // groups are unpacked once for all rows
   over_panels(a.panel0, a.panel1, kStripPanels, [&](int64_t panel0, int panels) {
-    fetch_next_strip(*a.w, kind, *t.fetch, rows, panel0, panels);
+    fetch_next_strip<Kind>(*a.w, *t.fetch, rows, panel0, panels);
     for (int64_t row = 0; row < rows; row += near) {
       const TileSums sums{t.scratch->sums, rows - row < near ? rows - row : near, strips};
       const int64_t first = row0 + row / a.terms;
       over_panels(panel0, panel0 + panels, kJobColumns, [&](int64_t panel, int np) {
         over_k(t, lines, block, [&] {
-          run_tile_pair(a, kind, t, plain, first, panel, np, sums, strips ? panel - panel0 : 0);
+          run_tile_pair<Kind>(a, t, plain, first, panel, np, sums, strips ? panel - panel0 : 0);
         });
       });
       if (strips) {
@@ -932,15 +925,16 @@ inline void strip_tiles(const LinearArgs& a, const TileKind& kind, TileJob& t, b
 
 // Many rows that do not stay in L2: a block of K of all rows does, while the panels of a span pass
 // over it. The processor fetches panels by itself.
-inline void span_tiles(const LinearArgs& a, const TileKind& kind, TileJob& t, bool plain,
-                       bool strips, int64_t row0, int64_t rows) {
+template <class Kind>
+CPUSERVE_INLINE void span_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
+                                int64_t row0, int64_t rows) {
   t.fetch->left = 0;
-  const int64_t lines = kind.lines(a.w->k);
+  const int64_t lines = Kind::lines(a.w->k);
   const TileSums sums{t.scratch->sums, rows, strips};
   over_panels(a.panel0, a.panel1, kSpanStrips * kStripPanels, [&](int64_t panel0, int panels) {
-    over_k(t, lines, tile_block_lines(kind, lines), [&] {
+    over_k(t, lines, tile_block_lines<Kind>(lines), [&] {
       over_panels(panel0, panel0 + panels, kJobColumns, [&](int64_t panel, int np) {
-        run_tile_pair(a, kind, t, plain, row0, panel, np, sums, panel - panel0);
+        run_tile_pair<Kind>(a, t, plain, row0, panel, np, sums, panel - panel0);
       });
     });
     if (!strips) return;
@@ -951,39 +945,34 @@ inline void span_tiles(const LinearArgs& a, const TileKind& kind, TileJob& t, bo
 }
 
 // Many rows: weights are read once, while every row passes over them.
-inline void blocked_tiles(const LinearArgs& a, const TileKind& kind) {
+template <class Kind>
+CPUSERVE_INLINE void blocked_tiles(const LinearArgs& a) {
   const bool plain = plain_f32(a.ep);
   const bool strips = a.ep.glu && a.ep.out.format != ActFormat::f32 &&
                       a.ep.out.format != ActFormat::bf16;  // 32 results of 4 panels share a scale
   const int64_t height = a.sizes.rows / a.terms;
-  TileJob t = job_of(a, kind);
+  TileJob t = job_of<Kind>(a);
   PairFetch fetch;
   t.fetch = &fetch;
   for (int64_t row0 = 0; row0 < a.m; row0 += height) {
     const int64_t values = a.m - row0 < height ? a.m - row0 : height, rows = values * a.terms;
     if (rows_stay_in_l2(values, a.x_stride, a.sizes)) {
-      strip_tiles(a, kind, t, plain, strips, row0, rows);
+      strip_tiles<Kind>(a, t, plain, strips, row0, rows);
     } else {
-      span_tiles(a, kind, t, plain, strips, row0, rows);
+      span_tiles<Kind>(a, t, plain, strips, row0, rows);
     }
   }
 }
 
-// few: up to kJobRows rows.
-static __attribute__((noinline)) void run_tile_kind(const LinearArgs& a, const TileKind& few,
-                                                    const TileKind& many) noexcept {
-  if (a.m <= 0 || a.panel0 >= a.panel1) return;
-  if (a.m * a.terms <= kJobRows) {
-    stream_tiles(a, few);
-  } else {
-    blocked_tiles(a, many);
-  }
-  tile_release();
-}
 template <class Kind>
 void run_tiles(const LinearArgs& a) noexcept {
-  static constexpr TileKind few = tile_kind<typename Kind::FewRows>(), many = tile_kind<Kind>();
-  run_tile_kind(a, few, many);
+  if (a.m <= 0 || a.panel0 >= a.panel1) return;
+  if (a.m * a.terms <= kJobRows) {
+    stream_tiles<typename Kind::FewRows>(a);
+  } else {
+    blocked_tiles<Kind>(a);
+  }
+  tile_release();
 }
 
 // Int8 rows that the vectors of the level below multiply.
