@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # building a program needs no numpy
+    import numpy as np
+    import numpy.typing as npt
 
-Float32 = npt.NDArray[np.float32]
-ReadFn = Callable[[str], Float32]
+    Float32 = npt.NDArray[np.float32]
+    ReadFn = Callable[[str], Float32]
+
 # Places in the list of orders of the lowering; None for columns that are in order.
 Orders = tuple[int | None, ...]
 

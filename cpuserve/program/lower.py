@@ -18,6 +18,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +27,9 @@ import cpuserve._C as _C
 from cpuserve.errors import ModelError
 from cpuserve.program.dataflow import last_uses, uses
 from cpuserve.program.loads import (
-    Float32,
     MatrixLoad,
     OpWeights,
     Orders,
-    ReadFn,
     TableLoad,
     VectorLoad,
 )
@@ -44,6 +43,9 @@ from cpuserve.program.row_formats import (
     act_format,
 )
 from cpuserve.program.tables import rope_tables
+
+if TYPE_CHECKING:
+    from cpuserve.program.loads import Float32, ReadFn
 
 Order = npt.NDArray[np.int64]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from cpuserve.program.ops import Rope
 
-Float32 = npt.NDArray[np.float32]
+if TYPE_CHECKING:  # building a program needs no numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    Float32 = npt.NDArray[np.float32]
 
 
 def rope_tables(
@@ -18,6 +21,8 @@ def rope_tables(
     Angles are fp32 products of position and frequency, as in transformers. long: a LongRoPE turns
     by the frequencies of long sequences.
     """
+    import numpy as np
+
     freqs = rope.long_freq if long and rope.long_freq else rope.inv_freq
     angles = np.outer(positions.astype(np.float32), np.asarray(freqs, np.float32))
     factor = np.float32(rope.attention_factor)
@@ -29,6 +34,8 @@ def alibi_slopes(heads: int) -> Float32:
 
     Source: Press et al., "Train Short, Test Long", 2022.
     """
+    import numpy as np
+
     power = 1 << (heads.bit_length() - 1)
     first = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     rest = [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(heads - power)]

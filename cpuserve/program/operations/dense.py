@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import join, then_width
-from cpuserve.program.loads import Float32, ReadFn, TableLoad
+from cpuserve.program.loads import TableLoad
 from cpuserve.program.operations.experts import ExpertsBuilder
 from cpuserve.program.ops import Op, Then, ValueId, split_then
 from cpuserve.program.program import Program
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.loads import Float32, ReadFn
     from cpuserve.program.lower import Lowering
 
 
@@ -93,6 +92,8 @@ class PositionEmbed(Op, frozen=True):
 
     def _rows(self, read: ReadFn) -> Float32:
         """The rows that are added by position [rows, width], token type 0 included."""
+        import numpy as np
+
         zeros = (self.rows, self.width)
         rows = np.zeros(zeros, np.float32) if self.weight is None else read(self.weight)
         return rows if self.types is None else rows + read(self.types)[:1]

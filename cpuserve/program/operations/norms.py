@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
 from cpuserve.program.ops import Op, ValueId
@@ -65,6 +63,8 @@ class PartNorm(Op, frozen=True):
     parts: int = 1
 
     def lower(self, to: Lowering) -> None:
+        import numpy as np
+
         x, width, weight = to.value(self.x), self.width, to.plain(self.weight, self.width)
         if self.weight is None:
             weight = to.vector(("ones", width), width, lambda _: np.ones(width, np.float32))

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from cpuserve.config.cache_groups import STATE_CHUNK
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder
-from cpuserve.program.loads import Float32, ReadFn
 from cpuserve.program.ops import Op, ValueId
 from cpuserve.program.program import StateLayer, whole_lines
 
@@ -18,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.loads import Float32, ReadFn
     from cpuserve.program.lower import Lowering
     from cpuserve.program.reference.mamba import ConvInputs, Mamba2States
     from cpuserve.program.reference.recurrent import DeltaStates
@@ -66,6 +64,8 @@ class GatedDelta(Op, frozen=True):
     tiled: bool = False
 
     def lower(self, to: Lowering) -> None:
+        import numpy as np
+
         heads, width = self.key_heads, self.key_width
         values = self.value_heads * self.value_width
         channels = 2 * heads * width + values
@@ -197,6 +197,8 @@ class Mamba2(Op, frozen=True):
     high: float
 
     def lower(self, to: Lowering) -> None:
+        import numpy as np
+
         vectors = (
             to.vector(("rates", self.a_log), self.heads, lambda read: -np.exp(read(self.a_log))),
             to.plain(self.dt_bias, self.heads),
