@@ -9,7 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+
+from cpuserve.lost_signals import sent_again
 
 EXIT_INTERRUPTED = 130
 
@@ -36,13 +37,11 @@ def interrupts() -> Iterator[None]:
     if not is_ours or threading.current_thread() is not threading.main_thread():
         yield
         return
-    hook = sys.unraisablehook
     signal.signal(signal.SIGINT, _raise)
-    sys.unraisablehook = _leave_out_interrupts
     try:
-        yield
+        with sent_again(_number):
+            yield
     finally:
-        sys.unraisablehook = hook
         signal.signal(signal.SIGINT, before)
 
 
@@ -65,7 +64,5 @@ def _raise(number: int, frame: FrameType | None) -> None:
     signal.default_int_handler(number, frame)
 
 
-def _leave_out_interrupts(what: Any) -> None:
-    """Write what Python writes of an exception in a finalizer, but nothing of an interrupt."""
-    if not isinstance(what.exc_value, KeyboardInterrupt):
-        sys.__unraisablehook__(what)
+def _number(error: BaseException | None) -> int | None:
+    return signal.SIGINT if isinstance(error, KeyboardInterrupt) else None

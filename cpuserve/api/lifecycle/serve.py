@@ -24,6 +24,7 @@ from cpuserve.api.lifecycle.startup_server import StartupServer
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
+from cpuserve.lost_signals import sent_again
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -184,9 +185,13 @@ def _stop_signals_raise() -> Iterator[None]:
     def stop(number: int, _frame: FrameType | None) -> None:
         raise _Stopped(signal.Signals(number).name)
 
+    def number_of(error: BaseException | None) -> int | None:
+        return signal.Signals[str(error)] if isinstance(error, _Stopped) else None
+
     before = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
-        yield
+        with sent_again(number_of):
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
