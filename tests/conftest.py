@@ -61,6 +61,16 @@ from tests.helpers import depth  # noqa: E402 (it can be imported from here on)
 from tests.helpers.skips import forbid  # noqa: E402
 
 
+def pytest_runtest_setup() -> None:
+    """Let torch compute in one thread, whatever an executor of an earlier test has set.
+
+    Tiny products gain nothing from threads, and torch's barriers spin: with two threads, a
+    comparison with transformers takes four times the CPU time.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport():
     """In CI, fail a test that was skipped for a reason that is not listed."""

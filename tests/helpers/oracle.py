@@ -19,9 +19,6 @@ from tests.helpers.gemma4 import stacked
 from tests.helpers.gpt_oss import published
 from tests.helpers.rounding import doubles
 
-# Tiny products gain nothing from threads, and on busy cores torch's barriers cost seconds.
-torch.set_num_threads(1)
-
 
 def program_of(path: Path) -> Program:
     """The Program of a checkpoint directory."""
