@@ -8,6 +8,7 @@ first.
 
 import atexit
 import gc
+import os
 import shutil
 import signal
 import sys
@@ -58,6 +59,10 @@ settings.load_profile("repeatable")
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
+
+# Torch's threads sleep at its barriers. Else they spin there, on CPUs that other tests need. OpenMP
+# reads this when it is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 sys.path[:] = without_bare_checkout(sys.path, ROOT)
 add_tests_alone()
