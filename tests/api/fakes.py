@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import json
 import math
@@ -22,6 +23,7 @@ from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.limits import ClientLimits
 from cpuserve.serving.registry import Loader, ModelRegistry
+from cpuserve.serving.tools.learn import AnswerFormat, learn_format
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
@@ -39,6 +41,13 @@ Script = Callable[["FakeEngine", int, list[int], SamplingParams], Iterable[Step]
 def tokenizer() -> Tokenizer:
     """The tiny models' tokenizer: 384 byte-level tokens and a ChatML template."""
     return Tokenizer.load(tiny_model("llama"))
+
+
+@functools.cache
+def _learned() -> tuple[ChatTemplate, AnswerFormat]:
+    """Their chat template, and how it writes answers, which takes 21 renderings to find."""
+    template = ChatTemplate(tokenizer().chat_template, tokenizer())
+    return template, learn_format(template)
 
 
 def logprob_of(token: int, top: int) -> TokenLogprob:
@@ -156,7 +165,8 @@ def make_context(
     context = ModelContext(
         engine, metrics, ("tiny", "alias"), MAX_LEN, http or ClientLimits(), default_sampling or {}
     )
-    context.set_ready(tokenizer(), ChatTemplate(tokenizer().chat_template, tokenizer()))
+    template, answers = _learned()
+    context.set_ready(tokenizer(), copy.deepcopy(template), answers)  # tests change the template
     return context
 
 

@@ -19,9 +19,6 @@ from tests.helpers.gemma4 import stacked
 from tests.helpers.gpt_oss import published
 from tests.helpers.rounding import doubles
 
-# Tiny products gain nothing from threads, and on busy cores torch's barriers cost seconds.
-torch.set_num_threads(1)
-
 
 def program_of(path: Path) -> Program:
     """The Program of a checkpoint directory."""
@@ -111,8 +108,14 @@ def transformers_logits(path: Path, tokens: list[int]) -> torch.Tensor:
         return transformers_of(path)(torch.tensor([tokens])).logits[0]
 
 
+@functools.cache
+def _precise_transformers_of(path: Path):
+    """The same model in fp64. Constants that transformers keeps in fp32 are rounded to it."""
+    return copy.deepcopy(transformers_of(path)).double()
+
+
 def precise_transformers_logits(path: Path, tokens: list[int]) -> torch.Tensor:
-    """The same in fp64. Constants that transformers keeps in fp32 are rounded to it."""
-    model = copy.deepcopy(transformers_of(path)).double()
+    """fp64 logits [len(tokens), vocab] of transformers."""
+    model = _precise_transformers_of(path)
     with doubles(), torch.inference_mode():
         return model(torch.tensor([tokens])).logits[0]
