@@ -155,7 +155,9 @@ def decode_seconds(team, windows, streams, tokens, rounds):
     blocks = streams * sum(spans)
     kv = KvManager(blocks, BLOCK, prefix_caching=False, use=CacheUse(windows, BUDGET, BLOCK))
     executor = OneEmbedding(team, len(windows), streams, blocks + 1)
-    scheduler = Scheduler(kv, executor, max_num_seqs=streams, max_num_batched_tokens=BUDGET)
+    # All prompts run at once, so that no stream decodes before the others can.
+    budget = streams * tokens
+    scheduler = Scheduler(kv, executor, max_num_seqs=streams, max_num_batched_tokens=budget)
     for number in range(streams):
         scheduler.add(request(number, [1] * tokens))
     while any(r.num_computed < tokens for r in scheduler.requests.values()):
