@@ -113,6 +113,7 @@ def arrival(tokens, rounds):
         one = request(number, prompt, 1)
         scheduler.kv.num_cached_tokens(one.chain, prompt)
         seconds.append(time.perf_counter() - began)
+        del one, prompt  # a request is freed at its end, not when the next one arrives
     return seconds
 
 
