@@ -113,6 +113,7 @@ def arrival(tokens, rounds):
         one = request(number, prompt, 1)
         scheduler.kv.num_cached_tokens(one.chain, prompt)
         seconds.append(time.perf_counter() - began)
+        del one, prompt  # a request is freed at its end, not when the next one arrives
     return seconds
 
 
@@ -155,7 +156,9 @@ def decode_seconds(team, windows, streams, tokens, rounds):
     blocks = streams * sum(spans)
     kv = KvManager(blocks, BLOCK, prefix_caching=False, use=CacheUse(windows, BUDGET, BLOCK))
     executor = OneEmbedding(team, len(windows), streams, blocks + 1)
-    scheduler = Scheduler(kv, executor, max_num_seqs=streams, max_num_batched_tokens=BUDGET)
+    # All prompts run at once, so that no stream decodes before the others can.
+    budget = streams * tokens
+    scheduler = Scheduler(kv, executor, max_num_seqs=streams, max_num_batched_tokens=budget)
     for number in range(streams):
         scheduler.add(request(number, [1] * tokens))
     while any(r.num_computed < tokens for r in scheduler.requests.values()):

@@ -1,9 +1,13 @@
-// Microseconds to sample a token from one row of logits on one thread, by distribution and filter.
-// Prints one JSON record a line with the best and the median CPU time of 300 draws. After a build
-// in BUILD, from the repository root:
-//   g++ -std=c++17 -O2 -Icsrc benchmarks/sample_bench.cpp BUILD/libcpuserve_core.a
-//     -fopenmp -o sample_bench
+// Microseconds to sample a token from one row of logits, by distribution and filter. Prints one
+// JSON record a line with medians of 300 draws. On one thread: `alone`, all of it; `scan` and
+// `weigh`, the passes that the threads of a team share; `rest`, the work of one thread after them.
+// With logits that two threads have written, as a product does: `one_of_two`, all of it on one
+// thread; `both`, with shared passes. `modelled`: these two for 8, 16 and 64 threads.
+// After a build in BUILD, from the repository root:
+//   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/sample_bench.cpp BUILD/libcpuserve_core.a
+//     -o sample_bench      (and -Wl,--wrap=NAME for the functions that CMakeLists.txt wraps)
 //   ./sample_bench [--vocab 151936] [--isa avx512_bf16]
+#include <omp.h>
 #include <time.h>
 
 #include <algorithm>
@@ -14,16 +18,57 @@
 #include <vector>
 
 #include "kernels/resolve.h"
+#include "parallel/barrier.h"
+#include "parallel/partition.h"
 
 namespace {
 using namespace cpuserve;
 
 constexpr int kDraws = 300;
+constexpr int kPiece = 8192;  // logits of one claim (runtime/worker.cpp)
+constexpr int kModelled[] = {8, 16, 64};
 
 double thread_us() {
   timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return 1e6 * static_cast<double>(t.tv_sec) + 1e-3 * static_cast<double>(t.tv_nsec);
+}
+
+// Microseconds of a barrier when all threads arrive at once: they count one after another in their
+// complex, then the complexes do, and the released value returns the same way. The times of an
+// arrival are those of parallel/barrier.h.
+double barrier_us(int threads) {
+  constexpr int kComplex = 8;
+  constexpr double kNear = 0.03, kFar = 0.1;
+  const int complexes = (threads + kComplex - 1) / kComplex;
+  return 2 * (std::min(threads, kComplex) * kNear + (complexes > 1 ? complexes * kFar : 0));
+}
+
+struct Cost {
+  double alone, scan, weigh, rest, one_of_two, both;
+};
+
+// Of two threads, one fetches half of the data from the cache of the other; of more, a larger part.
+double fetches_us(double of_two, int threads) {
+  return std::max(0.0, of_two) * 2 * (threads - 1) / threads;
+}
+
+double one_thread_us(const Cost& cost, int threads) {
+  return cost.alone + fetches_us(cost.one_of_two - cost.alone, threads);
+}
+
+// The threads claim pieces, so a pass takes as long as the most pieces of one thread.
+double shared_us(const Cost& cost, int pieces, int threads) {
+  const auto computing = [&](int of) {
+    const int most = (pieces + of - 1) / of;
+    return (cost.scan + cost.weigh) * most / pieces + 2 * barrier_us(of) + cost.rest;
+  };
+  return computing(threads) + fetches_us(cost.both - computing(2), threads);
+}
+
+double median(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
 }
 
 struct Filter {
@@ -33,42 +78,133 @@ struct Filter {
   float min_p;
 };
 
-// Gaussian logits with standard deviation `deviation`: 1 is the flattest distribution of real
-// models; 4 leaves some hundred ids at top_p.
-void measure(const KernelTable& kernels, int vocab, double deviation, const Filter& filter) {
-  std::mt19937 random(7);
-  std::normal_distribution<float> normal(0.0f, static_cast<float>(deviation));
-  std::vector<float> source(static_cast<size_t>(vocab)), logits(source.size());
-  for (float& x : source) x = normal(random);
-  void* scratch = std::aligned_alloc(64, (source.size() * 8 + 65536 + 63) / 64 * 64);
-  SampleParams p{};
-  p.temperature = 1.0f;
-  p.top_p = filter.top_p;
-  p.top_k = filter.top_k;
-  p.min_p = filter.min_p;
-  p.repetition = 1.0f;
-  p.num_allowed = -1;
-  std::vector<double> times;
-  for (int i = 0; i < kDraws; i++) {
-    std::memcpy(logits.data(), source.data(), source.size() * sizeof(float));
-    p.seed = static_cast<uint64_t>(i);
+// A row of Gaussian logits and what sampling needs. Deviation 1 is the flattest distribution of
+// real models; 4 leaves some hundred ids at top_p.
+struct Job {
+  Job(int vocab, double deviation, const Filter& filter) : source(static_cast<size_t>(vocab)) {
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal(0.0f, static_cast<float>(deviation));
+    for (float& x : source) x = normal(random);
+    logits = source;
+    scratch = std::aligned_alloc(64, (source.size() * 8 + 65536 + 63) / 64 * 64);
+    params.temperature = 1.0f;
+    params.top_p = filter.top_p;
+    params.top_k = filter.top_k;
+    params.min_p = filter.min_p;
+    params.repetition = 1.0f;
+    params.num_allowed = -1;
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+  ~Job() { std::free(scratch); }
+
+  void write(Range of) {
+    std::memcpy(logits.data() + of.begin, source.data() + of.begin,
+                static_cast<size_t>(of.size()) * sizeof(float));
+  }
+  SampleArgs next_draw() {
+    params.seed++;
     SampleArgs a{};
     a.logits = logits.data();
-    a.vocab = vocab;
-    a.params = &p;
+    a.vocab = vocab();
+    a.params = &params;
     a.target = -1;
     a.num_top = -1;
     a.scratch = scratch;
-    const double start = thread_us();
-    kernels.sample(a);
-    times.push_back(thread_us() - start);
+    return a;
   }
-  std::free(scratch);
-  std::sort(times.begin(), times.end());
+  int vocab() const { return static_cast<int>(source.size()); }
+  int pieces() const { return (vocab() + kPiece - 1) / kPiece; }
+  int32_t end_of(int piece) const { return std::min((piece + 1) * kPiece, vocab()); }
+
+  std::vector<float> source, logits;
+  SampleParams params{};
+  void* scratch;
+};
+
+using Pass = void (*)(const SampleArgs&, int32_t, int32_t) noexcept;
+
+Cost one_thread(const KernelTable& kernels, Job& job) {
+  std::vector<double> alone, scan, weigh, rest;
+  const auto timed = [](std::vector<double>& times, const auto& run) {
+    const double start = thread_us();
+    run();
+    times.push_back(thread_us() - start);
+  };
+  for (int i = 0; i < kDraws; i++) {
+    job.write({0, job.vocab()});
+    SampleArgs whole = job.next_draw();
+    timed(alone, [&] { kernels.sample(whole); });
+    job.write({0, job.vocab()});
+    SampleArgs a = job.next_draw();
+    const auto all = [&](Pass pass) {
+      for (int p = 0; p < job.pieces(); p++) pass(a, p * kPiece, job.end_of(p));
+    };
+    timed(scan, [&] { all(kernels.sample_scan); });
+    timed(weigh, [&] { all(kernels.sample_weigh); });
+    a.prepared = true;
+    timed(rest, [&] { kernels.sample(a); });
+  }
+  return {median(alone), median(scan), median(weigh), median(rest), 0, 0};
+}
+
+// Wall time to sample a row of logits that two threads have written, with shared passes or without.
+double by_two(const KernelTable& kernels, Job& job, bool shares) {
+  constexpr int kThreads = 2;
+  std::vector<double> times;
+  SampleArgs a{};
+  Barrier barrier(1);
+  barrier.expect({kThreads});
+#pragma omp parallel num_threads(kThreads)
+  {
+    const int thread = omp_get_thread_num();
+    WaitState state;
+    state.configure(1'000'000'000, 0);
+    const auto meet = [&](const auto& last) { barrier.wait(0, state, last); };
+    const auto share = [&](Pass pass) {
+      const Range mine = split(job.pieces(), thread, kThreads);
+      for (int64_t p = mine.begin; p < mine.end; p++) {
+        pass(a, static_cast<int32_t>(p) * kPiece, job.end_of(static_cast<int>(p)));
+      }
+      meet([] {});
+    };
+    for (int i = 0; i < kDraws; i++) {
+      job.write(split(job.vocab(), thread, kThreads));
+      meet([&] { a = job.next_draw(); });
+      const int64_t start = now_ns();
+      if (shares) {
+        share(kernels.sample_scan);
+        share(kernels.sample_weigh);
+      }
+      if (thread > 0) {
+        meet([] {});
+        continue;
+      }
+      a.prepared = shares;
+      kernels.sample(a);
+      times.push_back(1e-3 * static_cast<double>(now_ns() - start));
+      meet([] {});
+    }
+  }
+  return median(times);
+}
+
+void print(const KernelTable& kernels, int vocab, double deviation, const Filter& filter) {
+  Job job(vocab, deviation, filter);
+  Cost cost = one_thread(kernels, job);
+  cost.one_of_two = by_two(kernels, job, false);
+  cost.both = by_two(kernels, job, true);
   std::printf(
       "{\"metric\":\"sample\",\"unit\":\"us\",\"isa\":\"%s\",\"vocab\":%d,\"deviation\":%g,"
-      "\"filter\":\"%s\",\"best\":%.1f,\"median\":%.1f}\n",
-      kernels.isa, vocab, deviation, filter.name, times.front(), times[times.size() / 2]);
+      "\"filter\":\"%s\",\"alone\":%.1f,\"scan\":%.1f,\"weigh\":%.1f,\"rest\":%.1f,"
+      "\"one_of_two\":%.1f,\"both\":%.1f,\"modelled\":{",
+      kernels.isa, vocab, deviation, filter.name, cost.alone, cost.scan, cost.weigh, cost.rest,
+      cost.one_of_two, cost.both);
+  for (const int threads : kModelled) {
+    std::printf("%s\"%d\":[%.1f,%.1f]", threads == kModelled[0] ? "" : ",", threads,
+                one_thread_us(cost, threads), shared_us(cost, job.pieces(), threads));
+  }
+  std::printf("}}\n");
 }
 
 }  // namespace
@@ -91,7 +227,7 @@ int main(int argc, char** argv) {
                             {"top_k 50", 1.0f, 50, 0.0f},
                             {"min_p 0.05", 1.0f, 0, 0.05f}};
   for (double deviation : {1.0, 2.0, 4.0}) {
-    for (const Filter& filter : filters) measure(*kernels, vocab, deviation, filter);
+    for (const Filter& filter : filters) print(*kernels, vocab, deviation, filter);
   }
   return 0;
 }

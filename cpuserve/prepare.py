@@ -194,6 +194,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     from cpuserve.loader.gguf.parts import open_gguf
     from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
+    from cpuserve.program.barriers import num_barriers
 
     file = None if path.is_dir() else open_gguf(path)
     config, weight_bytes, quantization = _read(path, file)
@@ -226,6 +227,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         table_bytes=_table_bytes(program, path, file, config) if program else 0,
         rope_columns=sum(rope.rotary for rope in program.ropes) if program else 0,
         vocab=0 if spec.pooled or program is None else spec.vocab,
+        barriers=num_barriers(program) if program else 0,
         activation_width=_activation_width(spec),
         has_program=has_program,
         matrix_weights=matrix_weights,

@@ -46,6 +46,7 @@ class ModelFacts:
     own_head: the output matrix is not the table of embeddings, although the config says so.
     rope_original: the longest sequence for the short factors of LongRoPE; 0 for other RoPE.
     rope_columns: rotated columns of all its RoPE tables. vocab: its logits; 0 if it has none.
+    barriers: of a step of one token (0 without a Program).
     """
 
     name: str
@@ -79,6 +80,7 @@ class ModelFacts:
     table_bytes: int = 0
     rope_columns: int = 0
     vocab: int = 0
+    barriers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

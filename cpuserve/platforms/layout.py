@@ -34,7 +34,6 @@ from cpuserve.platforms.topology import (
 # socket with eight channels of DDR5, and the round trip of a cache line to another socket.
 SOCKET_READ_BYTES_PER_S = 200e9
 MEETING_S = 2e-6  # extra time of a barrier over several sockets, compared with one inside a socket
-MEETINGS = 4  # barriers per layer
 # Engines get new requests in turn, so all should be about as fast.
 ALIKE_SOCKETS = 0.75  # cores of the smallest / cores of the largest
 ONE_SOCKET = "the {} NUMA nodes are parts of one socket"
@@ -275,7 +274,7 @@ def _room(host: Host, cores: Sequence[Core]) -> int:
 def _gain(machine: _Machine, ranks: int) -> float:
     """Return the estimated rate of `ranks` sockets for one request, relative to one socket."""
     alone = machine.weights / SOCKET_READ_BYTES_PER_S
-    meetings = len(machine.facts.kv_layers) * MEETINGS * MEETING_S
+    meetings = machine.facts.barriers * MEETING_S
     return alone / (alone / ranks + meetings)
 
 

@@ -22,6 +22,7 @@ SMOLLM2 = ModelFacts(
     weight_bytes=98_000_000,
     activation_width=6000,
     matrix_weights=134_479_872,
+    barriers=30 * 5 + 1,
 )
 LLAMA_1B = ModelFacts(
     name="meta-llama/Llama-3.2-1B",
@@ -35,6 +36,7 @@ LLAMA_1B = ModelFacts(
     weight_bytes=2_471_645_608,
     activation_width=25600,
     matrix_weights=1_235_746_816,
+    barriers=16 * 5 + 1,
 )
 
 

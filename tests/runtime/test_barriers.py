@@ -9,6 +9,7 @@ from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
+from cpuserve.program.barriers import num_barriers
 from cpuserve.program.lower import Lowering
 from cpuserve.runtime.native import fill_vectors, pack_matrices
 from cpuserve.runtime.pack import pack
@@ -72,14 +73,30 @@ def barriers(family, tokens, **overrides):
     return found[0]
 
 
-@pytest.mark.parametrize("family", LAYERS)
-def test_barriers_of_a_layer(family):
-    """What one more layer adds."""
+def one_more_layer(family):
+    """The parts of a config that add a layer like the last one."""
     config = tiny_config(family)
-    layers = config["num_hidden_layers"]
-    deeper = {"num_hidden_layers": layers + 1}
+    deeper = {"num_hidden_layers": config["num_hidden_layers"] + 1}
     for key in ("layer_types", "layers_block_type"):
         if key in config:
             deeper[key] = [*config[key], config[key][-1]]
+    return deeper
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_barriers_of_a_layer(family):
+    """What one more layer adds."""
+    deeper = one_more_layer(family)
     found = [barriers(family, tokens, **deeper) - barriers(family, tokens) for tokens in (1, 40)]
     assert tuple(found) == LAYERS[family]
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_the_program_counts_the_barriers_of_a_step_of_one_token(family):
+    """The count from which the layout on several sockets is chosen, for one more layer."""
+
+    def count(**overrides):
+        config = open_checkpoint(tiny_model(family, **overrides)).config
+        return num_barriers(build_program(spec_from_config(config)))
+
+    assert count(**one_more_layer(family)) - count() == LAYERS[family][0]

@@ -1,0 +1,19 @@
+"""The barriers of a step of one token, counted from a Program."""
+
+from __future__ import annotations
+
+from cpuserve.program.operations.attention import Attention
+from cpuserve.program.operations.dense import Linear, Logits
+from cpuserve.program.operations.experts import ExpertLinear
+from cpuserve.program.operations.latent import HeadLinear
+from cpuserve.program.operations.recurrent import GatedDelta, Mamba2, ShortConv
+from cpuserve.program.program import Program
+
+# The operations with tasks that threads claim (`claimed` in csrc/runtime/accesses.cpp). In a step
+# of one token, a barrier follows each, and its last thread does all operations up to the next one.
+SHARED = (Linear, ExpertLinear, HeadLinear, Attention, GatedDelta, ShortConv, Mamba2, Logits)
+
+
+def num_barriers(program: Program) -> int:
+    """Return the number of barriers: one for each operation that threads share."""
+    return sum(isinstance(op, SHARED) for op in program.ops)
