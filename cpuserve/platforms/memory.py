@@ -48,13 +48,15 @@ QUANTIZED_BYTES = {
     "int4_mixed": 0.95,
     "int4_mixed_fine": 1.0,
 }
-PROCESS_BYTES = 256 << 20  # both processes without weights, KV cache and activations
+PROCESS_BYTES = 256 << 20  # both processes without weights, KV cache, activations and logits
 AUTO_SHARE = 4  # automatic size: at most a quarter of the free memory
 AUTO_SHARE_FOR_ONE = 2  # or half of it, if a quarter does not hold one request of full length
 LEAST_TOKENS = 256  # a smaller KV cache is not useful
 # Of a request with penalties: a place for each token of the vocabulary, and a record of each one
 # seen (csrc/runtime/sampler.cpp: make_counts).
 PLACE_BYTES, COUNT_BYTES = 4, 12
+# Rows of logits in memory, by max_num_seqs (csrc/runtime/executor.h: kLeastLogitRows).
+LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,11 @@ def count_bytes(facts: ModelFacts, requests: int, tokens: int) -> int:
     return requests * (PLACE_BYTES * facts.vocab + COUNT_BYTES * min(facts.vocab, tokens))
 
 
+def logit_bytes(facts: ModelFacts, max_num_seqs: int) -> int:
+    """Return the bytes of the logits in fp32 that a step has in memory at a time."""
+    return max(LEAST_LOGIT_ROWS, min(max_num_seqs, MOST_LOGIT_ROWS)) * facts.vocab * 4
+
+
 def adapter_bytes(facts: ModelFacts, dtype: str) -> int:
     """Return the bytes of the adapters, and of the file of one that is loaded later (fp32)."""
     file = 4 * facts.adapter_weights // facts.adapter_slots if facts.adapter_slots else 0
@@ -222,6 +229,7 @@ def plan_memory(
     block = block_bytes(groups, sizes)
     state = facts.state_bytes if frees_windows else 0
     other = PROCESS_BYTES + max_num_batched_tokens * facts.activation_width * 4
+    other += logit_bytes(facts, max_num_seqs)
     other += _written_bytes(options, max(block, state))
     needs = Needs(weights, other, facts.weight_bytes, threads)
     use = cache_use([group.window for group in groups], max_num_batched_tokens, BLOCK)
@@ -420,7 +428,7 @@ def _require_room(budget: _Budget, needs: Needs, hint: str) -> None:
         f"{format_bytes(bound.needed - needs.weights)} and the smallest KV cache "
         f"{format_bytes(least)}, with a margin {format_bytes(bound.required(least))} in all; "
         f"only {format_bytes(bound.available)} {bound.what} is free. Free or grant more "
-        f"memory, lower --max-num-batched-tokens, or serve a smaller model{hint}"
+        f"memory, lower --max-num-batched-tokens or --max-num-seqs, or serve a smaller model{hint}"
     )
     raise TooLittleMemory(msg)
 

@@ -182,6 +182,7 @@ void Executor::carve_work_memory() {
   int64_t partials = 0;  // of one layer of a step at a time
   for (const AttentionPlan& plan : plans_) partials = std::max(partials, plan.partial_floats());
   const size_t logit_stride = vocab ? row_bytes(ActFormat::f32, vocab) : 0;
+  logit_rows_ = std::clamp(program_->max_seqs(), kLeastLogitRows, kMostLogitRows);
 
   const auto carve = [&](Carver& c) {
     scratch_.clear();
@@ -190,8 +191,8 @@ void Executor::carve_work_memory() {
       if (t > 0 && rank != team_->ranks().of_thread(t - 1)) c.align(Buffer::kPage);
       scratch_.push_back(c.take<uint8_t>(scratch + 4096));  // apart: no shared lines or sets
     }
-    logit_input_.data = c.take<uint8_t>(kLogitRows * static_cast<int64_t>(logit_input_.stride));
-    logits_ = {c.take<uint8_t>(kLogitRows * static_cast<int64_t>(logit_stride)), logit_stride,
+    logit_input_.data = c.take<uint8_t>(logit_rows_ * static_cast<int64_t>(logit_input_.stride));
+    logits_ = {c.take<uint8_t>(logit_rows_ * static_cast<int64_t>(logit_stride)), logit_stride,
                vocab, ActFormat::f32};
     partials_ = c.take<float>(partials);
   };

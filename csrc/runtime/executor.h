@@ -29,7 +29,9 @@
 
 namespace cpuserve {
 
-constexpr int64_t kLogitRows = 32;  // rows per run of lm_head and sampling
+// Rows that lm_head and sampling take at a time: one of each sequence, so that a step reads the
+// matrix once. platforms/memory.py counts their logits, 78 MB for 128 rows and 152k tokens.
+constexpr int64_t kLeastLogitRows = 32, kMostLogitRows = 128;
 
 // Results of the rows of a step: [max_tokens], and [max_tokens, max_top]. Of a program with a
 // hidden op, vectors [max_tokens, hidden_width] alone.
@@ -193,6 +195,7 @@ class Executor {
 
   Buffer work_;  // per-thread scratch, logits, gathered rows, attention partials
   std::vector<uint8_t*> scratch_;
+  int64_t logit_rows_ = 0;  // that logit_input_ and logits_ hold
   Rows logit_input_{}, logits_{};
   float* partials_ = nullptr;
   WorkQueue queue_;

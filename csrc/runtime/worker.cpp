@@ -491,8 +491,8 @@ void Executor::Worker::sample_row(int64_t number, int64_t row, int64_t rows) noe
 }
 
 void Executor::Worker::operator()(const LogitsOp& op) noexcept {
-  for (int64_t first = 0; first < e.input_.rows; first += kLogitRows) {
-    const int64_t count = std::min(kLogitRows, e.input_.rows - first);
+  for (int64_t first = 0; first < e.input_.rows; first += e.logit_rows_) {
+    const int64_t count = std::min(e.logit_rows_, e.input_.rows - first);
     gather_logit_rows(op, first, count);
     barrier();
     multiply(op.matrix, e.logit_input_, count,

@@ -12,7 +12,7 @@ from cpuserve.platforms.base import KvLayerFacts
 from cpuserve.platforms.cache_groups import block_bytes
 from cpuserve.platforms.cgroup import Cgroup
 from cpuserve.platforms.host import Node
-from cpuserve.platforms.memory import anonymous_weight_bytes, count_bytes, rope_bytes
+from cpuserve.platforms.memory import anonymous_weight_bytes, count_bytes, logit_bytes, rope_bytes
 from tests.helpers.hosts import GIB, LLAMA_1B, SMOLLM2, got, load_host, resolve, why
 
 MIB = 1 << 20
@@ -118,13 +118,23 @@ def test_counts_of_penalties_are_paid_for_before_the_cache():
     facts = dataclasses.replace(LLAMA_1B, vocab=128_256)
     taken = free_for_cache(LLAMA_1B, max_num_seqs=512) - free_for_cache(facts, max_num_seqs=512)
     seen = min(128_256, facts.max_position)
-    assert taken == pytest.approx(512 * (4 * 128_256 + 12 * seen) / GIB, abs=0.015)
+    counts = 512 * (4 * 128_256 + 12 * seen)
+    assert taken == pytest.approx((counts + logit_bytes(facts, 512)) / GIB, abs=0.015)
+
+
+@pytest.mark.parametrize(("seqs", "rows"), [(1, 32), (32, 32), (64, 64), (128, 128), (512, 128)])
+def test_logits_of_a_step_are_paid_for_before_the_cache(seqs, rows):
+    facts = dataclasses.replace(LLAMA_1B, vocab=1_000_000)
+    asked = {"max_num_seqs": seqs, "max_model_len": 256}
+    taken = free_for_cache(LLAMA_1B, **asked) - free_for_cache(facts, **asked)
+    counts = seqs * (4 * 1_000_000 + 12 * 256)
+    assert taken == pytest.approx((counts + rows * 4 * 1_000_000) / GIB, abs=0.015)
 
 
 def test_counts_of_penalties_leave_the_smallest_cache_on_a_small_machine():
     """They take at most a quarter of what the smallest cache leaves."""
     facts = dataclasses.replace(SMOLLM2, vocab=200_000)
-    small = machine(memory_available=GIB // 2)
+    small = machine(memory_available=GIB * 5 // 8)
     assert count_bytes(facts, 256, facts.max_position) > small.memory_available // 4
     few = kv_bytes(resolve(small, facts, max_num_seqs=256))
     assert 0 < few < kv_bytes(resolve(small, SMOLLM2, max_num_seqs=256))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import Counter
@@ -11,7 +12,9 @@ import pytest
 from native_model import GREEDY, Chunk, Model, Native, Shape, all_rows, blocks_for, words
 
 from cpuserve import _C
+from cpuserve.platforms.memory import logit_bytes
 from cpuserve.runtime import native
+from tests.helpers.hosts import SMOLLM2
 from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.steps import Sequence, step
 
@@ -112,6 +115,31 @@ def test_work_sizes_change_no_bit(model, kind):
 
     first, second = Native(model, kind=kind, threads=2).run(both)
     assert np.array_equal(first, second)
+
+
+def test_an_executor_takes_the_memory_of_the_logits_that_a_plan_counts():
+    """Up to whole huge pages; 32 rows take six of them."""
+    model = Model.random(Shape(vocab=100_000))
+    facts = dataclasses.replace(SMOLLM2, vocab=100_000)
+    least, *more = [
+        Native(model, max_seqs=seqs).run(lambda m: m.executor.memory["work_reserved"])
+        - logit_bytes(facts, seqs)
+        for seqs in (32, 1, 64, 128, 256)
+    ]
+    assert more == pytest.approx([least] * 4, abs=4 << 20)
+
+
+@each_level
+def test_logits_have_the_same_bits_in_blocks_of_any_number_of_rows(model, isa):
+    """Blocks of 32, 33 and 128 rows of the logits."""
+    few, odd, many = (
+        Native(model, isa=isa, kind="dense_bf16", max_seqs=n).run(
+            lambda m: prompt_logits(m, PROMPT[:150])
+        )
+        for n in (8, 33, 512)
+    )
+    assert np.array_equal(few, many)
+    assert np.array_equal(odd, many)
 
 
 def test_work_sizes_that_kernels_cannot_work_with_are_refused(model):
