@@ -90,70 +90,85 @@ CPUSERVE_INLINE void stream_mmla(const LinearArgs& a) {
 // The number of rows that share a run of the epilogue (see kFinishTiles).
 constexpr int64_t kFinishRows = 24;
 
-// Many rows: a block of K of a strip stays in L2 while all rows pass over it, one tile of rows,
-// which stays in L1, after another.
+// Rows that share a block of K, in tiles of `height` rows.
+struct MmlaBlock {
+  MmlaRows rows;
+  int64_t row0;  // of the call
+  int64_t tiles, height;
+};
+
+// Units [u0, u0 + t.units) of a strip of panels: one tile of rows, which stays in L1, after
+// another.
+template <class Kind>
+CPUSERVE_INLINE void run_mmla_block(const LinearArgs& a, const MmlaBlock& b, int64_t panel0,
+                                    int panels, int64_t u0, MmlaTile& t) {
+  const PackedWeight& w = *a.w;
+  MmlaScratch& scratch = *static_cast<MmlaScratch*>(a.scratch);
+  const bool last = u0 + t.units == Kind::units(w.k);
+  const uint8_t* strip = w.data + static_cast<size_t>(panel0) * w.panel_bytes;
+  const size_t offset = static_cast<size_t>(u0 * Kind::kUnitBytes);
+  if constexpr (Kind::kUnpacks) {
+    for (int p = 0; p < panels; p++) {
+      const uint8_t* from = strip + static_cast<size_t>(p) * w.panel_bytes + offset;
+      Kind::unpack(from, t.units, scratch.lines[p]);
+    }
+  }
+  // Meanwhile the next block is fetched into L2: of this strip, or the first of the next.
+  const size_t next = last ? kStripPanels * w.panel_bytes
+                           : offset + static_cast<size_t>(t.units * Kind::kUnitBytes);
+  const bool fetched = !last || panel0 + 2 * kStripPanels <= panels_of(w);
+  const int64_t lines = fetched ? t.units * Kind::kUnitBytes / 64 : 0;
+  const int64_t share = (lines + b.tiles - 1) / b.tiles;
+  for (int64_t row = 0, i = 0; row < b.rows.rows; row += b.height, i++) {
+    MmlaRows some = b.rows;
+    some.x += static_cast<size_t>(row) * some.stride;
+    some.rows = static_cast<int>(b.rows.rows - row < b.height ? b.rows.rows - row : b.height);
+    if (last) {
+      fetch_output(a.ep, (b.row0 + row) / a.terms, some.rows / a.terms, panel0, panels);
+    }
+    Kind::prepare(some, u0, t.units, scratch.rows);
+    t.a = scratch.rows;
+    for (int p = 0; p < panels; p++) {
+      const uint8_t* panel = strip + static_cast<size_t>(p) * w.panel_bytes;
+      t.b = Kind::kUnpacks ? scratch.lines[p] : panel + offset;
+      t.c = scratch.sums + row * t.c_stride + p * kPanel;
+      run_panel<Kind, Kind::kUnpacks>(pairs_of(some.rows), t, panel + next + i * share * 64, share,
+                                      false);
+    }
+  }
+}
+
+// Many rows: a block of K of a strip stays in L2 while all rows pass over it.
 template <class Kind>
 CPUSERVE_INLINE void blocked_mmla(const LinearArgs& a) {
-  const PackedWeight& w = *a.w;
   const MmlaRows all = rows_of_call<Kind>(a);
-  MmlaScratch& scratch = *static_cast<MmlaScratch*>(a.scratch);
+  float* const sums = static_cast<MmlaScratch*>(a.scratch)->sums;
   const bool plain = plain_f32(a.ep);
-  const int64_t units = Kind::units(w.k), steps = Kind::steps(w.k), total = panels_of(w);
+  const int64_t units = Kind::units(a.w->k), steps = Kind::steps(a.w->k);
   constexpr int kWidth = sums_stride<false>();
   MmlaTile t;
   t.c_stride = kWidth;
   for (int64_t row0 = 0; row0 < all.rows; row0 += a.sizes.rows) {
-    MmlaRows block = all;
-    block.x += static_cast<size_t>(row0) * all.stride;
-    block.rows = static_cast<int>(all.rows - row0 < a.sizes.rows ? all.rows - row0 : a.sizes.rows);
-    const int64_t tiles = (block.rows + 2 * Kind::kPairs - 1) / (2 * Kind::kPairs);
-    const int64_t height = round_up((block.rows + tiles - 1) / tiles, 2);  // equal tiles, even
+    MmlaBlock b{all, row0, 0, 0};
+    b.rows.x += static_cast<size_t>(row0) * all.stride;
+    b.rows.rows = static_cast<int>(all.rows - row0 < a.sizes.rows ? all.rows - row0 : a.sizes.rows);
+    b.tiles = (b.rows.rows + 2 * Kind::kPairs - 1) / (2 * Kind::kPairs);
+    b.height = round_up((b.rows.rows + b.tiles - 1) / b.tiles, 2);  // equal tiles, even
     for (int64_t panel0 = a.panel0; panel0 < a.panel1; panel0 += kStripPanels) {
       const int64_t left = a.panel1 - panel0;
       const int panels = static_cast<int>(left < kStripPanels ? left : kStripPanels);
-      const uint8_t* strip = w.data + static_cast<size_t>(panel0) * w.panel_bytes;
       for (int64_t u0 = 0; u0 < units; u0 += Kind::kBlock) {
         t.units = u0 + Kind::kBlock < units ? Kind::kBlock : units - u0;
         t.steps = steps - u0 * Kind::kUnitSteps;
         t.resume = u0 > 0;
-        const bool last = u0 + t.units == units;
-        const size_t offset = static_cast<size_t>(u0 * Kind::kUnitBytes);
-        if constexpr (Kind::kUnpacks) {
-          for (int p = 0; p < panels; p++) {
-            const uint8_t* from = strip + static_cast<size_t>(p) * w.panel_bytes + offset;
-            Kind::unpack(from, t.units, scratch.lines[p]);
-          }
-        }
-        // Meanwhile the next block is fetched into L2: of this strip, or the first of the next.
-        const size_t next = last ? kStripPanels * w.panel_bytes
-                                 : offset + static_cast<size_t>(t.units * Kind::kUnitBytes);
-        const bool fetched = !last || panel0 + 2 * kStripPanels <= total;
-        const int64_t lines = fetched ? t.units * Kind::kUnitBytes / 64 : 0;
-        const int64_t share = (lines + tiles - 1) / tiles;
-        for (int64_t row = 0, i = 0; row < block.rows; row += height, i++) {
-          MmlaRows some = block;
-          some.x += static_cast<size_t>(row) * all.stride;
-          some.rows = static_cast<int>(block.rows - row < height ? block.rows - row : height);
-          if (last) {
-            fetch_output(a.ep, (row0 + row) / a.terms, some.rows / a.terms, panel0, panels);
-          }
-          Kind::prepare(some, u0, t.units, scratch.rows);
-          t.a = scratch.rows;
-          for (int p = 0; p < panels; p++) {
-            const uint8_t* panel = strip + static_cast<size_t>(p) * w.panel_bytes;
-            t.b = Kind::kUnpacks ? scratch.lines[p] : panel + offset;
-            t.c = scratch.sums + row * kWidth + p * kPanel;
-            run_panel<Kind, Kind::kUnpacks>(pairs_of(some.rows), t, panel + next + i * share * 64,
-                                            share, false);
-          }
-        }
+        run_mmla_block<Kind>(a, b, panel0, panels, u0, t);
       }
-      Kind::finish_sums(a, block, panel0, panels, scratch.sums, kWidth);
-      for (int64_t row = 0; row < block.rows; row += kFinishRows) {
-        const int64_t rest = block.rows - row;
+      Kind::finish_sums(a, b.rows, panel0, panels, sums, kWidth);
+      for (int64_t row = 0; row < b.rows.rows; row += kFinishRows) {
+        const int64_t rest = b.rows.rows - row;
         finish_terms(a, plain, (row0 + row) / a.terms,
                      static_cast<int>(rest < kFinishRows ? rest : kFinishRows), panel0, panels,
-                     scratch.sums + row * kWidth, kWidth);
+                     sums + row * kWidth, kWidth);
       }
     }
   }
