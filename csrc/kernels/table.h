@@ -27,26 +27,33 @@ namespace cpuserve {
 // The products that a probe measures.
 enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
 
+// The kernels with one entry in the table: X(name, types of the arguments). Those of a unit that
+// defines everything (isa/unit.h) are the functions of these names in kernels/generic/.
+#define CPUSERVE_KERNELS(X)                                      \
+  X(rms_norm, const NormArgs&)                                   \
+  X(layer_norm, const NormArgs&)                                 \
+  X(convert, const ConvertArgs&)                                 \
+  X(add, const AddArgs&)                                         \
+  X(activation, const ActivationArgs&)                           \
+  X(rope_store, const RopeStoreArgs&)                            \
+  X(latent_store, const LatentStoreArgs&)                        \
+  X(recurrent, const RecurrentArgs&)                             \
+  X(short_conv, const ShortConvArgs&)                            \
+  X(gated_norm, const GatedNormArgs&)                            \
+  X(scale_logits, const ScaleLogitsArgs&)                        \
+  X(sample_scan, const SampleArgs&, int32_t begin, int32_t end)  \
+  X(sample_weigh, const SampleArgs&, int32_t begin, int32_t end) \
+  X(sample, SampleArgs&)
+
 // One ISA level's kernels. A level inherits the entries it does not override (isa/*.cpp).
 struct KernelTable {
   const char* isa;
   LinearKernel linear[static_cast<int>(WeightKind::count)];
-  void (*rms_norm)(const NormArgs&) noexcept;
-  void (*layer_norm)(const NormArgs&) noexcept;
-  void (*convert)(const ConvertArgs&) noexcept;
-  void (*add)(const AddArgs&) noexcept;
-  void (*activation)(const ActivationArgs&) noexcept;
-  void (*rope_store)(const RopeStoreArgs&) noexcept;
-  void (*latent_store)(const LatentStoreArgs&) noexcept;
   AttentionKernel attention[static_cast<int>(KvType::count)];
   void (*attention_merge)(const AttentionMergeArgs&) noexcept;
-  void (*recurrent)(const RecurrentArgs&) noexcept;
-  void (*short_conv)(const ShortConvArgs&) noexcept;
-  void (*gated_norm)(const GatedNormArgs&) noexcept;
-  void (*scale_logits)(const ScaleLogitsArgs&) noexcept;
-  void (*sample_scan)(const SampleArgs&, int32_t begin, int32_t end) noexcept;
-  void (*sample_weigh)(const SampleArgs&, int32_t begin, int32_t end) noexcept;
-  void (*sample)(SampleArgs&) noexcept;
+#define CPUSERVE_ENTRY(name, ...) void (*name)(__VA_ARGS__) noexcept;
+  CPUSERVE_KERNELS(CPUSERVE_ENTRY)
+#undef CPUSERVE_ENTRY
   // Roofline probes. probe_read returns the sum of all bytes that it read, so that the compiler
   // removes nothing. A function of probe_dot runs `iterations` of a loop of products on registers
   // and returns the operations done; int8 and int4 are the products of the 8- and 4-bit kinds.

@@ -52,44 +52,44 @@ namespace cpuserve {
 //   float codes:  f = fma(sum, s_w, f), where sum is dense_bf16's of a group
 //   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
 //   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
-enum class WeightKind : int32_t {
-  dense_bf16 = 0,
-  dense_f16,
-  dense_f32,
-  w8_g32,
-  w4_g32,
-  w4m_g32,
-  w4m_g128,
-  w8_channel,
-  w8_channel_g128,
-  q4_k,
-  q5_k,
-  q6_k,
-  q2_k,
-  q3_k,
-  q5_0,
-  q5_1,
-  iq4_nl,
-  iq4_xs,
-  mxfp4,
-  e4m3_g128,
-  nf4_g64,
-  fp4_g64,
-  nvfp4,
-  w8z_g32,
-  w8z_g128,
-  w4z_g32,
-  w4z_g64,
-  w2z_g32,
-  w2z_g64,
-  w2z_g128,
-  w2z_g256,
-  w3z_g32,
-  w3z_g64,
-  w3z_g128,
-  w3z_g256,
-  count
-};
+#define CPUSERVE_WEIGHT_KINDS(X) \
+  X(dense_bf16)                  \
+  X(dense_f16)                   \
+  X(dense_f32)                   \
+  X(w8_g32)                      \
+  X(w4_g32)                      \
+  X(w4m_g32)                     \
+  X(w4m_g128)                    \
+  X(w8_channel)                  \
+  X(w8_channel_g128)             \
+  X(q4_k)                        \
+  X(q5_k)                        \
+  X(q6_k)                        \
+  X(q2_k)                        \
+  X(q3_k)                        \
+  X(q5_0)                        \
+  X(q5_1)                        \
+  X(iq4_nl)                      \
+  X(iq4_xs)                      \
+  X(mxfp4)                       \
+  X(e4m3_g128)                   \
+  X(nf4_g64)                     \
+  X(fp4_g64)                     \
+  X(nvfp4)                       \
+  X(w8z_g32)                     \
+  X(w8z_g128)                    \
+  X(w4z_g32)                     \
+  X(w4z_g64)                     \
+  X(w2z_g32)                     \
+  X(w2z_g64)                     \
+  X(w2z_g128)                    \
+  X(w2z_g256)                    \
+  X(w3z_g32)                     \
+  X(w3z_g64)                     \
+  X(w3z_g128)                    \
+  X(w3z_g256)
+#define CPUSERVE_NAME(name, ...) name,
+enum class WeightKind : int32_t { CPUSERVE_WEIGHT_KINDS(CPUSERVE_NAME) count };
 
 // Element type of a source row handed to pack(). In addition to GGUF blocks, which the kinds of the
 // same name are packed from and no other source:
@@ -104,115 +104,58 @@ enum class WeightKind : int32_t {
 // the lowest first, so 4 bits are as in u4m_g128:
 //   u8z_g32 u8z_g128 u4z_g32 u4z_g64   k/32, 64 or 128 of { fp16 scale; u8 zero; u8 q[] }
 //   u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k/32, 64, 128 or 256 of the same
-enum class SourceType : int32_t {
-  f32 = 0,
-  f16,
-  bf16,
-  gguf_q8_0,
-  gguf_q4_0,
-  gguf_q4_1,
-  s8_channel,
-  u4m_g128,
-  gguf_q4_k,
-  gguf_q5_k,
-  gguf_q6_k,
-  gguf_q2_k,
-  gguf_q3_k,
-  gguf_q5_0,
-  gguf_q5_1,
-  gguf_iq4_nl,
-  gguf_iq4_xs,
-  gguf_mxfp4,
-  e4m3_g128,
-  nf4_g64,
-  fp4_g64,
-  nvfp4,
-  u8z_g32,
-  u8z_g128,
-  u4z_g32,
-  u4z_g64,
-  u2z_g32,
-  u2z_g64,
-  u2z_g128,
-  u2z_g256,
-  u3z_g32,
-  u3z_g64,
-  u3z_g128,
-  u3z_g256
-};
+//
+// X(name, weights and bytes of one block of a row, which consists of whole blocks). A row of
+// s8_channel and nvfp4 begins with a scale of 4 bytes, and so does each 128 weights of e4m3_g128.
+#define CPUSERVE_SOURCE_TYPES(X) \
+  X(f32, 1, 4)                   \
+  X(f16, 1, 2)                   \
+  X(bf16, 1, 2)                  \
+  X(gguf_q8_0, 32, 34)           \
+  X(gguf_q4_0, 32, 18)           \
+  X(gguf_q4_1, 32, 20)           \
+  X(s8_channel, 1, 1)            \
+  X(u4m_g128, 128, 68)           \
+  X(gguf_q4_k, 256, 144)         \
+  X(gguf_q5_k, 256, 176)         \
+  X(gguf_q6_k, 256, 210)         \
+  X(gguf_q2_k, 256, 84)          \
+  X(gguf_q3_k, 256, 110)         \
+  X(gguf_q5_0, 32, 22)           \
+  X(gguf_q5_1, 32, 24)           \
+  X(gguf_iq4_nl, 32, 18)         \
+  X(gguf_iq4_xs, 256, 136)       \
+  X(gguf_mxfp4, 32, 17)          \
+  X(e4m3_g128, 32, 32)           \
+  X(nf4_g64, 64, 34)             \
+  X(fp4_g64, 64, 34)             \
+  X(nvfp4, 32, 18)               \
+  X(u8z_g32, 32, 35)             \
+  X(u8z_g128, 128, 131)          \
+  X(u4z_g32, 32, 19)             \
+  X(u4z_g64, 64, 35)             \
+  X(u2z_g32, 32, 11)             \
+  X(u2z_g64, 64, 19)             \
+  X(u2z_g128, 128, 35)           \
+  X(u2z_g256, 256, 67)           \
+  X(u3z_g32, 32, 15)             \
+  X(u3z_g64, 64, 27)             \
+  X(u3z_g128, 128, 51)           \
+  X(u3z_g256, 256, 99)
+enum class SourceType : int32_t { CPUSERVE_SOURCE_TYPES(CPUSERVE_NAME) };
+#undef CPUSERVE_NAME
 
-// The weights and bytes of one block of a source row, which consists of whole blocks.
 struct BlockShape {
   int64_t weights;
   size_t bytes;
 };
 inline BlockShape block_shape(SourceType type) {
   switch (type) {
-    case SourceType::f32:
-      return {1, 4};
-    case SourceType::f16:
-    case SourceType::bf16:
-      return {1, 2};
-    case SourceType::gguf_q8_0:
-      return {32, 34};
-    case SourceType::gguf_q4_0:
-    case SourceType::gguf_iq4_nl:
-      return {32, 18};
-    case SourceType::gguf_q4_1:
-      return {32, 20};
-    case SourceType::s8_channel:
-      return {1, 1};  // after a scale of 4 bytes
-    case SourceType::u4m_g128:
-      return {128, 68};
-    case SourceType::gguf_q4_k:
-      return {256, 144};
-    case SourceType::gguf_q5_k:
-      return {256, 176};
-    case SourceType::gguf_q6_k:
-      return {256, 210};
-    case SourceType::gguf_q2_k:
-      return {256, 84};
-    case SourceType::gguf_q3_k:
-      return {256, 110};
-    case SourceType::gguf_q5_0:
-      return {32, 22};
-    case SourceType::gguf_q5_1:
-      return {32, 24};
-    case SourceType::gguf_iq4_xs:
-      return {256, 136};
-    case SourceType::gguf_mxfp4:
-      return {32, 17};
-    case SourceType::e4m3_g128:
-      return {32, 32};  // and a scale of 4 bytes for each 128
-    case SourceType::nf4_g64:
-    case SourceType::fp4_g64:
-      return {64, 34};
-    case SourceType::nvfp4:
-      return {32, 18};  // after a scale of 4 bytes
-    case SourceType::u8z_g32:
-      return {32, 35};
-    case SourceType::u8z_g128:
-      return {128, 131};
-    case SourceType::u4z_g32:
-      return {32, 19};
-    case SourceType::u4z_g64:
-      return {64, 35};
-    case SourceType::u2z_g32:
-      return {32, 11};
-    case SourceType::u2z_g64:
-      return {64, 19};
-    case SourceType::u2z_g128:
-      return {128, 35};
-    case SourceType::u2z_g256:
-      return {256, 67};
-    case SourceType::u3z_g32:
-      return {32, 15};
-    case SourceType::u3z_g64:
-      return {64, 27};
-    case SourceType::u3z_g128:
-      return {128, 51};
-    case SourceType::u3z_g256:
-      return {256, 99};
+#define CPUSERVE_SHAPE(name, weights, bytes) \
+  case SourceType::name:                     \
+    return {weights, bytes};
+    CPUSERVE_SOURCE_TYPES(CPUSERVE_SHAPE)
+#undef CPUSERVE_SHAPE
   }
   return {1, 0};
 }
