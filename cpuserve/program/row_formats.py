@@ -1,6 +1,6 @@
 """The formats of the rows that linears and Combine read in the native executor.
 
-Source: csrc/kernels/table.h, ActFormat.
+Source: csrc/kernels/table/rows.h, ActFormat.
 """
 
 from typing import Final

@@ -1,7 +1,8 @@
 """The interface between weight formats and the C++ packers.
 
 A format (dense, gguf, awq, gptq ...) turns checkpoint tensors into `QuantTensor`s: rows of a source
-type that the packers read (`csrc/kernels/table.h: SourceType`). Tensors stay quantized in memory.
+type that the packers read (`csrc/kernels/table/weights.h: SourceType`). Tensors stay quantized in
+memory.
 """
 
 from __future__ import annotations

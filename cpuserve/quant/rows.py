@@ -1,4 +1,4 @@
-"""Rows of source types for quantized checkpoints other than GGUF (table.h: SourceType).
+"""Rows of source types for quantized checkpoints other than GGUF (table/weights.h: SourceType).
 
 s8_channel  { fp32 scale; s8 q[k] }                          w = scale * q
 u4m_g128    k / 128 of { fp16 scale; fp16 min; u8 q[64] }    w = scale * q + min

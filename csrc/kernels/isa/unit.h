@@ -196,20 +196,9 @@ constexpr KernelTable make_table(const char* isa) {
   t.attention[static_cast<int>(KvType::f32)] = attention_kernel<KvF32>();
   t.linear[static_cast<int>(WeightKind::dense_f16)] = dense_kernel<F16Element>();
   t.linear[static_cast<int>(WeightKind::dense_f32)] = dense_kernel<F32Element>();
-  t.rms_norm = rms_norm;
-  t.layer_norm = layer_norm;
-  t.convert = convert;
-  t.add = add;
-  t.activation = activation;
-  t.rope_store = rope_store;
-  t.latent_store = latent_store;
-  t.recurrent = recurrent;
-  t.short_conv = short_conv;
-  t.gated_norm = gated_norm;
-  t.scale_logits = scale_logits;
-  t.sample_scan = sample_scan;
-  t.sample_weigh = sample_weigh;
-  t.sample = sample;
+#define CPUSERVE_ENTRY(name, ...) t.name = name;
+  CPUSERVE_KERNELS(CPUSERVE_ENTRY)
+#undef CPUSERVE_ENTRY
   t.probe_read = probe_read;
 #endif
   constexpr auto dot = [](DotKind kind) { return static_cast<int>(kind); };

@@ -1,0 +1,194 @@
+// The kinds of packed weights, and the types of the source rows that they are packed from.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/table/rows.h"
+
+namespace cpuserve {
+
+// Linear. A weight matrix W[n, k] (row = output column, as in checkpoints) is packed into panels of
+// kPanel output columns; K is contiguous inside a panel and zero padded to the kind's quantum.
+//   dense_bf16  [n/16][k/2][16][2]   bf16            act bf16   (k padded to 2)
+//   dense_f16   [n/16][k][16]        fp16            act f32
+//   dense_f32   [n/16][k][16]        fp32            act f32
+//   w8_g32      [n/16][k/32] of { fp16 scale[16]; u8 q[8][16][4] }   act q8g32; w = s * (q - 128)
+//   w4_g32      [n/16][k/32] of { fp16 scale[16]; u8 q[4][16][4] }   act q8g32; w = s * (q - 8)
+//   w4m_g32     [n/16][k/32] of { fp16 scale[16]; fp16 min[16]; u8 q[4][16][4] }  w = s * q + min
+//   w4m_g128    [n/16][k/128] of { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }   act q8g128
+//   w8_channel  [n/16] of { u8 q[k/4][16][4]; fp32 scale[16] }     act q8row; w = s * (q - 128)
+//   w8_channel_g128   the same bytes                               act q8g128
+//   q4_k q5_k q6_k q2_k q3_k iq4_xs   [n/16][k/256]                  act q8g256
+//   q5_0 q5_1 iq4_nl mxfp4            [n/16][k/32]                   act q8g32
+//     of GGUF types: factors and planes of bits of 16 columns, kernels/linear/planes.h; four
+//     bytes of a column are neighbours at every level. w = s * (value - zero) + min, where s and
+//     min of 32 or 16 weights are d * scale and -(m * least) in the types with blocks of 256.
+//   e4m3_g128   [n/16][k/128] of { fp32 scale[16]; u8 q[64][16][2] }       act bf16
+//   nf4_g64 fp4_g64   [n/16][k/64] of { fp16 scale[16]; u8 q[32][16] }     act bf16
+//   nvfp4       [n/16][k/256] of { fp32 scale[16]; [16] of { E4M3 s[16]; u8 q[8][16] } }   act bf16
+//     w = scale * value, of nvfp4 scale * (s * value). The last block of a row ends with K. Two
+//     nibbles of a byte are k and k + 1 (kernels/linear/coded.h).
+//   w8z_g32 w8z_g128   [n/16][k/32 or 128] of { fp16 scale[16]; s8 zero[16]; u8 q[..][16][4] }
+//   w4z_g32 w4z_g64    [n/16][k/32 or 64] of the same, 4 bits         act q8g32
+//     w = s * (q - 128 - zero) of 8 bits, s * (q - zero) of 4 bits. Groups of rows are of 32 also
+//     where the groups of weights are larger.
+//   w2z_g32 w2z_g64 w2z_g128 w2z_g256   [n/16][k/32, 64, 128 or 256]  act q8g32
+//   w3z_g32 w3z_g64 w3z_g128 w3z_g256   of { fp16 scale[16]; zero points of 4 bits; planes }
+//     w = s * (q - zero). Planes of bits as in GGUF types.
+// In the other 4-bit kinds byte (r, c, j) holds k = 8 r + j in its low and k = 8 r + 4 + j in its
+// high nibble. The bytes in memory equal the GGUF file: 34, 18 and 20 for 32 weights. So a
+// column has 4 bytes next to each other. Where a level uses the matrix products of Arm, it has 8
+// (LinearKernel::column_bytes), and 8-bit codes are signed:
+//   dense_bf16  [n/16][k/4][16][4]   k padded to 4
+//   w8_g32      { fp16 scale[16]; s8 q[4][16][8] }       w8_channel { s8 q[k/8][16][8]; ... }
+//   4 bits      byte (r, c, j) holds k = 16 r + j in its low and k = 16 r + 8 + j in its high
+//   nibble
+// The quantized dot product is, per group in ascending order:
+//   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)   [int32 arithmetic is exact]
+//   w4m:  then  f = fma(min, s_x * float(sum_x), f), and of zero points with min = -zero * s_w
+//   blocks of 256; their scales and minima of 16 or 32 weights are d * scale and -(m * least):
+//         sum = sum over groups of scale * sum_k (q_w - zero) q_x, low = the same sum of least *
+//         sum_x f = fma(fnma(m, float(low), float(sum) * d), s_x, f)   without minima no low
+//   float codes:  f = fma(sum, s_w, f), where sum is dense_bf16's of a group
+//   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
+//   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
+#define CPUSERVE_WEIGHT_KINDS(X) \
+  X(dense_bf16)                  \
+  X(dense_f16)                   \
+  X(dense_f32)                   \
+  X(w8_g32)                      \
+  X(w4_g32)                      \
+  X(w4m_g32)                     \
+  X(w4m_g128)                    \
+  X(w8_channel)                  \
+  X(w8_channel_g128)             \
+  X(q4_k)                        \
+  X(q5_k)                        \
+  X(q6_k)                        \
+  X(q2_k)                        \
+  X(q3_k)                        \
+  X(q5_0)                        \
+  X(q5_1)                        \
+  X(iq4_nl)                      \
+  X(iq4_xs)                      \
+  X(mxfp4)                       \
+  X(e4m3_g128)                   \
+  X(nf4_g64)                     \
+  X(fp4_g64)                     \
+  X(nvfp4)                       \
+  X(w8z_g32)                     \
+  X(w8z_g128)                    \
+  X(w4z_g32)                     \
+  X(w4z_g64)                     \
+  X(w2z_g32)                     \
+  X(w2z_g64)                     \
+  X(w2z_g128)                    \
+  X(w2z_g256)                    \
+  X(w3z_g32)                     \
+  X(w3z_g64)                     \
+  X(w3z_g128)                    \
+  X(w3z_g256)
+#define CPUSERVE_NAME(name, ...) name,
+enum class WeightKind : int32_t { CPUSERVE_WEIGHT_KINDS(CPUSERVE_NAME) count };
+
+// Element type of a source row handed to pack(). In addition to GGUF blocks, which the kinds of the
+// same name are packed from and no other source:
+//   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
+//   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
+//               the low and element 2 i + 1 the high nibble of byte i
+// And the only sources of kinds that keep float codes, with nibbles in the same order:
+//   e4m3_g128   k/128 of { fp32 scale; u8 q[128] }; the last block may be shorter by whole 32s
+//   nf4_g64 fp4_g64   k/64 of { fp16 scale; u8 q[32] }
+//   nvfp4       { fp32 scale; k/16 of { E4M3 s; u8 q[8] } }, whole 32 of K
+// And kinds with integer zero points, w = scale * (q - zero). Codes are a stream of bits,
+// the lowest first, so 4 bits are as in u4m_g128:
+//   u8z_g32 u8z_g128 u4z_g32 u4z_g64   k/32, 64 or 128 of { fp16 scale; u8 zero; u8 q[] }
+//   u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k/32, 64, 128 or 256 of the same
+//
+// X(name, weights and bytes of one block of a row, which consists of whole blocks). A row of
+// s8_channel and nvfp4 begins with a scale of 4 bytes, and so does each 128 weights of e4m3_g128.
+#define CPUSERVE_SOURCE_TYPES(X) \
+  X(f32, 1, 4)                   \
+  X(f16, 1, 2)                   \
+  X(bf16, 1, 2)                  \
+  X(gguf_q8_0, 32, 34)           \
+  X(gguf_q4_0, 32, 18)           \
+  X(gguf_q4_1, 32, 20)           \
+  X(s8_channel, 1, 1)            \
+  X(u4m_g128, 128, 68)           \
+  X(gguf_q4_k, 256, 144)         \
+  X(gguf_q5_k, 256, 176)         \
+  X(gguf_q6_k, 256, 210)         \
+  X(gguf_q2_k, 256, 84)          \
+  X(gguf_q3_k, 256, 110)         \
+  X(gguf_q5_0, 32, 22)           \
+  X(gguf_q5_1, 32, 24)           \
+  X(gguf_iq4_nl, 32, 18)         \
+  X(gguf_iq4_xs, 256, 136)       \
+  X(gguf_mxfp4, 32, 17)          \
+  X(e4m3_g128, 32, 32)           \
+  X(nf4_g64, 64, 34)             \
+  X(fp4_g64, 64, 34)             \
+  X(nvfp4, 32, 18)               \
+  X(u8z_g32, 32, 35)             \
+  X(u8z_g128, 128, 131)          \
+  X(u4z_g32, 32, 19)             \
+  X(u4z_g64, 64, 35)             \
+  X(u2z_g32, 32, 11)             \
+  X(u2z_g64, 64, 19)             \
+  X(u2z_g128, 128, 35)           \
+  X(u2z_g256, 256, 67)           \
+  X(u3z_g32, 32, 15)             \
+  X(u3z_g64, 64, 27)             \
+  X(u3z_g128, 128, 51)           \
+  X(u3z_g256, 256, 99)
+enum class SourceType : int32_t { CPUSERVE_SOURCE_TYPES(CPUSERVE_NAME) };
+#undef CPUSERVE_NAME
+
+struct BlockShape {
+  int64_t weights;
+  size_t bytes;
+};
+inline BlockShape block_shape(SourceType type) {
+  switch (type) {
+#define CPUSERVE_SHAPE(name, weights, bytes) \
+  case SourceType::name:                     \
+    return {weights, bytes};
+    CPUSERVE_SOURCE_TYPES(CPUSERVE_SHAPE)
+#undef CPUSERVE_SHAPE
+  }
+  return {1, 0};
+}
+constexpr int kF8Group = 128;
+inline size_t source_row_bytes(SourceType type, int64_t k) {
+  const BlockShape block = block_shape(type);
+  const auto bytes = static_cast<size_t>(k / block.weights) * block.bytes;
+  if (type == SourceType::e4m3_g128) {
+    return bytes + static_cast<size_t>((k + kF8Group - 1) / kF8Group) * 4;
+  }
+  return type == SourceType::s8_channel || type == SourceType::nvfp4 ? bytes + 4 : bytes;
+}
+
+// The only source of a kind that keeps the codes of its blocks; f32 of the kinds that take several.
+inline SourceType only_source(WeightKind kind) {
+  if (kind < WeightKind::q4_k || kind >= WeightKind::count) return SourceType::f32;
+  return static_cast<SourceType>(static_cast<int32_t>(SourceType::gguf_q4_k) +
+                                 static_cast<int32_t>(kind) -
+                                 static_cast<int32_t>(WeightKind::q4_k));
+}
+
+struct PackArgs {
+  const void* const* rows;  // kPanel source rows of k elements; nullptr = a row of zeros
+  SourceType source;
+  int64_t k;
+  void* panel;  // destination, panel_bytes(k), 32-byte aligned
+};
+
+struct PackedWeight {
+  const uint8_t* data;  // panels one after another, 64-byte aligned
+  size_t panel_bytes;
+  int64_t n, k;  // logical; panels = ceil(n / 16)
+  WeightKind kind;
+};
+
+}  // namespace cpuserve
