@@ -27,8 +27,8 @@ const std::vector<Unit>& units() {
 }
 
 constexpr const char* kLinearNames[] = {
-#define NAME(name) "linear." #name,
-    CPUSERVE_WEIGHT_KINDS(NAME)
+#define NAME(name, ...) "linear." #name,
+    CPUSERVE_WEIGHT_KINDS(NAME, NAME)
 #undef NAME
 };
 constexpr int kLinearKinds = static_cast<int>(WeightKind::count);

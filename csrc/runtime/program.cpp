@@ -25,14 +25,16 @@ constexpr bool whole_row(ActFormat f) { return f >= ActFormat::q8g128; }
 constexpr int64_t kMostChannelK = 65536;
 
 constexpr Name<WeightKind> kKinds[] = {
-#define NAME(name) {#name, WeightKind::name},
-    CPUSERVE_WEIGHT_KINDS(NAME)
+#define NAME(name, ...) {#name, WeightKind::name},
+    CPUSERVE_WEIGHT_KINDS(NAME, NAME)
 #undef NAME
 };
 constexpr Name<SourceType> kSources[] = {
-#define NAME(name, weights, bytes) {#name, SourceType::name},
-    CPUSERVE_SOURCE_TYPES(NAME)
+#define NAME(name, ...) {#name, SourceType::name},
+#define OWN_NAME(name, source, ...) {#source, SourceType::source},
+    CPUSERVE_SHARED_SOURCES(NAME) CPUSERVE_WEIGHT_KINDS(CPUSERVE_NOTHING, OWN_NAME)
 #undef NAME
+#undef OWN_NAME
 };
 constexpr Name<Activation> kActivations[] = {
     {"none", Activation::none}, {"relu", Activation::relu},

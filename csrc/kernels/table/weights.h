@@ -52,44 +52,49 @@ namespace cpuserve {
 //   float codes:  f = fma(sum, s_w, f), where sum is dense_bf16's of a group
 //   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
 //   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
-#define CPUSERVE_WEIGHT_KINDS(X) \
-  X(dense_bf16)                  \
-  X(dense_f16)                   \
-  X(dense_f32)                   \
-  X(w8_g32)                      \
-  X(w4_g32)                      \
-  X(w4m_g32)                     \
-  X(w4m_g128)                    \
-  X(w8_channel)                  \
-  X(w8_channel_g128)             \
-  X(q4_k)                        \
-  X(q5_k)                        \
-  X(q6_k)                        \
-  X(q2_k)                        \
-  X(q3_k)                        \
-  X(q5_0)                        \
-  X(q5_1)                        \
-  X(iq4_nl)                      \
-  X(iq4_xs)                      \
-  X(mxfp4)                       \
-  X(e4m3_g128)                   \
-  X(nf4_g64)                     \
-  X(fp4_g64)                     \
-  X(nvfp4)                       \
-  X(w8z_g32)                     \
-  X(w8z_g128)                    \
-  X(w4z_g32)                     \
-  X(w4z_g64)                     \
-  X(w2z_g32)                     \
-  X(w2z_g64)                     \
-  X(w2z_g128)                    \
-  X(w2z_g256)                    \
-  X(w3z_g32)                     \
-  X(w3z_g64)                     \
-  X(w3z_g128)                    \
-  X(w3z_g256)
-#define CPUSERVE_NAME(name, ...) name,
-enum class WeightKind : int32_t { CPUSERVE_WEIGHT_KINDS(CPUSERVE_NAME) count };
+//
+// The list of the kinds, one line for each; enums, names, shapes and kernels follow from it.
+//   X(name, family)     a kind that is packed from several types of source rows
+//   OWN(name, source, weights, bytes, family)
+//     a kind that keeps the codes of blocks, which no other kind is packed from; weights and bytes
+//     of one block of a source row, which consists of whole blocks
+// family: its kernels, which only the units of ISA levels have (kernels/linear/kinds.h).
+#define CPUSERVE_WEIGHT_KINDS(X, OWN)                                \
+  X(dense_bf16, DenseFamily<Bf16Element>)                            \
+  X(dense_f16, DenseFamily<F16Element>)                              \
+  X(dense_f32, DenseFamily<F32Element>)                              \
+  X(w8_g32, GroupFamily<W8Group>)                                    \
+  X(w4_g32, GroupFamily<W4Group<false>>)                             \
+  X(w4m_g32, GroupFamily<W4Group<true>>)                             \
+  X(w4m_g128, GroupFamily<W4Wide>)                                   \
+  X(w8_channel, ChannelFamily<0>)                                    \
+  X(w8_channel_g128, ChannelFamily<kWideGroup / 4>)                  \
+  OWN(q4_k, gguf_q4_k, 256, 144, PlaneFamily<GgufQ4K>)               \
+  OWN(q5_k, gguf_q5_k, 256, 176, PlaneFamily<GgufQ5K>)               \
+  OWN(q6_k, gguf_q6_k, 256, 210, PlaneFamily<GgufQ6K>)               \
+  OWN(q2_k, gguf_q2_k, 256, 84, PlaneFamily<GgufQ2K>)                \
+  OWN(q3_k, gguf_q3_k, 256, 110, PlaneFamily<GgufQ3K>)               \
+  OWN(q5_0, gguf_q5_0, 32, 22, PlaneFamily<GgufQ5<false>>)           \
+  OWN(q5_1, gguf_q5_1, 32, 24, PlaneFamily<GgufQ5<true>>)            \
+  OWN(iq4_nl, gguf_iq4_nl, 32, 18, PlaneFamily<GgufIq4Nl>)           \
+  OWN(iq4_xs, gguf_iq4_xs, 256, 136, PlaneFamily<GgufIq4Xs>)         \
+  OWN(mxfp4, gguf_mxfp4, 32, 17, PlaneFamily<GgufMxfp4>)             \
+  OWN(e4m3_g128, e4m3_g128, 32, 32, CodedFamily<F8Codes>)            \
+  OWN(nf4_g64, nf4_g64, 64, 34, CodedFamily<TableCodes64<Nf4Table>>) \
+  OWN(fp4_g64, fp4_g64, 64, 34, CodedFamily<TableCodes64<Fp4Table>>) \
+  OWN(nvfp4, nvfp4, 32, 18, CodedFamily<Nvfp4Codes>)                 \
+  OWN(w8z_g32, u8z_g32, 32, 35, GroupFamily<ZeroGroup<8, 32>>)       \
+  OWN(w8z_g128, u8z_g128, 128, 131, GroupFamily<ZeroGroup<8, 128>>)  \
+  OWN(w4z_g32, u4z_g32, 32, 19, GroupFamily<ZeroGroup<4, 32>>)       \
+  OWN(w4z_g64, u4z_g64, 64, 35, GroupFamily<ZeroGroup<4, 64>>)       \
+  OWN(w2z_g32, u2z_g32, 32, 11, PlaneFamily<ZeroBits<2, 32>>)        \
+  OWN(w2z_g64, u2z_g64, 64, 19, PlaneFamily<ZeroBits<2, 64>>)        \
+  OWN(w2z_g128, u2z_g128, 128, 35, PlaneFamily<ZeroBits<2, 128>>)    \
+  OWN(w2z_g256, u2z_g256, 256, 67, PlaneFamily<ZeroBits<2, 256>>)    \
+  OWN(w3z_g32, u3z_g32, 32, 15, PlaneFamily<ZeroBits<3, 32>>)        \
+  OWN(w3z_g64, u3z_g64, 64, 27, PlaneFamily<ZeroBits<3, 64>>)        \
+  OWN(w3z_g128, u3z_g128, 128, 51, PlaneFamily<ZeroBits<3, 128>>)    \
+  OWN(w3z_g256, u3z_g256, 256, 99, PlaneFamily<ZeroBits<3, 256>>)
 
 // Element type of a source row handed to pack(). In addition to GGUF blocks, which the kinds of the
 // same name are packed from and no other source:
@@ -105,45 +110,30 @@ enum class WeightKind : int32_t { CPUSERVE_WEIGHT_KINDS(CPUSERVE_NAME) count };
 //   u8z_g32 u8z_g128 u4z_g32 u4z_g64   k/32, 64 or 128 of { fp16 scale; u8 zero; u8 q[] }
 //   u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k/32, 64, 128 or 256 of the same
 //
-// X(name, weights and bytes of one block of a row, which consists of whole blocks). A row of
+// X(name, weights and bytes of a block) of those that several kinds may be packed from. A row of
 // s8_channel and nvfp4 begins with a scale of 4 bytes, and so does each 128 weights of e4m3_g128.
-#define CPUSERVE_SOURCE_TYPES(X) \
-  X(f32, 1, 4)                   \
-  X(f16, 1, 2)                   \
-  X(bf16, 1, 2)                  \
-  X(gguf_q8_0, 32, 34)           \
-  X(gguf_q4_0, 32, 18)           \
-  X(gguf_q4_1, 32, 20)           \
-  X(s8_channel, 1, 1)            \
-  X(u4m_g128, 128, 68)           \
-  X(gguf_q4_k, 256, 144)         \
-  X(gguf_q5_k, 256, 176)         \
-  X(gguf_q6_k, 256, 210)         \
-  X(gguf_q2_k, 256, 84)          \
-  X(gguf_q3_k, 256, 110)         \
-  X(gguf_q5_0, 32, 22)           \
-  X(gguf_q5_1, 32, 24)           \
-  X(gguf_iq4_nl, 32, 18)         \
-  X(gguf_iq4_xs, 256, 136)       \
-  X(gguf_mxfp4, 32, 17)          \
-  X(e4m3_g128, 32, 32)           \
-  X(nf4_g64, 64, 34)             \
-  X(fp4_g64, 64, 34)             \
-  X(nvfp4, 32, 18)               \
-  X(u8z_g32, 32, 35)             \
-  X(u8z_g128, 128, 131)          \
-  X(u4z_g32, 32, 19)             \
-  X(u4z_g64, 64, 35)             \
-  X(u2z_g32, 32, 11)             \
-  X(u2z_g64, 64, 19)             \
-  X(u2z_g128, 128, 35)           \
-  X(u2z_g256, 256, 67)           \
-  X(u3z_g32, 32, 15)             \
-  X(u3z_g64, 64, 27)             \
-  X(u3z_g128, 128, 51)           \
-  X(u3z_g256, 256, 99)
-enum class SourceType : int32_t { CPUSERVE_SOURCE_TYPES(CPUSERVE_NAME) };
-#undef CPUSERVE_NAME
+#define CPUSERVE_SHARED_SOURCES(X) \
+  X(f32, 1, 4)                     \
+  X(f16, 1, 2)                     \
+  X(bf16, 1, 2)                    \
+  X(gguf_q8_0, 32, 34)             \
+  X(gguf_q4_0, 32, 18)             \
+  X(gguf_q4_1, 32, 20)             \
+  X(s8_channel, 1, 1)              \
+  X(u4m_g128, 128, 68)
+
+#define CPUSERVE_KIND(name, ...) name,
+#define CPUSERVE_SOURCE(name, weights, bytes) name,
+#define CPUSERVE_OWN_SOURCE(name, source, ...) source,
+#define CPUSERVE_NOTHING(...)
+enum class WeightKind : int32_t { CPUSERVE_WEIGHT_KINDS(CPUSERVE_KIND, CPUSERVE_KIND) count };
+enum class SourceType : int32_t {
+  CPUSERVE_SHARED_SOURCES(CPUSERVE_SOURCE)
+      CPUSERVE_WEIGHT_KINDS(CPUSERVE_NOTHING, CPUSERVE_OWN_SOURCE)
+};
+#undef CPUSERVE_KIND
+#undef CPUSERVE_SOURCE
+#undef CPUSERVE_OWN_SOURCE
 
 struct BlockShape {
   int64_t weights;
@@ -151,10 +141,13 @@ struct BlockShape {
 };
 inline BlockShape block_shape(SourceType type) {
   switch (type) {
-#define CPUSERVE_SHAPE(name, weights, bytes) \
-  case SourceType::name:                     \
+#define CPUSERVE_SHAPE(source, weights, bytes) \
+  case SourceType::source:                     \
     return {weights, bytes};
-    CPUSERVE_SOURCE_TYPES(CPUSERVE_SHAPE)
+#define CPUSERVE_OWN_SHAPE(name, source, weights, bytes, ...) CPUSERVE_SHAPE(source, weights, bytes)
+    CPUSERVE_SHARED_SOURCES(CPUSERVE_SHAPE)
+    CPUSERVE_WEIGHT_KINDS(CPUSERVE_NOTHING, CPUSERVE_OWN_SHAPE)
+#undef CPUSERVE_OWN_SHAPE
 #undef CPUSERVE_SHAPE
   }
   return {1, 0};
@@ -170,12 +163,19 @@ inline size_t source_row_bytes(SourceType type, int64_t k) {
 }
 
 // The only source of a kind that keeps the codes of its blocks; f32 of the kinds that take several.
-inline SourceType only_source(WeightKind kind) {
-  if (kind < WeightKind::q4_k || kind >= WeightKind::count) return SourceType::f32;
-  return static_cast<SourceType>(static_cast<int32_t>(SourceType::gguf_q4_k) +
-                                 static_cast<int32_t>(kind) -
-                                 static_cast<int32_t>(WeightKind::q4_k));
-}
+#define CPUSERVE_ANY(...) SourceType::f32,
+#define CPUSERVE_ONLY(name, source, ...) SourceType::source,
+constexpr SourceType kOnlySources[] = {CPUSERVE_WEIGHT_KINDS(CPUSERVE_ANY, CPUSERVE_ONLY)};
+#undef CPUSERVE_ANY
+#undef CPUSERVE_ONLY
+constexpr SourceType only_source(WeightKind kind) { return kOnlySources[static_cast<int>(kind)]; }
+static_assert(sizeof kOnlySources / sizeof *kOnlySources == static_cast<size_t>(WeightKind::count),
+              "one for each kind");
+static_assert(only_source(WeightKind::w8_channel_g128) == SourceType::f32 &&
+                  only_source(WeightKind::q4_k) == SourceType::gguf_q4_k &&
+                  only_source(WeightKind::nvfp4) == SourceType::nvfp4 &&
+                  only_source(WeightKind::w3z_g256) == SourceType::u3z_g256,
+              "the source in the line of the kind");
 
 struct PackArgs {
   const void* const* rows;  // kPanel source rows of k elements; nullptr = a row of zeros
