@@ -21,7 +21,8 @@ from cpuserve.quant.rows import E2M1, row_bytes, spread_bits
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import QuantTensor, SourceType
+    from cpuserve.program.weight_kinds import SourceType
+    from cpuserve.quant.base import QuantTensor
 
     Float32 = npt.NDArray[np.float32]
     Bytes = npt.NDArray[np.uint8]

@@ -19,8 +19,9 @@ from cpuserve.program.adapters import parse
 from cpuserve.program.loads import HeadPart, MatrixLoad
 from cpuserve.program.lower import Lowered, Lowering
 from cpuserve.program.program import Program
+from cpuserve.program.weight_kinds import SourceType
 from cpuserve.quant import dequantize
-from cpuserve.quant.base import BuiltTensor, Each, QuantTensor, SourceType, Weights, rows_of
+from cpuserve.quant.base import BuiltTensor, Each, QuantTensor, Weights, rows_of
 from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
 from cpuserve.runtime.packed_cache import PackedCache
 from cpuserve.runtime.threads import threads_on
