@@ -59,42 +59,44 @@ namespace cpuserve {
 //     a kind that keeps the codes of blocks, which no other kind is packed from; weights and bytes
 //     of one block of a source row, which consists of whole blocks
 // family: its kernels, which only the units of ISA levels have (kernels/linear/kinds.h).
-#define CPUSERVE_WEIGHT_KINDS(X, OWN)                                \
-  X(dense_bf16, DenseFamily<Bf16Element>)                            \
-  X(dense_f16, DenseFamily<F16Element>)                              \
-  X(dense_f32, DenseFamily<F32Element>)                              \
-  X(w8_g32, GroupFamily<W8Group>)                                    \
-  X(w4_g32, GroupFamily<W4Group<false>>)                             \
-  X(w4m_g32, GroupFamily<W4Group<true>>)                             \
-  X(w4m_g128, GroupFamily<W4Wide>)                                   \
-  X(w8_channel, ChannelFamily<0>)                                    \
-  X(w8_channel_g128, ChannelFamily<kWideGroup / 4>)                  \
-  OWN(q4_k, gguf_q4_k, 256, 144, PlaneFamily<GgufQ4K>)               \
-  OWN(q5_k, gguf_q5_k, 256, 176, PlaneFamily<GgufQ5K>)               \
-  OWN(q6_k, gguf_q6_k, 256, 210, PlaneFamily<GgufQ6K>)               \
-  OWN(q2_k, gguf_q2_k, 256, 84, PlaneFamily<GgufQ2K>)                \
-  OWN(q3_k, gguf_q3_k, 256, 110, PlaneFamily<GgufQ3K>)               \
-  OWN(q5_0, gguf_q5_0, 32, 22, PlaneFamily<GgufQ5<false>>)           \
-  OWN(q5_1, gguf_q5_1, 32, 24, PlaneFamily<GgufQ5<true>>)            \
-  OWN(iq4_nl, gguf_iq4_nl, 32, 18, PlaneFamily<GgufIq4Nl>)           \
-  OWN(iq4_xs, gguf_iq4_xs, 256, 136, PlaneFamily<GgufIq4Xs>)         \
-  OWN(mxfp4, gguf_mxfp4, 32, 17, PlaneFamily<GgufMxfp4>)             \
-  OWN(e4m3_g128, e4m3_g128, 32, 32, CodedFamily<F8Codes>)            \
-  OWN(nf4_g64, nf4_g64, 64, 34, CodedFamily<TableCodes64<Nf4Table>>) \
-  OWN(fp4_g64, fp4_g64, 64, 34, CodedFamily<TableCodes64<Fp4Table>>) \
-  OWN(nvfp4, nvfp4, 32, 18, CodedFamily<Nvfp4Codes>)                 \
-  OWN(w8z_g32, u8z_g32, 32, 35, GroupFamily<ZeroGroup<8, 32>>)       \
-  OWN(w8z_g128, u8z_g128, 128, 131, GroupFamily<ZeroGroup<8, 128>>)  \
-  OWN(w4z_g32, u4z_g32, 32, 19, GroupFamily<ZeroGroup<4, 32>>)       \
-  OWN(w4z_g64, u4z_g64, 64, 35, GroupFamily<ZeroGroup<4, 64>>)       \
-  OWN(w2z_g32, u2z_g32, 32, 11, PlaneFamily<ZeroBits<2, 32>>)        \
-  OWN(w2z_g64, u2z_g64, 64, 19, PlaneFamily<ZeroBits<2, 64>>)        \
-  OWN(w2z_g128, u2z_g128, 128, 35, PlaneFamily<ZeroBits<2, 128>>)    \
-  OWN(w2z_g256, u2z_g256, 256, 67, PlaneFamily<ZeroBits<2, 256>>)    \
-  OWN(w3z_g32, u3z_g32, 32, 15, PlaneFamily<ZeroBits<3, 32>>)        \
-  OWN(w3z_g64, u3z_g64, 64, 27, PlaneFamily<ZeroBits<3, 64>>)        \
-  OWN(w3z_g128, u3z_g128, 128, 51, PlaneFamily<ZeroBits<3, 128>>)    \
+// clang-format off: a new line leaves the others alone
+#define CPUSERVE_WEIGHT_KINDS(X, OWN)                                          \
+  X(dense_bf16, DenseFamily<Bf16Element>)                                      \
+  X(dense_f16, DenseFamily<F16Element>)                                        \
+  X(dense_f32, DenseFamily<F32Element>)                                        \
+  X(w8_g32, GroupFamily<W8Group>)                                              \
+  X(w4_g32, GroupFamily<W4Group<false>>)                                       \
+  X(w4m_g32, GroupFamily<W4Group<true>>)                                       \
+  X(w4m_g128, GroupFamily<W4Wide>)                                             \
+  X(w8_channel, ChannelFamily<0>)                                              \
+  X(w8_channel_g128, ChannelFamily<kWideGroup / 4>)                            \
+  OWN(q4_k, gguf_q4_k, 256, 144, PlaneFamily<GgufQ4K>)                         \
+  OWN(q5_k, gguf_q5_k, 256, 176, PlaneFamily<GgufQ5K>)                         \
+  OWN(q6_k, gguf_q6_k, 256, 210, PlaneFamily<GgufQ6K>)                         \
+  OWN(q2_k, gguf_q2_k, 256, 84, PlaneFamily<GgufQ2K>)                          \
+  OWN(q3_k, gguf_q3_k, 256, 110, PlaneFamily<GgufQ3K>)                         \
+  OWN(q5_0, gguf_q5_0, 32, 22, PlaneFamily<GgufQ5<false>>)                     \
+  OWN(q5_1, gguf_q5_1, 32, 24, PlaneFamily<GgufQ5<true>>)                      \
+  OWN(iq4_nl, gguf_iq4_nl, 32, 18, PlaneFamily<GgufIq4Nl>)                     \
+  OWN(iq4_xs, gguf_iq4_xs, 256, 136, PlaneFamily<GgufIq4Xs>)                   \
+  OWN(mxfp4, gguf_mxfp4, 32, 17, PlaneFamily<GgufMxfp4>)                       \
+  OWN(e4m3_g128, e4m3_g128, 32, 32, CodedFamily<F8Codes>)                      \
+  OWN(nf4_g64, nf4_g64, 64, 34, CodedFamily<TableCodes64<Nf4Table>>)           \
+  OWN(fp4_g64, fp4_g64, 64, 34, CodedFamily<TableCodes64<Fp4Table>>)           \
+  OWN(nvfp4, nvfp4, 32, 18, CodedFamily<Nvfp4Codes>)                           \
+  OWN(w8z_g32, u8z_g32, 32, 35, GroupFamily<ZeroGroup<8, 32>>)                 \
+  OWN(w8z_g128, u8z_g128, 128, 131, GroupFamily<ZeroGroup<8, 128>>)            \
+  OWN(w4z_g32, u4z_g32, 32, 19, GroupFamily<ZeroGroup<4, 32>>)                 \
+  OWN(w4z_g64, u4z_g64, 64, 35, GroupFamily<ZeroGroup<4, 64>>)                 \
+  OWN(w2z_g32, u2z_g32, 32, 11, PlaneFamily<ZeroBits<2, 32>>)                  \
+  OWN(w2z_g64, u2z_g64, 64, 19, PlaneFamily<ZeroBits<2, 64>>)                  \
+  OWN(w2z_g128, u2z_g128, 128, 35, PlaneFamily<ZeroBits<2, 128>>)              \
+  OWN(w2z_g256, u2z_g256, 256, 67, PlaneFamily<ZeroBits<2, 256>>)              \
+  OWN(w3z_g32, u3z_g32, 32, 15, PlaneFamily<ZeroBits<3, 32>>)                  \
+  OWN(w3z_g64, u3z_g64, 64, 27, PlaneFamily<ZeroBits<3, 64>>)                  \
+  OWN(w3z_g128, u3z_g128, 128, 51, PlaneFamily<ZeroBits<3, 128>>)              \
   OWN(w3z_g256, u3z_g256, 256, 99, PlaneFamily<ZeroBits<3, 256>>)
+// clang-format on
 
 // Element type of a source row handed to pack(). In addition to GGUF blocks, which the kinds of the
 // same name are packed from and no other source:
