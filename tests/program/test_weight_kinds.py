@@ -16,13 +16,13 @@ OTHER_ROWS = ("s8_channel", "e4m3_g128", "nvfp4")
 
 
 def test_records_and_kernels_have_the_same_kinds():
-    names = [*SEVERAL, *(name for name, *_ in OWN)]
-    assert names == [kind.name for kind in KINDS] == list(get_args(WeightKind))
+    listed = [*SEVERAL, *(name for name, *_ in OWN)]
+    assert listed == [kind.name for kind in KINDS] == list(get_args(WeightKind))
 
 
 def test_source_types_are_those_of_the_kernels():
-    names = [*(name for name, *_ in SHARED), *(source for _, source, *_ in OWN)]
-    assert names == list(get_args(SourceType))
+    listed = [*(name for name, *_ in SHARED), *(source for _, source, *_ in OWN)]
+    assert listed == list(get_args(SourceType))
 
 
 def test_kinds_with_a_source_of_their_own_are_packed_from_it():

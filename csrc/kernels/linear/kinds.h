@@ -1,6 +1,6 @@
 // The families of the list of weight kinds (CPUSERVE_WEIGHT_KINDS in kernels/table/weights.h), and
 // the kernels that this unit has for a kind. A family has
-//   kDot         what it multiplies: f32, bf16 or int8
+//   kDot         the type of its products: f32, bf16 or int8
 //   kMmla        whether it has kernels on matrix products of Arm
 //   vectors()    its kernels on vectors; tiles() on matrix tiles; products() on products of Arm
 //   read()       elements [k0, k0 + n) of a source row as fp32, if the kind has a source of its own

@@ -1,5 +1,5 @@
-// What every tile of a linear works with: its rows and weights, what it prefetches meanwhile, and
-// the width of its sums.
+// The parameters of a tile of a linear: its rows and weights, the lines that it prefetches
+// meanwhile, and the width of its sums.
 #pragma once
 #include "kernels/table.h"
 #include "kernels/vec/vec.h"

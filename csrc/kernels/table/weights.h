@@ -53,7 +53,7 @@ namespace cpuserve {
 //   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
 //   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
 //
-// The list of the kinds, one line for each; enums, names, shapes and kernels follow from it.
+// The list of the kinds, one line for each; the enums, shapes and kernels follow from it.
 //   X(name, family)     a kind that is packed from several types of source rows
 //   OWN(name, source, weights, bytes, family)
 //     a kind that keeps the codes of blocks, which no other kind is packed from; weights and bytes

@@ -1,4 +1,4 @@
-// The kinds with a scale for every 16 to 128 of K on matrix tiles: the sums of a group leave the
+// The kinds with a scale for every 32 to 256 of K on matrix tiles: the sums of a group leave the
 // tiles, and vectors add them to fp32 sums while the tiles compute the next groups.
 #pragma once
 #include "kernels/linear/tiles/unpack.h"
