@@ -5,8 +5,8 @@
 namespace CPUSERVE_NS {
 
 constexpr int kChunkBlocks = kChunk / kBlock;
-constexpr int kSlack = 64;
-constexpr int kValueSpan = 64;
+constexpr int kSlack = 64;      // floats after the scores that a last strip may touch
+constexpr int kValueSpan = 64;  // keys after which strips of columns alternate in decode
 constexpr float kLog2E = 1.44269504f;
 
 // Vectors of keys or columns that R rows take side by side.

@@ -173,7 +173,7 @@ struct ZeroBlock {
   }
 };
 
-// Those of them that are packed into planes of bits (kernels/linear/planes.h).
+// Those of them that are packed into planes of bits (kernels/linear/plane_layout.h).
 template <int kBits, int kWeights>
 struct ZeroBits {
   using Source = ZeroBlock<kBits, kWeights>;

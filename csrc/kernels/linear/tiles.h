@@ -10,8 +10,7 @@
 // bytes or to bf16, once for all rows of a block (not w8_channel_g128 for up to 32 rows); a group's
 // sums leave the tiles, and vectors add them to fp32 sums while the tiles compute the next group.
 // Kinds of GGUF with blocks of 256 have one group for all of it: they are unpacked to codes times
-// their integer scales. Most need two bytes, so that each tile of rows enters two
-// products.
+// their integer scales. Most need two bytes, so that each tile of rows enters two products.
 #pragma once
 #include "kernels/linear/tiles/blocks.h"
 #include "kernels/linear/tiles/chains.h"
@@ -20,6 +19,7 @@
 namespace CPUSERVE_NS {
 namespace {
 
+// Runs the job of t.rows rows and 1 or 2 panels.
 template <class Kind>
 CPUSERVE_INLINE void call_job(const TileJob& t, int panels) {
   if (t.rows > kTileRows16) {
@@ -29,6 +29,7 @@ CPUSERVE_INLINE void call_job(const TileJob& t, int panels) {
   }
 }
 
+// The parameters that all jobs of a call share.
 template <class Kind>
 CPUSERVE_INLINE TileJob job_of(const LinearArgs& a) {
   TileJob t;
@@ -177,6 +178,7 @@ CPUSERVE_INLINE void run_tile_pair(const LinearArgs& a, TileJob& t, bool plain, 
   }
 }
 
+// Lines of a block of K, of `lines` lines: blocks of chain kinds are equal parts.
 template <class Kind>
 CPUSERVE_INLINE int64_t tile_block_lines(int64_t lines) {
   if (Kind::kGroups) return Kind::kBlockLines;

@@ -20,7 +20,7 @@ namespace cpuserve {
 //   w8_channel_g128   the same bytes                               act q8g128
 //   q4_k q5_k q6_k q2_k q3_k iq4_xs   [n/16][k/256]                  act q8g256
 //   q5_0 q5_1 iq4_nl mxfp4            [n/16][k/32]                   act q8g32
-//     of GGUF types: factors and planes of bits of 16 columns, kernels/linear/planes.h; four
+//     of GGUF types: factors and planes of bits of 16 columns, linear/plane_layout.h; four
 //     bytes of a column are neighbours at every level. w = s * (value - zero) + min, where s and
 //     min of 32 or 16 weights are d * scale and -(m * least) in the types with blocks of 256.
 //   e4m3_g128   [n/16][k/128] of { fp32 scale[16]; u8 q[64][16][2] }       act bf16
