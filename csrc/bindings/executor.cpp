@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "bindings/module.h"
+#include "runtime/names.h"
 
 namespace cpuserve {
 namespace {

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/module.h"
+#include "runtime/names.h"
 
 namespace cpuserve {
 

@@ -8,6 +8,8 @@
 
 namespace cpuserve {
 
+inline float sigmoid(float x) noexcept { return 1.0f / (1.0f + std::exp(-x)); }
+
 // Makes the positive time step of a recurrent layer from the computed value.
 inline float softplus(float x) noexcept { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 

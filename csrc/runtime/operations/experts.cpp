@@ -1,12 +1,16 @@
-// The operations of mixtures of experts in a step.
+// The operations of mixtures of experts, and of adapters.
 #include <algorithm>
 #include <cstring>
 
+#include "base/check.h"
+#include "runtime/operations/checks.h"
 #include "runtime/worker.h"
 
 namespace cpuserve {
 namespace {
 
+// Expert ids are stored in rows of floats, which are exact far beyond this.
+constexpr int32_t kMostExperts = 4096;
 constexpr int64_t kClaims = 16;  // per thread; so many even out the end of an operation
 
 // sums[i] += w * from[i]: the product is rounded before it is added.
@@ -18,6 +22,130 @@ void add_weighted(float* sums, const uint16_t* from, float w, int64_t n) noexcep
 }
 
 }  // namespace
+
+// The first of the experts' biases in packed column order, which follow one another.
+Id Program::expert_biases(const std::vector<Id>& biases, const Matrix& m) {
+  Id first = kNone;
+  for (size_t e = 0; e < biases.size(); e++) {
+    check_argument(biases[e] == biases[0] + static_cast<Id>(e), "expert_linear: bias ", e,
+                   " does not follow that of the expert before");
+    check_argument(vector(biases[e]).count == m.n, "expert_linear: bias ", e, " has ",
+                   vector(biases[e]).count, " elements, not ", m.n);
+    const Id packed = m.glu ? pack_bias(biases[e], m) : biases[e];
+    if (e == 0) first = packed;
+  }
+  return first;
+}
+
+// The experts, or adapters, of a routing, which must come from the last op that makes one.
+Program::Experts Program::experts_of(Id routing, const char* role) const {
+  Id last = kNone;
+  Experts experts{};
+  for (const Op& op : ops_) {
+    if (const auto* r = std::get_if<RouteOp>(&op)) {
+      last = r->out;
+      experts = {r->experts, r->chosen};
+    } else if (const auto* a = std::get_if<AdapterOp>(&op)) {
+      last = a->out;
+      experts = {a->adapters, 1};
+    }
+  }
+  check_argument(last != kNone && last == routing, role, ": value ", routing,
+                 " is not the routing of the last route op");
+  return experts;
+}
+
+// A value with one row for each token and expert of a routing.
+const Value& Program::routed_value(Id id, Id routing, const char* role) const {
+  const int32_t chosen = experts_of(routing, role).chosen;
+  const Value& v = value(id);
+  check_argument(v.copies == chosen, role, ": value ", v.name, " has ", v.copies,
+                 " rows for each token, not ", chosen);
+  return v;
+}
+
+void Program::route(const RouteOp& op) {
+  check_tokens("route", {op.x, op.out});
+  check_argument(op.experts >= 1 && op.experts <= kMostExperts, "route: ", op.experts,
+                 " experts are not between 1 and ", kMostExperts);
+  check_argument(op.chosen >= 1 && op.chosen <= op.experts, "route: cannot choose ", op.chosen,
+                 " of ", op.experts, " experts");
+  check_argument(f32_value(op.x, "route x").width == op.experts, "route: x has width ",
+                 value(op.x).width, ", but there are ", op.experts, " experts");
+  check_argument(f32_value(op.out, "route out").width == 2 * op.chosen,
+                 "route: out must hold an id and a weight for each chosen expert");
+  check_vector(op.bias, op.experts, "router bias");
+  check_vector(op.factors, op.experts, "factors of experts");
+  check_argument(op.groups >= 1 && op.experts % op.groups == 0, "route: ", op.experts,
+                 " experts are not ", op.groups, " equal groups");
+  const int32_t size = op.experts / op.groups;
+  check_argument(op.kept >= 1 && op.kept <= op.groups && op.kept * size >= op.chosen &&
+                     op.best >= 1 && op.best <= std::min(size, 2),
+                 "route: cannot choose ", op.chosen, " experts from ", op.kept, " groups of ", size,
+                 " by their best ", op.best);
+  ops_.emplace_back(op);
+}
+
+void Program::adapter(const AdapterOp& op) {
+  check_tokens("adapter", {op.out});
+  check_argument(adapters_ == 0, "a program can have only one adapter op");
+  check_argument(op.adapters >= 1 && op.adapters <= kMostExperts, "adapter: ", op.adapters,
+                 " adapters are not between 1 and ", kMostExperts);
+  check_argument(f32_value(op.out, "adapter out").width == 2,
+                 "adapter: out must hold an id and a weight");
+  check_argument(op.scales != kNone, "adapter: the scales are missing");
+  check_vector(op.scales, op.adapters, "adapter scales");
+  adapters_ = op.adapters;
+  ops_.emplace_back(op);
+}
+
+void Program::spread(const SpreadOp& op) {
+  check_tokens("spread", {op.x});
+  const Value &x = value(op.x), &out = routed_value(op.out, op.routing, "spread out");
+  check_argument(x.width == out.width && x.format == out.format,
+                 "spread: x and out differ in width or format");
+  ops_.emplace_back(op);
+}
+
+void Program::expert_linear(ExpertLinearOp op, const std::vector<Id>& matrices,
+                            const std::vector<Id>& biases, bool glu) {
+  routed_value(op.x, op.routing, "expert_linear x");
+  const Value& out = routed_value(op.out, op.routing, "expert_linear out");
+  const int32_t experts = experts_of(op.routing, "expert_linear").count;
+  check_argument(static_cast<int32_t>(matrices.size()) == experts,
+                 "expert_linear: ", matrices.size(), " matrices for ", experts, " experts");
+  check_argument(biases.empty() || biases.size() == matrices.size(),
+                 "expert_linear: ", biases.size(), " biases for ", experts, " experts");
+  check_gated("expert_linear", op.activation, glu);
+  op.first = matrices[0];
+  op.experts = experts;
+  const Matrix& one = matrix(op.first);
+  for (size_t e = 0; e < matrices.size(); e++) {
+    const Matrix& m = matrix(matrices[e]);
+    check_argument(matrices[e] == op.first + static_cast<Id>(e), "expert_linear: matrix ", m.name,
+                   " does not follow that of the expert before");
+    check_argument(m.n == one.n && m.k == one.k && m.kind == one.kind && m.glu == glu,
+                   "expert_linear: matrices ", one.name, " and ", m.name, " differ in shape");
+    set_grain(matrices[e], out.format);
+  }
+  check_multiplies(op.x, one);
+  check_argument(op.x != op.out && one.out_width() == out.width, "expert_linear: value ", out.name,
+                 " has width ", out.width, ", not ", one.out_width());
+  check_argument(!whole_row(out.format), "expert_linear: value ", out.name,
+                 " has scales wider than a tile; only convert can write such rows");
+  op.bias = expert_biases(biases, one);
+  ops_.emplace_back(op);
+}
+
+void Program::combine(const CombineOp& op) {
+  const Value& x = routed_value(op.x, op.routing, "combine x");
+  check_tokens("combine", {op.out});
+  check_argument(x.format == ActFormat::f32 || x.format == ActFormat::bf16, "combine: x, value ",
+                 x.name, ", must be f32 or bf16");
+  check_argument(x.width == f32_value(op.out, "combine out").width,
+                 "combine: x and out differ in width");
+  ops_.emplace_back(op);
+}
 
 void Executor::Worker::operator()(const RouteOp& op) noexcept {
   const Range mine = share(tokens());
