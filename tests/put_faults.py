@@ -286,7 +286,7 @@ FAULTS = [
     ),
     Fault(
         "csrc/runtime/operations/logits.cpp",
-        "      if (wanted >= 0) e.sampler_.append(in.row_slot[r], wanted);\n",
+        "      if (wanted >= 0) w.sampler().append(in.row_slot[r], wanted);\n",
         "",
         "ctest test_executor",
     ),
@@ -442,9 +442,9 @@ FAULTS = [
         f"{KV} -k gets_back",
     ),
     Fault(
-        "csrc/runtime/operations/attention.cpp",
-        "e.table(u.seq, e.kv_.group(op.layer))",
-        "e.table(u.seq, 0)",
+        "csrc/runtime/worker.h",
+        "e.table(seq, e.kv_.group(layer))",
+        "e.table(seq, 0 * layer)",
         "tests/runtime/test_cache_groups.py -k no_bit",
     ),
     # --- block tables that executors keep -----------------------------------------------------
@@ -901,9 +901,9 @@ FAULTS = [
         "ctest test_executor",
     ),
     Fault(
-        "csrc/runtime/accesses.cpp",
-        "{own(o.q), own(o.qkv), any(kCache)}",
-        "{any(o.q), any(o.qkv), any(kCache)}",
+        "csrc/runtime/operations/attention.h",
+        "{own(op.q), own(op.qkv), any(kCache)}",
+        "{any(op.q), any(op.qkv), any(kCache)}",
         "tests/runtime/test_barriers.py",
     ),
     Fault(

@@ -9,27 +9,6 @@
 
 namespace cpuserve {
 
-// Data that operations read and write like values, although the program has no value for it.
-constexpr Id kRouting = -2;  // places of routed rows
-constexpr Id kCache = -3;    // keys and values
-constexpr Id kQueue = -4;    // of tasks: a phase of the queue serves one operation
-
-// One that an operation touches. rows > 0: threads divide `rows` rows for each token, and a thread
-// touches its own rows alone. 0: a thread may touch any row.
-struct Access {
-  Id id;
-  int64_t rows;
-};
-
-struct Accesses {
-  std::vector<Access> reads, writes;  // a value changed in place is in both
-
-  bool claim() const;  // whether threads claim tasks
-};
-
-// Executor::tap reports reads in the same order.
-Accesses accesses_of(const Op& op, const Program& program);
-
 // Whether an operation ends with a barrier, so that all of its results are there for the next one.
 inline bool ends_with_barrier(const Op& op) { return std::holds_alternative<RouteOp>(op); }
 

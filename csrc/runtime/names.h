@@ -2,7 +2,8 @@
 #pragma once
 #include <string>
 
-#include "runtime/program.h"
+#include "kernels/table.h"
+#include "runtime/operations/experts.h"
 
 namespace cpuserve {
 

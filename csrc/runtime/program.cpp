@@ -24,42 +24,6 @@ Id last_id(size_t size) { return static_cast<Id>(size) - 1; }
 
 }  // namespace
 
-const char* op_name(const Op& op) {
-  struct Namer {
-    const char* operator()(const EmbedOp&) { return "embed"; }
-    const char* operator()(const PositionEmbedOp&) { return "position_embed"; }
-    const char* operator()(const NormOp& o) { return o.centered ? "layer_norm" : "rms_norm"; }
-    const char* operator()(const PartNormOp&) { return "part_norm"; }
-    const char* operator()(const ConvertOp&) { return "convert"; }
-    const char* operator()(const LinearOp&) { return "linear"; }
-    const char* operator()(const RouteOp&) { return "route"; }
-    const char* operator()(const AdapterOp&) { return "adapter"; }
-    const char* operator()(const SpreadOp&) { return "spread"; }
-    const char* operator()(const ExpertLinearOp&) { return "expert_linear"; }
-    const char* operator()(const CombineOp&) { return "combine"; }
-    const char* operator()(const RopeStoreOp&) { return "rope_store_kv"; }
-    const char* operator()(const HeadLinearOp&) { return "head_linear"; }
-    const char* operator()(const LatentStoreOp&) { return "latent_store_kv"; }
-    const char* operator()(const AttentionOp&) { return "attention"; }
-    const char* operator()(const SplitGatesOp&) { return "split_gates"; }
-    const char* operator()(const GateOp&) { return "gate"; }
-    const char* operator()(const GatedNormOp&) { return "gated_norm"; }
-    const char* operator()(const GatedDeltaOp&) { return "gated_delta"; }
-    const char* operator()(const ShortConvOp&) { return "short_conv"; }
-    const char* operator()(const Mamba2Op&) { return "mamba2"; }
-    const char* operator()(const AddOp&) { return "add"; }
-    const char* operator()(const ScaleOp&) { return "scale"; }
-    const char* operator()(const ColumnsOp&) { return "columns"; }
-    const char* operator()(const MixPartsOp&) { return "mix_parts"; }
-    const char* operator()(const MatchRmsOp&) { return "match_rms"; }
-    const char* operator()(const KeepTopOp&) { return "keep_top"; }
-    const char* operator()(const ActivationOp&) { return "activation"; }
-    const char* operator()(const LogitsOp&) { return "logits"; }
-    const char* operator()(const HiddenOp&) { return "hidden"; }
-  };
-  return std::visit(Namer{}, op);
-}
-
 int64_t Matrix::panels() const {
   if (gathered) return 0;
   const auto ceil_panels = [](int64_t rows) { return (rows + kPanel - 1) / kPanel; };
@@ -195,6 +159,15 @@ Id Program::pack_bias(Id bias, const Matrix& m) {
 void Program::set_grain(Id id, ActFormat out) {
   Matrix& m = matrices_[static_cast<size_t>(id)];
   m.grain = std::max(m.grain, int64_t{m.glu ? 2 : 1} * (quantized(out) ? 2 : 1));
+}
+
+Id Program::add_state(const StateLayer& layer) {
+  states_.push_back(layer);
+  return last_id(states_.size());
+}
+
+void Program::set_columns(Id id, int64_t columns) {
+  vectors_[static_cast<size_t>(id)].columns = columns;
 }
 
 int64_t Program::state_bytes() const {

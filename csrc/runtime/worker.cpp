@@ -11,7 +11,7 @@ namespace cpuserve {
 // they have passed the barrier in between.
 //
 // While ops are timed, each one ends with a barrier.
-bool Executor::Worker::walk(int64_t first, int64_t last) noexcept {
+bool Worker::walk(int64_t first, int64_t last) noexcept {
   const std::vector<Op>& ops = e.program_->ops();
   const bool timing = e.profiling_;
   int64_t before = timing ? now_ns() : 0, turn = 0;
@@ -38,15 +38,26 @@ bool Executor::Worker::walk(int64_t first, int64_t last) noexcept {
     }
     if (is_idle(ops[static_cast<size_t>(i)])) continue;
     op = static_cast<size_t>(i);
-    std::visit(*this, ops[op]);
+    run(ops[op]);
     ran = timing || !ends_with_barrier(ops[op]);
   }
   return !ran || meet(last, last);
 }
 
+void Worker::run(const Op& op) noexcept {
+  std::visit([this](const auto& o) { cpuserve::run(o, *this); }, op);
+}
+
+bool Worker::is_idle(const Op& op) const noexcept {
+  const auto* combine = std::get_if<CombineOp>(&op);  // that does not add writes zeros
+  const bool routed = std::holds_alternative<SpreadOp>(op) ||
+                      std::holds_alternative<ExpertLinearOp>(op) || (combine && combine->add);
+  return routed && e.routing_.rows() == 0;
+}
+
 // None where cores are unequal, because a slow one would hold up all others, and no Spread of a
 // mapped file, because threads share the calls that ask the system to read it.
-int64_t Executor::Worker::end_of_light(int64_t first, int64_t last) const noexcept {
+int64_t Worker::end_of_light(int64_t first, int64_t last) const noexcept {
   if (tokens() > 1 || e.profiling_ || !e.team_->speeds().equal()) return first;
   const auto is_light = [&](size_t i) {
     const bool asks = e.weights_.mapped() && std::holds_alternative<SpreadOp>(e.program_->ops()[i]);
@@ -56,17 +67,17 @@ int64_t Executor::Worker::end_of_light(int64_t first, int64_t last) const noexce
   return first;
 }
 
-void Executor::Worker::run_alone(int64_t first, int64_t last) noexcept {
+void Worker::run_alone(int64_t first, int64_t last) noexcept {
   alone = true;
   for (int64_t i = first; i < last; i++) {
     op = static_cast<size_t>(i);
-    if (!is_idle(e.program_->ops()[op])) std::visit(*this, e.program_->ops()[op]);
+    if (!is_idle(e.program_->ops()[op])) run(e.program_->ops()[op]);
   }
   alone = false;
 }
 
-Executor::Worker::Product Executor::Worker::product(Id id, const Rows& x, const Epilogue& ep,
-                                                    uint8_t* work) const noexcept {
+Worker::Product Worker::product(Id id, const Rows& x, const Epilogue& ep,
+                                uint8_t* work) const noexcept {
   const Matrix& m = matrix(id);
   LinearArgs args{};
   args.x_stride = x.stride;
@@ -78,13 +89,13 @@ Executor::Worker::Product Executor::Worker::product(Id id, const Rows& x, const 
           m.panels_of(e.team_->ranks().share(m.units(), crew.rank)), args};
 }
 
-LinearPlan Executor::Worker::Product::plan(int64_t rows, int threads) const noexcept {
+LinearPlan Worker::Product::plan(int64_t rows, int threads) const noexcept {
   return LinearPlan(LinearShape::of(kernel, args.sizes, rows, args.x_stride, args.terms,
                                     panels.size(), matrix.grain, matrix.panel_bytes, threads));
 }
 
-void Executor::Worker::Product::run(const PackedWeight& w, int64_t row0,
-                                    const LinearTask& task) const noexcept {
+void Worker::Product::run(const PackedWeight& w, int64_t row0,
+                          const LinearTask& task) const noexcept {
   LinearArgs a = args;
   a.w = &w;
   a.x = row_of(x, row0 + task.row0);
@@ -95,7 +106,7 @@ void Executor::Worker::Product::run(const PackedWeight& w, int64_t row0,
   kernel.run(a);
 }
 
-void Executor::Worker::multiply(Id id, const Rows& x, int64_t m, const Epilogue& ep) noexcept {
+void Worker::multiply(Id id, const Rows& x, int64_t m, const Epilogue& ep) noexcept {
   const Product p = product(id, x, ep, scratch);
   const PackedWeight& w = e.weights_.matrix(id, crew.rank);
   const LinearPlan plan = p.plan(m, crew.size);

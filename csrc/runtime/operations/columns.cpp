@@ -29,85 +29,19 @@ float square(float x) noexcept { return x * x; }
 
 }  // namespace
 
-void Program::gate(const GateOp& op) {
-  check_tokens("gate", {op.x, op.out});
-  const int64_t gates = op.single ? 1 : f32_value(op.out, "gate out").width;
-  f32_value(op.out, "gate out");
+void prepare(const GateOp& op, const Program& p) {
+  p.check_tokens("gate", {op.x, op.out});
+  const int64_t gates = op.single ? 1 : p.f32_value(op.out, "gate out").width;
+  p.f32_value(op.out, "gate out");
   check_argument(
-      op.x != op.out && op.column >= 0 && op.column + gates <= f32_value(op.x, "gate x").width,
-      "gate: x has width ", value(op.x).width, ", which does not hold ", gates,
+      op.x != op.out && op.column >= 0 && op.column + gates <= p.f32_value(op.x, "gate x").width,
+      "gate: x has width ", p.value(op.x).width, ", which does not hold ", gates,
       " gates from column ", op.column, " on");
-  ops_.emplace_back(op);
 }
 
-void Program::add(const AddOp& op) {
-  check_tokens("add", {op.x, op.out});
-  check_columns(op.out, op.column, f32_value(op.x, "add x").width, "add out");
-  ops_.emplace_back(op);
-}
-
-void Program::scale(const ScaleOp& op) {
-  check_tokens("scale", {op.x});
-  const int64_t width = f32_value(op.x, "scale x").width;
-  check_argument(op.factor != kNone, "scale: the factor is missing");
-  check_vector(op.factor, vector(op.factor).count == 1 ? 1 : width, "scale factor");
-  ops_.emplace_back(op);
-}
-
-void Program::columns(const ColumnsOp& op) {
-  check_tokens("columns", {op.x, op.out});
-  int64_t width = f32_value(op.out, "columns out").width;
-  if (op.more != kNone) {
-    check_tokens("columns", {op.more});
-    width -= f32_value(op.more, "columns more").width;
-  }
-  check_argument(width >= 1, "columns: out has no columns for those of x");
-  check_columns(op.x, op.column, width, "columns x");
-  check_argument(op.x != op.out && op.more != op.out, "columns: out must not be an input");
-  ops_.emplace_back(op);
-}
-
-void Program::mix_parts(const MixPartsOp& op) {
-  check_tokens("mix_parts", {op.x, op.gates});
-  const int64_t width = f32_value(op.x, "mix_parts x").width;
-  check_argument(op.parts >= 1 && op.parts <= kMaxParts && width % op.parts == 0,
-                 "mix_parts: ", width, " columns cannot form ", op.parts,
-                 " equal parts, of at most ", kMaxParts);
-  check_argument(op.active >= 0 && op.active < op.parts, "mix_parts: there is no part ", op.active);
-  int64_t rows = op.parts;
-  if (op.target == kNone) {
-    rows *= op.parts;
-  } else {
-    check_tokens("mix_parts", {op.target});
-    check_argument(f32_value(op.target, "mix_parts target").width == width / op.parts,
-                   "mix_parts: the target has width ", value(op.target).width,
-                   ", not that of a part, ", width / op.parts);
-  }
-  check_argument(op.x != op.gates && op.x != op.target, "mix_parts: x must not be another input");
-  check_argument(op.weight != kNone, "mix_parts: the weight is missing");
-  check_vector(op.weight, rows * f32_value(op.gates, "mix_parts gates").width, "mix_parts weight");
-  ops_.emplace_back(op);
-}
-
-void Program::match_rms(const MatchRmsOp& op) {
-  check_tokens("match_rms", {op.x, op.like});
-  const int64_t width = f32_value(op.x, "match_rms x").width;
-  check_argument(op.x != op.like && width % f32_value(op.like, "match_rms like").width == 0,
-                 "match_rms: ", width, " columns are not parts of ", value(op.like).width);
-  check_argument(op.floor > 0.0f, "match_rms: the floor must be positive, not ", op.floor);
-  ops_.emplace_back(op);
-}
-
-void Program::keep_top(const KeepTopOp& op) {
-  check_tokens("keep_top", {op.x});
-  check_argument(op.width >= 1, "keep_top: there must be at least 1 column, not ", op.width);
-  check_columns(op.x, 0, op.width, "keep_top x");
-  ops_.emplace_back(op);
-}
-
-void Executor::Worker::operator()(const GateOp& op) noexcept {
-  const Rows &x = value(op.x), &out = value(op.out);
-  const Range mine = share(tokens());
+void run(const GateOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &out = w.value(op.out);
+  const Range mine = w.share(w.tokens());
   for (int64_t t = mine.begin; t < mine.end; t++) {
     const float* gates = floats_of(x, t) + op.column;
     float* to = floats_of(out, t);
@@ -122,51 +56,97 @@ void Executor::Worker::operator()(const GateOp& op) noexcept {
   }
 }
 
-void Executor::Worker::operator()(const AddOp& op) noexcept {
-  const Range rows = share(tokens());
-  Rows out = value(op.out);
-  out.data = static_cast<float*>(out.data) + op.column;
-  out.width = value(op.x).width;
-  if (rows.size() > 0) e.table_->add({value(op.x), out, rows.begin, rows.end});
+void prepare(const AddOp& op, const Program& p) {
+  p.check_tokens("add", {op.x, op.out});
+  p.check_columns(op.out, op.column, p.f32_value(op.x, "add x").width, "add out");
 }
 
-void Executor::Worker::operator()(const ScaleOp& op) noexcept {
-  const Rows& x = value(op.x);
-  const float* factors = vector(op.factor);
-  const bool single = e.program_->vectors()[static_cast<size_t>(op.factor)].count == 1;
-  const Range rows = share(tokens());
+void run(const AddOp& op, Worker& w) noexcept {
+  const Range rows = w.share(w.tokens());
+  Rows out = w.value(op.out);
+  out.data = static_cast<float*>(out.data) + op.column;
+  out.width = w.value(op.x).width;
+  if (rows.size() > 0) w.kernels().add({w.value(op.x), out, rows.begin, rows.end});
+}
+
+void prepare(const ScaleOp& op, const Program& p) {
+  p.check_tokens("scale", {op.x});
+  const int64_t width = p.f32_value(op.x, "scale x").width;
+  check_argument(op.factor != kNone, "scale: the factor is missing");
+  p.check_vector(op.factor, p.vector(op.factor).count == 1 ? 1 : width, "scale factor");
+}
+
+void run(const ScaleOp& op, Worker& w) noexcept {
+  const Rows& x = w.value(op.x);
+  const float* factors = w.vector(op.factor);
+  const bool single = w.program().vectors()[static_cast<size_t>(op.factor)].count == 1;
+  const Range rows = w.share(w.tokens());
   for (int64_t t = rows.begin; t < rows.end; t++) {
     float* to = floats_of(x, t);
     for (int64_t i = 0; i < x.width; i++) to[i] *= factors[single ? 0 : i];
   }
 }
 
-void Executor::Worker::operator()(const ColumnsOp& op) noexcept {
-  const Rows& out = value(op.out);
-  const int64_t more = op.more == kNone ? 0 : value(op.more).width, own = out.width - more;
-  const Range mine = share(tokens());
+void prepare(const ColumnsOp& op, const Program& p) {
+  p.check_tokens("columns", {op.x, op.out});
+  int64_t width = p.f32_value(op.out, "columns out").width;
+  if (op.more != kNone) {
+    p.check_tokens("columns", {op.more});
+    width -= p.f32_value(op.more, "columns more").width;
+  }
+  check_argument(width >= 1, "columns: out has no columns for those of x");
+  p.check_columns(op.x, op.column, width, "columns x");
+  check_argument(op.x != op.out && op.more != op.out, "columns: out must not be an input");
+}
+
+void run(const ColumnsOp& op, Worker& w) noexcept {
+  const Rows& out = w.value(op.out);
+  const int64_t more = op.more == kNone ? 0 : w.value(op.more).width, own = out.width - more;
+  const Range mine = w.share(w.tokens());
   for (int64_t t = mine.begin; t < mine.end; t++) {
     float* to = floats_of(out, t);
-    std::copy_n(floats_of(value(op.x), t) + op.column, own, to);
-    if (more > 0) std::copy_n(floats_of(value(op.more), t), more, to + own);
+    std::copy_n(floats_of(w.value(op.x), t) + op.column, own, to);
+    if (more > 0) std::copy_n(floats_of(w.value(op.more), t), more, to + own);
   }
 }
 
-void Executor::Worker::operator()(const MixPartsOp& op) noexcept {
-  const Rows &x = value(op.x), &gates = value(op.gates);
+void prepare(const MixPartsOp& op, const Program& p) {
+  p.check_tokens("mix_parts", {op.x, op.gates});
+  const int64_t width = p.f32_value(op.x, "mix_parts x").width;
+  check_argument(op.parts >= 1 && op.parts <= kMaxParts && width % op.parts == 0,
+                 "mix_parts: ", width, " columns cannot form ", op.parts,
+                 " equal parts, of at most ", kMaxParts);
+  check_argument(op.active >= 0 && op.active < op.parts, "mix_parts: there is no part ", op.active);
+  int64_t rows = op.parts;
+  if (op.target == kNone) {
+    rows *= op.parts;
+  } else {
+    p.check_tokens("mix_parts", {op.target});
+    check_argument(p.f32_value(op.target, "mix_parts target").width == width / op.parts,
+                   "mix_parts: the target has width ", p.value(op.target).width,
+                   ", not that of a part, ", width / op.parts);
+  }
+  check_argument(op.x != op.gates && op.x != op.target, "mix_parts: x must not be another input");
+  check_argument(op.weight != kNone, "mix_parts: the weight is missing");
+  p.check_vector(op.weight, rows * p.f32_value(op.gates, "mix_parts gates").width,
+                 "mix_parts weight");
+}
+
+void run(const MixPartsOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &gates = w.value(op.gates);
   const int64_t parts = op.parts, width = x.width / parts, k = gates.width;
   const bool targeted = op.target != kNone;
   const int64_t count = targeted ? parts : parts * parts;
-  const Range mine = share(tokens());
+  const Range mine = w.share(w.tokens());
   for (int64_t t = mine.begin; t < mine.end; t++) {
     float* row = floats_of(x, t);
-    const float *gate = floats_of(gates, t), *weight = vector(op.weight);
+    const float *gate = floats_of(gates, t), *weight = w.vector(op.weight);
     float c[kMaxParts * kMaxParts] = {};
     for (int64_t j = 0; j < k; j++) {
       const float g = std::tanh(gate[j]);
       for (int64_t i = 0; i < count; i++) c[i] += weight[i * k + j] * g;
     }
-    const float* target = targeted ? floats_of(value(op.target), t) : nullptr;
+    const float* target = targeted ? floats_of(w.value(op.target), t) : nullptr;
     for (int64_t at = 0; at < width; at += kPiece) {
       const int64_t n = std::min(kPiece, width - at);
       float was[kMaxParts][kPiece];
@@ -187,9 +167,17 @@ void Executor::Worker::operator()(const MixPartsOp& op) noexcept {
   }
 }
 
-void Executor::Worker::operator()(const MatchRmsOp& op) noexcept {
-  const Rows &x = value(op.x), &like = value(op.like);
-  const Range mine = share(tokens());
+void prepare(const MatchRmsOp& op, const Program& p) {
+  p.check_tokens("match_rms", {op.x, op.like});
+  const int64_t width = p.f32_value(op.x, "match_rms x").width;
+  check_argument(op.x != op.like && width % p.f32_value(op.like, "match_rms like").width == 0,
+                 "match_rms: ", width, " columns are not parts of ", p.value(op.like).width);
+  check_argument(op.floor > 0.0f, "match_rms: the floor must be positive, not ", op.floor);
+}
+
+void run(const MatchRmsOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &like = w.value(op.like);
+  const Range mine = w.share(w.tokens());
   for (int64_t t = mine.begin; t < mine.end; t++) {
     const float wanted = std::sqrt(mean_of(floats_of(like, t), like.width, square));
     for (int64_t at = 0; at < x.width; at += like.width) {
@@ -200,10 +188,16 @@ void Executor::Worker::operator()(const MatchRmsOp& op) noexcept {
   }
 }
 
-void Executor::Worker::operator()(const KeepTopOp& op) noexcept {
-  const Range mine = share(tokens());
+void prepare(const KeepTopOp& op, const Program& p) {
+  p.check_tokens("keep_top", {op.x});
+  check_argument(op.width >= 1, "keep_top: there must be at least 1 column, not ", op.width);
+  p.check_columns(op.x, 0, op.width, "keep_top x");
+}
+
+void run(const KeepTopOp& op, Worker& w) noexcept {
+  const Range mine = w.share(w.tokens());
   for (int64_t t = mine.begin; t < mine.end; t++) {
-    float* x = floats_of(value(op.x), t);
+    float* x = floats_of(w.value(op.x), t);
     const float mean = mean_of(x, op.width, [](float v) { return v; });
     const float variance = mean_of(x, op.width, [&](float v) { return square(v - mean); });
     const float cutoff = mean + std::sqrt(variance) * op.deviations;
