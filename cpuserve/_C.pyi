@@ -73,7 +73,7 @@ class Team:
     @property
     def ranks(self) -> int: ...
     def placement(self) -> list[int]:
-        """CPU on which each thread finished its last job; -1 before its first job."""
+        """CPU on which each thread finished its last call; -1 before its first one."""
 
 class Program:
     """A lowered program under construction. Ids are small ints; values are [max_tokens, width]."""
@@ -156,7 +156,7 @@ class Executor:
         ],
         ahead: Sequence[npt.NDArray[np.uint8]] = (),
     ) -> None:
-        """Pack [(matrix, sources)] as load_matrix does, in one dispatch.
+        """Pack [(matrix, sources)] as load_matrix does, in one call of the team.
 
         ahead: parts of mapped files that the system reads meanwhile.
         """

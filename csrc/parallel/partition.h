@@ -96,7 +96,7 @@ class Ranks {
   std::vector<int> ends_;
 };
 
-// The members of one rank that take part in a job: member numbers [first, first + size).
+// The members of one rank that take part in a call: member numbers [first, first + size).
 struct Crew {
   int rank, first, size;
 };
@@ -114,7 +114,7 @@ class WorkQueue {
   explicit WorkQueue(int threads)
       : capacity_(threads), cursors_(new Cursor[kSets * size(threads)]) {}
 
-  // To be called between dispatches when the number of threads that claim work changes.
+  // To be called between calls of a team when the number of threads that claim work changes.
   void reset() noexcept {
     for (size_t i = 0; i < kSets * size(capacity_); i++) {
       cursors_[i].next.store(0, std::memory_order_relaxed);

@@ -337,7 +337,7 @@ void Team::lead(const std::function<void()>& main) noexcept {
 
 void Team::work(int thread) noexcept {
   Slot& slot = slots_[static_cast<size_t>(thread)];
-  // Not read from epoch_: the first job may be dispatched before this thread gets here.
+  // Not read from epoch_: the first call may begin before this thread gets here.
   uint64_t seen = first_epoch_;
   while (true) {
     const uint64_t call = recall_.load();
@@ -353,21 +353,21 @@ void Team::work(int thread) noexcept {
     // Either this thread takes part only from a later epoch on, or it is late for an epoch that ran
     // without it.
     if (seen < slot.joins.load(std::memory_order_acquire)) continue;
-    run_job(slot, job_threads_);
+    run_call(slot, call_threads_);
     barrier_.arrive(slot.complex);
   }
 }
 
-void Team::run_job(Slot& slot, int threads) noexcept {
+void Team::run_call(Slot& slot, int threads) noexcept {
   const int64_t wall = now_ns(), cpu = thread_cpu_ns(), asleep = slot.in_step.asleep_ns;
   const PlainFloats plain;
-  job_.call(job_.context, slot.member, threads);
+  call_.function(call_.context, slot.member, threads);
   const int64_t idle = (now_ns() - wall) - (thread_cpu_ns() - cpu);
   slot.lost_ns.store(idle - (slot.in_step.asleep_ns - asleep), std::memory_order_relaxed);
   slot.cpu.store(current_cpu(), std::memory_order_relaxed);
 }
 
-void Team::dispatch_job(Job job) {
+void Team::make_call(Call call) {
   if (threads_ > 1) {
     if (!running_.load(std::memory_order_relaxed)) {
       fail_system("a team of ", threads_, " threads works only inside Team.run");
@@ -379,13 +379,13 @@ void Team::dispatch_job(Job job) {
   }
   Slot& slot = slots_[0];
   const int64_t start = now_ns(), waited = slot.in_step.waited_ns;
-  job_ = job;
-  job_threads_ = members();
-  if (job_threads_ > 1) epoch_.advance();
-  run_job(slot, job_threads_);
-  if (job_threads_ > 1) barrier_.wait(slot.complex, slot.in_step, [] {});
-  job_wall_ns_ = now_ns() - start;
-  job_waited_ns_ = slot.in_step.waited_ns - waited;
+  call_ = call;
+  call_threads_ = members();
+  if (call_threads_ > 1) epoch_.advance();
+  run_call(slot, call_threads_);
+  if (call_threads_ > 1) barrier_.wait(slot.complex, slot.in_step, [] {});
+  call_wall_ns_ = now_ns() - start;
+  call_waited_ns_ = slot.in_step.waited_ns - waited;
 }
 
 void Team::adapt() noexcept {
@@ -393,7 +393,7 @@ void Team::adapt() noexcept {
     const auto i = static_cast<size_t>(t);
     lost_[i] = slots_[i].lost_ns.load(std::memory_order_relaxed);
   }
-  if (roster_.update(now_ns(), job_wall_ns_, job_waited_ns_, lost_)) change_members();
+  if (roster_.update(now_ns(), call_wall_ns_, call_waited_ns_, lost_)) change_members();
 }
 
 void Team::call_all() noexcept {
@@ -446,7 +446,7 @@ std::vector<int> Team::nodes_of_ranks() {
   if (cpus_.empty()) return out;
   call_all();
   std::vector<int> nodes(static_cast<size_t>(threads_));
-  dispatch([&](int thread, int) noexcept {
+  run_on_all([&](int thread, int) noexcept {
     nodes[static_cast<size_t>(thread)] = node_of(cpus_[static_cast<size_t>(thread)]);
   });
   for (int rank = 0; rank < ranks_.count(); rank++) {

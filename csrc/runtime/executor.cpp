@@ -282,7 +282,7 @@ bool Executor::run_ops(int64_t first, int64_t last) {
   bool finished = true;
   int64_t end_phase = phase_;
   if (std::exchange(queue_threads_, team_->members()) != team_->members()) queue_.reset();
-  team_->dispatch([&](int thread, int threads) noexcept {
+  team_->run_on_all([&](int thread, int threads) noexcept {
     Worker w{
         *this, thread, threads, team_->crew(thread), phase_, scratch_[static_cast<size_t>(thread)]};
     const bool walked = w.walk(first, last);
@@ -292,7 +292,7 @@ bool Executor::run_ops(int64_t first, int64_t last) {
   });
   phase_ = end_phase;
   // Workers stop claiming by themselves, even if the flag is set after thread 0 last read it. The
-  // dispatch has ended, so their loads are ordered before this one.
+  // call has ended, so their loads are ordered before this one.
   finished = finished && !cancelled_.load(std::memory_order_relaxed);
   if (!finished) cancelled_.store(false, std::memory_order_relaxed);
   return finished;

@@ -1,4 +1,4 @@
-// Runs forward steps of a program: one dispatch to the team per step; every worker walks
+// Runs forward steps of a program: one call of the team per step; every worker walks
 // through all ops, with barriers where one needs the results of other threads (accesses.h). The
 // constructor sizes everything but the block tables, which grow before a step runs, and a step
 // allocates nothing.
@@ -195,7 +195,7 @@ class Executor {
   Rows logit_input_{}, logits_{};
   float* partials_ = nullptr;
   WorkQueue queue_;
-  int queue_threads_ = 0;  // number that claimed in the last dispatch
+  int queue_threads_ = 0;  // number that claimed in the last call
   int64_t phase_ = 0;
 
   StepInput input_{};

@@ -151,7 +151,7 @@ void KvCache::commit_listed(Team& team) {
   constexpr size_t kPage = Buffer::kPage;
   const auto some = [](const std::vector<size_t>& pages) { return !pages.empty(); };
   if (std::none_of(pages_.begin(), pages_.end(), some)) return;
-  team.dispatch([&](int thread, int) noexcept {
+  team.run_on_all([&](int thread, int) noexcept {
     const Crew crew = team.crew(thread);
     const auto r = static_cast<size_t>(crew.rank);
     for (auto i = static_cast<size_t>(thread - crew.first); i < pages_[r].size();

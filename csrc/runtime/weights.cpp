@@ -174,7 +174,7 @@ void Weights::load_matrices(Team& team, Span<const MatrixSource> matrices,
     const Matrix& m = program_->matrices()[static_cast<size_t>(source.id)];
     check_argument(!m.gathered, "matrix ", m.name, " is gathered, and not packed");
   }
-  team.dispatch([&](int thread, int threads) {
+  team.run_on_all([&](int thread, int threads) {
     for (const Span<const uint8_t>& bytes : ahead) {
       const Range mine = split(bytes.size(), thread, threads);
       Buffer::will_need(bytes.data() + mine.begin, static_cast<size_t>(mine.size()));
@@ -219,7 +219,7 @@ void Weights::add_digest(Id id, const PackedWeight& packed, Range panels) noexce
     sum += digest(panel, packed.panel_bytes,
                   (static_cast<uint64_t>(id) << 32) + static_cast<uint64_t>(p));
   }
-  digest_.fetch_add(sum, std::memory_order_relaxed);  // read between dispatches
+  digest_.fetch_add(sum, std::memory_order_relaxed);  // read between calls
 }
 
 void Weights::read_packed(Team& team, int fd) {
@@ -230,8 +230,8 @@ void Weights::read_packed(Team& team, int fd) {
     offset = behind(offset, arena.size());
   }
   digest_.store(0, std::memory_order_relaxed);
-  std::atomic<int> failed{0};  // read after the dispatch
-  team.dispatch([&](int thread, int) {
+  std::atomic<int> failed{0};  // read after the call
+  team.run_on_all([&](int thread, int) {
     const int rank = team.crew(thread).rank;
     const Buffer& arena = matrix_arenas_[static_cast<size_t>(rank)];
     for (size_t i = 0; i < program_->matrices().size(); i++) {
