@@ -50,17 +50,18 @@ void Worker::run(const Op& op) noexcept {
 
 bool Worker::is_idle(const Op& op) const noexcept {
   const auto* combine = std::get_if<CombineOp>(&op);  // that does not add writes zeros
-  const bool routed = std::holds_alternative<SpreadOp>(op) ||
+  const bool routed = std::holds_alternative<DispatchOp>(op) ||
                       std::holds_alternative<ExpertLinearOp>(op) || (combine && combine->add);
   return routed && e.routing_.rows() == 0;
 }
 
-// None where cores are unequal, because a slow one would hold up all others, and no Spread of a
+// None where cores are unequal, because a slow one would hold up all others, and no Dispatch of a
 // mapped file, because threads share the calls that ask the system to read it.
 int64_t Worker::end_of_light(int64_t first, int64_t last) const noexcept {
   if (tokens() > 1 || e.profiling_ || !e.team_->speeds().equal()) return first;
   const auto is_light = [&](size_t i) {
-    const bool asks = e.weights_.mapped() && std::holds_alternative<SpreadOp>(e.program_->ops()[i]);
+    const bool asks =
+        e.weights_.mapped() && std::holds_alternative<DispatchOp>(e.program_->ops()[i]);
     return e.waits_.light[i] && !asks;
   };
   while (first < last && is_light(static_cast<size_t>(first))) first++;

@@ -71,14 +71,14 @@ struct Decoder {
     Program& p = program;
     const Id scores = p.add_value("scores", kExperts, ActFormat::f32);
     const Id routing = p.add_value("routing", 2 * kChosen, ActFormat::f32);
-    const Id spread = p.add_value("spread", kWidth, ActFormat::f32, kChosen);
+    const Id dispatched = p.add_value("dispatched", kWidth, ActFormat::f32, kChosen);
     const Id inner = p.add_value("inner", kHidden, ActFormat::f32, kChosen);
     const Id result = p.add_value("result", kWidth, ActFormat::f32, kChosen);
     p.add(RmsNormOp{x, h, vector("mixture norm", kWidth), 1e-5f});
     p.add(LinearOp{h, scores, matrix("router", kExperts, kWidth, {kExperts}), kNone,
                    Activation::none, false, false, 0});
     p.add(RouteOp{scores, routing, kExperts, kChosen, Score::softmax, true, 1.0f, kNone});
-    p.add(SpreadOp{h, routing, spread});
+    p.add(DispatchOp{h, routing, dispatched});
     std::vector<Id> in, out;
     for (int32_t e = 0; e < kExperts; e++) {
       in.push_back(matrix("expert up", 2 * kHidden, kWidth, {kHidden, kHidden}, true));
@@ -86,7 +86,7 @@ struct Decoder {
     for (int32_t e = 0; e < kExperts; e++) {
       out.push_back(matrix("expert down", kWidth, kHidden, {kWidth}));
     }
-    p.add(ExpertLinearOp{spread, routing, inner, in, {}, Activation::silu, true});
+    p.add(ExpertLinearOp{dispatched, routing, inner, in, {}, Activation::silu, true});
     p.add(ExpertLinearOp{inner, routing, result, out, {}, Activation::none, false});
     p.add(CombineOp{result, routing, h, false});
     p.add(ScaleOp{h, vector("factors", kWidth)});
@@ -305,7 +305,7 @@ TEST(threads_wait_only_where_one_needs_what_another_wrote) {
   // more between RoPE and attention, and one between norm and qkv.
   EXPECT(barriers_of(Decoder(), {}) == Counts(9, 10));
   // The mixture adds router, up and down to one token; a prompt has others before and after the
-  // router, after the choice, and after the rows are spread. Combine, scale and add need none.
+  // router, after the choice, and after the rows are dispatched. Combine, scale and add need none.
   EXPECT(barriers_of(Decoder(1, 0, *kernels, true), {}) == Counts(12, 17));
   // Where a slow core could be the one that all others wait for, nothing is done at barriers.
   EXPECT(barriers_of(Decoder(), {2, 1}) == Counts(10, 10));
@@ -321,7 +321,7 @@ TEST(an_operation_waits_for_others_unless_all_divide_the_same_rows) {
   EXPECT(
       found ==
       "embed rms_norm | linear | rope_store_kv | attention | linear | linear | linear | rms_norm "
-      "| linear | route spread | expert_linear | expert_linear | combine scale add | logits ");
+      "| linear | route dispatch | expert_linear | expert_linear | combine scale add | logits ");
 }
 
 TEST(ranks_never_change_a_bit) {

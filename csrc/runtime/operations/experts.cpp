@@ -143,14 +143,14 @@ void run(const AdapterOp& op, Worker& w) noexcept {
   w.routing().build(op.adapters, 1, out, w.tokens());
 }
 
-void prepare(const SpreadOp& op, const Program& p) {
-  p.check_tokens("spread", {op.x});
-  const Value &x = p.value(op.x), &out = routed_value(p, op.out, op.routing, "spread out");
+void prepare(const DispatchOp& op, const Program& p) {
+  p.check_tokens("dispatch", {op.x});
+  const Value &x = p.value(op.x), &out = routed_value(p, op.out, op.routing, "dispatch out");
   check_argument(x.width == out.width && x.format == out.format,
-                 "spread: x and out differ in width or format");
+                 "dispatch: x and out differ in width or format");
 }
 
-void run(const SpreadOp& op, Worker& w) noexcept {
+void run(const DispatchOp& op, Worker& w) noexcept {
   if (w.weights().mapped()) fetch_experts(w);
   const Rows &x = w.value(op.x), &out = w.value(op.out);
   const Range mine = w.share(w.routing().rows());

@@ -59,18 +59,18 @@ inline Accesses accesses(const AdapterOp& op, const Program&) {
 }
 
 // Copies the row of each token to the places of its experts.
-struct SpreadOp {
-  static constexpr const char* kName = "spread";
+struct DispatchOp {
+  static constexpr const char* kName = "dispatch";
   Id x, routing, out;
 
   static constexpr auto fields() {
-    return std::make_tuple(field("x", &SpreadOp::x), field("routing", &SpreadOp::routing),
-                           field("out", &SpreadOp::out));
+    return std::make_tuple(field("x", &DispatchOp::x), field("routing", &DispatchOp::routing),
+                           field("out", &DispatchOp::out));
   }
 };
-void prepare(const SpreadOp& op, const Program& p);
-void run(const SpreadOp& op, Worker& w) noexcept;
-inline Accesses accesses(const SpreadOp& op, const Program&) {
+void prepare(const DispatchOp& op, const Program& p);
+void run(const DispatchOp& op, Worker& w) noexcept;
+inline Accesses accesses(const DispatchOp& op, const Program&) {
   return {{any(op.x), any(op.routing), any(kRouting)}, {any(op.out)}};
 }
 
@@ -126,6 +126,6 @@ Experts experts_of(const Program& p, Id routing, const char* role);
 // A value with one row for each token and expert of a routing.
 const Value& routed_value(const Program& p, Id id, Id routing, const char* role);
 
-using ExpertOps = Family<RouteOp, AdapterOp, SpreadOp, ExpertLinearOp, CombineOp>;
+using ExpertOps = Family<RouteOp, AdapterOp, DispatchOp, ExpertLinearOp, CombineOp>;
 
 }  // namespace cpuserve
