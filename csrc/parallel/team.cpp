@@ -1,13 +1,8 @@
 #include "parallel/team.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <thread>
 #include <utility>
 
@@ -36,117 +31,6 @@ constexpr int64_t kSpinPassiveNs = 50'000;
 constexpr int64_t kSpinBetweenNs = 50'000, kYieldBetweenNs = 350'000;
 // With more threads than cores, the thread that we wait for may need this core.
 constexpr int64_t kYieldOversubscribedNs = 20'000;
-#if defined(__linux__)
-// Linux can be built for up to 8192 CPUs; one cpu_set_t holds only 1024.
-constexpr int kMaxCpus = 1 << 14;
-using CpuMask = std::array<cpu_set_t, kMaxCpus / CPU_SETSIZE>;
-
-bool get_affinity(CpuMask& mask) {
-  mask = {};
-  return sched_getaffinity(0, sizeof mask, mask.data()) == 0;
-}
-
-std::vector<int> allowed_cpus() {
-  CpuMask mask;
-  std::vector<int> out;
-  if (!get_affinity(mask)) return out;
-  for (int cpu = 0; cpu < kMaxCpus; cpu++) {
-    if (CPU_ISSET_S(static_cast<size_t>(cpu), sizeof mask, mask.data())) out.push_back(cpu);
-  }
-  return out;
-}
-
-// Binds the calling thread to `cpus` unless they are empty, and restores its previous CPU mask when
-// destroyed.
-class Bind {
- public:
-  explicit Bind(const std::vector<int>& cpus) {
-    if (cpus.empty()) return;
-    bound_ = get_affinity(before_);
-    CpuMask mask{};
-    for (int cpu : cpus) CPU_SET_S(static_cast<size_t>(cpu), sizeof mask, mask.data());
-    sched_setaffinity(0, sizeof mask, mask.data());
-  }
-  ~Bind() {
-    if (bound_) sched_setaffinity(0, sizeof before_, before_.data());
-  }
-  Bind(const Bind&) = delete;
-  Bind& operator=(const Bind&) = delete;
-
- private:
-  bool bound_ = false;
-  CpuMask before_;
-};
-
-int current_cpu() { return sched_getcpu(); }
-int current_node() {
-  unsigned cpu = 0, node = 0;
-  return syscall(SYS_getcpu, &cpu, &node, nullptr) == 0 ? static_cast<int>(node) : -1;
-}
-int64_t thread_cpu_ns() {
-  timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
-#else
-std::vector<int> allowed_cpus() {
-  std::vector<int> out;
-  for (unsigned cpu = 0; cpu < std::thread::hardware_concurrency(); cpu++) {
-    out.push_back(static_cast<int>(cpu));
-  }
-  return out;
-}
-struct Bind {  // the operating system places threads
-  explicit Bind(const std::vector<int>&) {}
-};
-int current_cpu() { return -1; }
-int current_node() { return -1; }
-int64_t thread_cpu_ns() { return now_ns(); }  // no thread appears to lose time, so all take part
-#endif
-
-// Returns the NUMA node of all of `cpus`, or -1 if they are on several. The calling thread visits
-// each of them.
-int node_of(const std::vector<int>& cpus) {
-  int node = -1;
-  for (int cpu : cpus) {
-    const Bind visit({cpu});
-    const int here = current_node();
-    if (cpu != cpus.front() && here != node) return -1;
-    node = here;
-  }
-  return node;
-}
-
-// Whether some threads have fewer CPUs than they are, so that one may wait for a CPU of another.
-bool share_cpus(const CpuSets& cpus) {
-  std::vector<int> all;
-  for (const std::vector<int>& mine : cpus) {
-    if (static_cast<size_t>(std::count(cpus.begin(), cpus.end(), mine)) > mine.size()) return true;
-    all.insert(all.end(), mine.begin(), mine.end());
-  }
-  std::sort(all.begin(), all.end());
-  all.erase(std::unique(all.begin(), all.end()), all.end());
-  return cpus.size() > all.size();
-}
-
-// Signals must go to the thread that runs Python: a signal that a worker thread takes does not
-// interrupt its wait for the next message. Signals that a thread causes itself, such as
-// SIGSEGV, stay unblocked: if they were blocked, the process would end without a report of where.
-class BlockSignals {
- public:
-  BlockSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    for (int own : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS}) sigdelset(&all, own);
-    pthread_sigmask(SIG_BLOCK, &all, &before_);
-  }
-  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockSignals(const BlockSignals&) = delete;
-  BlockSignals& operator=(const BlockSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 int checked_threads(int threads) {
   check_argument(threads >= 1 && threads <= 4096, "a team needs 1 to 4096 threads, not ", threads);

@@ -11,12 +11,10 @@
 
 #include "parallel/barrier.h"
 #include "parallel/partition.h"
+#include "parallel/thread_cpus.h"
 #include "parallel/thread_roster.h"
 
 namespace cpuserve {
-
-// For each thread in thread order the CPUs on which it may run.
-using CpuSets = std::vector<std::vector<int>>;
 
 class Team {
  public:
