@@ -161,7 +161,7 @@ double predict_attention(const CacheLayer& kv, const AttentionOp& op, const Sequ
 
 double predict(const Program& p, const Sequences& sequences, const Probes& probes) {
   const int64_t tokens = sequences[0].first;
-  const Waits waits = find_waits(p);
+  const BarrierPlan barriers = plan_barriers(p);
   double sum = 0;
   for (size_t i = 0; i < p.ops().size(); i++) {
     const Op& op = p.ops()[i];
@@ -182,7 +182,7 @@ double predict(const Program& p, const Sequences& sequences, const Probes& probe
     } else {
       sum += alone * static_cast<double>((tokens + 1) / 2) / static_cast<double>(tokens);
     }
-    if (tokens == 1 ? !waits.light[i] : waits.before[i]) sum += probes.barrier;
+    if (tokens == 1 ? !barriers.row_wise[i] : barriers.before[i]) sum += probes.barrier;
   }
   return sum;
 }

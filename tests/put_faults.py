@@ -895,7 +895,7 @@ FAULTS = [
     ),
     # --- C++ ----------------------------------------------------------------------------------
     Fault(
-        "csrc/runtime/accesses.cpp",
+        "csrc/runtime/barrier_plan.cpp",
         "x.id == y.id && (x.rows != y.rows || x.rows == 0)",
         "x.id == y.id && x.rows != y.rows",
         "ctest test_executor",

@@ -60,7 +60,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       limits_(
           limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0), num_states)),
       tables_(num_slots, program.table_groups()),
-      waits_(find_waits(program)),
+      barriers_(plan_barriers(program)),
       queue_(team.threads()),
       slots_(static_cast<size_t>(program.max_tokens() * program.cache_groups())),
       state_slots_(program.states().empty() ? 0 : static_cast<size_t>(program.max_tokens())),

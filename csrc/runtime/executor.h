@@ -1,5 +1,5 @@
 // Runs forward steps of a program: one call of the team per step; every worker walks
-// through all ops, with barriers where one needs the results of other threads (accesses.h). The
+// through all ops, with barriers where one needs the results of other threads (barrier_plan.h). The
 // constructor sizes everything but the block tables, which grow before a step runs, and a step
 // allocates nothing.
 #pragma once
@@ -15,8 +15,8 @@
 #include "kernels/table.h"
 #include "parallel/partition.h"
 #include "parallel/team.h"
-#include "runtime/accesses.h"
 #include "runtime/attention_plan.h"
+#include "runtime/barrier_plan.h"
 #include "runtime/block_tables.h"
 #include "runtime/kv_cache.h"
 #include "runtime/program.h"
@@ -188,7 +188,7 @@ class Executor {
   BlockTables tables_;
   std::vector<AttentionPlan> plans_;
   std::vector<int> plan_of_op_;  // by op, -1 where it is not attention
-  const Waits waits_;
+  const BarrierPlan barriers_;
 
   Buffer work_;  // per-thread scratch, logits, gathered rows, attention partials
   std::vector<uint8_t*> scratch_;

@@ -30,8 +30,8 @@ bool Worker::walk(int64_t first, int64_t last) noexcept {
     return !stop;
   };
   for (int64_t i = first; i < last; i++) {
-    if (ran && (timing || e.waits_.before[static_cast<size_t>(i)])) {
-      const int64_t end = end_of_light(i, last);
+    if (ran && (timing || e.barriers_.before[static_cast<size_t>(i)])) {
+      const int64_t end = end_of_row_wise(i, last);
       if (!meet(i, end)) return false;
       i = end;
       if (i == last) break;
@@ -57,14 +57,14 @@ bool Worker::is_idle(const Op& op) const noexcept {
 
 // None where cores are unequal, because a slow one would hold up all others, and no Dispatch of a
 // mapped file, because threads share the calls that ask the system to read it.
-int64_t Worker::end_of_light(int64_t first, int64_t last) const noexcept {
+int64_t Worker::end_of_row_wise(int64_t first, int64_t last) const noexcept {
   if (tokens() > 1 || e.profiling_ || !e.team_->speeds().equal()) return first;
-  const auto is_light = [&](size_t i) {
+  const auto one_can_do = [&](size_t i) {
     const bool asks =
         e.weights_.mapped() && std::holds_alternative<DispatchOp>(e.program_->ops()[i]);
-    return e.waits_.light[i] && !asks;
+    return e.barriers_.row_wise[i] && !asks;
   };
-  while (first < last && is_light(static_cast<size_t>(first))) first++;
+  while (first < last && one_can_do(static_cast<size_t>(first))) first++;
   return first;
 }
 

@@ -22,7 +22,7 @@ struct Worker {
   size_t op = 0;       // index of the running op
   bool alone = false;  // this thread does all of the running op
 
-  // Runs ops [first, last) with the barriers of Waits. Returns false if the step was
+  // Runs ops [first, last) with the barriers of BarrierPlan. Returns false if the step was
   // cancelled.
   bool walk(int64_t first, int64_t last) noexcept;
 
@@ -131,7 +131,7 @@ struct Worker {
  private:
   void run(const Op& op) noexcept;
   // Returns the op after those from `first` on that one thread does while the others wait.
-  int64_t end_of_light(int64_t first, int64_t last) const noexcept;
+  int64_t end_of_row_wise(int64_t first, int64_t last) const noexcept;
   void run_alone(int64_t first, int64_t last) noexcept;
 };
 

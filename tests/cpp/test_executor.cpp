@@ -313,10 +313,10 @@ TEST(threads_wait_only_where_one_needs_what_another_wrote) {
 
 TEST(an_operation_waits_for_others_unless_all_divide_the_same_rows) {
   const Decoder decoder(1, 0, *kernels, true);
-  const Waits waits = find_waits(decoder.program);
+  const BarrierPlan barriers = plan_barriers(decoder.program);
   std::string found;
-  for (size_t i = 0; i < waits.before.size(); i++) {
-    found += std::string(waits.before[i] ? "| " : "") + op_name(decoder.program.ops()[i]) + " ";
+  for (size_t i = 0; i < barriers.before.size(); i++) {
+    found += std::string(barriers.before[i] ? "| " : "") + op_name(decoder.program.ops()[i]) + " ";
   }
   EXPECT(
       found ==

@@ -9,6 +9,7 @@
 // Names of operations and fields are those of the methods of _C.Program. A family ends with the
 // list of its operations; operations.h joins the lists.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <tuple>
@@ -58,7 +59,10 @@ using AccessList = std::vector<Access>;
 struct Accesses {
   AccessList reads, writes;  // a value changed in place is in both
 
-  bool claim() const;  // whether threads claim tasks
+  bool claim() const {  // whether threads claim tasks
+    return std::any_of(writes.begin(), writes.end(),
+                       [](const Access& a) { return a.id == kQueue; });
+  }
 };
 
 constexpr Access own(Id id) { return {id, 1}; }  // a row for each token
