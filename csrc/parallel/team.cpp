@@ -105,10 +105,10 @@ Team::Team(int threads, CpuSets cpus, bool passive_waits, const std::vector<int>
       slots_(new Slot[static_cast<size_t>(threads_)]),
       barrier_(1 + *std::max_element(complexes_.begin(), complexes_.end())),
       roster_(ranks_),
-      crews_(static_cast<size_t>(threads_)),
+      rank_threads_(static_cast<size_t>(threads_)),
       lost_(static_cast<size_t>(threads_)),
       arrivals_(1 + static_cast<size_t>(*std::max_element(complexes_.begin(), complexes_.end()))) {
-  form_crews();
+  find_rank_threads();
   for (int t = 0; t < threads_; t++) {
     slots_[static_cast<size_t>(t)].complex = complexes_[static_cast<size_t>(t)];
   }
@@ -128,7 +128,7 @@ Team::Team(int threads, CpuSets cpus, bool passive_waits, const std::vector<int>
 
 void Team::configure_waits() {
   roster_.call_all();
-  form_crews();
+  find_rank_threads();
   expect_members();
   const bool shared =
       cpus_.empty() ? static_cast<size_t>(threads_) > allowed_cpus().size() : share_cpus(cpus_);
@@ -299,7 +299,7 @@ void Team::change_members() noexcept {
       slot.joins.store(next, std::memory_order_release);
     }
   }
-  form_crews();
+  find_rank_threads();
   expect_members();
   recall_.advance();
 }
@@ -312,7 +312,7 @@ void Team::expect_members() noexcept {
   barrier_.expect(arrivals_);
 }
 
-void Team::form_crews() noexcept {
+void Team::find_rank_threads() noexcept {
   const std::vector<int>& members = roster_.members();
   const int count = static_cast<int>(members.size());
   for (int first = 0, end = 0; first < count; first = end) {
@@ -320,7 +320,7 @@ void Team::form_crews() noexcept {
     const int64_t last = ranks_.threads_of(rank).end;
     while (end < count && members[static_cast<size_t>(end)] < last) end++;
     for (int m = first; m < end; m++) {
-      crews_[static_cast<size_t>(m)] = {rank, first, end - first};
+      rank_threads_[static_cast<size_t>(m)] = {rank, first, end - first};
     }
   }
 }

@@ -73,11 +73,13 @@ class Team {
   const Speeds& speeds() const { return speeds_; }
   // Inside a call: returns the members of the rank of `member`. There is always at
   // least one.
-  Crew crew(int member) const noexcept { return crews_[static_cast<size_t>(member)]; }
+  RankThreads rank_threads(int member) const noexcept {
+    return rank_threads_[static_cast<size_t>(member)];
+  }
   // Inside a call: returns the items of [0, items) that belong to `member` when the
   // items are split over the ranks, and each rank's part over its members.
   Range share(int64_t items, int member) const noexcept {
-    const Crew c = crew(member);
+    const RankThreads c = rank_threads(member);
     const Range rank = ranks_.share(items, c.rank);
     const Range mine = split(rank.size(), member - c.first, c.size);
     return {rank.begin + mine.begin, rank.begin + mine.end};
@@ -112,7 +114,7 @@ class Team {
   void make_call(Call call);
   void run_call(Slot& slot, int threads) noexcept;
   void change_members() noexcept;
-  void form_crews() noexcept;
+  void find_rank_threads() noexcept;
   void expect_members() noexcept;
   void lead(const std::function<void()>& main) noexcept;
   void work(int thread) noexcept;
@@ -138,7 +140,7 @@ class Team {
   int call_threads_ = 1;
   std::atomic<bool> stop_{false};
   ThreadRoster roster_;
-  std::vector<Crew> crews_;  // by member; published by epoch_
+  std::vector<RankThreads> rank_threads_;  // by member; published by epoch_
   std::vector<int64_t> lost_;
   std::vector<int> arrivals_;  // by core complex
   int64_t call_wall_ns_ = 0, call_waited_ns_ = 0;

@@ -283,8 +283,9 @@ bool Executor::run_ops(int64_t first, int64_t last) {
   int64_t end_phase = phase_;
   if (std::exchange(queue_threads_, team_->members()) != team_->members()) queue_.reset();
   team_->run_on_all([&](int thread, int threads) noexcept {
-    Worker w{
-        *this, thread, threads, team_->crew(thread), phase_, scratch_[static_cast<size_t>(thread)]};
+    Worker w{*this,   thread,
+             threads, team_->rank_threads(thread),
+             phase_,  scratch_[static_cast<size_t>(thread)]};
     const bool walked = w.walk(first, last);
     if (thread > 0) return;
     finished = walked;

@@ -36,7 +36,8 @@ double Executor::probe_bandwidth(double seconds) {
       for (size_t i = 0; i < program_->matrices().size(); i++) {
         const Matrix& m = program_->matrices()[i];
         const Range p = m.panels_of(team_->share(m.units(), thread));
-        const PackedWeight& w = weights_.matrix(static_cast<Id>(i), team_->crew(thread).rank);
+        const PackedWeight& w =
+            weights_.matrix(static_cast<Id>(i), team_->rank_threads(thread).rank);
         mine += table_->probe_read(w.data + static_cast<size_t>(p.begin) * m.panel_bytes,
                                    static_cast<size_t>(p.size()) * m.panel_bytes);
         if (thread == 0) advances_.add();

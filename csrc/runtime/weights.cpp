@@ -205,7 +205,7 @@ void Weights::load_table(Id id, const SourceTensor& rows) {
 
 void Weights::pack_share(const Team& team, int thread, const MatrixSource& source) noexcept {
   const Matrix& m = program_->matrices()[static_cast<size_t>(source.id)];
-  const PackedWeight& packed = matrix(source.id, team.crew(thread).rank);
+  const PackedWeight& packed = matrix(source.id, team.rank_threads(thread).rank);
   const Range panels = m.panels_of(team.share(m.units(), thread));
   pack_panels(m, packed, source.parts, panels);
   add_digest(source.id, packed, panels);
@@ -232,7 +232,7 @@ void Weights::read_packed(Team& team, int fd) {
   digest_.store(0, std::memory_order_relaxed);
   std::atomic<int> failed{0};  // read after the call
   team.run_on_all([&](int thread, int) {
-    const int rank = team.crew(thread).rank;
+    const int rank = team.rank_threads(thread).rank;
     const Buffer& arena = matrix_arenas_[static_cast<size_t>(rank)];
     for (size_t i = 0; i < program_->matrices().size(); i++) {
       const Matrix& m = program_->matrices()[i];

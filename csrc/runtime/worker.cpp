@@ -87,7 +87,7 @@ Worker::Product Worker::product(Id id, const Rows& x, const Epilogue& ep,
   args.terms = two_terms(x.format) ? 2 : 1;
   args.sizes = e.work_sizes_;
   return {e.table_->linear[static_cast<int>(m.kind)], m, x,
-          m.panels_of(e.team_->ranks().share(m.units(), crew.rank)), args};
+          m.panels_of(e.team_->ranks().share(m.units(), peers.rank)), args};
 }
 
 LinearPlan Worker::Product::plan(int64_t rows, int threads) const noexcept {
@@ -109,9 +109,9 @@ void Worker::Product::run(const PackedWeight& w, int64_t row0,
 
 void Worker::multiply(Id id, const Rows& x, int64_t m, const Epilogue& ep) noexcept {
   const Product p = product(id, x, ep, scratch);
-  const PackedWeight& w = e.weights_.matrix(id, crew.rank);
-  const LinearPlan plan = p.plan(m, crew.size);
-  drain(crew, plan.tasks(), plan.chunk(),
+  const PackedWeight& w = e.weights_.matrix(id, peers.rank);
+  const LinearPlan plan = p.plan(m, peers.size);
+  drain(peers, plan.tasks(), plan.chunk(),
         [&](int64_t begin, int64_t end) { p.run(w, 0, plan.task(begin, end)); });
 }
 

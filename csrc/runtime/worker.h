@@ -16,7 +16,7 @@ inline float softplus(float x) noexcept { return x > 20.0f ? x : std::log1p(std:
 struct Worker {
   Executor& e;
   const int thread, threads;
-  const Crew crew;  // members of this thread's rank
+  const RankThreads peers;  // members of this thread's rank
   int64_t phase;
   uint8_t* const scratch;
   size_t op = 0;       // index of the running op
@@ -41,21 +41,21 @@ struct Worker {
     if (thread == 0) e.advances_.add();
     e.queue_.enter(thread, ++phase);
   }
-  // Claims the crew's items of this phase in chunks, starting with this thread's own share. Once
+  // Claims the peers' items of this phase in chunks, starting with this thread's own share. Once
   // the step is cancelled, the remaining items are claimed but not computed, because one op of a
   // long prompt can take a second. Values that were not computed are never used: only other values
   // depend on them, and run_ops sees the flag. At most one call per phase.
   template <class Run>
-  void drain(Crew of, int64_t items, int64_t chunk, const Run& run) noexcept {
+  void drain(RankThreads of, int64_t items, int64_t chunk, const Run& run) noexcept {
     drain_shares(of, [&](int owner) { return split(items, owner, of.size); }, chunk, run);
   }
   template <class Share, class Run>
-  void drain_shares(Crew of, const Share& share_of, int64_t chunk, const Run& run) noexcept {
+  void drain_shares(RankThreads of, const Share& share_of, int64_t chunk, const Run& run) noexcept {
     e.queue_.drain_shares(thread, of, phase, share_of, chunk, [&](int64_t begin, int64_t end) {
       if (!e.cancelled_.load(std::memory_order_relaxed)) run(begin, end);
     });
   }
-  Crew everyone() const noexcept { return {0, 0, threads}; }
+  RankThreads everyone() const noexcept { return {0, 0, threads}; }
   // Rows of an operation that no thread claims: they take too little time.
   Range share(int64_t items) const noexcept {
     if (alone) return {0, items};

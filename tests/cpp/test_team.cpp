@@ -459,7 +459,7 @@ TEST(ranks_share_everything_once_and_in_proportion) {
   EXPECT(Ranks(std::vector<int>{1, 1}).owner_of_middle(4, 8) == 1);
 }
 
-TEST(crews_claim_what_their_rank_has_whoever_sits_out) {
+TEST(threads_claim_what_their_rank_has_whoever_sits_out) {
   // Five threads compete for the cores, in ranks of 2, 1 and 2.
   Team team(5, {}, false, {2, 1, 2});
   WorkQueue queue(5);
@@ -471,17 +471,17 @@ TEST(crews_claim_what_their_rank_has_whoever_sits_out) {
       std::atomic<int> strangers{0};
       queue.reset();
       team.run_on_all([&](int thread, int threads) noexcept {
-        const Crew crew = team.crew(thread);
-        if (thread < crew.first || thread >= crew.first + crew.size || crew.size > threads) {
+        const RankThreads peers = team.rank_threads(thread);
+        if (thread < peers.first || thread >= peers.first + peers.size || peers.size > threads) {
           strangers++;
         }
-        const Range own = team.ranks().share(50, crew.rank);
+        const Range own = team.ranks().share(50, peers.rank);
         for (int64_t p = phase; p < phase + 20; p++) {
           queue.enter(thread, p);
-          queue.drain(thread, crew, p, own.size(), 3, [&](int64_t from, int64_t to) {
+          queue.drain(thread, peers, p, own.size(), 3, [&](int64_t from, int64_t to) {
             const int64_t until = now_ns() + 20'000;
             while (now_ns() < until) cpu_relax();
-            by_rank[static_cast<size_t>(crew.rank)].fetch_add(static_cast<int>(to - from));
+            by_rank[static_cast<size_t>(peers.rank)].fetch_add(static_cast<int>(to - from));
           });
           team.barrier(thread);
         }

@@ -134,13 +134,13 @@ void run(const AttentionOp& op, Worker& w) noexcept {
   const AttentionPlan& plan = w.attention_plan();
   // If some threads of a rank are benched, its other members share the units that were planned
   // for them.
-  const Range planned = w.ranks().threads_of(w.crew.rank);
+  const Range planned = w.ranks().threads_of(w.peers.rank);
   const auto share_of = [&](int owner) {
-    const Range of = split(planned.size(), owner, w.crew.size);
+    const Range of = split(planned.size(), owner, w.peers.size);
     return plan.units_of(planned.begin + of.begin, planned.begin + of.end);
   };
   const AttentionUnit* units = plan.units().data();
-  w.drain_shares(w.crew, share_of, 1, [&](int64_t i, int64_t) { attend(op, units[i], w); });
+  w.drain_shares(w.peers, share_of, 1, [&](int64_t i, int64_t) { attend(op, units[i], w); });
   const auto& merges = plan.merges();
   if (merges.empty()) return;
   w.barrier();

@@ -192,7 +192,7 @@ size_t scratch_bytes(const ExpertLinearOp& op) {
   return kLinearScratch + static_cast<size_t>(op.experts) * 8 + 64;
 }
 
-// The tasks of all experts in use are one list, expert after expert, which the crew claims. An
+// The tasks of all experts in use are one list, expert after expert, which the peers claim. An
 // expert's rows are consecutive, so each of them is a linear of its own with a plan of its own; the
 // experts share the threads, so an expert is divided for its part of them.
 void run(const ExpertLinearOp& op, Worker& w) noexcept {
@@ -207,7 +207,7 @@ void run(const ExpertLinearOp& op, Worker& w) noexcept {
   int64_t used = 0;
   for (int64_t i = 0; i < op.experts; i++) used += routing.rows(i) > 0;
   const auto plan_of = [&](int64_t expert) {
-    return p.plan(routing.rows(expert), static_cast<int>((w.crew.size + used - 1) / used));
+    return p.plan(routing.rows(expert), static_cast<int>((w.peers.size + used - 1) / used));
   };
   int64_t tasks = 0, chunk = INT64_MAX, most_rows = 0;
   for (int64_t i = 0; i < op.experts; i++) {
@@ -222,15 +222,15 @@ void run(const ExpertLinearOp& op, Worker& w) noexcept {
   // Between two claims a core writes results and reads no weights, and all experts together have
   // enough work for claims twice as large: with 8 to 32 tokens they take 1 to 3 % less time.
   const bool few = most_rows <= LinearPlan::kFewRows;  // each plan has one row block
-  if (few && tasks >= 2 * kClaims * chunk * w.crew.size) chunk *= 2;
-  w.drain(w.crew, tasks, chunk, [&](int64_t begin, int64_t end) {
+  if (few && tasks >= 2 * kClaims * chunk * w.peers.size) chunk *= 2;
+  w.drain(w.peers, tasks, chunk, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t expert = std::upper_bound(ends, ends + op.experts, begin) - ends;
       const int64_t last = std::min(end, ends[expert]), before = expert > 0 ? ends[expert - 1] : 0;
       const Id at = static_cast<Id>(expert);
       Worker::Product one = p;
       one.args.ep.bias = op.bias == kNone ? nullptr : w.vector(op.bias + at);
-      one.run(w.weights().matrix(op.first + at, w.crew.rank), routing.first_row(expert),
+      one.run(w.weights().matrix(op.first + at, w.peers.rank), routing.first_row(expert),
               plan_of(expert).task(begin - before, last - before));
       begin = last;
     }

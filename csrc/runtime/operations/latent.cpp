@@ -54,7 +54,7 @@ void run(const HeadLinearOp& op, Worker& w) noexcept {
     const Rows from = columns(x, head * op.step, m.k);
     const Epilogue ep{nullptr, Activation::none, false, false, columns(out, head * m.n, m.n)};
     const Worker::Product p = w.product(op.first, from, ep, w.scratch);
-    use(p, p.plan(w.tokens(), static_cast<int>((w.crew.size + op.heads - 1) / op.heads)));
+    use(p, p.plan(w.tokens(), static_cast<int>((w.peers.size + op.heads - 1) / op.heads)));
   };
   int64_t tasks = 0, chunk = 1;
   with_plan(0, [&](const Worker::Product& p, const LinearPlan& plan) {
@@ -62,11 +62,11 @@ void run(const HeadLinearOp& op, Worker& w) noexcept {
     tasks = plan.tasks();
     chunk = plan.chunk();
   });
-  w.drain(w.crew, op.heads * tasks, chunk, [&](int64_t begin, int64_t end) {
+  w.drain(w.peers, op.heads * tasks, chunk, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t head = begin / tasks, first = head * tasks, last = std::min(end, first + tasks);
       const PackedWeight& packed =
-          w.weights().matrix(op.first + static_cast<Id>(head), w.crew.rank);
+          w.weights().matrix(op.first + static_cast<Id>(head), w.peers.rank);
       with_plan(head, [&](const Worker::Product& p, const LinearPlan& plan) {
         p.run(packed, 0, plan.task(begin - first, last - first));
       });

@@ -36,8 +36,8 @@ struct ChunkRows {
 template <class Recurrent, class Run>
 void each_unit(const Recurrent& op, Worker& w, const Run& run) noexcept {
   const StepInput& in = w.input();
-  const Range own = w.ranks().share(op.layer().units, w.crew.rank);
-  w.drain(w.crew, in.seqs * own.size(), 1, [&](int64_t i, int64_t) {
+  const Range own = w.ranks().share(op.layer().units, w.peers.rank);
+  w.drain(w.peers, in.seqs * own.size(), 1, [&](int64_t i, int64_t) {
     const int64_t seq = i / own.size(), unit = own.begin + i % own.size();
     const int64_t t0 = in.query_start[seq], end = in.query_start[seq + 1];
     for (int64_t t = t0; t < end;) {
