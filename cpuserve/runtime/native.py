@@ -28,7 +28,7 @@ from cpuserve.runtime.threads import threads_on
 from cpuserve.sampling.params import SamplingParams
 
 ProgressFn = Callable[[str, int, int], None]
-# Matrices are packed together up to so many bytes of a file. At 3 GB/s they take 5 ms: a dispatch
+# Matrices are packed together up to so many bytes of a file. At 3 GB/s they take 5 ms: a call
 # (10 us) is nothing to that, and a disk with a short queue stays busy until the next one asks it.
 BATCH_BYTES = 16 << 20
 # Batches that the disk reads while one is packed: 64 MB are 10 ms of a disk of 6 GB/s.
