@@ -5,8 +5,9 @@
 //                [--sizes STRIP,ROWS,NEAR,AHEAD,FLOAT_PASS_ROWS,FAR_PASS_ROWS,NEAR_BLOCKS]
 //
 // --panels: one kernel call covers P panels of 16 columns, like a task of the engine, which has up
-// to 4 (0: all columns of a thread). --sizes: the first fields of WorkSizes (csrc/kernels/table.h)
-// in their order; -1 keeps the size that this CPU gets by default.
+// to 4 (0: all columns of a thread). --sizes: the first fields of WorkSizes
+// (csrc/kernels/table/work_sizes.h) in their order; -1 keeps the size that this CPU gets by
+// default.
 //
 // For each kind: GB/s of packed weights at m = 1..16, with the share of a plain read, and GFLOP/s
 // at m = 16..512, with the share of a dot product that uses registers only. Weights are read from

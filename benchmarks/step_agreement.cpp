@@ -49,23 +49,23 @@ class Decoder {
     const Id g = p.add_value("g", s.intermediate, ActFormat::bf16);
     const Id embed = matrix("embed", kVocab, s.width, {kVocab}, false);
     const Id norm = p.add_vector("norm", s.width);
-    p.embed(x, embed, 1);
+    p.add(EmbedOp{x, embed, 1});
     for (int i = 0; i < layers; i++) {
       const Id layer = p.add_kv_layer(s.kv_heads, s.head_dim);
       const int64_t kv = int64_t{s.kv_heads} * s.head_dim;
       const float scale = 1.0f / static_cast<float>(s.head_dim);
-      p.norm({x, h, norm, kNone, 1e-5f, false});
+      p.add(RmsNormOp{x, h, norm, 1e-5f});
       linear(h, qkv, matrix("qkv", s.qkv(), s.width, {s.attended(), kv, kv}, false), false);
-      p.rope_store({qkv, q, layer, s.q_heads, 0, kNone, kNone, kNone, kNone, 1e-5f});
-      p.attention({q, a, layer, s.q_heads, s.window, scale, 0, kNone, kNone});
+      p.add(RopeStoreOp{qkv, q, layer, s.q_heads, 0, kNone, kNone, kNone, kNone, 1e-5f});
+      p.add(AttentionOp{q, a, layer, s.q_heads, scale, s.window, 0, kNone, kNone});
       linear(a, x, matrix("out", s.width, s.attended(), {s.width}, false), true);
-      p.norm({x, h, norm, kNone, 1e-5f, false});
+      p.add(RmsNormOp{x, h, norm, 1e-5f});
       const std::vector<int64_t> halves{s.intermediate, s.intermediate};
       linear(h, g, matrix("in", 2 * s.intermediate, s.width, halves, true), false, true);
       linear(g, x, matrix("down", s.width, s.intermediate, {s.width}, false), true);
     }
-    p.norm({x, h, norm, kNone, 1e-5f, false});
-    p.logits({h, embed, kNone, 1, 0});
+    p.add(RmsNormOp{x, h, norm, 1e-5f});
+    p.add(LogitsOp{h, embed, kNone, 1, 0});
   }
 
   const Program& program() const { return program_; }
@@ -95,7 +95,8 @@ class Decoder {
     return program_.add_matrix(name, WeightKind::dense_bf16, n, k, std::move(parts), glu);
   }
   void linear(Id x, Id out, Id m, bool add, bool glu = false) {
-    program_.linear({x, out, m, kNone, glu ? Activation::silu : Activation::none, add, 0}, glu);
+    program_.add(
+        LinearOp{x, out, m, kNone, glu ? Activation::silu : Activation::none, glu, add, 0});
   }
 
   Program program_;
@@ -160,7 +161,7 @@ double predict_attention(const CacheLayer& kv, const AttentionOp& op, const Sequ
 
 double predict(const Program& p, const Sequences& sequences, const Probes& probes) {
   const int64_t tokens = sequences[0].first;
-  const Waits waits = find_waits(p);
+  const BarrierPlan barriers = plan_barriers(p);
   double sum = 0;
   for (size_t i = 0; i < p.ops().size(); i++) {
     const Op& op = p.ops()[i];
@@ -181,7 +182,7 @@ double predict(const Program& p, const Sequences& sequences, const Probes& probe
     } else {
       sum += alone * static_cast<double>((tokens + 1) / 2) / static_cast<double>(tokens);
     }
-    if (tokens == 1 ? !waits.light[i] : waits.before[i]) sum += probes.barrier;
+    if (tokens == 1 ? !barriers.row_wise[i] : barriers.before[i]) sum += probes.barrier;
   }
   return sum;
 }
@@ -235,7 +236,7 @@ int main_of(int argc, char** argv) {
   const std::string level = supported_isa_levels(cpu_info()).back();
   const Decoder decoder(*find_kernels(level), *model, layers);
   std::printf("%s, %d layers in bf16, level %s\n", model->name, layers, level.c_str());
-  Team alone(1, {0}), pair(2, {0, 1});
+  Team alone(1, {{0}}), pair(2, {{0}, {1}});
   pair.run([&] {
     Executor one(alone, decoder.program(), kBlocks, KvType::bf16, 1, 0);
     Executor two(pair, decoder.program(), kBlocks, KvType::bf16, 1, 0);

@@ -73,7 +73,7 @@ class Team:
     @property
     def ranks(self) -> int: ...
     def placement(self) -> list[int]:
-        """CPU on which each thread finished its last job; -1 before its first job."""
+        """CPU on which each thread finished its last call; -1 before its first one."""
 
 class Program:
     """A lowered program under construction. Ids are small ints; values are [max_tokens, width]."""
@@ -92,171 +92,12 @@ class Program:
         """fp32 [count], for norms, biases (in logical column order), position tables and rope."""
     def kv_layer(self, kv_heads: int, head_dim: int, group: int = 0) -> int: ...
     def latent_layer(self, width: int, group: int = 0) -> int: ...
-    # ops; -1 = absent vector
-    def embed(self, out: int, matrix: int, scale: float) -> None: ...
-    def position_embed(self, x: int, table: int, rows: int, offset: int) -> None: ...
-    def rms_norm(self, x: int, out: int, weight: int, eps: float) -> None: ...
-    def layer_norm(self, x: int, out: int, weight: int, bias: int, eps: float) -> None: ...
-    def part_norm(self, x: int, weight: int, column: int, parts: int, eps: float) -> None: ...
-    def convert(self, x: int, out: int, order: int = -1, routing: int = -1) -> None: ...
-    def linear(
-        self,
-        x: int,
-        out: int,
-        matrix: int,
-        bias: int,
-        activation: str,
-        glu: bool,
-        add: bool,
-        out_column: int,
-    ) -> None:
-        """out_column: the first column to write (q, k, v of different kinds share one value)."""
-    def route(
-        self,
-        x: int,
-        out: int,
-        experts: int,
-        chosen: int,
-        score: str,
-        renormalize: bool,
-        scale: float,
-        bias: int,
-        groups: int = 1,
-        kept: int = 1,
-        best: int = 1,
-        factors: int = -1,
-    ) -> None: ...
-    def adapter(self, out: int, adapters: int, scales: int) -> None: ...
-    def spread(self, x: int, routing: int, out: int) -> None: ...
-    def expert_linear(
-        self,
-        x: int,
-        routing: int,
-        out: int,
-        matrices: list[int],
-        biases: list[int],
-        activation: str,
-        glu: bool,
-    ) -> None: ...
-    def combine(self, x: int, routing: int, out: int, add: bool = True) -> None: ...
-    def head_linear(self, x: int, out: int, matrices: list[int], step: int) -> None: ...
-    def latent_store_kv(
-        self,
-        q: int,
-        latent: int,
-        kv: int,
-        out: int,
-        layer: int,
-        q_heads: int,
-        nope: int,
-        rank: int,
-        rotary: int,
-        cos: int,
-        sin: int,
-        norm: int,
-        eps: float,
-        interleaved: bool,
-    ) -> None: ...
-    def rope_store_kv(
-        self,
-        qkv: int,
-        q: int,
-        layer: int,
-        q_heads: int,
-        rotary: int,
-        cos: int,
-        sin: int,
-        q_norm: int,
-        k_norm: int,
-        eps: float,
-        stores: bool = True,
-    ) -> None:
-        """q: a separate value [T, q_heads * round_up(head_dim, 16)] for the rotated q."""
-    def attention(
-        self,
-        q: int,
-        out: int,
-        layer: int,
-        q_heads: int,
-        scale: float,
-        window: int,
-        softcap: float,
-        slopes: int,
-        sinks: int,
-        causal: bool = True,
-    ) -> None: ...
-    def split_gates(self, x: int, out: int, heads: int, head_dim: int) -> None: ...
-    def gate(self, x: int, out: int, column: int, single: bool, plain: bool) -> None: ...
-    def gated_norm(
-        self, x: int, z: int, out: int, weight: int, groups: int, column: int, eps: float
-    ) -> None: ...
-    def gated_delta(
-        self,
-        x: int,
-        gates: int,
-        out: int,
-        key_heads: int,
-        value_heads: int,
-        key_width: int,
-        value_width: int,
-        taps: int,
-        conv: int,
-        rates: int,
-        dt_bias: int,
-        norm: int,
-        eps: float,
-        tiled: bool,
-    ) -> None:
-        """conv: [key heads, taps, channels of a key head]; rates: -exp(A_log) of value heads."""
-    def short_conv(
-        self,
-        x: int,
-        out: int,
-        column: int,
-        units: int,
-        taps: int,
-        weight: int,
-        bias: int,
-        silu: bool,
-    ) -> None:
-        """weight: [taps, channels]."""
-    def mamba2(
-        self,
-        x: int,
-        steps: int,
-        out: int,
-        heads: int,
-        groups: int,
-        key_width: int,
-        value_width: int,
-        together: int,
-        column: int,
-        rates: int,
-        dt_bias: int,
-        d: int,
-        low: float,
-        high: float,
-    ) -> None:
-        """rates: -exp(A_log) of the heads; column: of steps."""
-    def add(self, x: int, out: int, column: int = 0) -> None: ...
-    def scale(self, x: int, factor: int) -> None: ...
-    def columns(self, x: int, more: int, out: int, column: int) -> None: ...
-    def mix_parts(
-        self,
-        x: int,
-        gates: int,
-        target: int,
-        weight: int,
-        parts: int,
-        active: int,
-        scale: float,
-    ) -> None:
-        """target: -1 if parts grow by each other."""
-    def match_rms(self, x: int, like: int, floor: float) -> None: ...
-    def keep_top(self, x: int, width: int, deviations: float) -> None: ...
-    def activation(self, x: int, out: int, activation: str, glu: bool) -> None: ...
-    def hidden(self, x: int) -> None: ...
-    def logits(self, x: int, matrix: int, bias: int, scale: float, softcap: float) -> None: ...
+    def __getattr__(self, operation: str) -> Callable[..., None]:
+        """The method that appends an operation of csrc/runtime/operations, such as `rms_norm`.
+
+        Its arguments are the fields of the operation, in their order or by name: ids of values,
+        matrices and vectors (-1 = absent), numbers, and names of choices. ValueError for fields
+        that do not fit each other or the program."""
     @property
     def weight_bytes(self) -> int: ...
     @property
@@ -315,7 +156,7 @@ class Executor:
         ],
         ahead: Sequence[npt.NDArray[np.uint8]] = (),
     ) -> None:
-        """Pack [(matrix, sources)] as load_matrix does, in one dispatch.
+        """Pack [(matrix, sources)] as load_matrix does, in one call of the team.
 
         ahead: parts of mapped files that the system reads meanwhile.
         """

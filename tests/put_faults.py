@@ -88,7 +88,7 @@ FAULTS = [
     ),
     # --- gpt-oss ------------------------------------------------------------------------------
     Fault(
-        "csrc/runtime/experts.cpp",
+        "csrc/runtime/operations/experts.cpp",
         "vector(op.bias + at)",
         "vector(op.bias)",
         "tests/program/test_native_ops.py -k gpt",
@@ -137,44 +137,44 @@ FAULTS = [
         "tests/models/test_families.py -k gemma3n-plain",
     ),
     Fault(
-        "csrc/runtime/worker.cpp",
+        "csrc/runtime/operations/dense.cpp",
         "for (int64_t c = 0; c < count; c++) look_up(panel, c, t + c);",
         "for (int64_t c = 0; c < count; c++) look_up(panel, 0, t + c);",
         "tests/runtime/test_tables.py -k dense",
     ),
     Fault(
-        "csrc/runtime/worker.cpp",
+        "csrc/runtime/operations/dense.cpp",
         "return id < m.n ? id : 0;",
         "return id;",
         "tests/llm/test_families_end_to_end.py -k fewer_inputs",
     ),
     Fault(
-        "csrc/runtime/parts.cpp",
+        "csrc/runtime/operations/columns.cpp",
         "std::max(mean_of(part, like.width, square), op.floor)",
         "mean_of(part, like.width, square)",
         "tests/program/test_native_ops.py -k small_parts",
     ),
     Fault(
-        "csrc/runtime/worker.cpp",
+        "csrc/runtime/operations/attention.cpp",
         "if (!op.stores) args.kv.kv_heads = 0;",
         "",
         "tests/llm/test_families_end_to_end.py -k gemma4",
     ),
     Fault(
-        "csrc/runtime/experts.cpp",
+        "csrc/runtime/operations/experts.cpp",
         "if (!op.add) std::fill_n(sums, n, 0.0f);",
         "",
         "tests/program/test_native_ops.py -k gemma4",
     ),
     # --- recurrent layers ---------------------------------------------------------------------
     Fault(
-        "csrc/runtime/mamba.cpp",
+        "csrc/runtime/operations/recurrent.cpp",
         "group = head0 / (op.heads / op.groups);",
         "group = unit % op.groups;",
         "tests/program/test_native_ops.py -k granite4",
     ),
     Fault(
-        "csrc/runtime/mamba.cpp",
+        "csrc/runtime/operations/recurrent.cpp",
         "row >= 0 ? inputs + row * channels : tail",
         "row > 0 ? inputs + row * channels : tail",
         "tests/runtime/test_numerics_law.py -k granite4",
@@ -285,8 +285,8 @@ FAULTS = [
         "tests/runtime/test_verification.py -k torch",
     ),
     Fault(
-        "csrc/runtime/worker.cpp",
-        "      if (wanted >= 0) e.sampler_.append(in.row_slot[r], wanted);\n",
+        "csrc/runtime/operations/logits.cpp",
+        "      if (wanted >= 0) w.sampler().append(in.row_slot[r], wanted);\n",
         "",
         "ctest test_executor",
     ),
@@ -442,9 +442,9 @@ FAULTS = [
         f"{KV} -k gets_back",
     ),
     Fault(
-        "csrc/runtime/worker.cpp",
-        "e.table(u.seq, e.kv_.group(op.layer))",
-        "e.table(u.seq, 0)",
+        "csrc/runtime/worker.h",
+        "e.table(seq, e.kv_.group(layer))",
+        "e.table(seq, 0 * layer)",
         "tests/runtime/test_cache_groups.py -k no_bit",
     ),
     # --- block tables that executors keep -----------------------------------------------------
@@ -895,15 +895,15 @@ FAULTS = [
     ),
     # --- C++ ----------------------------------------------------------------------------------
     Fault(
-        "csrc/runtime/accesses.cpp",
+        "csrc/runtime/barrier_plan.cpp",
         "x.id == y.id && (x.rows != y.rows || x.rows == 0)",
         "x.id == y.id && x.rows != y.rows",
         "ctest test_executor",
     ),
     Fault(
-        "csrc/runtime/accesses.cpp",
-        "{own(o.q), own(o.qkv), any(kCache)}",
-        "{any(o.q), any(o.qkv), any(kCache)}",
+        "csrc/runtime/operations/attention.h",
+        "{own(op.q), own(op.qkv), any(kCache)}",
+        "{any(op.q), any(op.qkv), any(kCache)}",
         "tests/runtime/test_barriers.py",
     ),
     Fault(
@@ -937,7 +937,7 @@ FAULTS = [
         "ctest kernel_tests",
     ),
     Fault(
-        "csrc/runtime/worker.cpp",
+        "csrc/runtime/operations/logits.cpp",
         "args.position = in.positions[in.row_token[r]] + 1;",
         "args.position = in.positions[in.row_token[r]];",
         "tests/runtime/test_executors_agree.py -k seed",

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 # more of one prompt. Longer parts would hold more memory, and would save about 1 % of the time.
 MOST_AHEAD = 512
 
-STATE_CHUNK = 16  # tokens after which recurrent layers close their states; kStateChunk in table.h
+# Tokens after which recurrent layers close their states (kernels/table/recurrent.h: kStateChunk).
+STATE_CHUNK = 16
 # The states that a request can hold: of the prefix that it began with, where prompts branch, of its
 # last full block, and of the block in progress.
 STATES_OF_ONE = 4

@@ -28,8 +28,9 @@ from cpuserve.loader.mapped import AnyFile
 from cpuserve.loader.names import gguf_to_hf
 from cpuserve.loader.safetensors import SafetensorsFile
 from cpuserve.program.parts import parse as parse_part
+from cpuserve.program.weight_kinds import SourceType
 from cpuserve.quant import dequantize
-from cpuserve.quant.base import QuantTensor, SourceType
+from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.dense import SOURCES
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from cpuserve.program.operations.dense import Embed, Linear, Logits
 from cpuserve.program.parts import parse as parse_part
 from cpuserve.program.parts import stored_needs
 from cpuserve.program.program import Program
-from cpuserve.quant.base import QuantTensor, WeightKind, Weights
+from cpuserve.program.weight_kinds import WeightKind
+from cpuserve.quant.base import QuantTensor, Weights
 from cpuserve.quant.stored import DENSE_KINDS
 
 if TYPE_CHECKING:

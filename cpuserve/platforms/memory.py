@@ -31,8 +31,8 @@ from cpuserve.platforms.on_disk import (
 )
 from cpuserve.platforms.states import StatePlan, plan_states
 
-BLOCK = 32  # csrc/kernels/table.h: kBlock
-HEAD_ALIGN = 16  # table.h: hd_pad
+BLOCK = 32  # csrc/kernels/table/attention.h: kBlock
+HEAD_ALIGN = 16  # table/attention.h: hd_pad
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 SCALE_BYTES = 4  # scale of the keys or values of one head and token, if elements have one byte
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cpuserve.program.operations.attention import Attention, RopeStoreKV
 from cpuserve.program.operations.dense import Linear, Logits
-from cpuserve.program.operations.experts import ExpertLinear, Spread, combined_from
+from cpuserve.program.operations.experts import Dispatch, ExpertLinear, combined_from
 from cpuserve.program.operations.latent import HeadLinear, LatentStoreKV
 from cpuserve.program.ops import Op, ValueId
 from cpuserve.program.program import Program
@@ -124,7 +124,7 @@ def stored_format(
             formats.add(of(op.weights[0][0]))
         elif isinstance(op, HeadLinear) and op.x == value:
             formats.add("f32" if kinds.get(op.weight, "dense_f32") in FLOAT_ROWS else "bf16")
-        elif isinstance(op, Spread) and op.x == value:
+        elif isinstance(op, Dispatch) and op.x == value:
             formats.add(stored_format(program, kinds, op.out, activation_bits))
         elif value in op.reads():
             formats.add("f32")

@@ -1,7 +1,7 @@
 """Runs a Program in torch, by the references of its ops: the oracle of kernels and executors.
 
 There are two modes. "reference" computes everything in fp32. "emulated" rounds and quantizes at the
-same points as the native executor (csrc/kernels/table.h), so tests can use tight tolerances.
+same points as the native executor (csrc/kernels/table/), so tests can use tight tolerances.
 """
 
 from __future__ import annotations

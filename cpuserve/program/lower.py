@@ -1,10 +1,10 @@
 """Lower a Program to the native executor: weight kinds, row formats, shared buffers.
 
 The Program defines the computation; lowering chooses how its values are stored. Each weight kind
-multiplies rows of one format (`csrc/kernels/table.h: ActFormat`). If all readers of a value are
-linears of one format, the op that produces the value stores it in that format. Results of experts
-that only Combine reads are bf16, unless their activations were more precise. Other values stay in
-fp32 and are converted before each linear. Values with disjoint lifetimes share a buffer.
+multiplies rows of one format (`csrc/kernels/table/rows.h: ActFormat`). If all readers of a value
+are linears of one format, the op that produces the value stores it in that format. Results of
+experts that only Combine reads are bf16, unless their activations were more precise. Other values
+stay in fp32 and are converted before each linear. Values with disjoint lifetimes share a buffer.
 
 Some matrices are stored with their columns in another order (activation order of GPTQ). The columns
 of the other factor are reordered when it is converted, so before it is quantized.

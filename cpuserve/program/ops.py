@@ -2,8 +2,8 @@
 
 Shapes: T = tokens of the step, D = model width. Every value is a float matrix with T rows, or, in
 the row space of a mixture of experts, with one row for each token and chosen expert. The residual
-stream is fp32; the native executor stores other values in the format that their readers
-need (`csrc/kernels/table.h: ActFormat`). Ops run in program order. `PositionEmbed`, `PartNorm`,
+stream is fp32; the native executor stores other values in the format that their readers need
+(`csrc/kernels/table/rows.h: ActFormat`). Ops run in program order. `PositionEmbed`, `PartNorm`,
 `Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`, `KeepTop`, and `Linear` and `Combine` with `add`
 change a value in place; `RopeStoreKV` does so too and writes the KV cache.
 

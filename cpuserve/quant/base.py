@@ -1,7 +1,8 @@
 """The interface between weight formats and the C++ packers.
 
 A format (dense, gguf, awq, gptq ...) turns checkpoint tensors into `QuantTensor`s: rows of a source
-type that the packers read (`csrc/kernels/table.h: SourceType`). Tensors stay quantized in memory.
+type that the packers read (`csrc/kernels/table/weights.h: SourceType`). Tensors stay quantized in
+memory.
 """
 
 from __future__ import annotations
@@ -9,86 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from cpuserve.errors import ModelError
-
-WeightKind = Literal[
-    "dense_bf16",
-    "dense_f16",
-    "dense_f32",
-    "w8_g32",
-    "w4_g32",
-    "w4m_g32",
-    "w4m_g128",
-    "w8_channel",
-    "w8_channel_g128",
-    "q4_k",
-    "q5_k",
-    "q6_k",
-    "q2_k",
-    "q3_k",
-    "q5_0",
-    "q5_1",
-    "iq4_nl",
-    "iq4_xs",
-    "mxfp4",
-    "e4m3_g128",
-    "nf4_g64",
-    "fp4_g64",
-    "nvfp4",
-    "w8z_g32",
-    "w8z_g128",
-    "w4z_g32",
-    "w4z_g64",
-    "w2z_g32",
-    "w2z_g64",
-    "w2z_g128",
-    "w2z_g256",
-    "w3z_g32",
-    "w3z_g64",
-    "w3z_g128",
-    "w3z_g256",
-]
-SourceType = Literal[
-    "f32",
-    "f16",
-    "bf16",
-    "gguf_q8_0",
-    "gguf_q4_0",
-    "gguf_q4_1",
-    "s8_channel",
-    "u4m_g128",
-    "gguf_q4_k",
-    "gguf_q5_k",
-    "gguf_q6_k",
-    "gguf_q2_k",
-    "gguf_q3_k",
-    "gguf_q5_0",
-    "gguf_q5_1",
-    "gguf_iq4_nl",
-    "gguf_iq4_xs",
-    "gguf_mxfp4",
-    "e4m3_g128",
-    "nf4_g64",
-    "fp4_g64",
-    "nvfp4",
-    "u8z_g32",
-    "u8z_g128",
-    "u4z_g32",
-    "u4z_g64",
-    "u2z_g32",
-    "u2z_g64",
-    "u2z_g128",
-    "u2z_g256",
-    "u3z_g32",
-    "u3z_g64",
-    "u3z_g128",
-    "u3z_g256",
-]
+from cpuserve.program.weight_kinds import SourceType, WeightKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from cpuserve.quant.rows import int8_rows
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import BuiltTensor, SourceType, Weights
+    from cpuserve.program.weight_kinds import SourceType
+    from cpuserve.quant.base import BuiltTensor, Weights
     from cpuserve.quant.stored import TensorStore
 
     Blocks = npt.NDArray[np.int64]

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from cpuserve.quant.base import BuiltTensor, WeightKind, Weights
+    from cpuserve.program.weight_kinds import WeightKind
+    from cpuserve.quant.base import BuiltTensor, Weights
     from cpuserve.quant.stored import StoredTensor, TensorStore
 
     Bytes = npt.NDArray[np.uint8]

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.quant.base import QuantTensor, SourceType, Weights
+from cpuserve.program.weight_kinds import SourceType
+from cpuserve.quant.base import QuantTensor, Weights
 from cpuserve.quant.registry import weight_format
 from cpuserve.quant.stored import StoredWeights, TensorStore
 

@@ -1,4 +1,4 @@
-"""Rows of source types that keep codes of floats (table.h: SourceType).
+"""Rows of source types that keep codes of floats (table/weights.h: SourceType).
 
 e4m3_g128   k / 128 of { fp32 scale; u8 q[128] }, the last block perhaps shorter; FP8 E4M3
 nf4_g64     k / 64 of { fp16 scale; u8 q[32] }; NF4 of QLoRA
@@ -21,7 +21,8 @@ from cpuserve.quant.rows import E2M1, row_bytes, spread_bits
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import QuantTensor, SourceType
+    from cpuserve.program.weight_kinds import SourceType
+    from cpuserve.quant.base import QuantTensor
 
     Float32 = npt.NDArray[np.float32]
     Bytes = npt.NDArray[np.uint8]

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from cpuserve.quant.base import QuantTensor, SourceType, WeightKind, Weights
+    from cpuserve.program.weight_kinds import SourceType, WeightKind
+    from cpuserve.quant.base import QuantTensor, Weights
     from cpuserve.quant.stored import StoredTensor, TensorStore
 
     Bytes = npt.NDArray[np.uint8]

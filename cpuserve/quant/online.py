@@ -44,7 +44,8 @@ from cpuserve.quant.stored import BY_HEADS, DENSE_KINDS
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import QuantTensor, WeightKind, Weights
+    from cpuserve.program.weight_kinds import WeightKind
+    from cpuserve.quant.base import QuantTensor, Weights
 
     Float32 = npt.NDArray[np.float32]
 

@@ -45,7 +45,7 @@ from cpuserve.quant.stored import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import SourceType, WeightKind
+    from cpuserve.program.weight_kinds import SourceType, WeightKind
     from cpuserve.quant.stored import StoredTensor, TensorStore
 
     Bytes = npt.NDArray[np.uint8]

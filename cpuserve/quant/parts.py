@@ -15,7 +15,8 @@ from cpuserve.quant.base import BuiltTensor, QuantTensor
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import WeightKind, Weights
+    from cpuserve.program.weight_kinds import WeightKind
+    from cpuserve.quant.base import Weights
 
     Bytes = npt.NDArray[np.uint8]
 

@@ -1,4 +1,4 @@
-"""Rows of source types for quantized checkpoints other than GGUF (table.h: SourceType).
+"""Rows of source types for quantized checkpoints other than GGUF (table/weights.h: SourceType).
 
 s8_channel  { fp32 scale; s8 q[k] }                          w = scale * q
 u4m_g128    k / 128 of { fp16 scale; fp16 min; u8 q[64] }    w = scale * q + min
@@ -17,39 +17,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpuserve.errors import ModelError
+from cpuserve.program.weight_kinds import KINDS, SourceType
 from cpuserve.quant.codes import GROUP, ZERO, Codes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from cpuserve.quant.base import QuantTensor, SourceType
+    from cpuserve.quant.base import QuantTensor
 
     Float32 = npt.NDArray[np.float32]
     Bytes = npt.NDArray[np.uint8]
 
 SMALL, HALF = 32, 64  # weights in a block of GGUF, and of u4z_g64
 # Weights and bytes of a block.
-BLOCKS: dict[SourceType, tuple[int, int]] = {
-    "gguf_q4_0": (SMALL, 18),
-    "gguf_q4_1": (SMALL, 20),
-    "gguf_q8_0": (SMALL, 34),
-    "gguf_mxfp4": (SMALL, 17),
-    "nf4_g64": (64, 34),
-    "fp4_g64": (64, 34),
-    "u4m_g128": (GROUP, 68),
-    "u8z_g32": (SMALL, 35),
-    "u8z_g128": (GROUP, 131),
-    "u4z_g32": (SMALL, 19),
-    "u4z_g64": (HALF, 35),
-    "u2z_g32": (SMALL, 11),
-    "u2z_g64": (HALF, 19),
-    "u2z_g128": (GROUP, 35),
-    "u2z_g256": (2 * GROUP, 67),
-    "u3z_g32": (SMALL, 15),
-    "u3z_g64": (HALF, 27),
-    "u3z_g128": (GROUP, 51),
-    "u3z_g256": (2 * GROUP, 99),
-}
+BLOCKS = {kind.source: kind.block for kind in KINDS if kind.source and kind.block}
 # Those of 2 and 3 bits, by their bits, the largest first.
 FEW_BITS: dict[int, tuple[SourceType, ...]] = {
     2: ("u2z_g256", "u2z_g128", "u2z_g64", "u2z_g32"),
@@ -58,7 +39,7 @@ FEW_BITS: dict[int, tuple[SourceType, ...]] = {
 # Kinds that pack zero points into half a byte.
 HALF_ZEROS = (*FEW_BITS[2], *FEW_BITS[3])
 # Those with integer zero points.
-ZEROS = ("u8z_g32", "u8z_g128", "u4z_g32", "u4z_g64", *HALF_ZEROS)
+ZEROS = tuple(kind.source for kind in KINDS if kind.zeros and kind.source)
 SOURCES = ("s8_channel", "u4m_g128", *ZEROS)
 # The values of codes in E2M1, the 4-bit type of MXFP4 and NVFP4.
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)

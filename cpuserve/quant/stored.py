@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from cpuserve.errors import ConfigError, ModelError
+from cpuserve.program.weight_kinds import KINDS, SourceType, WeightKind
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from cpuserve.quant.base import QuantTensor, SourceType, WeightKind
+    from cpuserve.quant.base import QuantTensor
 
 # Matrices of latent attention: their parts multiply columns of rows, which have no scales.
 BY_HEADS = ("kv_b_proj.weight",)
@@ -22,37 +23,7 @@ DENSE_KINDS: dict[str, WeightKind] = {
     "float32": "dense_f32",
 }
 QUANTIZED_KINDS: dict[SourceType, WeightKind] = {
-    "gguf_q8_0": "w8_g32",
-    "gguf_q4_0": "w4_g32",
-    "gguf_q4_1": "w4m_g32",
-    "gguf_q4_k": "q4_k",
-    "gguf_q5_k": "q5_k",
-    "gguf_q6_k": "q6_k",
-    "gguf_q2_k": "q2_k",
-    "gguf_q3_k": "q3_k",
-    "gguf_q5_0": "q5_0",
-    "gguf_q5_1": "q5_1",
-    "gguf_iq4_nl": "iq4_nl",
-    "gguf_iq4_xs": "iq4_xs",
-    "gguf_mxfp4": "mxfp4",
-    "s8_channel": "w8_channel",
-    "u4m_g128": "w4m_g128",
-    "e4m3_g128": "e4m3_g128",
-    "nf4_g64": "nf4_g64",
-    "fp4_g64": "fp4_g64",
-    "nvfp4": "nvfp4",
-    "u8z_g32": "w8z_g32",
-    "u8z_g128": "w8z_g128",
-    "u4z_g32": "w4z_g32",
-    "u4z_g64": "w4z_g64",
-    "u2z_g32": "w2z_g32",
-    "u2z_g64": "w2z_g64",
-    "u2z_g128": "w2z_g128",
-    "u2z_g256": "w2z_g256",
-    "u3z_g32": "w3z_g32",
-    "u3z_g64": "w3z_g64",
-    "u3z_g128": "w3z_g128",
-    "u3z_g256": "w3z_g256",
+    kind.source: kind.name for kind in KINDS if kind.source is not None
 }
 
 

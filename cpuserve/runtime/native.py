@@ -19,15 +19,16 @@ from cpuserve.program.adapters import parse
 from cpuserve.program.loads import HeadPart, MatrixLoad
 from cpuserve.program.lower import Lowered, Lowering
 from cpuserve.program.program import Program
+from cpuserve.program.weight_kinds import SourceType
 from cpuserve.quant import dequantize
-from cpuserve.quant.base import BuiltTensor, Each, QuantTensor, SourceType, Weights, rows_of
+from cpuserve.quant.base import BuiltTensor, Each, QuantTensor, Weights, rows_of
 from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
 from cpuserve.runtime.packed_cache import PackedCache
 from cpuserve.runtime.threads import threads_on
 from cpuserve.sampling.params import SamplingParams
 
 ProgressFn = Callable[[str, int, int], None]
-# Matrices are packed together up to so many bytes of a file. At 3 GB/s they take 5 ms: a dispatch
+# Matrices are packed together up to so many bytes of a file. At 3 GB/s they take 5 ms: a call
 # (10 us) is nothing to that, and a disk with a short queue stays busy until the next one asks it.
 BATCH_BYTES = 16 << 20
 # Batches that the disk reads while one is packed: 64 MB are 10 ms of a disk of 6 GB/s.

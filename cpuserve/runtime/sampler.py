@@ -1,6 +1,6 @@
 """Sample one row of logits with numpy, for the executors that run on torch.
 
-The semantics and their order follow csrc/kernels/table.h, "Sampling of one row".
+The semantics and their order follow csrc/kernels/table/sampling.h, "Sampling of one row".
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ProgressFn = Callable[[str, int, int], None]
 
 ROWS_AT_ONCE = 32  # rows of logits that are in memory at a time
-MAX_TOP = 20  # most alternatives of a row, kMaxTop in table.h
+MAX_TOP = 20  # most alternatives of a row, kMaxTop in table/sampling.h
 ONLINE = (
     "w8_g32",
     "w4m_g32",

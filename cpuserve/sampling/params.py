@@ -18,8 +18,8 @@ NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The sampling parameters of a request.
 
-    csrc/kernels/table.h, "Sampling of one row", defines the arithmetic. A top_p of 0 keeps the most
-    likely token, as in the API of OpenAI, llama.cpp and Ollama. The front end handles the
+    csrc/kernels/table/sampling.h, "Sampling of one row", defines the arithmetic. A top_p of 0 keeps
+    the most likely token, as in the API of OpenAI, llama.cpp and Ollama. The front end handles the
     `stop` strings, the engine all other parameters. `max_tokens` None means up to the context
     length. `logprobs`, `prompt_logprobs`: None = none, 0 = only the token, k = also k alternatives.
     `cache_salt`: only requests with the same salt share cached prefixes. `adapter`: the name of the

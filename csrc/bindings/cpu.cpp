@@ -11,6 +11,7 @@
 #include "cpu/features.h"
 #include "kernels/resolve.h"
 #include "parallel/team.h"
+#include "runtime/names.h"
 #include "runtime/program.h"
 #include "runtime/work_sizes.h"
 

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "bindings/module.h"
+#include "runtime/names.h"
 
 namespace cpuserve {
 namespace {
@@ -178,25 +179,11 @@ void admit(Executor& e, int64_t slot, float temperature, float top_p, float min_
   e.sampler().admit(slot, r);
 }
 
-}  // namespace
+const auto free_gil = py::call_guard<py::gil_scoped_release>();
 
-void register_executor(py::module_& m) {
-  const auto free_gil = py::call_guard<py::gil_scoped_release>();
-  m.def(
-      "packed_file_bytes",
-      [](const Team& team, const Program& p) { return packed_file_bytes(p, team.ranks()); },
-      py::arg("team"), py::arg("program"));
-  py::class_<Executor>(m, "Executor")
-      .def(py::init([](Team& team, const Program& program, int64_t num_blocks,
-                       const std::string& kv_type, int64_t num_slots, int64_t max_top,
-                       int64_t num_states, int packed_fd, bool packed_writable) {
-             return std::make_unique<Executor>(team, program, num_blocks, parse_kv_type(kv_type),
-                                               num_slots, max_top, num_states,
-                                               PackedFile{packed_fd, packed_writable});
-           }),
-           py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
-           py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"), py::arg("max_top") = 20,
-           py::arg("num_states") = 0, py::arg("packed_fd") = -1, py::arg("packed_writable") = false)
+// Weights.
+void define_loads(py::class_<Executor>& executor) {
+  executor
       .def("load_matrices", &load_matrices, py::arg("matrices"),
            py::arg("ahead") = std::vector<Array<uint8_t>>())
       .def("load_matrix", &load_matrix, py::arg("matrix"), py::arg("sources"))
@@ -218,7 +205,12 @@ void register_executor(py::module_& m) {
       .def("seal_packed", [](Executor& e) { e.weights().seal(); })
       .def_property_readonly("packed_digest",
                              [](Executor& e) { return e.weights().packed_digest(); })
-      .def_property_readonly("packed_arenas", &arenas_view)
+      .def_property_readonly("packed_arenas", &arenas_view);
+}
+
+// Steps and their results.
+void define_steps(py::class_<Executor>& executor) {
+  executor
       .def("admit", &admit, py::arg("slot"), py::kw_only(), py::arg("temperature"),
            py::arg("top_p"), py::arg("min_p"), py::arg("top_k"), py::arg("repetition"),
            py::arg("frequency"), py::arg("presence"), py::arg("seed"), py::arg("min_tokens"),
@@ -235,14 +227,6 @@ void register_executor(py::module_& m) {
             return e.step(span, bits);
           },
           py::arg("words").noconvert(), py::arg("masks").noconvert() = py::none())
-      .def_property_readonly("kv_block_bytes", &Executor::kv_block_bytes)
-      .def("read_blocks", &read_blocks, py::arg("blocks").noconvert(), py::arg("group") = 0)
-      .def_property_readonly("snapshot_bytes", &Executor::snapshot_bytes)
-      .def("read_snapshot", &read_snapshot, py::arg("slot"))
-      .def("write_snapshot", &write_snapshot, py::arg("slot"), py::arg("data").noconvert())
-      .def("write_blocks", &write_blocks, py::arg("blocks").noconvert(),
-           py::arg("data").noconvert(), py::arg("group") = 0)
-      .def("grow_kv", &Executor::grow_kv, free_gil)
       .def("tap", &tap, py::arg("words").noconvert(), py::arg("op_index"))
       .def("step_logits", &step_logits, py::arg("words").noconvert())
       .def_property_readonly("tokens", row_view(&StepResults::tokens))
@@ -251,8 +235,24 @@ void register_executor(py::module_& m) {
       .def_property_readonly("top_ids", [](const py::object& self) { return top_view(self, true); })
       .def_property_readonly("top_logprobs",
                              [](const py::object& self) { return top_view(self, false); })
-      .def_property_readonly("vectors", &vectors_view)
-      .def_property_readonly("step_allocations", &Executor::step_allocations)
+      .def_property_readonly("vectors", &vectors_view);
+}
+
+// The bytes of KV blocks and of recurrent states.
+void define_blocks(py::class_<Executor>& executor) {
+  executor.def_property_readonly("kv_block_bytes", &Executor::kv_block_bytes)
+      .def("read_blocks", &read_blocks, py::arg("blocks").noconvert(), py::arg("group") = 0)
+      .def_property_readonly("snapshot_bytes", &Executor::snapshot_bytes)
+      .def("read_snapshot", &read_snapshot, py::arg("slot"))
+      .def("write_snapshot", &write_snapshot, py::arg("slot"), py::arg("data").noconvert())
+      .def("write_blocks", &write_blocks, py::arg("blocks").noconvert(),
+           py::arg("data").noconvert(), py::arg("group") = 0)
+      .def("grow_kv", &Executor::grow_kv, free_gil);
+}
+
+// What ran, and how far it is.
+void define_profile(py::class_<Executor>& executor) {
+  executor.def_property_readonly("step_allocations", &Executor::step_allocations)
       .def("num_ops", [](const Executor& e) { return e.program().ops().size(); })
       .def(
           "op_name",
@@ -270,8 +270,12 @@ void register_executor(py::module_& m) {
            })
       .def("profile", &Executor::profile, py::arg("on"))
       .def("cancel", &Executor::cancel, py::arg("on") = true)
-      .def_property_readonly("progress", &Executor::progress)
-      .def("probe_bandwidth", &Executor::probe_bandwidth, py::arg("seconds"), free_gil)
+      .def_property_readonly("progress", &Executor::progress);
+}
+
+// Measurements.
+void define_probes(py::class_<Executor>& executor) {
+  executor.def("probe_bandwidth", &Executor::probe_bandwidth, py::arg("seconds"), free_gil)
       .def(
           "probe_dot",
           [](Executor& e, const std::string& kind, double seconds) {
@@ -286,8 +290,12 @@ void register_executor(py::module_& m) {
           "work_sizes", [](const Executor& e) { return work_sizes_map(e.work_sizes()); },
           [](Executor& e, const WorkSizeMap& given) {
             e.set_work_sizes(work_sizes_of(given, e.work_sizes()));
-          })
-      .def_property_readonly("memory", &Executor::memory)
+          });
+}
+
+// Where memory is.
+void define_memory(py::class_<Executor>& executor) {
+  executor.def_property_readonly("memory", &Executor::memory)
       .def_property_readonly("binding",
                              [](const Executor& e) {
                                const MemoryBinding& b = e.binding();
@@ -305,6 +313,33 @@ void register_executor(py::module_& m) {
         out["kv"] = on.kv;
         return out;
       });
+}
+
+}  // namespace
+
+void register_executor(py::module_& m) {
+  m.def(
+      "packed_file_bytes",
+      [](const Team& team, const Program& p) { return packed_file_bytes(p, team.ranks()); },
+      py::arg("team"), py::arg("program"));
+  py::class_<Executor> executor(m, "Executor");
+  executor.def(py::init([](Team& team, const Program& program, int64_t num_blocks,
+                           const std::string& kv_type, int64_t num_slots, int64_t max_top,
+                           int64_t num_states, int packed_fd, bool packed_writable) {
+                 return std::make_unique<Executor>(
+                     team, program, num_blocks, parse_kv_type(kv_type), num_slots, max_top,
+                     num_states, PackedFile{packed_fd, packed_writable});
+               }),
+               py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::arg("team"), py::arg("program"),
+               py::arg("num_blocks"), py::arg("kv_type"), py::arg("num_slots"),
+               py::arg("max_top") = 20, py::arg("num_states") = 0, py::arg("packed_fd") = -1,
+               py::arg("packed_writable") = false);
+  define_loads(executor);
+  define_steps(executor);
+  define_blocks(executor);
+  define_profile(executor);
+  define_probes(executor);
+  define_memory(executor);
 }
 
 }  // namespace cpuserve

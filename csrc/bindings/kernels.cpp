@@ -8,6 +8,8 @@
 #include "base/check.h"
 #include "bindings/module.h"
 #include "runtime/executor.h"
+#include "runtime/names.h"
+#include "runtime/program.h"
 #include "runtime/rows.h"
 
 namespace cpuserve {

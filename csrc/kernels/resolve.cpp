@@ -27,20 +27,11 @@ const std::vector<Unit>& units() {
 }
 
 constexpr const char* kLinearNames[] = {
-    "linear.dense_bf16", "linear.dense_f16",  "linear.dense_f32",
-    "linear.w8_g32",     "linear.w4_g32",     "linear.w4m_g32",
-    "linear.w4m_g128",   "linear.w8_channel", "linear.w8_channel_g128",
-    "linear.q4_k",       "linear.q5_k",       "linear.q6_k",
-    "linear.q2_k",       "linear.q3_k",       "linear.q5_0",
-    "linear.q5_1",       "linear.iq4_nl",     "linear.iq4_xs",
-    "linear.mxfp4",      "linear.e4m3_g128",  "linear.nf4_g64",
-    "linear.fp4_g64",    "linear.nvfp4",      "linear.w8z_g32",
-    "linear.w8z_g128",   "linear.w4z_g32",    "linear.w4z_g64",
-    "linear.w2z_g32",    "linear.w2z_g64",    "linear.w2z_g128",
-    "linear.w2z_g256",   "linear.w3z_g32",    "linear.w3z_g64",
-    "linear.w3z_g128",   "linear.w3z_g256"};
+#define NAME(name, ...) "linear." #name,
+    CPUSERVE_WEIGHT_KINDS(NAME, NAME)
+#undef NAME
+};
 constexpr int kLinearKinds = static_cast<int>(WeightKind::count);
-static_assert(sizeof kLinearNames / sizeof *kLinearNames == kLinearKinds, "one name per kind");
 
 constexpr const char* kAttentionNames[] = {"attention.bf16", "attention.f16",  "attention.f32",
                                            "attention.int8", "attention.e4m3", "attention.e5m2"};
@@ -59,27 +50,14 @@ void for_each_entry(KernelTable& to, const KernelTable& from, Visit visit) {
   for (int i = 0; i < kLinearKinds; i++) {
     visit(kLinearNames[i], to.linear[i], from.linear[i], from.linear[i].product != nullptr);
   }
-#define ENTRY(name) visit(#name, to.name, from.name, from.name != nullptr)
-  ENTRY(rms_norm);
-  ENTRY(layer_norm);
-  ENTRY(convert);
-  ENTRY(add);
-  ENTRY(activation);
-  ENTRY(rope_store);
-  ENTRY(latent_store);
   for (int i = 0; i < kKvTypes; i++) {
     visit(kAttentionNames[i], to.attention[i], from.attention[i],
           from.attention[i].attend != nullptr);
   }
-  ENTRY(attention_merge);
-  ENTRY(recurrent);
-  ENTRY(short_conv);
-  ENTRY(gated_norm);
-  ENTRY(scale_logits);
-  ENTRY(sample_scan);
-  ENTRY(sample_weigh);
-  ENTRY(sample);
-  ENTRY(probe_read);
+#define ENTRY(name, ...) visit(#name, to.name, from.name, from.name != nullptr);
+  ENTRY(attention_merge)
+  CPUSERVE_KERNELS(ENTRY)
+  ENTRY(probe_read)
 #undef ENTRY
   for (int i = 0; i < kDotKinds; i++) {
     visit(kDotNames[i], to.probe_dot[i], from.probe_dot[i], from.probe_dot[i] != nullptr);

@@ -96,14 +96,15 @@ class Ranks {
   std::vector<int> ends_;
 };
 
-// The members of one rank that take part in a job: member numbers [first, first + size).
-struct Crew {
+// The members of one rank that take part in a call, or all members as if they were one rank: member
+// numbers [first, first + size). They are peers: they claim the same items.
+struct RankThreads {
   int rank, first, size;
 };
 
 // Dynamic claims over a static contiguous split. A thread first works through its own share, so
 // that each thread reads one stream of memory, which it touched first. Then it takes chunks from
-// the shares of the other threads of its crew, so that the crew does not wait for a thread when its
+// the shares of the other threads of its rank, so that they do not wait for a thread when its
 // core is busy with another process.
 //
 // A phase is the work between two barriers, and all threads number phases alike. Three sets of
@@ -114,7 +115,7 @@ class WorkQueue {
   explicit WorkQueue(int threads)
       : capacity_(threads), cursors_(new Cursor[kSets * size(threads)]) {}
 
-  // To be called between dispatches when the number of threads that claim work changes.
+  // To be called between calls of a team when the number of threads that claim work changes.
   void reset() noexcept {
     for (size_t i = 0; i < kSets * size(capacity_); i++) {
       cursors_[i].next.store(0, std::memory_order_relaxed);
@@ -127,25 +128,25 @@ class WorkQueue {
     cursor(phase + 1, thread).next.store(0, std::memory_order_relaxed);
   }
 
-  // Calls run(begin, end) on chunks of at most `chunk` items until the crew has claimed all of [0,
-  // items). `thread` is a member of the crew. Crews have separate items and never claim from each
-  // other.
+  // Calls run(begin, end) on chunks of at most `chunk` items until the peers have claimed all of
+  // [0, items). `thread` is one of them. Ranks have separate items and never claim from each other.
   template <class Run>
-  void drain(int thread, Crew crew, int64_t phase, int64_t items, int64_t chunk,
+  void drain(int thread, RankThreads peers, int64_t phase, int64_t items, int64_t chunk,
              const Run& run) noexcept {
     drain_shares(
-        thread, crew, phase, [&](int owner) { return split(items, owner, crew.size); }, chunk, run);
+        thread, peers, phase, [&](int owner) { return split(items, owner, peers.size); }, chunk,
+        run);
   }
 
-  // The same, but share(i) returns the items that member i of the crew owns. For items of unequal
+  // The same, but share(i) returns the items that peer i owns. For items of unequal
   // cost.
   template <class Share, class Run>
-  void drain_shares(int thread, Crew crew, int64_t phase, const Share& share, int64_t chunk,
+  void drain_shares(int thread, RankThreads peers, int64_t phase, const Share& share, int64_t chunk,
                     const Run& run) noexcept {
-    const int me = thread - crew.first;
-    for (int i = 0; i < crew.size; i++) {
-      const int owner = me + i < crew.size ? me + i : me + i - crew.size;
-      drain_share(cursor(phase, crew.first + owner), share(owner), chunk, run);
+    const int me = thread - peers.first;
+    for (int i = 0; i < peers.size; i++) {
+      const int owner = me + i < peers.size ? me + i : me + i - peers.size;
+      drain_share(cursor(phase, peers.first + owner), share(owner), chunk, run);
     }
   }
 

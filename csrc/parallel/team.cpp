@@ -1,13 +1,8 @@
 #include "parallel/team.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <thread>
 #include <utility>
 
@@ -36,117 +31,6 @@ constexpr int64_t kSpinPassiveNs = 50'000;
 constexpr int64_t kSpinBetweenNs = 50'000, kYieldBetweenNs = 350'000;
 // With more threads than cores, the thread that we wait for may need this core.
 constexpr int64_t kYieldOversubscribedNs = 20'000;
-#if defined(__linux__)
-// Linux can be built for up to 8192 CPUs; one cpu_set_t holds only 1024.
-constexpr int kMaxCpus = 1 << 14;
-using CpuMask = std::array<cpu_set_t, kMaxCpus / CPU_SETSIZE>;
-
-bool get_affinity(CpuMask& mask) {
-  mask = {};
-  return sched_getaffinity(0, sizeof mask, mask.data()) == 0;
-}
-
-std::vector<int> allowed_cpus() {
-  CpuMask mask;
-  std::vector<int> out;
-  if (!get_affinity(mask)) return out;
-  for (int cpu = 0; cpu < kMaxCpus; cpu++) {
-    if (CPU_ISSET_S(static_cast<size_t>(cpu), sizeof mask, mask.data())) out.push_back(cpu);
-  }
-  return out;
-}
-
-// Binds the calling thread to `cpus` unless they are empty, and restores its previous CPU mask when
-// destroyed.
-class Bind {
- public:
-  explicit Bind(const std::vector<int>& cpus) {
-    if (cpus.empty()) return;
-    bound_ = get_affinity(before_);
-    CpuMask mask{};
-    for (int cpu : cpus) CPU_SET_S(static_cast<size_t>(cpu), sizeof mask, mask.data());
-    sched_setaffinity(0, sizeof mask, mask.data());
-  }
-  ~Bind() {
-    if (bound_) sched_setaffinity(0, sizeof before_, before_.data());
-  }
-  Bind(const Bind&) = delete;
-  Bind& operator=(const Bind&) = delete;
-
- private:
-  bool bound_ = false;
-  CpuMask before_;
-};
-
-int current_cpu() { return sched_getcpu(); }
-int current_node() {
-  unsigned cpu = 0, node = 0;
-  return syscall(SYS_getcpu, &cpu, &node, nullptr) == 0 ? static_cast<int>(node) : -1;
-}
-int64_t thread_cpu_ns() {
-  timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-}
-#else
-std::vector<int> allowed_cpus() {
-  std::vector<int> out;
-  for (unsigned cpu = 0; cpu < std::thread::hardware_concurrency(); cpu++) {
-    out.push_back(static_cast<int>(cpu));
-  }
-  return out;
-}
-struct Bind {  // the operating system places threads
-  explicit Bind(const std::vector<int>&) {}
-};
-int current_cpu() { return -1; }
-int current_node() { return -1; }
-int64_t thread_cpu_ns() { return now_ns(); }  // no thread appears to lose time, so all take part
-#endif
-
-// Returns the NUMA node of all of `cpus`, or -1 if they are on several. The calling thread visits
-// each of them.
-int node_of(const std::vector<int>& cpus) {
-  int node = -1;
-  for (int cpu : cpus) {
-    const Bind visit({cpu});
-    const int here = current_node();
-    if (cpu != cpus.front() && here != node) return -1;
-    node = here;
-  }
-  return node;
-}
-
-// Whether some threads have fewer CPUs than they are, so that one may wait for a CPU of another.
-bool share_cpus(const CpuSets& cpus) {
-  std::vector<int> all;
-  for (const std::vector<int>& mine : cpus) {
-    if (static_cast<size_t>(std::count(cpus.begin(), cpus.end(), mine)) > mine.size()) return true;
-    all.insert(all.end(), mine.begin(), mine.end());
-  }
-  std::sort(all.begin(), all.end());
-  all.erase(std::unique(all.begin(), all.end()), all.end());
-  return cpus.size() > all.size();
-}
-
-// Signals must go to the thread that runs Python: a signal that a worker thread takes does not
-// interrupt its wait for the next message. Signals that a thread causes itself, such as
-// SIGSEGV, stay unblocked: if they were blocked, the process would end without a report of where.
-class BlockSignals {
- public:
-  BlockSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    for (int own : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS}) sigdelset(&all, own);
-    pthread_sigmask(SIG_BLOCK, &all, &before_);
-  }
-  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockSignals(const BlockSignals&) = delete;
-  BlockSignals& operator=(const BlockSignals&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 int checked_threads(int threads) {
   check_argument(threads >= 1 && threads <= 4096, "a team needs 1 to 4096 threads, not ", threads);
@@ -221,10 +105,10 @@ Team::Team(int threads, CpuSets cpus, bool passive_waits, const std::vector<int>
       slots_(new Slot[static_cast<size_t>(threads_)]),
       barrier_(1 + *std::max_element(complexes_.begin(), complexes_.end())),
       roster_(ranks_),
-      crews_(static_cast<size_t>(threads_)),
+      rank_threads_(static_cast<size_t>(threads_)),
       lost_(static_cast<size_t>(threads_)),
       arrivals_(1 + static_cast<size_t>(*std::max_element(complexes_.begin(), complexes_.end()))) {
-  form_crews();
+  find_rank_threads();
   for (int t = 0; t < threads_; t++) {
     slots_[static_cast<size_t>(t)].complex = complexes_[static_cast<size_t>(t)];
   }
@@ -244,7 +128,7 @@ Team::Team(int threads, CpuSets cpus, bool passive_waits, const std::vector<int>
 
 void Team::configure_waits() {
   roster_.call_all();
-  form_crews();
+  find_rank_threads();
   expect_members();
   const bool shared =
       cpus_.empty() ? static_cast<size_t>(threads_) > allowed_cpus().size() : share_cpus(cpus_);
@@ -337,7 +221,7 @@ void Team::lead(const std::function<void()>& main) noexcept {
 
 void Team::work(int thread) noexcept {
   Slot& slot = slots_[static_cast<size_t>(thread)];
-  // Not read from epoch_: the first job may be dispatched before this thread gets here.
+  // Not read from epoch_: the first call may begin before this thread gets here.
   uint64_t seen = first_epoch_;
   while (true) {
     const uint64_t call = recall_.load();
@@ -353,21 +237,21 @@ void Team::work(int thread) noexcept {
     // Either this thread takes part only from a later epoch on, or it is late for an epoch that ran
     // without it.
     if (seen < slot.joins.load(std::memory_order_acquire)) continue;
-    run_job(slot, job_threads_);
+    run_call(slot, call_threads_);
     barrier_.arrive(slot.complex);
   }
 }
 
-void Team::run_job(Slot& slot, int threads) noexcept {
+void Team::run_call(Slot& slot, int threads) noexcept {
   const int64_t wall = now_ns(), cpu = thread_cpu_ns(), asleep = slot.in_step.asleep_ns;
   const PlainFloats plain;
-  job_.call(job_.context, slot.member, threads);
+  call_.function(call_.context, slot.member, threads);
   const int64_t idle = (now_ns() - wall) - (thread_cpu_ns() - cpu);
   slot.lost_ns.store(idle - (slot.in_step.asleep_ns - asleep), std::memory_order_relaxed);
   slot.cpu.store(current_cpu(), std::memory_order_relaxed);
 }
 
-void Team::dispatch_job(Job job) {
+void Team::make_call(Call call) {
   if (threads_ > 1) {
     if (!running_.load(std::memory_order_relaxed)) {
       fail_system("a team of ", threads_, " threads works only inside Team.run");
@@ -379,13 +263,13 @@ void Team::dispatch_job(Job job) {
   }
   Slot& slot = slots_[0];
   const int64_t start = now_ns(), waited = slot.in_step.waited_ns;
-  job_ = job;
-  job_threads_ = members();
-  if (job_threads_ > 1) epoch_.advance();
-  run_job(slot, job_threads_);
-  if (job_threads_ > 1) barrier_.wait(slot.complex, slot.in_step, [] {});
-  job_wall_ns_ = now_ns() - start;
-  job_waited_ns_ = slot.in_step.waited_ns - waited;
+  call_ = call;
+  call_threads_ = members();
+  if (call_threads_ > 1) epoch_.advance();
+  run_call(slot, call_threads_);
+  if (call_threads_ > 1) barrier_.wait(slot.complex, slot.in_step, [] {});
+  call_wall_ns_ = now_ns() - start;
+  call_waited_ns_ = slot.in_step.waited_ns - waited;
 }
 
 void Team::adapt() noexcept {
@@ -393,7 +277,7 @@ void Team::adapt() noexcept {
     const auto i = static_cast<size_t>(t);
     lost_[i] = slots_[i].lost_ns.load(std::memory_order_relaxed);
   }
-  if (roster_.update(now_ns(), job_wall_ns_, job_waited_ns_, lost_)) change_members();
+  if (roster_.update(now_ns(), call_wall_ns_, call_waited_ns_, lost_)) change_members();
 }
 
 void Team::call_all() noexcept {
@@ -415,7 +299,7 @@ void Team::change_members() noexcept {
       slot.joins.store(next, std::memory_order_release);
     }
   }
-  form_crews();
+  find_rank_threads();
   expect_members();
   recall_.advance();
 }
@@ -428,7 +312,7 @@ void Team::expect_members() noexcept {
   barrier_.expect(arrivals_);
 }
 
-void Team::form_crews() noexcept {
+void Team::find_rank_threads() noexcept {
   const std::vector<int>& members = roster_.members();
   const int count = static_cast<int>(members.size());
   for (int first = 0, end = 0; first < count; first = end) {
@@ -436,7 +320,7 @@ void Team::form_crews() noexcept {
     const int64_t last = ranks_.threads_of(rank).end;
     while (end < count && members[static_cast<size_t>(end)] < last) end++;
     for (int m = first; m < end; m++) {
-      crews_[static_cast<size_t>(m)] = {rank, first, end - first};
+      rank_threads_[static_cast<size_t>(m)] = {rank, first, end - first};
     }
   }
 }
@@ -446,7 +330,7 @@ std::vector<int> Team::nodes_of_ranks() {
   if (cpus_.empty()) return out;
   call_all();
   std::vector<int> nodes(static_cast<size_t>(threads_));
-  dispatch([&](int thread, int) noexcept {
+  run_on_all([&](int thread, int) noexcept {
     nodes[static_cast<size_t>(thread)] = node_of(cpus_[static_cast<size_t>(thread)]);
   });
   for (int rank = 0; rank < ranks_.count(); rank++) {

@@ -11,12 +11,10 @@
 
 #include "parallel/barrier.h"
 #include "parallel/partition.h"
+#include "parallel/thread_cpus.h"
 #include "parallel/thread_roster.h"
 
 namespace cpuserve {
-
-// For each thread in thread order the CPUs on which it may run.
-using CpuSets = std::vector<std::vector<int>>;
 
 class Team {
  public:
@@ -32,7 +30,7 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   // Opens the parallel region. Thread 0, the caller, runs `main`. The other threads wait for
-  // dispatch() until `main` returns or throws; its exception is thrown again to the caller. All
+  // run_on_all() until `main` returns or throws; its exception is thrown again to the caller. All
   // threads are bound meanwhile. Throws std::runtime_error in a process that was forked after a
   // team had run: OpenMP would wait there for threads that exist only in the parent process.
   void run(const std::function<void()>& main);
@@ -41,14 +39,14 @@ class Team {
   // Members are numbered 0 .. threads - 1. Only thread 0 inside run() may call it, but a team of
   // one thread works anywhere. f must not throw. Throws std::runtime_error in a forked child.
   template <class F>
-  void dispatch(F&& f) {
-    const auto call = [](void* context, int thread, int threads) noexcept {
+  void run_on_all(F&& f) {
+    const auto function = [](void* context, int thread, int threads) noexcept {
       (*static_cast<std::remove_reference_t<F>*>(context))(thread, threads);
     };
-    dispatch_job({call, const_cast<void*>(static_cast<const void*>(&f))});
+    make_call({function, const_cast<void*>(static_cast<const void*>(&f))});
   }
 
-  // Inside a dispatched function: returns when every member has called it.
+  // Inside a call: returns when every member has called it.
   void barrier(int member) noexcept {
     barrier(member, [] {});
   }
@@ -60,61 +58,63 @@ class Team {
     barrier_.wait(slot.complex, slot.in_step, last);
   }
 
-  // Between two dispatches: adapt() takes threads that keep losing their core to other processes
-  // out of the next dispatches (thread_roster.h), based on the last dispatch. call_all() makes all
+  // Between two calls: adapt() takes threads that keep losing their core to other processes
+  // out of the next calls (thread_roster.h), based on the last one. call_all() makes all
   // threads take part again.
   void adapt() noexcept;
   void call_all() noexcept;
 
-  // Threads that take part in the next dispatch.
+  // Threads that take part in the next call.
   int members() const { return static_cast<int>(roster_.members().size()); }
   int threads() const { return threads_; }
   // The first CPU of thread 0; 0 if threads are not bound.
   int first_cpu() const { return cpus_.empty() ? 0 : cpus_.front().front(); }
   const Ranks& ranks() const { return ranks_; }
   const Speeds& speeds() const { return speeds_; }
-  // Inside a dispatched function: returns the members of the rank of `member`. There is always at
+  // Inside a call: returns the members of the rank of `member`. There is always at
   // least one.
-  Crew crew(int member) const noexcept { return crews_[static_cast<size_t>(member)]; }
-  // Inside a dispatched function: returns the items of [0, items) that belong to `member` when the
+  RankThreads rank_threads(int member) const noexcept {
+    return rank_threads_[static_cast<size_t>(member)];
+  }
+  // Inside a call: returns the items of [0, items) that belong to `member` when the
   // items are split over the ranks, and each rank's part over its members.
   Range share(int64_t items, int member) const noexcept {
-    const Crew c = crew(member);
+    const RankThreads c = rank_threads(member);
     const Range rank = ranks_.share(items, c.rank);
     const Range mine = split(rank.size(), member - c.first, c.size);
     return {rank.begin + mine.begin, rank.begin + mine.end};
   }
   // Returns for each rank the NUMA node that all its threads are bound to, or -1 if there is no
-  // such node. May be called where dispatch() may: on thread 0 inside run().
+  // such node. May be called where run_on_all() may: on thread 0 inside run().
   std::vector<int> nodes_of_ranks();
 
-  // Returns the CPU on which each thread finished its last job; -1 before its first job.
+  // Returns the CPU on which each thread finished its last call; -1 before its first one.
   std::vector<int> placement() const;
 
  private:
-  struct Job {
-    void (*call)(void* context, int thread, int threads) noexcept;
+  struct Call {
+    void (*function)(void* context, int thread, int threads) noexcept;
     void* context;
   };
   // Each thread has its own cache lines, so that a waiting thread does not slow down the others.
   struct alignas(64) Slot {
     WaitState in_step, between_steps;
-    int member = 0;   // this thread's number in the jobs it takes part in; published by epoch_
+    int member = 0;   // this thread's number in the calls it takes part in; published by epoch_
     int complex = 0;  // number of its core complex
     // The first epoch that this thread takes part in, or kNever while it does not take part. It is
     // read after the epoch (acquire) and written before the epoch is advanced, so a thread that is
     // several epochs late reads a correct value.
     std::atomic<uint64_t> joins{0};
-    // Of the last job: time when the thread was ready but did not run.
+    // Of the last call: time when the thread was ready but did not run.
     std::atomic<int64_t> lost_ns{0};
     std::atomic<int> cpu{-1};
   };
   static constexpr uint64_t kNever = ~uint64_t{0};
 
-  void dispatch_job(Job job);
-  void run_job(Slot& slot, int threads) noexcept;
+  void make_call(Call call);
+  void run_call(Slot& slot, int threads) noexcept;
   void change_members() noexcept;
-  void form_crews() noexcept;
+  void find_rank_threads() noexcept;
   void expect_members() noexcept;
   void lead(const std::function<void()>& main) noexcept;
   void work(int thread) noexcept;
@@ -133,17 +133,17 @@ class Team {
   const bool passive_waits_;
   std::unique_ptr<Slot[]> slots_;
   Barrier barrier_;
-  Signal epoch_;   // advanced once per job and once to stop; publishes job_ and members
+  Signal epoch_;   // advanced once per call and once to stop; publishes call_ and members
   Signal recall_;  // threads that do not take part wait for it; advanced when one takes part again
   uint64_t first_epoch_ = 0;  // epoch_ when run() began
-  Job job_{};
-  int job_threads_ = 1;
+  Call call_{};
+  int call_threads_ = 1;
   std::atomic<bool> stop_{false};
   ThreadRoster roster_;
-  std::vector<Crew> crews_;  // by member; published by epoch_
+  std::vector<RankThreads> rank_threads_;  // by member; published by epoch_
   std::vector<int64_t> lost_;
   std::vector<int> arrivals_;  // by core complex
-  int64_t job_wall_ns_ = 0, job_waited_ns_ = 0;
+  int64_t call_wall_ns_ = 0, call_waited_ns_ = 0;
   std::atomic<bool> running_{false};
   int process_ = 0;  // the process that opened the region; a forked child does not have its threads
   std::thread::id leader_;

@@ -42,7 +42,7 @@ constexpr int64_t kMergePartials = 128;
 // Splits of sequences with more than one token in the step share the memory that decode would need
 // for partial results, and at least 16 MB.
 constexpr int64_t kLeastPartialFloats = int64_t{4} << 20;
-constexpr int64_t kPartialHeader = 16;  // floats in front of o (table.h)
+constexpr int64_t kPartialHeader = 16;  // floats in front of o (table/attention.h)
 
 }  // namespace
 

@@ -12,25 +12,7 @@
 namespace cpuserve {
 namespace {
 
-// Of the op of a recurrent layer, as its function of Worker divides it; else less than others need.
-size_t recurrent_scratch(const Op& op) {
-  int64_t floats = 0;
-  size_t kernel = 0;
-  if (const auto* d = std::get_if<GatedDeltaOp>(&op)) {
-    const RecurrentShape s = d->shape();
-    const int64_t row = d->channels() + 2 * s.heads + s.heads * int64_t{s.value_width};
-    floats = kStateChunk * row + (d->taps - 1) * d->channels();
-    kernel = recurrent_scratch_bytes(s);
-  } else if (const auto* c = std::get_if<ShortConvOp>(&op)) {
-    floats = (c->taps - 1) * c->channels;
-  } else if (const auto* m = std::get_if<Mamba2Op>(&op)) {
-    floats = kStateChunk * 2 * int64_t{m->together};
-    kernel = recurrent_scratch_bytes(m->shape());
-  }
-  return static_cast<size_t>(floats) * sizeof(float) + kernel + 5 * 64;
-}
-
-size_t scratch_bytes(const Program& program, KvType type) {
+size_t most_scratch_bytes(const Program& program, KvType type) {
   size_t bytes = std::max(kLinearScratch, kAttentionScratch);
   for (const CacheLayer& s : program.kv_layers()) {  // AttentionArgs::values, after its scratch
     if (s.latent) bytes = std::max(bytes, kAttentionScratch + kv_chunk_bytes(type, s.hd_pad));
@@ -38,16 +20,14 @@ size_t scratch_bytes(const Program& program, KvType type) {
   for (const Value& v : program.values()) {  // norms and activations: a row of floats
     bytes = std::max(bytes, row_bytes(ActFormat::f32, v.width));
   }
-  for (const Op& op : program.ops()) bytes = std::max(bytes, recurrent_scratch(op));
+  for (const Op& op : program.ops()) {
+    bytes = std::max(bytes, std::visit([](const auto& o) { return scratch_bytes(o); }, op));
+  }
   for (const Matrix& m : program.matrices()) {  // the panel of EmbedOp
     if (m.gathered) bytes = std::max(bytes, m.panel_bytes);
   }
   const auto sampling = static_cast<size_t>(program.vocab()) * 8 + 65536;  // SampleArgs::scratch
   bytes = std::max(bytes, sampling);
-  for (const Op& op : program.ops()) {  // the ends of the experts' tasks, before a linear's scratch
-    const auto* l = std::get_if<ExpertLinearOp>(&op);
-    if (l) bytes = std::max(bytes, kLinearScratch + static_cast<size_t>(l->experts) * 8 + 64);
-  }
   return bytes;
 }
 
@@ -80,7 +60,7 @@ Executor::Executor(Team& team, const Program& program, int64_t num_blocks, KvTyp
       limits_(
           limits_of(program, num_blocks, num_slots, checked("max_top", max_top, 0), num_states)),
       tables_(num_slots, program.table_groups()),
-      waits_(find_waits(program)),
+      barriers_(plan_barriers(program)),
       queue_(team.threads()),
       slots_(static_cast<size_t>(program.max_tokens() * program.cache_groups())),
       state_slots_(program.states().empty() ? 0 : static_cast<size_t>(program.max_tokens())),
@@ -173,7 +153,7 @@ void Executor::plan_attention() {
 }
 
 void Executor::carve_work_memory() {
-  const auto scratch = static_cast<int64_t>(scratch_bytes(*program_, kv_.type()));
+  const auto scratch = static_cast<int64_t>(most_scratch_bytes(*program_, kv_.type()));
   for (const Op& op : program_->ops()) {
     const auto* l = std::get_if<LogitsOp>(&op);
     if (l) logit_input_ = values_[static_cast<size_t>(l->x)];
@@ -303,9 +283,10 @@ bool Executor::run_ops(int64_t first, int64_t last) {
   bool finished = true;
   int64_t end_phase = phase_;
   if (std::exchange(queue_threads_, team_->members()) != team_->members()) queue_.reset();
-  team_->dispatch([&](int thread, int threads) noexcept {
-    Worker w{
-        *this, thread, threads, team_->crew(thread), phase_, scratch_[static_cast<size_t>(thread)]};
+  team_->run_on_all([&](int thread, int threads) noexcept {
+    Worker w{*this,   thread,
+             threads, team_->rank_threads(thread),
+             phase_,  scratch_[static_cast<size_t>(thread)]};
     const bool walked = w.walk(first, last);
     if (thread > 0) return;
     finished = walked;
@@ -313,7 +294,7 @@ bool Executor::run_ops(int64_t first, int64_t last) {
   });
   phase_ = end_phase;
   // Workers stop claiming by themselves, even if the flag is set after thread 0 last read it. The
-  // dispatch has ended, so their loads are ordered before this one.
+  // call has ended, so their loads are ordered before this one.
   finished = finished && !cancelled_.load(std::memory_order_relaxed);
   if (!finished) cancelled_.store(false, std::memory_order_relaxed);
   return finished;

@@ -1,5 +1,5 @@
-// Runs forward steps of a program: one dispatch to the team per step; every worker walks
-// through all ops, with barriers where one needs the results of other threads (accesses.h). The
+// Runs forward steps of a program: one call of the team per step; every worker walks
+// through all ops, with barriers where one needs the results of other threads (barrier_plan.h). The
 // constructor sizes everything but the block tables, which grow before a step runs, and a step
 // allocates nothing.
 #pragma once
@@ -15,8 +15,8 @@
 #include "kernels/table.h"
 #include "parallel/partition.h"
 #include "parallel/team.h"
-#include "runtime/accesses.h"
 #include "runtime/attention_plan.h"
+#include "runtime/barrier_plan.h"
 #include "runtime/block_tables.h"
 #include "runtime/kv_cache.h"
 #include "runtime/program.h"
@@ -151,8 +151,7 @@ class Executor {
   std::map<std::string, int64_t> memory() const;  // bytes by use
 
  private:
-  struct Worker;
-  friend struct Worker;
+  friend struct Worker;  // what a step does with it (worker.h)
 
   static int64_t blocks_of(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
   static Routing make_routing(const Program& program);
@@ -191,7 +190,7 @@ class Executor {
   BlockTables tables_;
   std::vector<AttentionPlan> plans_;
   std::vector<int> plan_of_op_;  // by op, -1 where it is not attention
-  const Waits waits_;
+  const BarrierPlan barriers_;
 
   Buffer work_;  // per-thread scratch, logits, gathered rows, attention partials
   std::vector<uint8_t*> scratch_;
@@ -199,7 +198,7 @@ class Executor {
   Rows logit_input_{}, logits_{};
   float* partials_ = nullptr;
   WorkQueue queue_;
-  int queue_threads_ = 0;  // number that claimed in the last dispatch
+  int queue_threads_ = 0;  // number that claimed in the last call
   int64_t phase_ = 0;
 
   StepInput input_{};

@@ -151,11 +151,11 @@ void KvCache::commit_listed(Team& team) {
   constexpr size_t kPage = Buffer::kPage;
   const auto some = [](const std::vector<size_t>& pages) { return !pages.empty(); };
   if (std::none_of(pages_.begin(), pages_.end(), some)) return;
-  team.dispatch([&](int thread, int) noexcept {
-    const Crew crew = team.crew(thread);
-    const auto r = static_cast<size_t>(crew.rank);
-    for (auto i = static_cast<size_t>(thread - crew.first); i < pages_[r].size();
-         i += static_cast<size_t>(crew.size)) {
+  team.run_on_all([&](int thread, int) noexcept {
+    const RankThreads peers = team.rank_threads(thread);
+    const auto r = static_cast<size_t>(peers.rank);
+    for (auto i = static_cast<size_t>(thread - peers.first); i < pages_[r].size();
+         i += static_cast<size_t>(peers.size)) {
       arenas_[r].commit(pages_[r][i] * kPage, (pages_[r][i] + 1) * kPage);
     }
   });

@@ -31,12 +31,13 @@ double Executor::probe_bandwidth(double seconds) {
   check_argument(bytes > 0, "this program has no weights to read");
   team_->call_all();
   const double pass = time_passes(seconds, [&] {
-    team_->dispatch([&](int thread, int) noexcept {
+    team_->run_on_all([&](int thread, int) noexcept {
       uint64_t mine = 0;
       for (size_t i = 0; i < program_->matrices().size(); i++) {
         const Matrix& m = program_->matrices()[i];
         const Range p = m.panels_of(team_->share(m.units(), thread));
-        const PackedWeight& w = weights_.matrix(static_cast<Id>(i), team_->crew(thread).rank);
+        const PackedWeight& w =
+            weights_.matrix(static_cast<Id>(i), team_->rank_threads(thread).rank);
         mine += table_->probe_read(w.data + static_cast<size_t>(p.begin) * m.panel_bytes,
                                    static_cast<size_t>(p.size()) * m.panel_bytes);
         if (thread == 0) advances_.add();
@@ -56,7 +57,7 @@ double Executor::probe_dot(int kind, double seconds) {
   team_->call_all();
   std::vector<double> operations(static_cast<size_t>(team_->threads()));
   const double pass = time_passes(seconds, [&] {
-    team_->dispatch([&](int thread, int) noexcept {
+    team_->run_on_all([&](int thread, int) noexcept {
       operations[static_cast<size_t>(thread)] = table_->probe_dot[kind](kIterations);
     });
   });
@@ -69,7 +70,7 @@ double Executor::probe_barrier(int64_t rounds) {
   check_argument(rounds >= 1, "probe_barrier needs at least 1 round, not ", rounds);
   team_->call_all();
   const int64_t start = now_ns();
-  team_->dispatch([&](int thread, int) noexcept {
+  team_->run_on_all([&](int thread, int) noexcept {
     for (int64_t i = 0; i < rounds; i++) team_->barrier(thread);
   });
   return 1e-9 * static_cast<double>(now_ns() - start) / static_cast<double>(rounds);

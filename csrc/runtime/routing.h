@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kernels/table.h"
-#include "runtime/program.h"
+#include "runtime/operations/experts.h"
 
 namespace cpuserve {
 

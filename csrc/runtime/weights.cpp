@@ -174,7 +174,7 @@ void Weights::load_matrices(Team& team, Span<const MatrixSource> matrices,
     const Matrix& m = program_->matrices()[static_cast<size_t>(source.id)];
     check_argument(!m.gathered, "matrix ", m.name, " is gathered, and not packed");
   }
-  team.dispatch([&](int thread, int threads) {
+  team.run_on_all([&](int thread, int threads) {
     for (const Span<const uint8_t>& bytes : ahead) {
       const Range mine = split(bytes.size(), thread, threads);
       Buffer::will_need(bytes.data() + mine.begin, static_cast<size_t>(mine.size()));
@@ -205,7 +205,7 @@ void Weights::load_table(Id id, const SourceTensor& rows) {
 
 void Weights::pack_share(const Team& team, int thread, const MatrixSource& source) noexcept {
   const Matrix& m = program_->matrices()[static_cast<size_t>(source.id)];
-  const PackedWeight& packed = matrix(source.id, team.crew(thread).rank);
+  const PackedWeight& packed = matrix(source.id, team.rank_threads(thread).rank);
   const Range panels = m.panels_of(team.share(m.units(), thread));
   pack_panels(m, packed, source.parts, panels);
   add_digest(source.id, packed, panels);
@@ -219,7 +219,7 @@ void Weights::add_digest(Id id, const PackedWeight& packed, Range panels) noexce
     sum += digest(panel, packed.panel_bytes,
                   (static_cast<uint64_t>(id) << 32) + static_cast<uint64_t>(p));
   }
-  digest_.fetch_add(sum, std::memory_order_relaxed);  // read between dispatches
+  digest_.fetch_add(sum, std::memory_order_relaxed);  // read between calls
 }
 
 void Weights::read_packed(Team& team, int fd) {
@@ -230,9 +230,9 @@ void Weights::read_packed(Team& team, int fd) {
     offset = behind(offset, arena.size());
   }
   digest_.store(0, std::memory_order_relaxed);
-  std::atomic<int> failed{0};  // read after the dispatch
-  team.dispatch([&](int thread, int) {
-    const int rank = team.crew(thread).rank;
+  std::atomic<int> failed{0};  // read after the call
+  team.run_on_all([&](int thread, int) {
+    const int rank = team.rank_threads(thread).rank;
     const Buffer& arena = matrix_arenas_[static_cast<size_t>(rank)];
     for (size_t i = 0; i < program_->matrices().size(); i++) {
       const Matrix& m = program_->matrices()[i];

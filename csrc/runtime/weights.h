@@ -42,9 +42,9 @@ class Weights {
   // Throws std::runtime_error if there is no address space, or the file cannot be mapped.
   Weights(const Program& program, const Ranks& ranks, PackedFile file = {});
 
-  // Packs matrices on all threads of the team, in one dispatch. Each thread packs, and so first
-  // touches, the panels that it will read. Meanwhile the system reads the bytes of mapped files
-  // in `ahead`. Throws std::invalid_argument if tensors do not make up their matrix.
+  // Packs matrices on all threads of the team, in one call of the team. Each thread packs, and so
+  // first touches, the panels that it will read. Meanwhile the system reads the bytes of mapped
+  // files in `ahead`. Throws std::invalid_argument if tensors do not make up their matrix.
   void load_matrices(Team& team, Span<const MatrixSource> matrices,
                      Span<const Span<const uint8_t>> ahead = {});
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);

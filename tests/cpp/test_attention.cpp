@@ -87,7 +87,7 @@ uint8_t code_of(KvType type, float x) {
 // Scaled test values are multiples of this.
 float scale_of(int position) { return 1.0f / static_cast<float>(128 + 32 * (position % 3)); }
 
-// A paged cache in the layout of table.h; every slot starts as NaN.
+// A paged cache in the layout of table/attention.h; every slot starts as NaN.
 class Cache {
  public:
   Cache(const Case& c, int blocks) : c_(c) {

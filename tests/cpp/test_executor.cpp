@@ -71,15 +71,14 @@ struct Decoder {
     Program& p = program;
     const Id scores = p.add_value("scores", kExperts, ActFormat::f32);
     const Id routing = p.add_value("routing", 2 * kChosen, ActFormat::f32);
-    const Id spread = p.add_value("spread", kWidth, ActFormat::f32, kChosen);
+    const Id dispatched = p.add_value("dispatched", kWidth, ActFormat::f32, kChosen);
     const Id inner = p.add_value("inner", kHidden, ActFormat::f32, kChosen);
     const Id result = p.add_value("result", kWidth, ActFormat::f32, kChosen);
-    p.norm({x, h, vector("mixture norm", kWidth), kNone, 1e-5f, false});
-    p.linear({h, scores, matrix("router", kExperts, kWidth, {kExperts}), kNone, Activation::none,
-              false, 0},
-             false);
-    p.route({scores, routing, kExperts, kChosen, Score::softmax, true, 1.0f, kNone});
-    p.spread({h, routing, spread});
+    p.add(RmsNormOp{x, h, vector("mixture norm", kWidth), 1e-5f});
+    p.add(LinearOp{h, scores, matrix("router", kExperts, kWidth, {kExperts}), kNone,
+                   Activation::none, false, false, 0});
+    p.add(RouteOp{scores, routing, kExperts, kChosen, Score::softmax, true, 1.0f, kNone});
+    p.add(DispatchOp{h, routing, dispatched});
     std::vector<Id> in, out;
     for (int32_t e = 0; e < kExperts; e++) {
       in.push_back(matrix("expert up", 2 * kHidden, kWidth, {kHidden, kHidden}, true));
@@ -87,11 +86,11 @@ struct Decoder {
     for (int32_t e = 0; e < kExperts; e++) {
       out.push_back(matrix("expert down", kWidth, kHidden, {kWidth}));
     }
-    p.expert_linear({spread, routing, inner, kNone, kNone, 0, Activation::silu}, in, {}, true);
-    p.expert_linear({inner, routing, result, kNone, kNone, 0, Activation::none}, out, {}, false);
-    p.combine({result, routing, h, false});
-    p.scale({h, vector("factors", kWidth)});
-    p.add({h, x});
+    p.add(ExpertLinearOp{dispatched, routing, inner, in, {}, Activation::silu, true});
+    p.add(ExpertLinearOp{inner, routing, result, out, {}, Activation::none, false});
+    p.add(CombineOp{result, routing, h, false});
+    p.add(ScaleOp{h, vector("factors", kWidth)});
+    p.add(AddOp{h, x});
   }
 
   explicit Decoder(float scale = 1, float softcap = 0, const KernelTable& table = *kernels,
@@ -107,24 +106,21 @@ struct Decoder {
     const Id embed = matrix("embed", kVocab, kWidth, {kVocab});
     const Id norm = vector("norm", kWidth);
     const Id layer = p.add_kv_layer(1, kHeadDim);
-    p.embed(x, embed, 1);
-    p.norm({x, h, norm, kNone, 1e-5f, false});
+    p.add(EmbedOp{x, embed, 1});
+    p.add(RmsNormOp{x, h, norm, 1e-5f});
     const int64_t rows = (kHeads + 2) * kHeadDim;
-    p.linear({h, qkv, matrix("qkv", rows, kWidth, {kHeads * kHeadDim, kHeadDim, kHeadDim}), kNone,
-              Activation::none, false, 0},
-             false);
-    p.rope_store({qkv, q, layer, kHeads, 0, kNone, kNone, kNone, kNone, 1e-5f});
-    p.attention({q, a, layer, kHeads, 0, 0.25f, 0, kNone, kNone});
-    p.linear(
-        {a, x, matrix("o", kWidth, kHeads * kHeadDim, {kWidth}), kNone, Activation::none, true, 0},
-        false);
-    p.linear({x, g, matrix("up", 2 * kHidden, kWidth, {kHidden, kHidden}, true), kNone,
-              Activation::silu, false, 0},
-             true);
-    p.linear({g, x, matrix("down", kWidth, kHidden, {kWidth}), kNone, Activation::none, true, 0},
-             false);
+    p.add(LinearOp{h, qkv, matrix("qkv", rows, kWidth, {kHeads * kHeadDim, kHeadDim, kHeadDim}),
+                   kNone, Activation::none, false, false, 0});
+    p.add(RopeStoreOp{qkv, q, layer, kHeads, 0, kNone, kNone, kNone, kNone, 1e-5f});
+    p.add(AttentionOp{q, a, layer, kHeads, 0.25f, 0, 0, kNone, kNone});
+    p.add(LinearOp{a, x, matrix("o", kWidth, kHeads * kHeadDim, {kWidth}), kNone, Activation::none,
+                   false, true, 0});
+    p.add(LinearOp{x, g, matrix("up", 2 * kHidden, kWidth, {kHidden, kHidden}, true), kNone,
+                   Activation::silu, true, false, 0});
+    p.add(LinearOp{g, x, matrix("down", kWidth, kHidden, {kWidth}), kNone, Activation::none, false,
+                   true, 0});
     if (mixture) add_mixture(x, h);
-    p.logits({x, embed, kNone, scale, softcap});
+    p.add(LogitsOp{x, embed, kNone, scale, softcap});
   }
 
   void load(Executor& e) const {
@@ -309,7 +305,7 @@ TEST(threads_wait_only_where_one_needs_what_another_wrote) {
   // more between RoPE and attention, and one between norm and qkv.
   EXPECT(barriers_of(Decoder(), {}) == Counts(9, 10));
   // The mixture adds router, up and down to one token; a prompt has others before and after the
-  // router, after the choice, and after the rows are spread. Combine, scale and add need none.
+  // router, after the choice, and after the rows are dispatched. Combine, scale and add need none.
   EXPECT(barriers_of(Decoder(1, 0, *kernels, true), {}) == Counts(12, 17));
   // Where a slow core could be the one that all others wait for, nothing is done at barriers.
   EXPECT(barriers_of(Decoder(), {2, 1}) == Counts(10, 10));
@@ -317,15 +313,15 @@ TEST(threads_wait_only_where_one_needs_what_another_wrote) {
 
 TEST(an_operation_waits_for_others_unless_all_divide_the_same_rows) {
   const Decoder decoder(1, 0, *kernels, true);
-  const Waits waits = find_waits(decoder.program);
+  const BarrierPlan barriers = plan_barriers(decoder.program);
   std::string found;
-  for (size_t i = 0; i < waits.before.size(); i++) {
-    found += std::string(waits.before[i] ? "| " : "") + op_name(decoder.program.ops()[i]) + " ";
+  for (size_t i = 0; i < barriers.before.size(); i++) {
+    found += std::string(barriers.before[i] ? "| " : "") + op_name(decoder.program.ops()[i]) + " ";
   }
   EXPECT(
       found ==
       "embed rms_norm | linear | rope_store_kv | attention | linear | linear | linear | rms_norm "
-      "| linear | route spread | expert_linear | expert_linear | combine scale add | logits ");
+      "| linear | route dispatch | expert_linear | expert_linear | combine scale add | logits ");
 }
 
 TEST(ranks_never_change_a_bit) {
@@ -456,9 +452,9 @@ struct Sampling {
 
   Sampling() {
     const Id x = program.add_value("x", 16, ActFormat::f32);
-    program.embed(x, embed, 1);
+    program.add(EmbedOp{x, embed, 1});
     program.add_kv_layer(1, 16);
-    program.logits({x, embed, kNone, 3.0f, 0.0f});
+    program.add(LogitsOp{x, embed, kNone, 3.0f, 0.0f});
   }
   std::vector<Sampled> sample(int threads, const SlotRequest& request, int32_t drafts) const {
     std::vector<Sampled> out;

@@ -1,6 +1,6 @@
 // Linear kernels of every weight kind against a plain fp64 reference that reads the packed bytes by
-// an independent implementation of the layouts in kernels/table.h, and the numerics law bit for
-// bit.
+// an independent implementation of the layouts in kernels/table/weights.h, and the numerics law bit
+// for bit.
 #include <algorithm>
 
 #include "harness.h"
@@ -179,7 +179,7 @@ int code4(const View& w, const uint8_t* codes, int64_t i, int64_t c) {
   return in_line < w.side ? byte & 15 : byte >> 4;
 }
 
-// One group of a quantized column as table.h describes it: w = scale * q + least.
+// One group of a quantized column as table/weights.h describes it: w = scale * q + least.
 struct Group {
   double scale = 0, least = 0;
   int q[32] = {};
@@ -262,7 +262,7 @@ struct Inputs {
     return reinterpret_cast<const float*>(row(r) + groups() * group());
   }
 
-  // Writes a row by table.h's description of the format.
+  // Writes a row by the description in table/rows.h of the format.
   void set_row(int64_t r, const std::vector<float>& x) {
     std::memset(row(r), 0, stride);
     if (format == ActFormat::f32) {

@@ -1,4 +1,4 @@
-// Compares sample with an fp64 implementation of the text in table.h that sorts.
+// Compares sample with an fp64 implementation of the text in table/sampling.h that sorts.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -80,7 +80,7 @@ Answer run(const KernelTable& k, const std::vector<float>& logits, const SampleP
   return one;
 }
 
-// Steps 2 and 3 in table.h.
+// Steps 2 and 3 in table/sampling.h.
 std::vector<float> adjusted(std::vector<float> x, const SampleParams& p) {
   for (int i = 0; i < p.num_bias; i++) x[static_cast<size_t>(p.bias[i].id)] += p.bias[i].value;
   if (p.num_allowed >= 0) {

@@ -38,13 +38,13 @@ const int kTeamSizes[] = {1, 2, 3, 5};
 
 }  // namespace
 
-TEST(dispatch_runs_every_thread_once) {
+TEST(run_on_all_runs_every_thread_once) {
   for (int n : kTeamSizes) {
     Team team(n, {});
     team.run([&] {
       for (int round = 0; round < 50; round++) {
-        std::vector<int> calls(static_cast<size_t>(n));  // plain: dispatch() orders it
-        team.dispatch([&](int thread, int threads) noexcept {
+        std::vector<int> calls(static_cast<size_t>(n));  // plain: run_on_all() orders it
+        team.run_on_all([&](int thread, int threads) noexcept {
           calls[static_cast<size_t>(thread)] += threads;
         });
         for (int c : calls) EXPECT(c == n);
@@ -79,10 +79,10 @@ TEST(a_forked_child_is_refused_and_does_not_wait_for_threads_it_lacks) {
   Team team(2, {});
   const auto idle = [](int, int) noexcept {};
   team.run([&] {
-    team.dispatch(idle);
-    const std::string said = message_in_forked_child([&] { team.dispatch(idle); });
+    team.run_on_all(idle);
+    const std::string said = message_in_forked_child([&] { team.run_on_all(idle); });
     EXPECT(said.find("forked") != std::string::npos);
-    team.dispatch(idle);  // the team of the parent still works
+    team.run_on_all(idle);  // the team of the parent still works
   });
 }
 
@@ -100,7 +100,7 @@ TEST(writes_before_a_barrier_are_seen_behind_it) {
     std::atomic<int> wrong{0};
     team.run([&] {
       std::vector<int64_t> cells(static_cast<size_t>(n) * 8);
-      team.dispatch([&](int thread, int threads) noexcept {
+      team.run_on_all([&](int thread, int threads) noexcept {
         const size_t mine = static_cast<size_t>(thread) * 8;
         const size_t next = static_cast<size_t>((thread + 1) % threads) * 8;
         for (int64_t i = 1; i <= 400; i++) {
@@ -124,7 +124,7 @@ TEST(writes_before_a_barrier_of_core_complexes_are_seen_behind_it) {
     team.run([&] {
       std::vector<int64_t> cells(static_cast<size_t>(n) * 8);
       for (int job = 0; job < 3; job++) {
-        team.dispatch([&](int thread, int threads) noexcept {
+        team.run_on_all([&](int thread, int threads) noexcept {
           for (int64_t i = 1; i <= 100; i++) {
             cells[static_cast<size_t>(thread) * 8] = i;
             team.barrier(thread);
@@ -148,7 +148,7 @@ void wait_for_a_late_thread(bool passive_waits) {
   Team team(2, {}, passive_waits);
   team.run([&] {
     int value = 0;  // plain: the barrier orders it
-    team.dispatch([&](int thread, int) noexcept {
+    team.run_on_all([&](int thread, int) noexcept {
       if (thread == 1) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));  // longer than any thread spins
         value = 7;
@@ -158,7 +158,7 @@ void wait_for_a_late_thread(bool passive_waits) {
     });
     EXPECT(value == 8);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // workers sleep meanwhile
-    team.dispatch([&](int thread, int) noexcept {
+    team.run_on_all([&](int thread, int) noexcept {
       if (thread == 1) value++;
     });
     EXPECT(value == 9);
@@ -173,7 +173,7 @@ TEST(threads_take_no_signals_but_their_own_faults) {
   Team team(3, {});
   std::atomic<int> deaf{0}, told{0};
   team.run([&] {
-    team.dispatch([&](int thread, int) noexcept {
+    team.run_on_all([&](int thread, int) noexcept {
       sigset_t blocked;
       pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
       deaf += thread > 0 && sigismember(&blocked, SIGINT) && sigismember(&blocked, SIGTERM);
@@ -192,7 +192,7 @@ TEST(jobs_keep_denormals_whatever_the_caller_does) {
     team.run([&] {
       flush_denormals(true);
       EXPECT(least * 0.5f == 0.0f);
-      team.dispatch([&](int, int) noexcept { kept += least * 0.5f != 0.0f; });
+      team.run_on_all([&](int, int) noexcept { kept += least * 0.5f != 0.0f; });
       EXPECT(least * 0.5f == 0.0f);  // the mode of the caller is restored
       flush_denormals(false);
     });
@@ -214,23 +214,23 @@ TEST(an_exception_of_main_leaves_the_region) {
 TEST(a_team_of_one_works_outside_run) {
   Team team(1, {});
   int calls = 0;
-  team.dispatch([&](int thread, int threads) noexcept { calls += threads + thread; });
+  team.run_on_all([&](int thread, int threads) noexcept { calls += threads + thread; });
   team.barrier(0);
   EXPECT(calls == 1);
 }
 
-TEST(a_larger_team_refuses_dispatch_outside_run) {
+TEST(a_larger_team_refuses_calls_outside_run) {
   Team team(2, {});
-  EXPECT_THROWS(std::runtime_error, "inside Team.run", team.dispatch([](int, int) noexcept {}));
+  EXPECT_THROWS(std::runtime_error, "inside Team.run", team.run_on_all([](int, int) noexcept {}));
 }
 
-TEST(dispatch_from_another_thread_is_refused) {
+TEST(a_call_from_another_thread_is_refused) {
   Team team(2, {});
   std::string message;
   team.run([&] {
     std::thread other([&] {
-      message =
-          testing::message_of<std::runtime_error>([&] { team.dispatch([](int, int) noexcept {}); });
+      message = testing::message_of<std::runtime_error>(
+          [&] { team.run_on_all([](int, int) noexcept {}); });
     });
     other.join();
   });
@@ -261,7 +261,7 @@ TEST(threads_are_pinned_inside_run_and_freed_behind_it) {
   while (!CPU_ISSET(cpu, &before)) cpu++;
   Team team(2, CpuSets{{cpu}, {cpu}});
   team.run([&] {
-    team.dispatch([](int, int) noexcept {});
+    team.run_on_all([](int, int) noexcept {});
     EXPECT((team.placement() == std::vector<int>{cpu, cpu}));
   });
   sched_getaffinity(0, sizeof after, &after);
@@ -278,7 +278,7 @@ TEST(threads_that_share_a_list_of_cpus_are_bound_to_all_of_them) {
   Team team(3, CpuSets{all, all, {all.front()}}, false, {2, 1});
   team.run([&] {
     std::vector<int> counts(3), first(3);
-    team.dispatch([&](int thread, int) noexcept {
+    team.run_on_all([&](int thread, int) noexcept {
       cpu_set_t mine;
       sched_getaffinity(0, sizeof mine, &mine);
       counts[static_cast<size_t>(thread)] = CPU_COUNT(&mine);
@@ -296,7 +296,7 @@ TEST(threads_that_share_a_list_of_cpus_are_bound_to_all_of_them) {
 TEST(an_idle_team_uses_no_cpu) {
   Team team(3, {});
   team.run([&] {
-    team.dispatch([](int, int) noexcept {});
+    team.run_on_all([](int, int) noexcept {});
     const double before = process_cpu_seconds();
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     // Bounded waiting costs at most 400 us a worker before it sleeps.
@@ -368,7 +368,7 @@ void claim_while_members_come_and_go(const std::vector<int>& complexes) {
       std::atomic<int> members{0};
       queue.reset();
       int64_t last = 0;
-      team.dispatch([&](int thread, int threads) noexcept {
+      team.run_on_all([&](int thread, int threads) noexcept {
         members++;
         for (int64_t p = phase; p < phase + 20; p++) {
           queue.enter(thread, p);
@@ -459,7 +459,7 @@ TEST(ranks_share_everything_once_and_in_proportion) {
   EXPECT(Ranks(std::vector<int>{1, 1}).owner_of_middle(4, 8) == 1);
 }
 
-TEST(crews_claim_what_their_rank_has_whoever_sits_out) {
+TEST(threads_claim_what_their_rank_has_whoever_sits_out) {
   // Five threads compete for the cores, in ranks of 2, 1 and 2.
   Team team(5, {}, false, {2, 1, 2});
   WorkQueue queue(5);
@@ -470,18 +470,18 @@ TEST(crews_claim_what_their_rank_has_whoever_sits_out) {
       std::vector<std::atomic<int>> by_rank(3);
       std::atomic<int> strangers{0};
       queue.reset();
-      team.dispatch([&](int thread, int threads) noexcept {
-        const Crew crew = team.crew(thread);
-        if (thread < crew.first || thread >= crew.first + crew.size || crew.size > threads) {
+      team.run_on_all([&](int thread, int threads) noexcept {
+        const RankThreads peers = team.rank_threads(thread);
+        if (thread < peers.first || thread >= peers.first + peers.size || peers.size > threads) {
           strangers++;
         }
-        const Range own = team.ranks().share(50, crew.rank);
+        const Range own = team.ranks().share(50, peers.rank);
         for (int64_t p = phase; p < phase + 20; p++) {
           queue.enter(thread, p);
-          queue.drain(thread, crew, p, own.size(), 3, [&](int64_t from, int64_t to) {
+          queue.drain(thread, peers, p, own.size(), 3, [&](int64_t from, int64_t to) {
             const int64_t until = now_ns() + 20'000;
             while (now_ns() < until) cpu_relax();
-            by_rank[static_cast<size_t>(crew.rank)].fetch_add(static_cast<int>(to - from));
+            by_rank[static_cast<size_t>(peers.rank)].fetch_add(static_cast<int>(to - from));
           });
           team.barrier(thread);
         }
@@ -511,7 +511,7 @@ TEST(shares_of_members_cover_everything_once) {
   Team team(5, {}, false, {3, 2});
   team.run([&] {
     std::vector<std::atomic<int>> times(17);
-    team.dispatch([&](int thread, int) noexcept {
+    team.run_on_all([&](int thread, int) noexcept {
       const Range mine = team.share(17, thread);
       for (int64_t i = mine.begin; i < mine.end; i++) times[static_cast<size_t>(i)]++;
     });
@@ -527,7 +527,7 @@ TEST(every_item_is_claimed_once_in_every_phase) {
     constexpr int64_t kPhases = 60, kItems = 37;
     std::vector<std::atomic<int>> claims(kPhases * kItems);
     team.run([&] {
-      team.dispatch([&](int thread, int) noexcept {
+      team.run_on_all([&](int thread, int) noexcept {
         queue.enter(thread, 0);
         for (int64_t phase = 0; phase < kPhases; phase++) {
           const int64_t items = phase % 4 == 3 ? 0 : kItems - phase % 5;
@@ -568,7 +568,7 @@ TEST(a_thread_that_does_not_come_is_helped_out) {
   WorkQueue queue(2);
   std::atomic<int> done{0};
   team.run([&] {
-    team.dispatch([&](int thread, int) noexcept {
+    team.run_on_all([&](int thread, int) noexcept {
       queue.enter(thread, 0);
       if (thread == 1) {  // claims nothing until all items are done
         while (done.load() < 100) std::this_thread::yield();

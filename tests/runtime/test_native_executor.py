@@ -640,7 +640,7 @@ class WithAdapters(Native):
             self.at = p.value("at", s.width, "f32"), p.value("low", 8, "f32")
             self.out = p.value("out", s.q_width + 2 * s.kv_width, "f32")
         rows, low = self.at
-        p.spread(h, self.routing, rows)
+        p.dispatch(h, self.routing, rows)
         for side, x, to in (("a", rows, low), ("b", low, self.out)):
             matrices = [self._matrix(f"{i}.{side}{number}") for number in range(2)]
             p.expert_linear(x, self.routing, to, matrices, [], "none", False)
@@ -1016,7 +1016,7 @@ def test_a_conversion_brings_columns_into_the_order_of_each_expert():
     p.convert(x, one, vectors[0])
     p.linear(x, router, 1, -1, "none", False, False, 0)
     p.route(router, routing, experts, 2, "softmax", False, 1.0, -1)
-    p.spread(x, routing, routed)
+    p.dispatch(x, routing, routed)
     p.convert(routed, each, vectors[1], routing)
     p.logits(x, 0, -1, 1.0, 0.0)
     e = _C.Executor(_C.Team(1), p, 4, "f32", 1)

@@ -1,4 +1,4 @@
-"""The numpy sampler, compared with a reference that follows csrc/kernels/table.h."""
+"""The numpy sampler, compared with a reference that follows csrc/kernels/table/sampling.h."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cpuserve.program.interpret import Interpreter
     from cpuserve.program.lower import Lowering
 
-MOST_PARTS = 8  # of a row that MixParts mixes: csrc/runtime/program.h has their coefficients
+MOST_PARTS = 8  # of a row that MixParts mixes: csrc/runtime/operations/columns.h
 
 
 class Gate(Op, frozen=True):

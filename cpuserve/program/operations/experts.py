@@ -46,7 +46,7 @@ class RouteAdapters(Op, frozen=True):
         return torch.stack([adapters.float(), scales], dim=1)
 
 
-class Spread(Op, frozen=True):
+class Dispatch(Op, frozen=True):
     """Copy every row of x to each of its experts: out [T * chosen, width], the routed rows.
 
     Routed rows are sorted by expert, then token. routing: the output of Route or RouteAdapters.
@@ -62,7 +62,7 @@ class Spread(Op, frozen=True):
 
     def lower(self, to: Lowering) -> None:
         x = to.stored_as(self.x, to.formats[self.out])
-        to.emit(lambda: to.native.spread(x, to.value(self.routing), to.value(self.out)))
+        to.emit(lambda: to.native.dispatch(x, to.value(self.routing), to.value(self.out)))
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
         """Of x, the format of the routed rows."""
@@ -223,7 +223,7 @@ class ExpertsBuilder(BaseBuilder):
             a.append(tuple(self._need(name_a(m, i), (ranks[0], width), "matrix") for m in modules))
             b.append((self._need(name_b(modules, i), (total, sum(ranks)), "matrix"),))
         rows = self._value(f"{label} adapted rows", width)
-        self._ops.append(Spread(x, routing, rows, width, 1))
+        self._ops.append(Dispatch(x, routing, rows, width, 1))
         low = self._value(f"{label} low rank", sum(ranks))
         self._ops.append(ExpertLinear(rows, routing, low, tuple(a), ranks, width, 1))
         out = self._value(f"{label} adapters", total)

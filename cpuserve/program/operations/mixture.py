@@ -9,7 +9,7 @@ import msgspec
 
 from cpuserve.errors import ModelError
 from cpuserve.program.operations.dense import DenseBuilder
-from cpuserve.program.operations.experts import Combine, Spread
+from cpuserve.program.operations.experts import Combine, Dispatch
 from cpuserve.program.ops import Op, Score, Then, ValueId
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class MixtureBuilder(DenseBuilder):
         weights = (score, renormalize, scale, bias)
         self._ops.append(Route(logits, routing, count, chosen, *weights, groups, factors))
         rows = self._value(f"{router} rows", width, chosen)
-        self._ops.append(Spread(h, routing, rows, width, chosen))
+        self._ops.append(Dispatch(h, routing, rows, width, chosen))
         gate_up, down = [names[:2] for names in experts], [names[2:] for names in experts]
         hidden = self._value(f"{router} hidden", features, chosen)
         self._expert_linear(rows, routing, hidden, gate_up, features, then, biased)

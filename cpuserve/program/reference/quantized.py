@@ -1,4 +1,4 @@
-"""Products with quantized matrices in torch, rounded where the kernels round (table.h)."""
+"""Products with quantized matrices in torch, rounded where the kernels round (table/weights.h)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def multiply_grouped(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
-    """The quantized product of table.h for kinds with groups, summed in ascending order of groups.
+    """The quantized product of kinds with groups (table/weights.h), in ascending order of groups.
 
     Inputs have a scale per `group`. Sums of int8 x code products stay below 2^24, so they are exact
     in fp32. A fused multiply-add is emulated as an fp64 product and sum, rounded once to fp32.
@@ -91,7 +91,7 @@ def multiply_grouped(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
 
 
 def multiply_channel(x: Tensor, weight: QuantMatrix, group: int) -> Tensor:
-    """The product of kinds w8_channel (group 0: whole rows) and w8_channel_g128 of table.h."""
+    """The product of w8_channel (group 0: whole rows) and w8_channel_g128 (table/weights.h)."""
     q, x_scale, _ = quantize_rows(x, group or x.shape[1])
     codes = centered(weight, group or x.shape[1])
     if not group:

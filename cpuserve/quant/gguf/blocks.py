@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cpuserve.program.row_formats import CONVERTED_KIND
+from cpuserve.program.weight_kinds import SourceType, WeightKind
 from cpuserve.quant import dense
-from cpuserve.quant.base import BuiltTensor, QuantTensor, SourceType, WeightKind, Weights
+from cpuserve.quant.base import BuiltTensor, QuantTensor, Weights
 from cpuserve.quant.codes import Codes
 from cpuserve.quant.gguf.converted import CONVERTED, converted
 from cpuserve.quant.gguf.nvfp4 import NVFP4, Factors, nvfp4_matrix

@@ -20,7 +20,8 @@ from cpuserve.quant.base import BuiltTensor
 from cpuserve.quant.rows import join_bits
 
 if TYPE_CHECKING:
-    from cpuserve.quant.base import QuantTensor, SourceType
+    from cpuserve.program.weight_kinds import SourceType
+    from cpuserve.quant.base import QuantTensor
 
 Bytes = npt.NDArray[np.uint8]
 

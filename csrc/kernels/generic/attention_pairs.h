@@ -3,7 +3,7 @@
 // of its vectors are interleaved into two operands; these serve all pairs of rows of a tile. The
 // second row of the last pair does not exist if R is odd: its products are not stored.
 #pragma once
-#include "kernels/generic/attention_tile.h"
+#include "kernels/generic/attention_strips.h"
 #include "kernels/vec/mmla.h"
 
 namespace CPUSERVE_NS {

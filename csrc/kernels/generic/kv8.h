@@ -1,7 +1,7 @@
 // 8-bit keys and values: each token and head has codes and one fp32 scale, such that the largest
 // magnitude becomes the largest code. Every code is exact in bf16.
 #pragma once
-#include "kernels/generic/attention_tile.h"
+#include "kernels/generic/attention_kv.h"
 #include "kernels/generic/math.h"
 
 namespace CPUSERVE_NS {

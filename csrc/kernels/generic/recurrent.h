@@ -1,4 +1,4 @@
-// Gated delta nets and Mamba2: kernels/table.h has the formulas.
+// Gated delta nets and Mamba2: kernels/table/recurrent.h has the formulas.
 //
 // Lanes are columns of the state, so S^T k and S^T q are chains in ascending order of the key's
 // elements, as in a linear. A column of u and of the result needs that column of the state only.

@@ -1,7 +1,7 @@
 // For each token: normalizes and rotates q and k, writes q to its own rows, and stores k and v, or
 // the compressed row that is both, in their KV slot.
 #pragma once
-#include "kernels/generic/attention_tile.h"
+#include "kernels/generic/attention_kv.h"
 #include "kernels/generic/hadamard.h"
 #include "kernels/generic/kv8.h"
 #include "kernels/generic/norm.h"

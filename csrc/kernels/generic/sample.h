@@ -1,4 +1,4 @@
-// Samples from or scores one row of logits. table.h describes the steps.
+// Samples from or scores one row of logits. table/sampling.h describes the steps.
 #pragma once
 #include <float.h>
 
@@ -153,7 +153,7 @@ static inline void apply_mask(float* logits, int n, const int32_t* mask) {
   }
 }
 
-// Steps 2 and 3 in table.h.
+// Steps 2 and 3 in table/sampling.h.
 static inline void adjust_logits(const SampleParams& p, const int32_t* mask, float* logits, int n) {
   for (int i = 0; i < p.num_bias; i++) logits[p.bias[i].id] += p.bias[i].value;
   if (p.num_allowed >= 0) keep_allowed(logits, n, p.allowed, p.num_allowed);

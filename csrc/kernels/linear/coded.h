@@ -11,6 +11,7 @@
 //   scale(group, column)   the scales of columns [column, column + kLanes)
 //   widen(group, n, to)    writes n / 2 lines of 32 bf16; kFetch: and prefetches from `ahead`
 //   pack_column(row, g, n, column, group)   packs group g of a source row
+//   read(row, k0, n, to)   elements [k0, k0 + n) of a source row as fp32
 #pragma once
 #include "kernels/linear/dense.h"
 #include "kernels/linear/driver.h"
@@ -45,6 +46,9 @@ struct F8Codes {
       for (int v = 0; v < 2 * kVecs; v++, q += 2 * kLanes, to += 2 * kLanes) widen_e4m3(q, to);
     }
   }
+  static void read(const void* row, int64_t k0, int n, float* out) {
+    read_e4m3(static_cast<const BlockE4m3*>(row), k0, n, out);
+  }
   static void pack_column(const uint8_t* row, int64_t g, int64_t n, int column, uint8_t* group) {
     const auto* block = row ? reinterpret_cast<const BlockE4m3*>(row) + g : nullptr;
     const float scale = row ? block->scale * kWidened : 0.0f;
@@ -74,6 +78,9 @@ struct TableCodes64 {
         store_pairs(to, lookup_pairs(entries, q));
       }
     }
+  }
+  static void read(const void* row, int64_t k0, int n, float* out) {
+    read_table<Table>(static_cast<const Block4*>(row), k0, n, out);
   }
   static void pack_column(const uint8_t* row, int64_t g, int64_t n, int column, uint8_t* group) {
     const auto* block = row ? reinterpret_cast<const Block4*>(row) + g : nullptr;
@@ -113,6 +120,9 @@ struct Nvfp4Codes {
         }
       }
     }
+  }
+  static void read(const void* row, int64_t k0, int n, float* out) {
+    read_nvfp4(static_cast<const uint8_t*>(row), k0, n, out);
   }
   static void pack_column(const uint8_t* row, int64_t g, int64_t n, int column, uint8_t* group) {
     const float scale = row ? read_as<float>(row) * kWidened : 0.0f;

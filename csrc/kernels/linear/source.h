@@ -173,7 +173,7 @@ struct ZeroBlock {
   }
 };
 
-// Those of them that are packed into planes of bits (kernels/linear/planes.h).
+// Those of them that are packed into planes of bits (kernels/linear/plane_layout.h).
 template <int kBits, int kWeights>
 struct ZeroBits {
   using Source = ZeroBlock<kBits, kWeights>;
@@ -217,12 +217,11 @@ inline void read_nvfp4(const uint8_t* row, int64_t k0, int n, float* out) {
   }
 }
 
-// Elements [k0, k0 + n) of a row as fp32; k0 and, for GGUF sources, n are multiples of 32.
-inline void read_floats(const void* row, SourceType type, int64_t k0, int n, float* out) {
-  if (!row) {
-    memset(out, 0, static_cast<size_t>(n) * sizeof(float));
-    return;
-  }
+// A row of one of the sources that several kinds may be packed from (read_floats).
+inline void read_shared(const void* row, SourceType type, int64_t k0, int n, float* out) {
+  const auto blocks = [&](auto* of_row, auto read) {
+    for (int i = 0; i < n; i += 32) read(of_row[(k0 + i) / 32], out + i);
+  };
   switch (type) {
     case SourceType::f32:
       memcpy(out, static_cast<const float*>(row) + k0, sizeof(float) * static_cast<size_t>(n));
@@ -232,75 +231,23 @@ inline void read_floats(const void* row, SourceType type, int64_t k0, int n, flo
     case SourceType::bf16:
       return read_bf16(static_cast<const uint16_t*>(row) + k0, n, out);
     case SourceType::gguf_q8_0:
-      for (int i = 0; i < n; i += 32)
-        read_q8_0(static_cast<const BlockQ8_0*>(row)[(k0 + i) / 32], out + i);
-      return;
+      return blocks(static_cast<const BlockQ8_0*>(row), read_q8_0);
     case SourceType::gguf_q4_0:
-      for (int i = 0; i < n; i += 32)
-        read_q4_0(static_cast<const BlockQ4_0*>(row)[(k0 + i) / 32], out + i);
-      return;
+      return blocks(static_cast<const BlockQ4_0*>(row), read_q4_0);
     case SourceType::gguf_q4_1:
-      for (int i = 0; i < n; i += 32)
-        read_q4_1(static_cast<const BlockQ4_1*>(row)[(k0 + i) / 32], out + i);
-      return;
+      return blocks(static_cast<const BlockQ4_1*>(row), read_q4_1);
     case SourceType::s8_channel:
       return read_s8_channel(row, k0, n, out);
     case SourceType::u4m_g128:
       return read_u4m(static_cast<const BlockU4*>(row), k0, n, out);
-    case SourceType::gguf_q4_k:
-      return read_blocks<GgufQ4K>(row, k0, n, out);
-    case SourceType::gguf_q5_k:
-      return read_blocks<GgufQ5K>(row, k0, n, out);
-    case SourceType::gguf_q6_k:
-      return read_blocks<GgufQ6K>(row, k0, n, out);
-    case SourceType::gguf_q2_k:
-      return read_blocks<GgufQ2K>(row, k0, n, out);
-    case SourceType::gguf_q3_k:
-      return read_blocks<GgufQ3K>(row, k0, n, out);
-    case SourceType::gguf_q5_0:
-      return read_blocks<GgufQ5<false>>(row, k0, n, out);
-    case SourceType::gguf_q5_1:
-      return read_blocks<GgufQ5<true>>(row, k0, n, out);
-    case SourceType::gguf_iq4_nl:
-      return read_blocks<GgufIq4Nl>(row, k0, n, out);
-    case SourceType::gguf_iq4_xs:
-      return read_blocks<GgufIq4Xs>(row, k0, n, out);
-    case SourceType::gguf_mxfp4:
-      return read_blocks<GgufMxfp4>(row, k0, n, out);
-    case SourceType::e4m3_g128:
-      return read_e4m3(static_cast<const BlockE4m3*>(row), k0, n, out);
-    case SourceType::nf4_g64:
-      return read_table<Nf4Table>(static_cast<const Block4*>(row), k0, n, out);
-    case SourceType::fp4_g64:
-      return read_table<Fp4Table>(static_cast<const Block4*>(row), k0, n, out);
-    case SourceType::nvfp4:
-      return read_nvfp4(static_cast<const uint8_t*>(row), k0, n, out);
-    case SourceType::u8z_g32:
-      return ZeroBlock<8, 32>::read(row, k0, n, out);
-    case SourceType::u8z_g128:
-      return ZeroBlock<8, 128>::read(row, k0, n, out);
-    case SourceType::u4z_g32:
-      return ZeroBlock<4, 32>::read(row, k0, n, out);
-    case SourceType::u4z_g64:
-      return ZeroBlock<4, 64>::read(row, k0, n, out);
-    case SourceType::u2z_g32:
-      return ZeroBlock<2, 32>::read(row, k0, n, out);
-    case SourceType::u2z_g64:
-      return ZeroBlock<2, 64>::read(row, k0, n, out);
-    case SourceType::u2z_g128:
-      return ZeroBlock<2, 128>::read(row, k0, n, out);
-    case SourceType::u2z_g256:
-      return ZeroBlock<2, 256>::read(row, k0, n, out);
-    case SourceType::u3z_g32:
-      return ZeroBlock<3, 32>::read(row, k0, n, out);
-    case SourceType::u3z_g64:
-      return ZeroBlock<3, 64>::read(row, k0, n, out);
-    case SourceType::u3z_g128:
-      return ZeroBlock<3, 128>::read(row, k0, n, out);
-    case SourceType::u3z_g256:
-      return ZeroBlock<3, 256>::read(row, k0, n, out);
+    default:
+      return;  // sources of one kind
   }
 }
+
+// Elements [k0, k0 + n) of a row as fp32; k0 and, for GGUF sources, n are multiples of 32. Zeros
+// where row is null. linear/kinds.h defines it, after all kinds.
+inline void read_floats(const void* row, SourceType type, int64_t k0, int n, float* out);
 
 // The same for a group that may extend beyond k: elements beyond k are zeros.
 inline void read_group(const void* row, SourceType type, int64_t k0, int64_t k, float* out,

@@ -2,7 +2,7 @@
 //
 // A product adds A [rows][64 bytes] times B [16 lines][64 bytes] to C [rows][16 sums of 32 bits].
 // Line i of B holds, for each of 16 columns, the 4 bytes (2 bf16 or 4 int8) that meet bytes 4 i to
-// 4 i + 3 of a row of A, as packed panels are in memory (kernels/table.h).
+// 4 i + 3 of a row of A, as packed panels are in memory (kernels/table/weights.h).
 //
 // The intrinsics of gcc 12 inform the compiler neither which memory a tile reads nor that the
 // configuration is read, so stores before them may be moved after them; these say so.

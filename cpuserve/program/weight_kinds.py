@@ -1,0 +1,147 @@
+"""The weight kinds that linears multiply, one record for each.
+
+csrc/kernels/table/weights.h has the same list for the kernels, and the layout of each kind.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+WeightKind = Literal[
+    "dense_bf16",
+    "dense_f16",
+    "dense_f32",
+    "w8_g32",
+    "w4_g32",
+    "w4m_g32",
+    "w4m_g128",
+    "w8_channel",
+    "w8_channel_g128",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "q2_k",
+    "q3_k",
+    "q5_0",
+    "q5_1",
+    "iq4_nl",
+    "iq4_xs",
+    "mxfp4",
+    "e4m3_g128",
+    "nf4_g64",
+    "fp4_g64",
+    "nvfp4",
+    "w8z_g32",
+    "w8z_g128",
+    "w4z_g32",
+    "w4z_g64",
+    "w2z_g32",
+    "w2z_g64",
+    "w2z_g128",
+    "w2z_g256",
+    "w3z_g32",
+    "w3z_g64",
+    "w3z_g128",
+    "w3z_g256",
+]
+SourceType = Literal[
+    "f32",
+    "f16",
+    "bf16",
+    "gguf_q8_0",
+    "gguf_q4_0",
+    "gguf_q4_1",
+    "s8_channel",
+    "u4m_g128",
+    "gguf_q4_k",
+    "gguf_q5_k",
+    "gguf_q6_k",
+    "gguf_q2_k",
+    "gguf_q3_k",
+    "gguf_q5_0",
+    "gguf_q5_1",
+    "gguf_iq4_nl",
+    "gguf_iq4_xs",
+    "gguf_mxfp4",
+    "e4m3_g128",
+    "nf4_g64",
+    "fp4_g64",
+    "nvfp4",
+    "u8z_g32",
+    "u8z_g128",
+    "u4z_g32",
+    "u4z_g64",
+    "u2z_g32",
+    "u2z_g64",
+    "u2z_g128",
+    "u2z_g256",
+    "u3z_g32",
+    "u3z_g64",
+    "u3z_g128",
+    "u3z_g256",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A weight kind.
+
+    rows: the format of the rows that it multiplies, before activation bits (`row_formats.py`).
+    dot: its products, as the probes call them.
+    source: the type of rows of a checkpoint that are packed into it; None if packers quantize.
+    block: weights and bytes of a block of `source`; None where rows are not made of equal blocks.
+    reordered: its columns may be in another order (activation order).
+    zeros: its groups have integer zero points.
+    """
+
+    name: WeightKind
+    rows: str
+    dot: Literal["f32", "bf16", "int8", "int4"]
+    source: SourceType | None = None
+    block: tuple[int, int] | None = None
+    reordered: bool = False
+    zeros: bool = False
+
+
+def _with_zeros(
+    name: WeightKind, dot: Literal["int8", "int4"], source: SourceType, block: tuple[int, int]
+) -> Kind:
+    return Kind(name, "q8g32", dot, source, block, reordered=True, zeros=True)
+
+
+KINDS = (
+    Kind("dense_bf16", "bf16", "bf16"),
+    Kind("dense_f16", "f32", "f32"),
+    Kind("dense_f32", "f32", "f32"),
+    Kind("w8_g32", "q8g32", "int8", "gguf_q8_0", (32, 34), reordered=True),
+    Kind("w4_g32", "q8g32", "int4", "gguf_q4_0", (32, 18), reordered=True),
+    Kind("w4m_g32", "q8g32", "int4", "gguf_q4_1", (32, 20)),
+    Kind("w4m_g128", "q8g128", "int4", "u4m_g128", (128, 68), reordered=True),
+    Kind("w8_channel", "q8row", "int8", "s8_channel"),
+    Kind("w8_channel_g128", "q8g128", "int8"),
+    Kind("q4_k", "q8g256", "int4", "gguf_q4_k", (256, 144)),
+    Kind("q5_k", "q8g256", "int8", "gguf_q5_k", (256, 176)),
+    Kind("q6_k", "q8g256", "int8", "gguf_q6_k", (256, 210)),
+    Kind("q2_k", "q8g256", "int4", "gguf_q2_k", (256, 84)),
+    Kind("q3_k", "q8g256", "int4", "gguf_q3_k", (256, 110)),
+    Kind("q5_0", "q8g32", "int8", "gguf_q5_0", (32, 22)),
+    Kind("q5_1", "q8g32", "int8", "gguf_q5_1", (32, 24)),
+    Kind("iq4_nl", "q8g32", "int8", "gguf_iq4_nl", (32, 18)),
+    Kind("iq4_xs", "q8g256", "int8", "gguf_iq4_xs", (256, 136)),
+    Kind("mxfp4", "q8g32", "int8", "gguf_mxfp4", (32, 17)),
+    Kind("e4m3_g128", "bf16", "bf16", "e4m3_g128"),
+    Kind("nf4_g64", "bf16", "bf16", "nf4_g64", (64, 34)),
+    Kind("fp4_g64", "bf16", "bf16", "fp4_g64", (64, 34)),
+    Kind("nvfp4", "bf16", "bf16", "nvfp4"),
+    _with_zeros("w8z_g32", "int8", "u8z_g32", (32, 35)),
+    _with_zeros("w8z_g128", "int8", "u8z_g128", (128, 131)),
+    _with_zeros("w4z_g32", "int4", "u4z_g32", (32, 19)),
+    _with_zeros("w4z_g64", "int4", "u4z_g64", (64, 35)),
+    _with_zeros("w2z_g32", "int4", "u2z_g32", (32, 11)),
+    _with_zeros("w2z_g64", "int4", "u2z_g64", (64, 19)),
+    _with_zeros("w2z_g128", "int4", "u2z_g128", (128, 35)),
+    _with_zeros("w2z_g256", "int4", "u2z_g256", (256, 67)),
+    _with_zeros("w3z_g32", "int4", "u3z_g32", (32, 15)),
+    _with_zeros("w3z_g64", "int4", "u3z_g64", (64, 27)),
+    _with_zeros("w3z_g128", "int4", "u3z_g128", (128, 51)),
+    _with_zeros("w3z_g256", "int4", "u3z_g256", (256, 99)),
+)

@@ -1,0 +1,195 @@
+// The products of attention: R rows with a strip of keys (QK), and with a strip of columns of
+// values (PV).
+#pragma once
+#include "kernels/generic/attention_chunk.h"
+
+namespace CPUSERVE_NS {
+
+// Products of R rows with keys [0, V * kLanes) of two neighbouring blocks a and b.
+template <class Kv, int R, int V, Ahead kAhead>
+static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
+                                                  const typename Kv::Elem* a,
+                                                  const typename Kv::Elem* b, int hd, float* s,
+                                                  Fetch& next) {
+  constexpr int kVec = kLanes * Kv::kSide, kInBlock = kBlock / kLanes;
+  const int steps = hd / Kv::kStep;
+  Fetch f = next;
+  F c[R][V];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++) c[r][j] = zero();
+  }
+  for (int d = 0; d < steps; d++) {
+    fetch_lines<kAhead>(f, step_lines<Kv, kAhead, false>(V));
+    typename Kv::Vec w[V];
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++)
+      w[j] = Kv::load((j < kInBlock ? a : b) + j % kInBlock * kVec, kBlock);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const typename Kv::Vec x = Kv::broadcast(q + r * Kv::kStep);
+#pragma GCC unroll 4
+      for (int j = 0; j < V; j++) c[r][j] = Kv::mac(c[r][j], x, w[j]);
+    }
+    q += R * Kv::kStep;
+    a += kBlock * Kv::kStep;
+    b += kBlock * Kv::kStep;
+  }
+  next = f;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++) store(s + r * kChunk + j * kLanes, c[r][j]);
+  }
+}
+
+// The same for two or more rows where they are multiplied in pairs.
+template <class Kv, int R, int V, Ahead kAhead>
+static void score_pairs(const typename Kv::Left* q, const typename Kv::Elem* a,
+                        const typename Kv::Elem* b, int hd, float* s, Fetch& next);
+
+// o[r][0 .. V * kLanes) (+)= sum over keys [begin, end) of p[r][key] v[key]. `column` is where the
+// strip starts in a row of values. If only one key of the first or last step belongs to the range,
+// the values of the other one may be stale and are set to zero. `fresh`: start from zero instead of
+// from o.
+template <class Kv, int R, int V, Ahead kAhead>
+static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
+                                                  const typename Kv::Left* p, int begin, int end,
+                                                  int column, bool fresh, float* o, size_t ldo,
+                                                  Fetch& next) {
+  constexpr int kVec = kLanes * Kv::kSide, S = Kv::kStep;
+  const int hd = blocks.hd;
+  Fetch f = next;
+  F c[R][V];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++)
+      c[r][j] = fresh ? zero() : load(o + static_cast<size_t>(r) * ldo + j * kLanes);
+  }
+  typename Kv::Vec w[V];
+  const auto at = [&](int k) {
+    return blocks.v[k / kBlock] + k % kBlock / S * hd * S + column * Kv::kSide;
+  };
+  const auto multiply = [&](int k) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const typename Kv::Vec x = Kv::broadcast(p + place_in_p<Kv>(r, k));
+#pragma GCC unroll 4
+      for (int j = 0; j < V; j++) c[r][j] = Kv::mac(c[r][j], x, w[j]);
+    }
+  };
+  int k = begin;
+  if (k % S != 0) {
+    k--;
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++) w[j] = Kv::keep_second(Kv::load(at(k) + j * kVec, hd));
+    multiply(k);
+    k += S;
+  }
+  for (const int whole = end / S * S; k < whole;) {
+    const int block_end = (k / kBlock + 1) * kBlock, stop = whole < block_end ? whole : block_end;
+    for (const typename Kv::Elem* v = at(k); k < stop; k += S, v += hd * S) {
+      fetch_lines<kAhead>(f, step_lines<Kv, kAhead, true>(V));
+#pragma GCC unroll 4
+      for (int j = 0; j < V; j++) w[j] = Kv::load(v + j * kVec, hd);
+      multiply(k);
+    }
+  }
+  if (k < end) {
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++) w[j] = Kv::keep_first(Kv::load(at(k) + j * kVec, hd));
+    multiply(k);
+  }
+  next = f;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int j = 0; j < V; j++) store(o + static_cast<size_t>(r) * ldo + j * kLanes, c[r][j]);
+  }
+}
+
+// The same for whole groups of 4 keys, for two or more rows where they are multiplied in pairs.
+template <class Kv, int R, int V, Ahead kAhead>
+static void value_pairs(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* p, int begin,
+                        int end, int column, bool fresh, float* o, size_t ldo, Fetch& next);
+
+// Rows in pairs take the whole groups of 4 keys; the rest before and after them is one step of
+// two keys each. BFMMLA sums as two BFDOTs do, so a row's bits are the same either way.
+template <class Kv, int R, int V, Ahead kAhead>
+static __attribute__((noinline)) void value_pairs_and_rest(const ChunkBlocks<Kv>& c,
+                                                           const typename Kv::Left* p, int begin,
+                                                           int end, int column, bool fresh,
+                                                           float* o, size_t ldo, Fetch& f) {
+  const int first = (begin + 3) / 4 * 4, last = end / 4 * 4;
+  if (first >= last) {
+    return value_strip<Kv, R, V, kAhead>(c, p, begin, end, column, fresh, o, ldo, f);
+  }
+  if (begin < first) {
+    value_strip<Kv, R, V, Ahead::light>(c, p, begin, first, column, fresh, o, ldo, f);
+  }
+  value_pairs<Kv, R, V, kAhead>(c, p, first, last, column, fresh && begin == first, o, ldo, f);
+  if (last < end) {
+    value_strip<Kv, R, V, Ahead::light>(c, p, last, end, column, false, o, ldo, f);
+  }
+}
+
+// The functions that multiply strips, for each number of rows. Only they are compiled for a number
+// of rows: what surrounds them takes it as an argument, which costs an indirect call for each strip
+// and saves half of the code of attention.
+template <class Kv>
+struct Strips {
+  using Score = void (*)(const typename Kv::Left* q, const typename Kv::Elem* a,
+                         const typename Kv::Elem* b, int hd, float* s, Fetch& next);
+  using Value = void (*)(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* p, int begin,
+                         int end, int column, bool fresh, float* o, size_t ldo, Fetch& next);
+  struct OfRows {
+    Score score, half_score;      // of strip_vecs and half_strip_vecs vectors of keys
+    Value value, value2, value1;  // of strip_vecs, 2 and 1 vectors of columns
+  };
+  OfRows of[kTallRows];
+};
+
+template <class Kv, int R, int V, Ahead kAhead>
+static constexpr typename Strips<Kv>::Score score_function() {
+  if constexpr (kAhead == Ahead::light && R < kLeastOfMany) {
+    return nullptr;
+  } else if constexpr (Kv::kRowPairs && R > 1) {
+    return score_pairs<Kv, R, V, kAhead>;
+  } else {
+    return score_strip<Kv, R, V, kAhead>;
+  }
+}
+template <class Kv, int R, int V, Ahead kAhead>
+static constexpr typename Strips<Kv>::Value value_function() {
+  if constexpr (V > strip_vecs(R)) {
+    return nullptr;
+  } else if constexpr (Kv::kRowPairs && R > 1) {
+    return value_pairs_and_rest<Kv, R, V, kAhead>;
+  } else {
+    return value_strip<Kv, R, V, kAhead>;
+  }
+}
+template <class Kv, Ahead kAhead, int R = 1>
+static constexpr void fill_strips(Strips<Kv>& strips) {
+  constexpr int V = strip_vecs(R);
+  strips.of[R - 1] = {score_function<Kv, R, V, kAhead>(),
+                      score_function<Kv, R, half_strip_vecs(R), kAhead>(),
+                      value_function<Kv, R, V, kAhead>(), value_function<Kv, R, 2, kAhead>(),
+                      value_function<Kv, R, 1, kAhead>()};
+  if constexpr (R < kTallRows) fill_strips<Kv, kAhead, R + 1>(strips);
+}
+template <class Kv, Ahead kAhead>
+static constexpr Strips<Kv> make_strips() {
+  Strips<Kv> strips{};
+  fill_strips<Kv, kAhead>(strips);
+  return strips;
+}
+template <class Kv, Ahead kAhead>
+static inline const typename Strips<Kv>::OfRows& strips_of(int R) {
+  static constexpr Strips<Kv> strips = make_strips<Kv, kAhead>();
+  return strips.of[R - 1];
+}
+
+}  // namespace CPUSERVE_NS

@@ -1,0 +1,103 @@
+// From the sums of a tile to its output: the second terms of rows are added, then the epilogue
+// runs.
+#pragma once
+#include "kernels/generic/epilogue.h"
+#include "kernels/linear/linear_tile.h"
+
+namespace CPUSERVE_NS {
+namespace {
+
+// True for f32 output without activation and glu, which most linears of a model have.
+CPUSERVE_INLINE bool plain_f32(const Epilogue& ep) {
+  return ep.out.format == ActFormat::f32 && ep.act == Activation::none && !ep.glu;
+}
+
+// Not inlined, so that all kinds share one copy of the general epilogue.
+static __attribute__((noinline)) void finish_tile(const Epilogue& ep, int64_t row0, int rows,
+                                                  int64_t panel0, int panels, const float* c,
+                                                  size_t stride) {
+  store_tile(ep, row0, rows, panel0, panels, c, stride);
+}
+
+// The epilogue of `panels` finished panels of one row at `c`.
+CPUSERVE_INLINE void finish_plain(const Epilogue& ep, int64_t row, int64_t panel0, int panels,
+                                  const float* c) {
+  const int64_t column0 = panel0 * kPanel;
+  float* out = f32_row(ep.out, row) + column0;
+  for (int i = 0; i < panels * kPanel; i += kLanes) {
+    F v = load(c + i);
+    if (ep.bias) v = add(v, load(ep.bias + column0 + i));
+    store(out + i, ep.add ? add(load(out + i), v) : v);
+  }
+}
+
+// The epilogue of `panels` finished panels of rows [row0, row0 + rows) at `c`, with `stride` floats
+// per row.
+CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row0, int rows, int64_t panel0,
+                            int panels, const float* c, size_t stride) {
+  if (!plain || (panel0 + panels) * kPanel > ep.out.width) {
+    return finish_tile(ep, row0, rows, panel0, panels, c, stride);
+  }
+  for (int r = 0; r < rows; r++) {
+    finish_plain(ep, row0 + r, panel0, panels, c + static_cast<size_t>(r) * stride);
+  }
+}
+
+// Adds the sums of the second term of a row, which are `stride` floats further, to the sums of its
+// first term.
+CPUSERVE_INLINE void join_terms(float* c, int stride, int panels) {
+  for (int i = 0; i < panels * kPanel; i += kLanes) {
+    store(c + i, add(load(c + i), load(c + stride + i)));
+  }
+}
+
+// The same for `rows` rows of sums; each is one of the `terms` of a row of activations,
+// then the epilogue.
+static __attribute__((noinline)) void finish_terms(const LinearArgs& a, bool plain, int64_t row0,
+                                                   int rows, int64_t panel0, int panels, float* c,
+                                                   int stride) {
+  if (a.terms == 2) {
+    for (int r = 0; r < rows; r += 2) join_terms(c + r * stride, stride, panels);
+  }
+  finish(a.ep, plain, row0, rows / a.terms, panel0, panels, c,
+         static_cast<size_t>(stride * a.terms));
+}
+
+// Prefetches the output lines that a tile will write or add to, while it computes. They were last
+// used a layer ago, and waiting for them takes up to a fifth of the time of the tile.
+static __attribute__((noinline)) void fetch_output(const Epilogue& ep, int64_t row0, int64_t rows,
+                                                   int64_t panel0, int panels) {
+  const int halves = ep.glu ? 2 : 1;
+  const int64_t column0 = panel0 * kPanel / halves, n = panels * kPanel / halves;
+  const int64_t padded = round_up(ep.out.width, 32);
+  for (int64_t r = row0; r < row0 + rows; r++) {
+    uint8_t* out = row_at(ep.out, r);
+    switch (ep.out.format) {
+      case ActFormat::f32:
+        for (int64_t i = 0; i < n; i += 16) prefetch(out + (column0 + i) * 4);
+        break;
+      case ActFormat::bf16:
+        for (int64_t i = 0; i < n; i += 32) prefetch(out + (column0 + i) * 2);
+        break;
+      case ActFormat::q8g32x2:
+      case ActFormat::q8g32: {
+        const QuantGroup group = group_of(out, padded, 32, column0 / 32, nullptr);
+        const size_t half = ep.out.format == ActFormat::q8g32 ? 0 : ep.out.stride / 2;
+        for (size_t at = 0; at <= half; at += half + !half) {
+          prefetch(reinterpret_cast<uint8_t*>(group.q) + at);
+          prefetch(reinterpret_cast<uint8_t*>(group.scale) + at);
+          prefetch(reinterpret_cast<uint8_t*>(group.sum) + at);
+        }
+        break;
+      }
+      case ActFormat::q8g128:
+      case ActFormat::q8row:
+      case ActFormat::q8g256:
+      case ActFormat::q8g256x2:
+        break;  // tiles do not write these
+    }
+  }
+}
+
+}  // namespace
+}  // namespace CPUSERVE_NS

@@ -1,0 +1,125 @@
+// A tile of a linear on matrix products of Arm: the rows and weights that it reads, its sums, and
+// the products of one step (linear/mmla.h).
+#pragma once
+#include "kernels/linear/driver.h"
+#include "kernels/vec/mmla.h"
+
+namespace CPUSERVE_NS {
+namespace {
+
+constexpr int kStepBytes = 8;                    // of a row or column in one product
+constexpr int kOperandBytes = 2 * kStepBytes;    // of two of them
+constexpr int kColumnPairs = kPanel / 2;         // of a panel
+constexpr int kLineBytes = kPanel * kStepBytes;  // of a panel in one step
+constexpr int kBeat = 4;                         // steps between two prefetches
+constexpr size_t kPreparedBytes = 64 << 10;      // prepared rows
+constexpr size_t kUnpackedBytes = 16 << 10;      // unpacked weights of one panel
+
+struct MmlaScratch {
+  float sums[kSumsFloats];
+  uint8_t rows[kPreparedBytes];
+  uint8_t lines[kStripPanels][kUnpackedBytes];
+};
+static_assert(sizeof(MmlaScratch) <= kLinearScratch, "the scratch of a call holds all of it");
+
+// A tile over `units` units of K (a step of a chain kind, the groups after a header of a group
+// kind).
+struct MmlaTile {
+  const uint8_t* a;  // prepared rows
+  const uint8_t* b;  // weights of the panel, packed or unpacked
+  int pair0;         // first pair of columns
+  int64_t units;
+  int64_t steps;  // of K; fewer than in all units where the last group is cut short
+  float* c;       // sums of the first row and column
+  int c_stride;
+  bool resume;  // c holds the sums of the units before
+  LineFetch fetch;
+};
+
+// Rows to prepare: `rows` rows from `x` on, of `padded` elements.
+struct MmlaRows {
+  const uint8_t* x;
+  size_t stride;
+  int64_t padded;
+  int rows;
+  int64_t k;
+};
+CPUSERVE_INLINE int pairs_of(int64_t rows) { return static_cast<int>((rows + 1) / 2); }
+
+// Calls put(pair, first row, second row) for each pair of rows.
+template <class Put>
+CPUSERVE_INLINE void for_each_pair(const MmlaRows& r, const Put& put) {
+  for (int p = 0; p < pairs_of(r.rows); p++) {
+    const uint8_t* first = r.x + static_cast<size_t>(2 * p) * r.stride;
+    put(p, first, 2 * p + 1 < r.rows ? first + r.stride : first);
+  }
+}
+
+// Interleaves `steps` steps of two rows, rounded up to an even number; `stride` bytes from a step
+// to the next.
+CPUSERVE_INLINE void interleave(const uint8_t* first, const uint8_t* second, int64_t steps,
+                                uint8_t* to, size_t stride) {
+  for (int64_t s = 0; s < steps; s += 2, to += 2 * stride) {
+    const Q x = load_quads(first + s * kStepBytes), y = load_quads(second + s * kStepBytes);
+    store_quads(to, first_halves(x, y));
+    store_quads(to + stride, last_halves(x, y));
+  }
+}
+
+// Sums are in `c` row by row; in registers each vector has two columns of two rows.
+template <int RP, int CP, class Sum>
+CPUSERVE_INLINE void load_sums(const MmlaTile& t, Sum (&sum)[RP][CP]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < RP; r++) {
+    const float* row = t.c + 2 * r * t.c_stride;
+#pragma GCC unroll 4
+    for (int c = 0; c < CP; c += 2) {
+      const F first = load(row + 2 * c), second = load(row + t.c_stride + 2 * c);
+      from_floats(first_halves(first, second), &sum[r][c]);
+      from_floats(last_halves(first, second), &sum[r][c + 1]);
+    }
+  }
+}
+template <int RP, int CP, class Sum>
+CPUSERVE_INLINE void store_sums(const MmlaTile& t, const Sum (&sum)[RP][CP]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < RP; r++) {
+    float* row = t.c + 2 * r * t.c_stride;
+#pragma GCC unroll 4
+    for (int c = 0; c < CP; c += 2) {
+      const F even = as_floats(sum[r][c]), odd = as_floats(sum[r][c + 1]);
+      store(row + 2 * c, first_halves(even, odd));
+      store(row + t.c_stride + 2 * c, last_halves(even, odd));
+    }
+  }
+}
+
+// The products of one step; weight(c) is the operand of column pair c. The shorter side stays in
+// registers.
+template <int RP, int CP, class Sum, class Weight>
+CPUSERVE_INLINE void step_products(Sum (&sum)[RP][CP], const uint8_t* a, const Weight& weight) {
+  if constexpr (RP > CP) {
+    Q w[CP];
+#pragma GCC unroll 8
+    for (int c = 0; c < CP; c++) w[c] = weight(c);
+#pragma GCC unroll 8
+    for (int r = 0; r < RP; r++) {
+      const Q x = load_quads(a + r * kOperandBytes);
+#pragma GCC unroll 8
+      for (int c = 0; c < CP; c++) sum[r][c] = mmla(sum[r][c], x, w[c]);
+    }
+  } else {
+    Q x[RP];
+#pragma GCC unroll 8
+    for (int r = 0; r < RP; r++) x[r] = load_quads(a + r * kOperandBytes);
+#pragma GCC unroll 8
+    for (int c = 0; c < CP; c++) {
+      const Q w = weight(c);
+#pragma GCC unroll 8
+      for (int r = 0; r < RP; r++) sum[r][c] = mmla(sum[r][c], x[r], w);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace CPUSERVE_NS

@@ -1,0 +1,225 @@
+// Units of a panel with codes stored as planes of bits, for the kinds that are packed from
+// kernels/linear/gguf_blocks.h.
+//
+// A unit of a panel is { factors; groups of 32 weights }. A group is kLow lines of the low bits of
+// its codes and kHigh lines of the bits above them. A line has four bytes of each column:
+//   4 low bits   byte (r, c, j): k = 8 r + j in its low and k = 8 r + 4 + j in its high nibble
+//   2 bits       byte (r, c, j): bits 2 i and 2 i + 1 belong to k = 16 r + 4 i + j
+//   1 bit        byte (c, j): bit i belongs to k = 4 i + j
+// Factors are
+//   half, exponent  { fp16 d[16]; fp16 m[16] }, or the byte of an exponent [16]
+//   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[pairs][16][2]; u8 least[pairs][16][2] }
+//   nibbles         { fp16 d[16]; fp16 m[16]; u8 both[pairs][16][2] }, the scale in the low nibble
+//   zero_points     { fp16 d[16]; u8 zero[8] }: the low nibble of byte c is of column c, the high
+//                   one of column c + 8; the minimum is -zero d
+// without m and least where the kind has no minimum. Sub-blocks 2 i and 2 i + 1 are a pair; their
+// small factors are neighbours.
+#pragma once
+#include "kernels/linear/gguf_blocks.h"
+#include "kernels/linear/source.h"
+#include "kernels/vec/vec.h"
+
+namespace CPUSERVE_NS {
+namespace {
+
+// Codes up to 15 take small sums, up to 127 sums of 32 bits. Values of tables are bytes with a zero
+// of 128.
+struct SmallCodes {
+  using Sum = S;
+  static constexpr bool kStartsFromAny = kWideS;
+  CPUSERVE_INLINE S start() { return szero(); }
+  CPUSERVE_INLINE I finish(S x) { return widen(x); }
+  CPUSERVE_INLINE S dot(S acc, Q w, Q a) { return sdot(acc, w, a); }
+};
+struct WideCodes {
+  using Sum = I;
+  static constexpr bool kStartsFromAny = true;
+  CPUSERVE_INLINE I start() { return izero(); }
+  CPUSERVE_INLINE I finish(I x) { return x; }
+  CPUSERVE_INLINE I dot(I acc, Q w, Q a) { return dot4_small(acc, w, a); }
+};
+struct TableCodes : WideCodes {
+  CPUSERVE_INLINE I dot(I acc, Q w, Q a) { return dot8(acc, w, a); }
+};
+template <bool kTable, bool kSmall>
+struct CodesOf {
+  using Type = WideCodes;
+};
+template <bool kSmall>
+struct CodesOf<true, kSmall> {
+  using Type = TableCodes;
+};
+template <>
+struct CodesOf<false, true> {
+  using Type = SmallCodes;
+};
+
+template <class G>
+struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
+  using Block = G;
+  static constexpr int kUnit = G::kUnit, kGroups = kUnit / 32, kSub = G::kSub;
+  static constexpr int kSubs = kUnit / kSub, kLines = G::kLow + G::kHigh;
+  // Zero of the codes as the dot product takes them.
+  static constexpr int kZero = G::kTable ? kDot8Zero : G::kZero;
+  static constexpr bool kMin = G::kMin, kScaled = has_small(G::kFactors);
+  static constexpr bool kZeros = G::kFactors == Factors::zero_points;
+  static constexpr int kHalves = G::kFactors == Factors::exponent ? 16
+                                 : kZeros                         ? 40
+                                 : kMin                           ? 64
+                                                                  : 32;
+  static constexpr int kScaleBytesOfUnit = !kScaled                          ? 0
+                                           : G::kFactors == Factors::nibbles ? kSubs * kPanel
+                                           : kMin                            ? 2 * kSubs * kPanel
+                                                                             : kSubs * kPanel;
+  static constexpr int kHeader = kHalves + kScaleBytesOfUnit;
+  static constexpr int64_t kUnitBytes = kHeader + kGroups * kLines * 64;
+  static constexpr int kSumBytes = kScaled ? kBlockSums : 4;  // of the sums of a row
+  // Lines to prefetch with each group.
+  static constexpr int kFetchLines =
+      static_cast<int>((kUnitBytes + kGroups * 64 - 1) / (kGroups * 64));
+  static_assert(kFetchLines <= 8, "a line with each quad");
+
+  // Quad i of a group; `line` points into its first line.
+  template <int i>
+  CPUSERVE_INLINE Q quad(const uint8_t* line) {
+    Q x;
+    if constexpr (G::kLow == 4) {
+      x = load_quads(line + i / 2 * 64);
+      x = i % 2 ? high_nibbles(x) : low_nibbles(x);
+    } else {
+      x = take_bits<i % 4 * 2, 0, 2>(load_quads(line + i / 4 * 64));
+    }
+    if constexpr (G::kHigh == 1) {
+      x = either(x, take_bits<i, G::kLow, 1>(load_quads(line + G::kLow * 64)));
+    }
+    if constexpr (G::kHigh == 2) {
+      x = either(x, take_bits<i % 4 * 2, G::kLow, 2>(load_quads(line + (G::kLow + i / 4) * 64)));
+    }
+    if constexpr (G::kTable) x = lookup16(G::values(), x);
+    return x;
+  }
+
+  // The same where i is a variable; kOdd is i % 2.
+  template <int kOdd>
+  CPUSERVE_INLINE Q quad_at(const uint8_t* line, int i) {
+    const auto bits_of = [&](int first_line, int n) __attribute__((always_inline)) {
+      const int each = 8 / n;  // quads in a line
+      return shift_right(load_quads(line + (first_line + i / each) * 64), i % each * n);
+    };
+    Q x;
+    if constexpr (G::kLow == 4) {
+      x = load_quads(line + i / 2 * 64);
+      x = kOdd ? high_nibbles(x) : low_nibbles(x);
+    } else {
+      x = take_bits<0, 0, 2>(bits_of(0, 2));
+    }
+    if constexpr (G::kHigh != 0) {
+      x = either(x, take_bits<0, G::kLow, G::kHigh>(bits_of(G::kLow, G::kHigh)));
+    }
+    if constexpr (G::kTable) x = lookup16(G::values(), x);
+    return x;
+  }
+
+  // The scale and the minimum of columns [column, column + kLanes) of a unit.
+  CPUSERVE_INLINE void factors(const uint8_t* unit, int column, F* scale, F* least) {
+    const auto* halves = reinterpret_cast<const uint16_t*>(unit) + column;
+    if constexpr (G::kFactors == Factors::exponent) {
+      *scale = load_e8m0(unit + column);
+    } else {
+      *scale = load_f16(halves);
+    }
+    if constexpr (kZeros) {
+      *least = mul(sub(zero(), *scale), load_nibbles(unit + 32, column));
+    } else if constexpr (kMin) {
+      *least = load_f16(halves + kPanel);
+    }
+  }
+
+  // Scales, and minima, of sub-blocks 2 i and 2 i + 1 of a unit of 256.
+  CPUSERVE_INLINE Q scale_words(const uint8_t* unit, int64_t i, int column) {
+    const uint8_t* small = unit + kHalves + (i * kPanel + column) * 2;
+    if constexpr (G::kFactors == Factors::nibbles) return low_nibbles(load_words_u8(small));
+    return load_words_s8(small);
+  }
+  CPUSERVE_INLINE Q least_words(const uint8_t* unit, int64_t i, int column) {
+    const uint8_t* small = unit + kHalves + (i * kPanel + column) * 2;
+    if constexpr (G::kFactors == Factors::nibbles) return high_nibbles(load_words_u8(small));
+    return load_words_u8(small + kSubs * kPanel);
+  }
+  // Where the scale of sub-block j of a column is in its unit.
+  static constexpr int small_at(int j, int column) {
+    return kHalves + (j / 2 * kPanel + column) * 2 + j % 2;
+  }
+
+  static void pack_column(const BlockCodes& c, int column, uint8_t* unit) {
+    if constexpr (G::kFactors == Factors::exponent) {
+      unit[column] = static_cast<uint8_t>(c.d);
+    } else {
+      memcpy(unit + column * 2, &c.d, 2);
+      if constexpr (kMin && !kZeros) memcpy(unit + 32 + column * 2, &c.m, 2);
+    }
+    if constexpr (kZeros) {  // columns are packed in ascending order
+      uint8_t& zeros = unit[32 + column % 8];
+      zeros = static_cast<uint8_t>(column < 8 ? c.m : zeros | c.m << 4);
+    }
+    for (int j = 0; kScaled && j < kSubs; j++) {
+      uint8_t* small = unit + small_at(j, column);
+      if constexpr (G::kFactors == Factors::nibbles) {
+        *small = static_cast<uint8_t>(c.scales[j] | c.leasts[j] << 4);
+      } else {
+        *small = static_cast<uint8_t>(c.scales[j]);
+        if constexpr (kMin) small[kSubs * kPanel] = c.leasts[j];
+      }
+    }
+    for (int g = 0; g < kGroups; g++) {
+      uint32_t words[kLines] = {};
+      for (int i = 0; i < 8; i++) {
+        const uint32_t q = read_as<uint32_t>(c.q + g * 32 + i * 4);
+        if constexpr (G::kLow == 4) words[i / 2] |= (q & 0x0f0f0f0fu) << i % 2 * 4;
+        if constexpr (G::kLow == 2) words[i / 4] |= (q & 0x03030303u) << i % 4 * 2;
+        const uint32_t high = q >> G::kLow;
+        if constexpr (G::kHigh == 1) words[G::kLow] |= (high & 0x01010101u) << i;
+        if constexpr (G::kHigh == 2) words[G::kLow + i / 4] |= (high & 0x03030303u) << i % 4 * 2;
+      }
+      uint8_t* lines = unit + kHeader + g * kLines * 64 + column * 4;
+      for (int i = 0; i < kLines; i++) memcpy(lines + i * 64, words + i, 4);
+    }
+  }
+  static void read_column(const uint8_t* unit, int column, BlockCodes& c) {
+    if constexpr (G::kFactors == Factors::exponent) {
+      c.d = unit[column];
+    } else {
+      c.d = half_at(unit + column * 2);
+      if constexpr (kMin && !kZeros) c.m = half_at(unit + 32 + column * 2);
+      if constexpr (kZeros) c.m = unit[32 + column % 8] >> column / 8 * 4 & 15;
+    }
+    for (int j = 0; kScaled && j < kSubs; j++) {
+      const uint8_t* small = unit + small_at(j, column);
+      if constexpr (G::kFactors == Factors::nibbles) {
+        c.scales[j] = *small & 15;
+        c.leasts[j] = *small >> 4;
+      } else {
+        c.scales[j] = static_cast<int8_t>(*small);
+        if constexpr (kMin) c.leasts[j] = small[kSubs * kPanel];
+      }
+    }
+    for (int g = 0; g < kGroups; g++) {
+      const uint8_t* lines = unit + kHeader + g * kLines * 64 + column * 4;
+      uint32_t words[kLines];
+      for (int i = 0; i < kLines; i++) words[i] = read_as<uint32_t>(lines + i * 64);
+      for (int i = 0; i < 8; i++) {
+        uint32_t q = 0;
+        if constexpr (G::kLow == 4) q = words[i / 2] >> i % 2 * 4 & 0x0f0f0f0fu;
+        if constexpr (G::kLow == 2) q = words[i / 4] >> i % 4 * 2 & 0x03030303u;
+        if constexpr (G::kHigh == 1) q |= (words[G::kLow] >> i & 0x01010101u) << G::kLow;
+        if constexpr (G::kHigh == 2) {
+          q |= (words[G::kLow + i / 4] >> i % 4 * 2 & 0x03030303u) << G::kLow;
+        }
+        memcpy(c.q + g * 32 + i * 4, &q, 4);
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace CPUSERVE_NS

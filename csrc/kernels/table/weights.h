@@ -1,0 +1,196 @@
+// The kinds of packed weights, and the types of the source rows that they are packed from.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/table/rows.h"
+
+namespace cpuserve {
+
+// Linear. A weight matrix W[n, k] (row = output column, as in checkpoints) is packed into panels of
+// kPanel output columns; K is contiguous inside a panel and zero padded to the kind's quantum.
+//   dense_bf16  [n/16][k/2][16][2]   bf16            act bf16   (k padded to 2)
+//   dense_f16   [n/16][k][16]        fp16            act f32
+//   dense_f32   [n/16][k][16]        fp32            act f32
+//   w8_g32      [n/16][k/32] of { fp16 scale[16]; u8 q[8][16][4] }   act q8g32; w = s * (q - 128)
+//   w4_g32      [n/16][k/32] of { fp16 scale[16]; u8 q[4][16][4] }   act q8g32; w = s * (q - 8)
+//   w4m_g32     [n/16][k/32] of { fp16 scale[16]; fp16 min[16]; u8 q[4][16][4] }  w = s * q + min
+//   w4m_g128    [n/16][k/128] of { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }   act q8g128
+//   w8_channel  [n/16] of { u8 q[k/4][16][4]; fp32 scale[16] }     act q8row; w = s * (q - 128)
+//   w8_channel_g128   the same bytes                               act q8g128
+//   q4_k q5_k q6_k q2_k q3_k iq4_xs   [n/16][k/256]                  act q8g256
+//   q5_0 q5_1 iq4_nl mxfp4            [n/16][k/32]                   act q8g32
+//     of GGUF types: factors and planes of bits of 16 columns, linear/plane_layout.h; four
+//     bytes of a column are neighbours at every level. w = s * (value - zero) + min, where s and
+//     min of 32 or 16 weights are d * scale and -(m * least) in the types with blocks of 256.
+//   e4m3_g128   [n/16][k/128] of { fp32 scale[16]; u8 q[64][16][2] }       act bf16
+//   nf4_g64 fp4_g64   [n/16][k/64] of { fp16 scale[16]; u8 q[32][16] }     act bf16
+//   nvfp4       [n/16][k/256] of { fp32 scale[16]; [16] of { E4M3 s[16]; u8 q[8][16] } }   act bf16
+//     w = scale * value, of nvfp4 scale * (s * value). The last block of a row ends with K. Two
+//     nibbles of a byte are k and k + 1 (kernels/linear/coded.h).
+//   w8z_g32 w8z_g128   [n/16][k/32 or 128] of { fp16 scale[16]; s8 zero[16]; u8 q[..][16][4] }
+//   w4z_g32 w4z_g64    [n/16][k/32 or 64] of the same, 4 bits         act q8g32
+//     w = s * (q - 128 - zero) of 8 bits, s * (q - zero) of 4 bits. Groups of rows are of 32 also
+//     where the groups of weights are larger.
+//   w2z_g32 w2z_g64 w2z_g128 w2z_g256   [n/16][k/32, 64, 128 or 256]  act q8g32
+//   w3z_g32 w3z_g64 w3z_g128 w3z_g256   of { fp16 scale[16]; zero points of 4 bits; planes }
+//     w = s * (q - zero). Planes of bits as in GGUF types.
+// In the other 4-bit kinds byte (r, c, j) holds k = 8 r + j in its low and k = 8 r + 4 + j in its
+// high nibble. The bytes in memory equal the GGUF file: 34, 18 and 20 for 32 weights. So a
+// column has 4 bytes next to each other. Where a level uses the matrix products of Arm, it has 8
+// (LinearKernel::column_bytes), and 8-bit codes are signed:
+//   dense_bf16  [n/16][k/4][16][4]   k padded to 4
+//   w8_g32      { fp16 scale[16]; s8 q[4][16][8] }       w8_channel { s8 q[k/8][16][8]; ... }
+//   4 bits      byte (r, c, j) holds k = 16 r + j in its low and k = 16 r + 8 + j in its high
+//   nibble
+// The quantized dot product is, per group in ascending order:
+//   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)   [int32 arithmetic is exact]
+//   w4m:  then  f = fma(min, s_x * float(sum_x), f), and of zero points with min = -zero * s_w
+//   blocks of 256; their scales and minima of 16 or 32 weights are d * scale and -(m * least):
+//         sum = sum over groups of scale * sum_k (q_w - zero) q_x, low = the same sum of least *
+//         sum_x f = fma(fnma(m, float(low), float(sum) * d), s_x, f)   without minima no low
+//   float codes:  f = fma(sum, s_w, f), where sum is dense_bf16's of a group
+//   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
+//   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
+//
+// The list of the kinds, one line for each; the enums, shapes and kernels follow from it.
+//   X(name, family)     a kind that is packed from several types of source rows
+//   OWN(name, source, weights, bytes, family)
+//     a kind that keeps the codes of blocks, which no other kind is packed from; weights and bytes
+//     of one block of a source row, which consists of whole blocks
+// family: its kernels, which only the units of ISA levels have (kernels/linear/kinds.h).
+// clang-format off: a new line leaves the others alone
+#define CPUSERVE_WEIGHT_KINDS(X, OWN)                                          \
+  X(dense_bf16, DenseFamily<Bf16Element>)                                      \
+  X(dense_f16, DenseFamily<F16Element>)                                        \
+  X(dense_f32, DenseFamily<F32Element>)                                        \
+  X(w8_g32, GroupFamily<W8Group>)                                              \
+  X(w4_g32, GroupFamily<W4Group<false>>)                                       \
+  X(w4m_g32, GroupFamily<W4Group<true>>)                                       \
+  X(w4m_g128, GroupFamily<W4Wide>)                                             \
+  X(w8_channel, ChannelFamily<0>)                                              \
+  X(w8_channel_g128, ChannelFamily<kWideGroup / 4>)                            \
+  OWN(q4_k, gguf_q4_k, 256, 144, PlaneFamily<GgufQ4K>)                         \
+  OWN(q5_k, gguf_q5_k, 256, 176, PlaneFamily<GgufQ5K>)                         \
+  OWN(q6_k, gguf_q6_k, 256, 210, PlaneFamily<GgufQ6K>)                         \
+  OWN(q2_k, gguf_q2_k, 256, 84, PlaneFamily<GgufQ2K>)                          \
+  OWN(q3_k, gguf_q3_k, 256, 110, PlaneFamily<GgufQ3K>)                         \
+  OWN(q5_0, gguf_q5_0, 32, 22, PlaneFamily<GgufQ5<false>>)                     \
+  OWN(q5_1, gguf_q5_1, 32, 24, PlaneFamily<GgufQ5<true>>)                      \
+  OWN(iq4_nl, gguf_iq4_nl, 32, 18, PlaneFamily<GgufIq4Nl>)                     \
+  OWN(iq4_xs, gguf_iq4_xs, 256, 136, PlaneFamily<GgufIq4Xs>)                   \
+  OWN(mxfp4, gguf_mxfp4, 32, 17, PlaneFamily<GgufMxfp4>)                       \
+  OWN(e4m3_g128, e4m3_g128, 32, 32, CodedFamily<F8Codes>)                      \
+  OWN(nf4_g64, nf4_g64, 64, 34, CodedFamily<TableCodes64<Nf4Table>>)           \
+  OWN(fp4_g64, fp4_g64, 64, 34, CodedFamily<TableCodes64<Fp4Table>>)           \
+  OWN(nvfp4, nvfp4, 32, 18, CodedFamily<Nvfp4Codes>)                           \
+  OWN(w8z_g32, u8z_g32, 32, 35, GroupFamily<ZeroGroup<8, 32>>)                 \
+  OWN(w8z_g128, u8z_g128, 128, 131, GroupFamily<ZeroGroup<8, 128>>)            \
+  OWN(w4z_g32, u4z_g32, 32, 19, GroupFamily<ZeroGroup<4, 32>>)                 \
+  OWN(w4z_g64, u4z_g64, 64, 35, GroupFamily<ZeroGroup<4, 64>>)                 \
+  OWN(w2z_g32, u2z_g32, 32, 11, PlaneFamily<ZeroBits<2, 32>>)                  \
+  OWN(w2z_g64, u2z_g64, 64, 19, PlaneFamily<ZeroBits<2, 64>>)                  \
+  OWN(w2z_g128, u2z_g128, 128, 35, PlaneFamily<ZeroBits<2, 128>>)              \
+  OWN(w2z_g256, u2z_g256, 256, 67, PlaneFamily<ZeroBits<2, 256>>)              \
+  OWN(w3z_g32, u3z_g32, 32, 15, PlaneFamily<ZeroBits<3, 32>>)                  \
+  OWN(w3z_g64, u3z_g64, 64, 27, PlaneFamily<ZeroBits<3, 64>>)                  \
+  OWN(w3z_g128, u3z_g128, 128, 51, PlaneFamily<ZeroBits<3, 128>>)              \
+  OWN(w3z_g256, u3z_g256, 256, 99, PlaneFamily<ZeroBits<3, 256>>)
+// clang-format on
+
+// Element type of a source row handed to pack(). In addition to GGUF blocks, which the kinds of the
+// same name are packed from and no other source:
+//   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
+//   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
+//               the low and element 2 i + 1 the high nibble of byte i
+// And the only sources of kinds that keep float codes, with nibbles in the same order:
+//   e4m3_g128   k/128 of { fp32 scale; u8 q[128] }; the last block may be shorter by whole 32s
+//   nf4_g64 fp4_g64   k/64 of { fp16 scale; u8 q[32] }
+//   nvfp4       { fp32 scale; k/16 of { E4M3 s; u8 q[8] } }, whole 32 of K
+// And kinds with integer zero points, w = scale * (q - zero). Codes are a stream of bits,
+// the lowest first, so 4 bits are as in u4m_g128:
+//   u8z_g32 u8z_g128 u4z_g32 u4z_g64   k/32, 64 or 128 of { fp16 scale; u8 zero; u8 q[] }
+//   u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k/32, 64, 128 or 256 of the same
+//
+// X(name, weights and bytes of a block) of those that several kinds may be packed from. A row of
+// s8_channel and nvfp4 begins with a scale of 4 bytes, and so does each 128 weights of e4m3_g128.
+#define CPUSERVE_SHARED_SOURCES(X) \
+  X(f32, 1, 4)                     \
+  X(f16, 1, 2)                     \
+  X(bf16, 1, 2)                    \
+  X(gguf_q8_0, 32, 34)             \
+  X(gguf_q4_0, 32, 18)             \
+  X(gguf_q4_1, 32, 20)             \
+  X(s8_channel, 1, 1)              \
+  X(u4m_g128, 128, 68)
+
+#define CPUSERVE_KIND(name, ...) name,
+#define CPUSERVE_SOURCE(name, weights, bytes) name,
+#define CPUSERVE_OWN_SOURCE(name, source, ...) source,
+#define CPUSERVE_NOTHING(...)
+enum class WeightKind : int32_t { CPUSERVE_WEIGHT_KINDS(CPUSERVE_KIND, CPUSERVE_KIND) count };
+enum class SourceType : int32_t {
+  CPUSERVE_SHARED_SOURCES(CPUSERVE_SOURCE)
+      CPUSERVE_WEIGHT_KINDS(CPUSERVE_NOTHING, CPUSERVE_OWN_SOURCE)
+};
+#undef CPUSERVE_KIND
+#undef CPUSERVE_SOURCE
+#undef CPUSERVE_OWN_SOURCE
+
+struct BlockShape {
+  int64_t weights;
+  size_t bytes;
+};
+inline BlockShape block_shape(SourceType type) {
+  switch (type) {
+#define CPUSERVE_SHAPE(source, weights, bytes) \
+  case SourceType::source:                     \
+    return {weights, bytes};
+#define CPUSERVE_OWN_SHAPE(name, source, weights, bytes, ...) CPUSERVE_SHAPE(source, weights, bytes)
+    CPUSERVE_SHARED_SOURCES(CPUSERVE_SHAPE)
+    CPUSERVE_WEIGHT_KINDS(CPUSERVE_NOTHING, CPUSERVE_OWN_SHAPE)
+#undef CPUSERVE_OWN_SHAPE
+#undef CPUSERVE_SHAPE
+  }
+  return {1, 0};
+}
+constexpr int kF8Group = 128;
+inline size_t source_row_bytes(SourceType type, int64_t k) {
+  const BlockShape block = block_shape(type);
+  const auto bytes = static_cast<size_t>(k / block.weights) * block.bytes;
+  if (type == SourceType::e4m3_g128) {
+    return bytes + static_cast<size_t>((k + kF8Group - 1) / kF8Group) * 4;
+  }
+  return type == SourceType::s8_channel || type == SourceType::nvfp4 ? bytes + 4 : bytes;
+}
+
+// The only source of a kind that keeps the codes of its blocks; f32 of the kinds that take several.
+#define CPUSERVE_ANY(...) SourceType::f32,
+#define CPUSERVE_ONLY(name, source, ...) SourceType::source,
+constexpr SourceType kOnlySources[] = {CPUSERVE_WEIGHT_KINDS(CPUSERVE_ANY, CPUSERVE_ONLY)};
+#undef CPUSERVE_ANY
+#undef CPUSERVE_ONLY
+constexpr SourceType only_source(WeightKind kind) { return kOnlySources[static_cast<int>(kind)]; }
+static_assert(sizeof kOnlySources / sizeof *kOnlySources == static_cast<size_t>(WeightKind::count),
+              "one for each kind");
+static_assert(only_source(WeightKind::w8_channel_g128) == SourceType::f32 &&
+                  only_source(WeightKind::q4_k) == SourceType::gguf_q4_k &&
+                  only_source(WeightKind::nvfp4) == SourceType::nvfp4 &&
+                  only_source(WeightKind::w3z_g256) == SourceType::u3z_g256,
+              "the source in the line of the kind");
+
+struct PackArgs {
+  const void* const* rows;  // kPanel source rows of k elements; nullptr = a row of zeros
+  SourceType source;
+  int64_t k;
+  void* panel;  // destination, panel_bytes(k), 32-byte aligned
+};
+
+struct PackedWeight {
+  const uint8_t* data;  // panels one after another, 64-byte aligned
+  size_t panel_bytes;
+  int64_t n, k;  // logical; panels = ceil(n / 16)
+  WeightKind kind;
+};
+
+}  // namespace cpuserve

@@ -1,0 +1,19 @@
+// The names of formats, kinds and other choices that Python uses.
+#pragma once
+#include <string>
+
+#include "kernels/table.h"
+#include "runtime/operations/experts.h"
+
+namespace cpuserve {
+
+// Parse the texts that Python uses. They throw std::invalid_argument with the known texts.
+ActFormat parse_format(const std::string& name);
+WeightKind parse_kind(const std::string& name);
+SourceType parse_source(const std::string& name);
+Activation parse_activation(const std::string& name);
+KvType parse_kv_type(const std::string& name);
+Score parse_score(const std::string& name);
+const char* kind_name(WeightKind kind);
+
+}  // namespace cpuserve

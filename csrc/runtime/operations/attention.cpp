@@ -1,0 +1,176 @@
+// Attention, and the operations around it.
+#include <algorithm>
+
+#include "base/check.h"
+#include "runtime/operations/checks.h"
+#include "runtime/worker.h"
+
+namespace cpuserve {
+namespace {
+
+void attend(const AttentionOp& op, const AttentionUnit& u, Worker& w) noexcept {
+  const StepInput& in = w.input();
+  AttentionArgs args{};
+  args.q = w.value(op.q);
+  args.kv = w.kv().heads(op.layer)[u.kv_head];
+  args.kv_head = u.kv_head;
+  args.heads = u.heads;
+  args.group = op.q_heads / args.kv.kv_heads;
+  args.row0 = u.row0;
+  args.rows = u.rows;
+  args.t0 = in.query_start[u.seq];
+  args.pos0 = in.positions[args.t0];
+  args.block_table = w.block_table(u.seq, op.layer);
+  args.chunk0 = u.chunk0;
+  args.chunk1 = u.chunk1;
+  args.window = op.window;
+  args.keys = op.causal ? 0 : in.kv_len[u.seq];
+  args.scale = op.scale;
+  args.softcap = op.softcap;
+  args.slopes = w.vector(op.slopes);
+  args.sinks = w.vector(op.sinks);
+  args.out = w.value(op.out);
+  args.partial = u.partial < 0 ? nullptr : w.partials() + u.partial;
+  args.partial_stride = u.partial_stride;
+  args.scratch = w.scratch;
+  args.scratch_bytes = w.work_sizes().attention_bytes;
+  args.values = w.scratch + kAttentionScratch;
+  w.kernels().attention[static_cast<int>(args.kv.type)](args);
+}
+
+void merge(const AttentionOp& op, const MergeUnit& u, Worker& w) noexcept {
+  const KvLayer& kv = *w.kv().heads(op.layer);
+  AttentionMergeArgs args{};
+  args.partial = w.partials() + u.partial;
+  args.rows = u.rows;
+  args.chunks = u.chunks;
+  args.kv_head = u.kv_head;
+  args.group = op.q_heads / kv.kv_heads;
+  args.head_dim = kv.head_dim;
+  args.hd_pad = kv.hd_pad;
+  args.row0 = u.row0;
+  args.t0 = w.input().query_start[u.seq];
+  args.sinks = w.vector(op.sinks);
+  args.out = w.value(op.out);
+  args.scratch = w.scratch;
+  w.kernels().attention_merge(args);
+}
+
+}  // namespace
+
+void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin) {
+  const int64_t half = rotary / 2, count = p.vector(cos).count;
+  check_argument(count % half == 0, op, ": a table of ", count,
+                 " elements does not hold whole rows of ", half);
+  p.check_vector(sin, count, "rope sin");
+  check_argument(sin != kNone, op, ": cos is given, but sin is missing");
+  p.limits().max_positions = std::min(p.limits().max_positions, count / half);
+}
+
+void prepare(const RopeStoreOp& op, Program& p) {
+  const CacheLayer& kv = p.kv_layer(op.layer);
+  p.check_tokens("rope_store_kv", {op.qkv, op.q});
+  const Value& qkv = p.f32_value(op.qkv, "rope_store_kv qkv");
+  check_argument(op.q_heads >= 1 && op.q_heads % kv.kv_heads == 0, "rope_store_kv: ", op.q_heads,
+                 " query heads over ", kv.kv_heads, " KV heads");
+  const int32_t stored = op.stores ? 2 * kv.kv_heads : 0;
+  check_argument(qkv.width >= int64_t{op.q_heads + stored} * kv.head_dim, "rope_store_kv: value ",
+                 qkv.name, " of width ", qkv.width, " does not hold q, k and v");
+  check_argument(
+      p.value(op.q).width == int64_t{op.q_heads} * kv.hd_pad && !quantized(p.value(op.q).format),
+      "rope_store_kv: q must be f32 or bf16 of q_heads padded heads");
+  check_argument(op.rotary >= 0 && op.rotary % 2 == 0 && op.rotary <= kv.head_dim,
+                 "rope_store_kv: cannot rotate ", op.rotary, " of ", kv.head_dim, " dimensions");
+  check_argument(!kv.latent, "rope_store_kv: layer ", op.layer, " keeps no values");
+  if (op.rotary > 0) check_rope(p, "rope_store_kv", op.rotary, op.cos, op.sin);
+  p.check_vector(op.q_norm, kv.head_dim, "q norm");
+  p.check_vector(op.k_norm, kv.head_dim, "k norm");
+}
+
+void run(const RopeStoreOp& op, Worker& w) noexcept {
+  const Range rows = w.share(w.tokens());
+  if (rows.size() == 0) return;
+  RopeStoreArgs args{};
+  args.qkv = w.value(op.qkv);
+  args.q = w.value(op.q);
+  args.pieces = w.kv().heads(op.layer);
+  args.kv = args.pieces[0];
+  if (!op.stores) args.kv.kv_heads = 0;
+  args.q_heads = op.q_heads;
+  args.rotary = op.rotary;
+  args.cos = w.vector(op.cos);
+  args.sin = w.vector(op.sin);
+  args.q_norm = w.vector(op.q_norm);
+  args.k_norm = w.vector(op.k_norm);
+  args.eps = op.eps;
+  args.positions = w.input().positions;
+  args.slots = w.kv_slots(op.layer);
+  args.m0 = rows.begin;
+  args.m1 = rows.end;
+  w.kernels().rope_store(args);
+}
+
+void prepare(const AttentionOp& op, const Program& p) {
+  const CacheLayer& kv = p.kv_layer(op.layer);
+  check_argument(op.q_heads >= 1 && op.q_heads % kv.kv_heads == 0, "attention: ", op.q_heads,
+                 " query heads over ", kv.kv_heads, " KV heads");
+  check_argument(p.value(op.q).width == int64_t{op.q_heads} * kv.hd_pad, "attention: q has width ",
+                 p.value(op.q).width);
+  p.check_tokens("attention", {op.q, op.out});
+  const Value& out = p.value(op.out);
+  check_argument(out.width == int64_t{op.q_heads} * kv.head_dim, "attention: out has width ",
+                 out.width);
+  // Heads are written one by one, so a group of 32 must not contain columns of two heads.
+  check_argument(!whole_row(out.format), "attention: value ", out.name,
+                 " has scales wider than a head; only convert can write such rows");
+  check_argument(!quantized(out.format) || kv.head_dim % 32 == 0,
+                 "attention: q8g32 rows need heads of a multiple of 32, not ", kv.head_dim);
+  check_argument(op.window >= 0, "attention: window must be at least 0, not ", op.window);
+  p.check_vector(op.slopes, op.q_heads, "ALiBi slopes");
+  p.check_vector(op.sinks, op.q_heads, "attention sinks");
+}
+
+void run(const AttentionOp& op, Worker& w) noexcept {
+  const AttentionPlan& plan = w.attention_plan();
+  // If some threads of a rank are benched, its other members share the units that were planned
+  // for them.
+  const Range planned = w.ranks().threads_of(w.peers.rank);
+  const auto share_of = [&](int owner) {
+    const Range of = split(planned.size(), owner, w.peers.size);
+    return plan.units_of(planned.begin + of.begin, planned.begin + of.end);
+  };
+  const AttentionUnit* units = plan.units().data();
+  w.drain_shares(w.peers, share_of, 1, [&](int64_t i, int64_t) { attend(op, units[i], w); });
+  const auto& merges = plan.merges();
+  if (merges.empty()) return;
+  w.barrier();
+  w.drain(w.everyone(), static_cast<int64_t>(merges.size()), 1,
+          [&](int64_t i, int64_t) { merge(op, merges[static_cast<size_t>(i)], w); });
+}
+
+void prepare(const SplitGatesOp& op, const Program& p) {
+  p.check_tokens("split_gates", {op.x, op.out});
+  const int64_t width = p.f32_value(op.x, "split_gates x").width;
+  check_argument(op.x != op.out && p.f32_value(op.out, "split_gates out").width == width,
+                 "split_gates: x and out must be two values of one width");
+  check_argument(op.heads >= 1 && op.head_dim >= 1 && int64_t{2} * op.heads * op.head_dim <= width,
+                 "split_gates: ", op.heads, " heads of ", op.head_dim,
+                 " dimensions and as many gates do not fit ", width, " columns");
+}
+
+void run(const SplitGatesOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &out = w.value(op.out);
+  const int64_t d = op.head_dim, queries = op.heads * d, rest = x.width - 2 * queries;
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float* from = floats_of(x, t);
+    float* to = floats_of(out, t);
+    for (int64_t h = 0; h < op.heads; h++) {
+      std::copy_n(from + 2 * h * d, d, to + h * d);
+      std::copy_n(from + (2 * h + 1) * d, d, to + queries + rest + h * d);
+    }
+    std::copy_n(from + 2 * queries, rest, to + queries);
+  }
+}
+
+}  // namespace cpuserve

@@ -1,0 +1,208 @@
+// Sums, factors, gates and copies of columns of rows.
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "runtime/worker.h"
+
+namespace cpuserve {
+namespace {
+
+constexpr int kSums = 16;       // partial sums of a row: the compiler keeps them in vectors
+constexpr int64_t kPiece = 64;  // columns of all parts that are mixed at once
+
+// The mean of f(x[i]) over i, in an order that depends on n alone.
+template <class F>
+float mean_of(const float* x, int64_t n, const F& f) noexcept {
+  float sums[kSums] = {};
+  int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+    for (int j = 0; j < kSums; j++) sums[j] += f(x[i + j]);
+  }
+  for (int j = 0; i < n; i++, j++) sums[j] += f(x[i]);
+  float sum = 0.0f;
+  for (const float s : sums) sum += s;
+  return sum / static_cast<float>(n);
+}
+
+float square(float x) noexcept { return x * x; }
+
+}  // namespace
+
+void prepare(const GateOp& op, const Program& p) {
+  p.check_tokens("gate", {op.x, op.out});
+  const int64_t gates = op.single ? 1 : p.f32_value(op.out, "gate out").width;
+  p.f32_value(op.out, "gate out");
+  check_argument(
+      op.x != op.out && op.column >= 0 && op.column + gates <= p.f32_value(op.x, "gate x").width,
+      "gate: x has width ", p.value(op.x).width, ", which does not hold ", gates,
+      " gates from column ", op.column, " on");
+}
+
+void run(const GateOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &out = w.value(op.out);
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float* gates = floats_of(x, t) + op.column;
+    float* to = floats_of(out, t);
+    if (op.single) {
+      const float gate = op.plain ? gates[0] : sigmoid(gates[0]);
+      for (int64_t i = 0; i < out.width; i++) to[i] *= gate;
+    } else if (op.plain) {
+      for (int64_t i = 0; i < out.width; i++) to[i] *= gates[i];
+    } else {
+      for (int64_t i = 0; i < out.width; i++) to[i] *= sigmoid(gates[i]);
+    }
+  }
+}
+
+void prepare(const AddOp& op, const Program& p) {
+  p.check_tokens("add", {op.x, op.out});
+  p.check_columns(op.out, op.column, p.f32_value(op.x, "add x").width, "add out");
+}
+
+void run(const AddOp& op, Worker& w) noexcept {
+  const Range rows = w.share(w.tokens());
+  Rows out = w.value(op.out);
+  out.data = static_cast<float*>(out.data) + op.column;
+  out.width = w.value(op.x).width;
+  if (rows.size() > 0) w.kernels().add({w.value(op.x), out, rows.begin, rows.end});
+}
+
+void prepare(const ScaleOp& op, const Program& p) {
+  p.check_tokens("scale", {op.x});
+  const int64_t width = p.f32_value(op.x, "scale x").width;
+  check_argument(op.factor != kNone, "scale: the factor is missing");
+  p.check_vector(op.factor, p.vector(op.factor).count == 1 ? 1 : width, "scale factor");
+}
+
+void run(const ScaleOp& op, Worker& w) noexcept {
+  const Rows& x = w.value(op.x);
+  const float* factors = w.vector(op.factor);
+  const bool single = w.program().vectors()[static_cast<size_t>(op.factor)].count == 1;
+  const Range rows = w.share(w.tokens());
+  for (int64_t t = rows.begin; t < rows.end; t++) {
+    float* to = floats_of(x, t);
+    for (int64_t i = 0; i < x.width; i++) to[i] *= factors[single ? 0 : i];
+  }
+}
+
+void prepare(const ColumnsOp& op, const Program& p) {
+  p.check_tokens("columns", {op.x, op.out});
+  int64_t width = p.f32_value(op.out, "columns out").width;
+  if (op.more != kNone) {
+    p.check_tokens("columns", {op.more});
+    width -= p.f32_value(op.more, "columns more").width;
+  }
+  check_argument(width >= 1, "columns: out has no columns for those of x");
+  p.check_columns(op.x, op.column, width, "columns x");
+  check_argument(op.x != op.out && op.more != op.out, "columns: out must not be an input");
+}
+
+void run(const ColumnsOp& op, Worker& w) noexcept {
+  const Rows& out = w.value(op.out);
+  const int64_t more = op.more == kNone ? 0 : w.value(op.more).width, own = out.width - more;
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    float* to = floats_of(out, t);
+    std::copy_n(floats_of(w.value(op.x), t) + op.column, own, to);
+    if (more > 0) std::copy_n(floats_of(w.value(op.more), t), more, to + own);
+  }
+}
+
+void prepare(const MixPartsOp& op, const Program& p) {
+  p.check_tokens("mix_parts", {op.x, op.gates});
+  const int64_t width = p.f32_value(op.x, "mix_parts x").width;
+  check_argument(op.parts >= 1 && op.parts <= kMaxParts && width % op.parts == 0,
+                 "mix_parts: ", width, " columns cannot form ", op.parts,
+                 " equal parts, of at most ", kMaxParts);
+  check_argument(op.active >= 0 && op.active < op.parts, "mix_parts: there is no part ", op.active);
+  int64_t rows = op.parts;
+  if (op.target == kNone) {
+    rows *= op.parts;
+  } else {
+    p.check_tokens("mix_parts", {op.target});
+    check_argument(p.f32_value(op.target, "mix_parts target").width == width / op.parts,
+                   "mix_parts: the target has width ", p.value(op.target).width,
+                   ", not that of a part, ", width / op.parts);
+  }
+  check_argument(op.x != op.gates && op.x != op.target, "mix_parts: x must not be another input");
+  check_argument(op.weight != kNone, "mix_parts: the weight is missing");
+  p.check_vector(op.weight, rows * p.f32_value(op.gates, "mix_parts gates").width,
+                 "mix_parts weight");
+}
+
+void run(const MixPartsOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &gates = w.value(op.gates);
+  const int64_t parts = op.parts, width = x.width / parts, k = gates.width;
+  const bool targeted = op.target != kNone;
+  const int64_t count = targeted ? parts : parts * parts;
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    float* row = floats_of(x, t);
+    const float *gate = floats_of(gates, t), *weight = w.vector(op.weight);
+    float c[kMaxParts * kMaxParts] = {};
+    for (int64_t j = 0; j < k; j++) {
+      const float g = std::tanh(gate[j]);
+      for (int64_t i = 0; i < count; i++) c[i] += weight[i * k + j] * g;
+    }
+    const float* target = targeted ? floats_of(w.value(op.target), t) : nullptr;
+    for (int64_t at = 0; at < width; at += kPiece) {
+      const int64_t n = std::min(kPiece, width - at);
+      float was[kMaxParts][kPiece];
+      for (int64_t p = 0; p < parts; p++) std::copy_n(row + p * width + at, n, was[p]);
+      if (targeted) {
+        float* change = was[op.active];
+        for (int64_t i = 0; i < n; i++) change[i] = op.scale * target[at + i] - change[i];
+      }
+      for (int64_t p = 0; p < parts; p++) {
+        float* to = row + p * width + at;
+        const int64_t first = targeted ? op.active : 0, last = targeted ? first + 1 : parts;
+        for (int64_t q = first; q < last; q++) {
+          const float by = targeted ? 1.0f + c[p] : c[p * parts + q];
+          for (int64_t i = 0; i < n; i++) to[i] += by * was[q][i];
+        }
+      }
+    }
+  }
+}
+
+void prepare(const MatchRmsOp& op, const Program& p) {
+  p.check_tokens("match_rms", {op.x, op.like});
+  const int64_t width = p.f32_value(op.x, "match_rms x").width;
+  check_argument(op.x != op.like && width % p.f32_value(op.like, "match_rms like").width == 0,
+                 "match_rms: ", width, " columns are not parts of ", p.value(op.like).width);
+  check_argument(op.floor > 0.0f, "match_rms: the floor must be positive, not ", op.floor);
+}
+
+void run(const MatchRmsOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &like = w.value(op.like);
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float wanted = std::sqrt(mean_of(floats_of(like, t), like.width, square));
+    for (int64_t at = 0; at < x.width; at += like.width) {
+      float* part = floats_of(x, t) + at;
+      const float own = std::sqrt(std::max(mean_of(part, like.width, square), op.floor));
+      for (int64_t i = 0; i < like.width; i++) part[i] *= wanted / own;
+    }
+  }
+}
+
+void prepare(const KeepTopOp& op, const Program& p) {
+  p.check_tokens("keep_top", {op.x});
+  check_argument(op.width >= 1, "keep_top: there must be at least 1 column, not ", op.width);
+  p.check_columns(op.x, 0, op.width, "keep_top x");
+}
+
+void run(const KeepTopOp& op, Worker& w) noexcept {
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    float* x = floats_of(w.value(op.x), t);
+    const float mean = mean_of(x, op.width, [](float v) { return v; });
+    const float variance = mean_of(x, op.width, [&](float v) { return square(v - mean); });
+    const float cutoff = mean + std::sqrt(variance) * op.deviations;
+    for (int64_t i = 0; i < op.width; i++) x[i] = std::max(x[i] - cutoff, 0.0f);
+  }
+}
+
+}  // namespace cpuserve

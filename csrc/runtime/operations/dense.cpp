@@ -1,0 +1,169 @@
+// The operations of dense layers: embeddings, linears, activations.
+#include <algorithm>
+
+#include "base/check.h"
+#include "runtime/operations/checks.h"
+#include "runtime/worker.h"
+
+namespace cpuserve {
+namespace {
+
+// A conversion that reorders columns.
+void reorder(const ConvertOp& op, Worker& w) noexcept {
+  const Rows& x = w.value(op.x);
+  const bool routed = op.routing != kNone;
+  const Range mine = w.share(routed ? w.routing().rows() : w.rows(op.x));
+  Rows one = x;  // every row of it is the same
+  one.data = w.scratch;
+  one.stride = 0;
+  float* to = reinterpret_cast<float*>(w.scratch);
+  int64_t expert = 0;
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    while (routed && r >= w.routing().first_row(expert + 1)) expert++;
+    const float* from = floats_of(x, r);
+    const float* order = w.vector(op.order) + expert * x.width;
+    for (int64_t i = 0; i < x.width; i++) to[i] = from[static_cast<int32_t>(order[i])];
+    w.kernels().convert({one, w.value(op.out), r, r + 1});
+  }
+}
+
+}  // namespace
+
+void prepare(const EmbedOp& op, Program& p) {
+  const Matrix& m = p.matrix(op.matrix);
+  p.check_tokens("embed", {op.out});
+  check_argument(!m.glu && p.f32_value(op.out, "embed out").width == m.k,
+                 "embed: value and matrix differ in width");
+  p.limits().embed_rows = std::max(p.limits().embed_rows, m.n);
+}
+
+void run(const EmbedOp& op, Worker& w) noexcept {
+  const Rows& out = w.value(op.out);
+  const Matrix& m = w.matrix(op.matrix);
+  const LinearKernel& kernel = w.kernels().linear[static_cast<int>(m.kind)];
+  const Range rows = w.share(w.tokens());
+  const auto row_id = [&](int64_t t) {
+    const int32_t id = w.input().token_ids[t];
+    return id < m.n ? id : 0;
+  };
+  const auto look_up = [&](const PackedWeight& packed, int64_t row, int64_t t) {
+    float* x = reinterpret_cast<float*>(row_of(out, t));
+    kernel.row(packed, row, x);
+    if (op.scale != 1.0f) {
+      for (int64_t i = 0; i < out.width; i++) x[i] *= op.scale;
+    }
+  };
+  if (!m.gathered) {
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+      look_up(w.weights().with_row(op.matrix, row_id(t)), row_id(t), t);
+    }
+    return;
+  }
+  // Packed as in an arena, so that a row has the same bits: of every kind, from every type.
+  const SourceTensor& table = w.weights().table(op.matrix);
+  const PackedWeight panel{w.scratch, m.panel_bytes, kPanel, m.k, m.kind};
+  for (int64_t t = rows.begin; t < rows.end; t += kPanel) {
+    const int64_t count = std::min<int64_t>(kPanel, rows.end - t);
+    const void* from[kPanel] = {};
+    for (int64_t c = 0; c < count; c++) {
+      // A table that was never loaded has rows of zeros, like a matrix.
+      if (table.data) from[c] = table.data + static_cast<size_t>(row_id(t + c)) * table.row_bytes;
+    }
+    kernel.pack({from, table.type, m.k, w.scratch});
+    for (int64_t c = 0; c < count; c++) look_up(panel, c, t + c);
+  }
+}
+
+void prepare(const PositionEmbedOp& op, Program& p) {
+  p.check_tokens("position_embed", {op.x});
+  check_argument(op.table != kNone && op.rows > op.offset && op.offset >= 0,
+                 "position_embed: a table of ", op.rows, " rows cannot have the offset ",
+                 op.offset);
+  p.check_vector(op.table, op.rows * p.f32_value(op.x, "position_embed x").width, "position table");
+  p.limits().max_positions = std::min(p.limits().max_positions, op.rows - op.offset);
+}
+
+void run(const PositionEmbedOp& op, Worker& w) noexcept {
+  const Rows& x = w.value(op.x);
+  const Range rows = w.share(w.tokens());
+  for (int64_t t = rows.begin; t < rows.end; t++) {
+    float* to = reinterpret_cast<float*>(row_of(x, t));
+    const float* from = w.vector(op.table) + (w.input().positions[t] + op.offset) * x.width;
+    for (int64_t i = 0; i < x.width; i++) to[i] += from[i];
+  }
+}
+
+void prepare(const ConvertOp& op, Program& p) {
+  const int64_t width = p.f32_value(op.x, "convert x").width;
+  check_argument(width == p.value(op.out).width, "convert: x and out differ in width");
+  check_argument(p.value(op.x).copies == p.value(op.out).copies,
+                 "convert: x and out differ in rows");
+  check_argument(op.routing == kNone || op.order != kNone, "convert: experts need an order");
+  int64_t orders = 1;
+  if (op.routing != kNone) {
+    routed_value(p, op.x, op.routing, "convert x");
+    orders = experts_of(p, op.routing, "convert").count;
+  }
+  p.check_vector(op.order, orders * width, "order of columns");
+  if (op.order != kNone) p.set_columns(op.order, width);
+}
+
+Accesses accesses(const ConvertOp& op, const Program& p) {
+  if (op.routing != kNone) return {{any(op.x), any(kRouting)}, {any(op.out)}};
+  const int64_t copies = p.value(op.x).copies;
+  return {{{op.x, copies}}, {{op.out, copies}}};
+}
+
+void run(const ConvertOp& op, Worker& w) noexcept {
+  if (op.order != kNone) return reorder(op, w);
+  const Range rows = w.share(w.rows(op.x));
+  if (rows.size() > 0) w.kernels().convert({w.value(op.x), w.value(op.out), rows.begin, rows.end});
+}
+
+void prepare(LinearOp& op, Program& p) {
+  const Matrix& m = p.matrix(op.matrix);
+  check_argument(m.glu == op.glu, "linear: matrix ", m.name, op.glu ? " is not" : " is",
+                 " packed as glu");
+  p.check_multiplies(op.x, m);
+  const Value& out = p.value(op.out);
+  p.check_tokens("linear", {op.x, op.out});
+  check_argument(op.out != op.x, "linear: x and out are the same value");
+  check_argument(op.out_column >= 0 && op.out_column + m.out_width() <= out.width,
+                 "linear: ", m.out_width(), " columns from ", op.out_column,
+                 " on do not fit value ", out.name, " of width ", out.width);
+  // Other formats pad rows or store groups, and would overwrite the columns of other matrices.
+  const bool part = m.out_width() != out.width;
+  check_argument(out.format == ActFormat::f32 || (!part && !op.add),
+                 "linear: adding and writing some columns need an f32 value");
+  check_argument(!whole_row(out.format), "linear: value ", out.name,
+                 " has scales wider than a tile; only convert can write such rows");
+  check_gated("linear", op.activation, op.glu);
+  op.bias = p.packed_bias(op.bias, m);
+  p.set_grain(op.matrix, out.format);
+}
+
+void run(const LinearOp& op, Worker& w) noexcept {
+  const Matrix& m = w.matrix(op.matrix);
+  Rows out = w.value(op.out);
+  out.data = static_cast<uint8_t*>(out.data) + static_cast<size_t>(op.out_column) * sizeof(float);
+  out.width = m.out_width();
+  w.multiply(op.matrix, w.value(op.x), w.tokens(),
+             {w.vector(op.bias), op.activation, m.glu, op.add, out});
+}
+
+void prepare(const ActivationOp& op, const Program& p) {
+  p.check_tokens("activation", {op.x, op.out});
+  const int64_t width = p.f32_value(op.x, "activation x").width;
+  check_argument(width == p.value(op.out).width * (op.glu ? 2 : 1),
+                 "activation: x and out differ in width");
+  check_gated("activation", op.activation, op.glu);
+}
+
+void run(const ActivationOp& op, Worker& w) noexcept {
+  const Range rows = w.share(w.tokens());
+  if (rows.size() == 0) return;
+  w.kernels().activation({w.value(op.x), w.value(op.out), op.activation, op.glu, rows.begin,
+                          rows.end, reinterpret_cast<float*>(w.scratch)});
+}
+
+}  // namespace cpuserve

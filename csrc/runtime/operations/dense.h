@@ -1,0 +1,97 @@
+// The operations of dense layers: embeddings, linears, activations.
+#pragma once
+#include "kernels/table.h"
+#include "runtime/operations/operation.h"
+
+namespace cpuserve {
+
+struct EmbedOp {  // ids that the matrix has no row for take its first one
+  static constexpr const char* kName = "embed";
+  Id out, matrix;
+  float scale;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("out", &EmbedOp::out), field("matrix", &EmbedOp::matrix),
+                           field("scale", &EmbedOp::scale));
+  }
+};
+void prepare(const EmbedOp& op, Program& p);
+void run(const EmbedOp& op, Worker& w) noexcept;
+inline Accesses accesses(const EmbedOp& op, const Program&) { return {{}, {own(op.out)}}; }
+
+struct PositionEmbedOp {
+  static constexpr const char* kName = "position_embed";
+  Id x, table;
+  int64_t rows, offset;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &PositionEmbedOp::x), field("table", &PositionEmbedOp::table),
+                           field("rows", &PositionEmbedOp::rows),
+                           field("offset", &PositionEmbedOp::offset));
+  }
+};
+void prepare(const PositionEmbedOp& op, Program& p);
+void run(const PositionEmbedOp& op, Worker& w) noexcept;
+inline Accesses accesses(const PositionEmbedOp& op, const Program&) { return changes({}, op.x); }
+
+// Writes x in another format. `order`: column i of out is column order[i] of x. With a `routing`
+// there is an order for each of its experts, one after another, and a row uses the order of its
+// expert.
+struct ConvertOp {
+  static constexpr const char* kName = "convert";
+  Id x, out;
+  Id order = kNone, routing = kNone;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &ConvertOp::x), field("out", &ConvertOp::out),
+                           optional("order", &ConvertOp::order),
+                           optional("routing", &ConvertOp::routing));
+  }
+};
+void prepare(const ConvertOp& op, Program& p);
+void run(const ConvertOp& op, Worker& w) noexcept;
+Accesses accesses(const ConvertOp& op, const Program& p);
+
+// out_column: the first column to write (q, k, v of different kinds share one value).
+struct LinearOp {
+  static constexpr const char* kName = "linear";
+  Id x, out, matrix, bias;
+  Activation activation;
+  bool glu, add;
+  int64_t out_column;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &LinearOp::x), field("out", &LinearOp::out),
+                           field("matrix", &LinearOp::matrix), field("bias", &LinearOp::bias),
+                           field("activation", &LinearOp::activation), field("glu", &LinearOp::glu),
+                           field("add", &LinearOp::add),
+                           field("out_column", &LinearOp::out_column));
+  }
+};
+void prepare(LinearOp& op, Program& p);
+void run(const LinearOp& op, Worker& w) noexcept;
+inline Accesses accesses(const LinearOp& op, const Program&) {
+  return claimed(with({any(op.x)}, op.add, any(op.out)), {any(op.out)});
+}
+
+struct ActivationOp {
+  static constexpr const char* kName = "activation";
+  Id x, out;
+  Activation activation;
+  bool glu;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &ActivationOp::x), field("out", &ActivationOp::out),
+                           field("activation", &ActivationOp::activation),
+                           field("glu", &ActivationOp::glu));
+  }
+};
+void prepare(const ActivationOp& op, const Program& p);
+void run(const ActivationOp& op, Worker& w) noexcept;
+inline Accesses accesses(const ActivationOp& op, const Program&) {
+  return {{own(op.x)}, {own(op.out)}};
+}
+
+using DenseOps = Family<EmbedOp, PositionEmbedOp, ConvertOp, LinearOp, ActivationOp>;
+
+}  // namespace cpuserve

@@ -1,0 +1,277 @@
+// The operations of mixtures of experts, and of adapters.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "runtime/operations/checks.h"
+#include "runtime/worker.h"
+
+namespace cpuserve {
+namespace {
+
+// Expert ids are stored in rows of floats, which are exact far beyond this.
+constexpr int32_t kMostExperts = 4096;
+constexpr int64_t kClaims = 16;  // per thread; so many even out the end of an operation
+
+// sums[i] += w * from[i]: the product is rounded before it is added.
+void add_weighted(float* sums, const float* from, float w, int64_t n) noexcept {
+  for (int64_t i = 0; i < n; i++) sums[i] += w * from[i];
+}
+void add_weighted(float* sums, const uint16_t* from, float w, int64_t n) noexcept {
+  for (int64_t i = 0; i < n; i++) sums[i] += w * bf16_to_float(from[i]);
+}
+
+// The first of the experts' biases in packed column order, which follow one another.
+Id expert_biases(Program& p, const std::vector<Id>& biases, const Matrix& m) {
+  Id first = kNone;
+  for (size_t e = 0; e < biases.size(); e++) {
+    check_argument(biases[e] == biases[0] + static_cast<Id>(e), "expert_linear: bias ", e,
+                   " does not follow that of the expert before");
+    check_argument(p.vector(biases[e]).count == m.n, "expert_linear: bias ", e, " has ",
+                   p.vector(biases[e]).count, " elements, not ", m.n);
+    const Id packed = m.glu ? p.pack_bias(biases[e], m) : biases[e];
+    if (e == 0) first = packed;
+  }
+  return first;
+}
+
+// Asks the system to read the experts of this step ahead, if the weights are mapped from a file.
+// In the order of the computation: while the first experts are computed, others are read. All
+// threads share the calls, since each looks up every page of a matrix, even of one in memory.
+void fetch_experts(Worker& w) noexcept {
+  const std::vector<Op>& ops = w.program().ops();
+  int next = 0;
+  for (size_t i = w.op + 1; i < ops.size() && !std::holds_alternative<RouteOp>(ops[i]); i++) {
+    const auto* l = std::get_if<ExpertLinearOp>(&ops[i]);
+    for (int32_t expert = 0; l && expert < l->experts; expert++) {
+      if (w.routing().rows(expert) == 0) continue;
+      if (next == w.thread) w.weights().will_need(l->first + expert);
+      next = next + 1 < w.threads ? next + 1 : 0;
+    }
+  }
+}
+
+}  // namespace
+
+// The experts, or adapters, of a routing, which must come from the last op that makes one.
+Experts experts_of(const Program& p, Id routing, const char* role) {
+  Id last = kNone;
+  Experts experts{};
+  for (const Op& op : p.ops()) {
+    if (const auto* r = std::get_if<RouteOp>(&op)) {
+      last = r->out;
+      experts = {r->experts, r->chosen};
+    } else if (const auto* a = std::get_if<AdapterOp>(&op)) {
+      last = a->out;
+      experts = {a->adapters, 1};
+    }
+  }
+  check_argument(last != kNone && last == routing, role, ": value ", routing,
+                 " is not the routing of the last route op");
+  return experts;
+}
+
+// A value with one row for each token and expert of a routing.
+const Value& routed_value(const Program& p, Id id, Id routing, const char* role) {
+  const int32_t chosen = experts_of(p, routing, role).chosen;
+  const Value& v = p.value(id);
+  check_argument(v.copies == chosen, role, ": value ", v.name, " has ", v.copies,
+                 " rows for each token, not ", chosen);
+  return v;
+}
+
+void prepare(const RouteOp& op, const Program& p) {
+  p.check_tokens("route", {op.x, op.out});
+  check_argument(op.experts >= 1 && op.experts <= kMostExperts, "route: ", op.experts,
+                 " experts are not between 1 and ", kMostExperts);
+  check_argument(op.chosen >= 1 && op.chosen <= op.experts, "route: cannot choose ", op.chosen,
+                 " of ", op.experts, " experts");
+  check_argument(p.f32_value(op.x, "route x").width == op.experts, "route: x has width ",
+                 p.value(op.x).width, ", but there are ", op.experts, " experts");
+  check_argument(p.f32_value(op.out, "route out").width == 2 * op.chosen,
+                 "route: out must hold an id and a weight for each chosen expert");
+  p.check_vector(op.bias, op.experts, "router bias");
+  p.check_vector(op.factors, op.experts, "factors of experts");
+  check_argument(op.groups >= 1 && op.experts % op.groups == 0, "route: ", op.experts,
+                 " experts are not ", op.groups, " equal groups");
+  const int32_t size = op.experts / op.groups;
+  check_argument(op.kept >= 1 && op.kept <= op.groups && op.kept * size >= op.chosen &&
+                     op.best >= 1 && op.best <= std::min(size, 2),
+                 "route: cannot choose ", op.chosen, " experts from ", op.kept, " groups of ", size,
+                 " by their best ", op.best);
+}
+
+void run(const RouteOp& op, Worker& w) noexcept {
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    float* out = reinterpret_cast<float*>(row_of(w.value(op.out), t));
+    route_row(op, reinterpret_cast<const float*>(row_of(w.value(op.x), t)), w.vector(op.bias), out,
+              reinterpret_cast<float*>(w.scratch));
+    const float* factors = w.vector(op.factors);
+    for (int64_t i = 0; factors && i < op.chosen; i++) {
+      out[op.chosen + i] *= factors[static_cast<int64_t>(out[i])];
+    }
+  }
+  const auto build = [&] { w.routing().build(op.experts, op.chosen, w.value(op.out), w.tokens()); };
+  w.alone ? build() : w.barrier(build);
+}
+
+void prepare(const AdapterOp& op, Program& p) {
+  p.check_tokens("adapter", {op.out});
+  check_argument(p.limits().adapters == 0, "a program can have only one adapter op");
+  check_argument(op.adapters >= 1 && op.adapters <= kMostExperts, "adapter: ", op.adapters,
+                 " adapters are not between 1 and ", kMostExperts);
+  check_argument(p.f32_value(op.out, "adapter out").width == 2,
+                 "adapter: out must hold an id and a weight");
+  check_argument(op.scales != kNone, "adapter: the scales are missing");
+  p.check_vector(op.scales, op.adapters, "adapter scales");
+  p.limits().adapters = op.adapters;
+}
+
+void run(const AdapterOp& op, Worker& w) noexcept {
+  if (w.thread > 0 && !w.alone) return;
+  const StepInput& in = w.input();
+  const Rows& out = w.value(op.out);
+  for (int64_t s = 0; s < in.seqs; s++) {
+    const int32_t adapter = in.adapters ? in.adapters[s] : -1;
+    for (int64_t t = in.query_start[s]; t < in.query_start[s + 1]; t++) {
+      float* row = reinterpret_cast<float*>(row_of(out, t));
+      row[0] = static_cast<float>(adapter);
+      row[1] = adapter < 0 ? 0.0f : w.vector(op.scales)[adapter];
+    }
+  }
+  w.routing().build(op.adapters, 1, out, w.tokens());
+}
+
+void prepare(const DispatchOp& op, const Program& p) {
+  p.check_tokens("dispatch", {op.x});
+  const Value &x = p.value(op.x), &out = routed_value(p, op.out, op.routing, "dispatch out");
+  check_argument(x.width == out.width && x.format == out.format,
+                 "dispatch: x and out differ in width or format");
+}
+
+void run(const DispatchOp& op, Worker& w) noexcept {
+  if (w.weights().mapped()) fetch_experts(w);
+  const Rows &x = w.value(op.x), &out = w.value(op.out);
+  const Range mine = w.share(w.routing().rows());
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    std::memcpy(row_of(out, r), row_of(x, w.routing().token(r)), x.stride);
+  }
+}
+
+void prepare(ExpertLinearOp& op, Program& p) {
+  routed_value(p, op.x, op.routing, "expert_linear x");
+  const Value& out = routed_value(p, op.out, op.routing, "expert_linear out");
+  const int32_t experts = experts_of(p, op.routing, "expert_linear").count;
+  check_argument(static_cast<int32_t>(op.matrices.size()) == experts,
+                 "expert_linear: ", op.matrices.size(), " matrices for ", experts, " experts");
+  check_argument(op.biases.empty() || op.biases.size() == op.matrices.size(),
+                 "expert_linear: ", op.biases.size(), " biases for ", experts, " experts");
+  check_gated("expert_linear", op.activation, op.glu);
+  op.first = op.matrices[0];
+  op.experts = experts;
+  const Matrix& one = p.matrix(op.first);
+  for (size_t e = 0; e < op.matrices.size(); e++) {
+    const Matrix& m = p.matrix(op.matrices[e]);
+    check_argument(op.matrices[e] == op.first + static_cast<Id>(e), "expert_linear: matrix ",
+                   m.name, " does not follow that of the expert before");
+    check_argument(m.n == one.n && m.k == one.k && m.kind == one.kind && m.glu == op.glu,
+                   "expert_linear: op.matrices ", one.name, " and ", m.name, " differ in shape");
+    p.set_grain(op.matrices[e], out.format);
+  }
+  p.check_multiplies(op.x, one);
+  check_argument(op.x != op.out && one.out_width() == out.width, "expert_linear: value ", out.name,
+                 " has width ", out.width, ", not ", one.out_width());
+  check_argument(!whole_row(out.format), "expert_linear: value ", out.name,
+                 " has scales wider than a tile; only convert can write such rows");
+  op.bias = expert_biases(p, op.biases, one);
+}
+
+// The ends of the experts' tasks, before the scratch of a linear.
+size_t scratch_bytes(const ExpertLinearOp& op) {
+  return kLinearScratch + static_cast<size_t>(op.experts) * 8 + 64;
+}
+
+// The tasks of all experts in use are one list, expert after expert, which the peers claim. An
+// expert's rows are consecutive, so each of them is a linear of its own with a plan of its own; the
+// experts share the threads, so an expert is divided for its part of them.
+void run(const ExpertLinearOp& op, Worker& w) noexcept {
+  const Routing& routing = w.routing();
+  // Where each expert's tasks end, in scratch: the kernel's own scratch begins after it.
+  int64_t* ends = reinterpret_cast<int64_t*>(w.scratch);
+  const int64_t taken = op.experts * static_cast<int64_t>(sizeof(int64_t));
+  const Worker::Product p =
+      w.product(op.first, w.value(op.x),
+                {nullptr, op.activation, w.matrix(op.first).glu, false, w.value(op.out)},
+                w.scratch + round_up(taken, 64));
+  int64_t used = 0;
+  for (int64_t i = 0; i < op.experts; i++) used += routing.rows(i) > 0;
+  const auto plan_of = [&](int64_t expert) {
+    return p.plan(routing.rows(expert), static_cast<int>((w.peers.size + used - 1) / used));
+  };
+  int64_t tasks = 0, chunk = INT64_MAX, most_rows = 0;
+  for (int64_t i = 0; i < op.experts; i++) {
+    if (routing.rows(i) > 0) {
+      const LinearPlan plan = plan_of(i);
+      tasks += plan.tasks();
+      chunk = std::min(chunk, plan.chunk());
+      most_rows = std::max(most_rows, routing.rows(i));
+    }
+    ends[i] = tasks;
+  }
+  // Between two claims a core writes results and reads no weights, and all experts together have
+  // enough work for claims twice as large: with 8 to 32 tokens they take 1 to 3 % less time.
+  const bool few = most_rows <= LinearPlan::kFewRows;  // each plan has one row block
+  if (few && tasks >= 2 * kClaims * chunk * w.peers.size) chunk *= 2;
+  w.drain(w.peers, tasks, chunk, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t expert = std::upper_bound(ends, ends + op.experts, begin) - ends;
+      const int64_t last = std::min(end, ends[expert]), before = expert > 0 ? ends[expert - 1] : 0;
+      const Id at = static_cast<Id>(expert);
+      Worker::Product one = p;
+      one.args.ep.bias = op.bias == kNone ? nullptr : w.vector(op.bias + at);
+      one.run(w.weights().matrix(op.first + at, w.peers.rank), routing.first_row(expert),
+              plan_of(expert).task(begin - before, last - before));
+      begin = last;
+    }
+  });
+}
+
+void prepare(const CombineOp& op, const Program& p) {
+  const Value& x = routed_value(p, op.x, op.routing, "combine x");
+  p.check_tokens("combine", {op.out});
+  check_argument(x.format == ActFormat::f32 || x.format == ActFormat::bf16, "combine: x, value ",
+                 x.name, ", must be f32 or bf16");
+  check_argument(x.width == p.f32_value(op.out, "combine out").width,
+                 "combine: x and out differ in width");
+}
+
+void run(const CombineOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &routing = w.value(op.routing), &out = w.value(op.out);
+  const int64_t chosen = routing.width / 2;
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    float* to = reinterpret_cast<float*>(row_of(out, t));
+    const float* weights = reinterpret_cast<const float*>(row_of(routing, t)) + chosen;
+    // A few columns of all its rows at a time: their sums stay in L1, and a core reads several rows
+    // at once, which prompts have written so long ago that they are no longer near.
+    constexpr int64_t kColumns = 256;
+    for (int64_t begin = 0; begin < out.width; begin += kColumns) {
+      const int64_t n = std::min(kColumns, out.width - begin);
+      float* sums = to + begin;
+      if (!op.add) std::fill_n(sums, n, 0.0f);
+      for (int64_t rank = 0; rank < chosen; rank++) {
+        const int64_t row = w.routing().row(t, rank);
+        if (row < 0) continue;
+        const uint8_t* from = row_of(x, row);
+        if (x.format == ActFormat::bf16) {
+          add_weighted(sums, reinterpret_cast<const uint16_t*>(from) + begin, weights[rank], n);
+        } else {
+          add_weighted(sums, reinterpret_cast<const float*>(from) + begin, weights[rank], n);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace cpuserve

@@ -1,0 +1,165 @@
+// The rows that produce results: logits and their sampling, and hidden rows.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "runtime/worker.h"
+
+namespace cpuserve {
+namespace {
+
+constexpr int64_t kLogitPiece = 8192;  // logits of one claim: 32 KB, a few microseconds
+
+void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count, Worker& w) noexcept {
+  const Rows& x = w.value(op.x);
+  const Range rows = w.share(count);
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    std::memcpy(row_of(w.logit_input(), r), row_of(x, w.input().row_token[first + r]), x.stride);
+  }
+}
+
+// Whether so few rows are sampled that threads share the passes over each.
+bool share_rows(int64_t count, Worker& w) noexcept {
+  return count < w.threads && w.logits().width > kLogitPiece;
+}
+
+// To sample row `row` of `rows` that run at once, the step's logit row `number`.
+// The passes over a row that threads share meet in the scratch of the thread with its number.
+SampleArgs sample_args(int64_t number, int64_t row, int64_t rows, Worker& w) noexcept {
+  const StepInput& in = w.input();
+  const auto r = static_cast<size_t>(number);
+
+  SampleArgs args{};
+  args.logits = reinterpret_cast<float*>(row_of(w.logits(), row));
+  args.vocab = static_cast<int32_t>(w.logits().width);
+  args.target = in.row_target[r];
+  args.params = args.target < 0 ? &w.sampler().params(in.row_slot[r]) : nullptr;
+  args.position = in.positions[in.row_token[r]] + 1;
+  args.num_top = in.row_top[r];
+  if (in.row_mask && in.row_mask[r] >= 0) {
+    args.mask = in.masks + in.row_mask[r] * mask_words(w.logits().width);
+  }
+  args.top_ids = w.results().top_ids.data() + r * static_cast<size_t>(w.max_top());
+  args.top_logprobs = w.results().top_logprobs.data() + r * static_cast<size_t>(w.max_top());
+  args.prepared = share_rows(rows, w);
+  args.scratch = args.prepared ? w.scratch_of(row) : w.scratch;
+  return args;
+}
+
+// Prepares rows [first, first + count) for sampling, with a barrier after each pass.
+// All threads scale pieces of every row: for a vocabulary of 256k, one thread alone would take as
+// long as for a layer. If some threads have no row to sample, all threads also share the
+// passes of sampling over every logit.
+void prepare_logits(const LogitsOp& op, int64_t first, int64_t count, Worker& w) noexcept {
+  const bool scales = op.scale != 1.0f || op.softcap > 0.0f, shares = share_rows(count, w);
+  const int64_t vocab = w.logits().width, block = sample_block(static_cast<int>(vocab));
+  const int64_t piece = (kLogitPiece + block - 1) / block * block;
+  const int64_t pieces = (vocab + piece - 1) / piece;
+  const auto each_piece = [&](const auto& run) {
+    w.drain(w.everyone(), count * pieces, 1, [&](int64_t i, int64_t) {
+      const int64_t row = i / pieces, begin = i % pieces * piece;
+      run(row, begin, std::min(begin + piece, vocab));
+    });
+    w.barrier();
+  };
+  if (scales || shares) {
+    each_piece([&](int64_t row, int64_t begin, int64_t end) {
+      float* logits = reinterpret_cast<float*>(row_of(w.logits(), row)) + begin;
+      if (scales) w.kernels().scale_logits({logits, end - begin, op.scale, op.softcap});
+      if (shares) {
+        w.kernels().sample_scan(sample_args(first + row, row, count, w),
+                                static_cast<int32_t>(begin), static_cast<int32_t>(end));
+      }
+    });
+  }
+  if (!shares) return;
+  each_piece([&](int64_t row, int64_t begin, int64_t end) {
+    w.kernels().sample_weigh(sample_args(first + row, row, count, w), static_cast<int32_t>(begin),
+                             static_cast<int32_t>(end));
+  });
+}
+
+void copy_logits(int64_t r, int64_t row, Worker& w) noexcept {
+  if (!w.logits_copy()) return;
+  std::memcpy(w.logits_copy() + r * w.logits().width, row_of(w.logits(), row),
+              static_cast<size_t>(w.logits().width) * sizeof(float));
+}
+
+void sample_row(int64_t number, int64_t row, int64_t rows, Worker& w) noexcept {
+  const auto r = static_cast<size_t>(number);
+  SampleArgs args = sample_args(number, row, rows, w);
+  w.kernels().sample(args);
+  w.results().tokens[r] = args.token;
+  w.results().logprobs[r] = args.logprob;
+  w.results().ranks[r] = args.rank;
+}
+
+// Samples a row and those that verify its drafts, each with the state that its slot has after the
+// tokens before it: exactly what steps of one token would sample. Rows after the first draft that
+// was not sampled have no token. A run of rows that began in the block before continues
+// here; the barriers between the blocks order its results.
+void sample_rows(int64_t first, int64_t row, int64_t count, Worker& w) noexcept {
+  const StepInput& in = w.input();
+  std::vector<int32_t>& tokens = w.results().tokens;
+  if (row > 0 && in.draft(first + row - 1) >= 0) return;  // sampled with the row before it
+  for (; row < count; row++) {
+    const int64_t r = first + row;
+    const auto at = static_cast<size_t>(r);
+    const int32_t wanted = r > 0 ? in.draft(r - 1) : -1;
+    copy_logits(r, row, w);
+    if (wanted >= 0 && tokens[at - 1] != wanted) {
+      tokens[at] = -1;
+    } else {
+      if (wanted >= 0) w.sampler().append(in.row_slot[r], wanted);
+      sample_row(r, row, count, w);
+    }
+    if (in.draft(r) < 0) return;
+  }
+}
+
+}  // namespace
+
+void prepare(const LogitsOp& op, Program& p) {
+  const Matrix& m = p.matrix(op.matrix);
+  check_argument(p.limits().vocab == 0 && p.limits().hidden_width == 0,
+                 "a program can have only one logits or hidden op");
+  check_argument(!m.glu, "logits: matrix ", m.name, " is packed as glu");
+  p.check_tokens("logits", {op.x});
+  p.check_multiplies(op.x, m);
+  p.check_vector(op.bias, m.n, "logits bias");
+  p.limits().vocab = m.n;
+}
+
+void run(const LogitsOp& op, Worker& w) noexcept {
+  for (int64_t first = 0; first < w.input().rows; first += w.logit_rows()) {
+    const int64_t count = std::min(w.logit_rows(), w.input().rows - first);
+    gather_logit_rows(op, first, count, w);
+    w.barrier();
+    w.multiply(op.matrix, w.logit_input(), count,
+               {w.vector(op.bias), Activation::none, false, false, w.logits()});
+    w.barrier();
+    prepare_logits(op, first, count, w);
+    // The gather of the next block needs no barrier: it writes rows that no thread reads any
+    // more.
+    w.drain(w.everyone(), count, 1,
+            [&](int64_t row, int64_t) { sample_rows(first, row, count, w); });
+  }
+}
+
+void prepare(const HiddenOp& op, Program& p) {
+  check_argument(p.limits().vocab == 0 && p.limits().hidden_width == 0,
+                 "a program can have only one logits or hidden op");
+  p.check_tokens("hidden", {op.x});
+  p.limits().hidden_width = p.f32_value(op.x, "hidden x").width;
+}
+
+void run(const HiddenOp& op, Worker& w) noexcept {
+  const Rows& x = w.value(op.x);
+  const Range mine = w.share(w.input().rows);
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    std::memcpy(w.results().vectors.data() + r * x.width, row_of(x, w.input().row_token[r]),
+                static_cast<size_t>(x.width) * sizeof(float));
+  }
+}
+
+}  // namespace cpuserve

@@ -1,0 +1,95 @@
+// Norms of rows.
+#include "base/check.h"
+#include "runtime/worker.h"
+
+namespace cpuserve {
+namespace {
+
+// Checks what both norms of whole rows have.
+void check_norm(const char* name, Id x, Id out, Id weight, const Program& p) {
+  p.check_tokens(name, {x, out});
+  const int64_t width = p.f32_value(x, "norm x").width;
+  check_argument(p.value(out).width == width, name, ": x and out differ in width");
+  check_argument(weight != kNone, name, ": the weight is missing");
+  p.check_vector(weight, width, "norm weight");
+}
+
+}  // namespace
+
+void prepare(const RmsNormOp& op, const Program& p) {
+  check_norm(op.kName, op.x, op.out, op.weight, p);
+}
+
+void run(const RmsNormOp& op, Worker& w) noexcept {
+  const Range rows = w.share(w.tokens());
+  if (rows.size() == 0) return;
+  w.kernels().rms_norm({w.value(op.x), w.value(op.out), w.vector(op.weight), nullptr, op.eps,
+                        rows.begin, rows.end, reinterpret_cast<float*>(w.scratch)});
+}
+
+void prepare(const LayerNormOp& op, const Program& p) {
+  check_norm(op.kName, op.x, op.out, op.weight, p);
+  p.check_vector(op.bias, p.value(op.x).width, "norm bias");
+}
+
+void run(const LayerNormOp& op, Worker& w) noexcept {
+  const Range rows = w.share(w.tokens());
+  if (rows.size() == 0) return;
+  w.kernels().layer_norm({w.value(op.x), w.value(op.out), w.vector(op.weight), w.vector(op.bias),
+                          op.eps, rows.begin, rows.end, reinterpret_cast<float*>(w.scratch)});
+}
+
+void prepare(const PartNormOp& op, const Program& p) {
+  p.check_tokens("part_norm", {op.x});
+  check_argument(op.weight != kNone, "part_norm: the weight is missing");
+  check_argument(op.parts >= 1, "part_norm: there must be at least 1 part, not ", op.parts);
+  p.check_columns(op.x, op.column, op.parts * p.vector(op.weight).count, "part_norm x");
+}
+
+void run(const PartNormOp& op, Worker& w) noexcept {
+  const Range rows = w.share(w.tokens());
+  if (rows.size() == 0) return;
+  Rows part = w.value(op.x);
+  part.width = w.program().vectors()[static_cast<size_t>(op.weight)].count;
+  part.data = static_cast<float*>(part.data) + op.column;
+  for (int32_t i = 0; i < op.parts; i++) {
+    w.kernels().rms_norm({part, part, w.vector(op.weight), nullptr, op.eps, rows.begin, rows.end,
+                          reinterpret_cast<float*>(w.scratch)});
+    part.data = static_cast<float*>(part.data) + part.width;
+  }
+}
+
+void prepare(const GatedNormOp& op, const Program& p) {
+  p.check_tokens("gated_norm", {op.x, op.z, op.out});
+  const int64_t width = p.f32_value(op.out, "gated_norm out").width;
+  check_argument(p.f32_value(op.x, "gated_norm x").width == width, "gated_norm: x has width ",
+                 p.value(op.x).width, ", but out has ", width);
+  p.check_columns(op.z, op.column, width, "gated_norm z");
+  check_argument(op.z != op.out, "gated_norm: out must not be z");
+  check_argument(op.groups >= 1 && width % op.groups == 0, "gated_norm: ", width,
+                 " columns cannot form ", op.groups, " equal groups");
+  check_argument(op.weight != kNone, "gated_norm: the weight is missing");
+  p.check_vector(op.weight, width, "gated_norm weight");
+}
+
+void run(const GatedNormOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &z = w.value(op.z), &out = w.value(op.out);
+  const Range mine = w.share(w.tokens());
+  if (mine.size() == 0) return;
+  GatedNormArgs args{};
+  args.x = floats_of(x, mine.begin);
+  args.x_stride = float_stride(x);
+  args.z = floats_of(z, mine.begin) + op.column;
+  args.z_stride = float_stride(z);
+  args.weight = w.vector(op.weight);
+  args.groups = op.groups;
+  args.width = out.width / op.groups;
+  args.eps = op.eps;
+  args.gate_first = true;
+  args.out = floats_of(out, mine.begin);
+  args.out_stride = float_stride(out);
+  args.rows = mine.size();
+  w.kernels().gated_norm(args);
+}
+
+}  // namespace cpuserve

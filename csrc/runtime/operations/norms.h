@@ -1,0 +1,82 @@
+// Norms of rows.
+#pragma once
+#include "runtime/operations/operation.h"
+
+namespace cpuserve {
+
+struct RmsNormOp {
+  static constexpr const char* kName = "rms_norm";
+  Id x, out, weight;
+  float eps;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &RmsNormOp::x), field("out", &RmsNormOp::out),
+                           field("weight", &RmsNormOp::weight), field("eps", &RmsNormOp::eps));
+  }
+};
+void prepare(const RmsNormOp& op, const Program& p);
+void run(const RmsNormOp& op, Worker& w) noexcept;
+inline Accesses accesses(const RmsNormOp& op, const Program&) {
+  return {{own(op.x)}, {own(op.out)}};
+}
+
+struct LayerNormOp {
+  static constexpr const char* kName = "layer_norm";
+  Id x, out, weight, bias;
+  float eps;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &LayerNormOp::x), field("out", &LayerNormOp::out),
+                           field("weight", &LayerNormOp::weight), field("bias", &LayerNormOp::bias),
+                           field("eps", &LayerNormOp::eps));
+  }
+};
+void prepare(const LayerNormOp& op, const Program& p);
+void run(const LayerNormOp& op, Worker& w) noexcept;
+inline Accesses accesses(const LayerNormOp& op, const Program&) {
+  return {{own(op.x)}, {own(op.out)}};
+}
+
+// RMS norm of each of `parts` equal parts of the columns of x from `column` on, in place. Each has
+// a mean of its own, and the width of the weight.
+struct PartNormOp {
+  static constexpr const char* kName = "part_norm";
+  Id x, weight;
+  int64_t column;
+  int32_t parts;
+  float eps;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &PartNormOp::x), field("weight", &PartNormOp::weight),
+                           field("column", &PartNormOp::column), field("parts", &PartNormOp::parts),
+                           field("eps", &PartNormOp::eps));
+  }
+};
+void prepare(const PartNormOp& op, const Program& p);
+void run(const PartNormOp& op, Worker& w) noexcept;
+inline Accesses accesses(const PartNormOp& op, const Program&) { return changes({}, op.x); }
+
+// RMS norm of x times silu(z, from `column` on); each of `groups` parts of a row has its own mean.
+struct GatedNormOp {
+  static constexpr const char* kName = "gated_norm";
+  Id x, z, out, weight;
+  int32_t groups;
+  int64_t column;
+  float eps;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &GatedNormOp::x), field("z", &GatedNormOp::z),
+                           field("out", &GatedNormOp::out), field("weight", &GatedNormOp::weight),
+                           field("groups", &GatedNormOp::groups),
+                           field("column", &GatedNormOp::column), field("eps", &GatedNormOp::eps));
+  }
+};
+void prepare(const GatedNormOp& op, const Program& p);
+void run(const GatedNormOp& op, Worker& w) noexcept;
+inline Accesses accesses(const GatedNormOp& op, const Program&) {
+  return {{own(op.x), own(op.z)}, {own(op.out)}};
+}
+
+using NormOps = Family<RmsNormOp, LayerNormOp, PartNormOp, GatedNormOp>;
+
+}  // namespace cpuserve

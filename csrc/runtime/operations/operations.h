@@ -1,0 +1,34 @@
+// All operations of programs, and the calls that depend on which of them one is.
+#pragma once
+#include <variant>
+#include <vector>
+
+#include "runtime/operations/attention.h"
+#include "runtime/operations/columns.h"
+#include "runtime/operations/dense.h"
+#include "runtime/operations/experts.h"
+#include "runtime/operations/latent.h"
+#include "runtime/operations/logits.h"
+#include "runtime/operations/norms.h"
+#include "runtime/operations/recurrent.h"
+
+namespace cpuserve {
+
+// The operations of several families, as the alternatives of a variant.
+template <class... Ops>
+std::variant<Ops...> joined(Family<Ops...>);
+template <class... A, class... B, class... More>
+auto joined(Family<A...>, Family<B...>, More... more) {
+  return joined(Family<A..., B...>{}, more...);
+}
+using Op = decltype(joined(DenseOps{}, NormOps{}, ExpertOps{}, AttentionOps{}, LatentOps{},
+                           RecurrentOps{}, ColumnOps{}, ResultOps{}));
+
+inline const char* op_name(const Op& op) {
+  return std::visit([](const auto& o) { return o.kName; }, op);
+}
+inline Accesses accesses_of(const Op& op, const Program& program) {
+  return std::visit([&](const auto& o) { return accesses(o, program); }, op);
+}
+
+}  // namespace cpuserve

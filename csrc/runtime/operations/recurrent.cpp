@@ -1,0 +1,379 @@
+// The operations of recurrent layers.
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "runtime/worker.h"
+
+namespace cpuserve {
+namespace {
+
+constexpr float kLengthEps = 1e-6f;  // of the squared length of a query or key
+constexpr size_t kCarved = 5 * 64;   // what a Carver rounds up for up to five arrays
+
+// Divides x by its length and multiplies it by `scale`. Sixteen sums, so that compilers vectorize
+// them, are added in one order.
+void to_length(float* x, int64_t n, float scale) noexcept {
+  float sums[16] = {};
+  for (int64_t i = 0; i < n; i++) sums[i % 16] += x[i] * x[i];
+  float sum = kLengthEps;
+  for (const float s : sums) sum += s;
+  const float factor = scale / std::sqrt(sum);
+  for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+// Tokens [t0, t0 + rows) of a chunk that has `num_open` open rows before them. These are in `slot`,
+// which also takes the state once the chunk is full; `before` holds the last closed state, or is -1
+// at the beginning of a sequence. `last`: the sequence's last ones in this step.
+struct ChunkRows {
+  int64_t t0, rows, num_open, slot, before;
+  bool last;
+  bool closes() const { return num_open + rows == kStateChunk; }
+};
+
+// Calls run(unit, rows of a chunk) for the tokens of every sequence and every unit of this rank.
+// Threads share the pairs of both; one thread computes the chunks of a pair in their order.
+template <class Recurrent, class Run>
+void each_unit(const Recurrent& op, Worker& w, const Run& run) noexcept {
+  const StepInput& in = w.input();
+  const Range own = w.ranks().share(op.layer().units, w.peers.rank);
+  w.drain(w.peers, in.seqs * own.size(), 1, [&](int64_t i, int64_t) {
+    const int64_t seq = i / own.size(), unit = own.begin + i % own.size();
+    const int64_t t0 = in.query_start[seq], end = in.query_start[seq + 1];
+    for (int64_t t = t0; t < end;) {
+      const int64_t p = in.positions[t], base = p / kStateChunk * kStateChunk;
+      const int64_t rows = std::min(end - t, base + kStateChunk - p);
+      const int64_t before = t > t0 ? w.state_slot(t - 1) : w.state_before(seq);
+      run(unit, ChunkRows{t, rows, p - base, w.state_slot(t), before, t + rows == end});
+      t += rows;
+    }
+  });
+}
+
+// The closed state before a chunk.
+template <class Recurrent>
+const float* closed_of(const Recurrent& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
+  return r.before < 0 ? w.states().empty() : w.states().closed(op.state, unit, r.before);
+}
+// A thread usually goes on with the next unit of the sequence: the kernel fetches its state.
+template <class Recurrent>
+const float* next_of(const Recurrent& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
+  const bool goes_on = r.before >= 0 && r.last && unit + 1 < op.layer().units;
+  return goes_on ? w.states().closed(op.state, unit + 1, r.before) : nullptr;
+}
+
+// Copies the inputs of a convolution before open row `first`, which are rows of the chunk, or of
+// `tail` before it.
+void copy_known(const float* inputs, const float* tail, int64_t first, int64_t kept,
+                int64_t channels, float* known) noexcept {
+  for (int64_t i = 0; i < kept; i++) {
+    const int64_t row = first - kept + i;
+    const float* from = row >= 0 ? inputs + row * channels : tail + (kept + row) * channels;
+    std::copy_n(from, channels, known + i * channels);
+  }
+}
+
+}  // namespace
+
+void prepare(GatedDeltaOp& op, Program& p) {
+  p.check_tokens("gated_delta", {op.x, op.gates, op.out});
+  check_argument(op.key_heads >= 1 && op.value_heads >= 1 && op.value_heads % op.key_heads == 0,
+                 "gated_delta: ", op.value_heads, " value heads cannot share ", op.key_heads,
+                 " key heads evenly");
+  check_argument(op.key_width >= 1 && op.value_width >= 1, "gated_delta: heads of ", op.key_width,
+                 " and ", op.value_width, " dimensions; both must be at least 1");
+  check_argument(op.taps >= 2 && op.taps <= kMaxTaps, "gated_delta: a convolution over ", op.taps,
+                 " tokens is not between 2 and ", kMaxTaps);
+  const int64_t values = int64_t{op.value_heads} * op.value_width;
+  check_argument(p.f32_value(op.x, "gated_delta x").width == op.key_heads * op.channels() + values,
+                 "gated_delta: x has width ", p.value(op.x).width, ", not ",
+                 op.key_heads * op.channels() + values);
+  check_argument(p.f32_value(op.gates, "gated_delta gates").width == int64_t{2} * op.value_heads,
+                 "gated_delta: gates must have two columns for each value head");
+  check_argument(p.f32_value(op.out, "gated_delta out").width == values,
+                 "gated_delta: out must have the width of all values, ", values);
+  check_argument(op.conv != kNone && op.rates != kNone && op.dt_bias != kNone && op.norm != kNone,
+                 "gated_delta: a weight is missing");
+  p.check_vector(op.conv, op.key_heads * op.channels() * op.taps, "gated_delta conv");
+  p.check_vector(op.rates, op.value_heads, "gated_delta rates");
+  p.check_vector(op.dt_bias, op.value_heads, "gated_delta dt_bias");
+  p.check_vector(op.norm, op.value_width, "gated_delta norm");
+  op.state = p.add_state(op.layer());
+}
+
+void prepare(ShortConvOp& op, Program& p) {
+  p.check_tokens("short_conv", {op.x, op.out});
+  const int64_t all = p.f32_value(op.out, "short_conv out").width;
+  p.check_columns(op.x, op.column, all, "short_conv x");
+  check_argument(op.x != op.out, "short_conv: out must not be x");
+  check_argument(op.taps >= 2 && op.taps <= kMaxTaps, "short_conv: ", op.taps,
+                 " tokens are not between 2 and ", kMaxTaps);
+  check_argument(op.units >= 1 && all % op.units == 0, "short_conv: ", all,
+                 " channels cannot form ", op.units, " equal units");
+  check_argument(op.weight != kNone, "short_conv: the weight is missing");
+  p.check_vector(op.weight, all * op.taps, "short_conv weight");
+  p.check_vector(op.bias, all, "short_conv bias");
+  op.channels = all / op.units;
+  op.state = p.add_state(op.layer());
+}
+
+void prepare(Mamba2Op& op, Program& p) {
+  p.check_tokens("mamba2", {op.x, op.steps, op.out});
+  check_argument(op.groups >= 1 && op.together >= 1 && op.heads >= 1 &&
+                     op.heads % (int64_t{op.groups} * op.together) == 0,
+                 "mamba2: ", op.heads, " heads cannot form ", op.groups, " groups of units of ",
+                 op.together, " heads");
+  check_argument(op.key_width >= 1 && op.value_width >= 1, "mamba2: states of ", op.key_width,
+                 " and ", op.value_width, " dimensions; both must be at least 1");
+  const int64_t width = op.values() + int64_t{2} * op.groups * op.key_width;
+  check_argument(p.f32_value(op.x, "mamba2 x").width == width, "mamba2: x has width ",
+                 p.value(op.x).width, ", not ", width);
+  p.check_columns(op.steps, op.column, op.heads, "mamba2 steps");
+  check_argument(p.f32_value(op.out, "mamba2 out").width == op.values(),
+                 "mamba2: out must have the width of all values, ", op.values());
+  check_argument(op.x != op.out && op.steps != op.out, "mamba2: out must not be an input");
+  check_argument(op.rates != kNone && op.dt_bias != kNone && op.d != kNone,
+                 "mamba2: a weight is missing");
+  p.check_vector(op.rates, op.heads, "mamba2 rates");
+  p.check_vector(op.dt_bias, op.heads, "mamba2 dt_bias");
+  p.check_vector(op.d, op.heads, "mamba2 d");
+  check_argument(op.low >= 0.0f && op.low <= op.high, "mamba2: steps from ", op.low, " to ",
+                 op.high, " are no range of positive numbers");
+  op.state = p.add_state(op.layer());
+}
+
+namespace {
+
+// The scratch of a unit of a gated delta layer.
+struct DeltaScratch {
+  float *known, *mixed, *gates, *out;
+  uint8_t* kernel;
+
+  DeltaScratch(const GatedDeltaOp& op, Carver carver)
+      : known(carver.take<float>((op.taps - 1) * op.channels())),
+        mixed(carver.take<float>(kStateChunk * op.channels())),
+        gates(carver.take<float>(2 * kStateChunk * op.shape().heads)),
+        out(carver.take<float>(kStateChunk * op.shape().heads * op.value_width)),
+        kernel(carver.take<uint8_t>(static_cast<int64_t>(recurrent_scratch_bytes(op.shape())))) {}
+};
+
+// Copies q, k and the values of a key head from rows of x to the open rows of its unit.
+void copy_delta_inputs(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, float* to,
+                       Worker& w) noexcept {
+  const Rows& x = w.value(op.x);
+  const int64_t d = op.key_width, width = op.value_width, keys = op.key_heads * d;
+  for (int64_t i = 0; i < r.rows; i++, to += op.channels()) {
+    const float* from = floats_of(x, r.t0 + i);
+    std::copy_n(from + unit * d, d, to);
+    std::copy_n(from + keys + unit * d, d, to + d);
+    for (int64_t h = 0; h < op.shape().heads; h++) {
+      std::copy_n(from + 2 * keys + op.value_head(unit, h) * width, width, to + 2 * d + h * width);
+    }
+  }
+}
+
+// Scales q and k in `mixed` to length, and computes g and beta of each row and value head.
+void make_delta_gates(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, float* mixed,
+                      float* gates, Worker& w) noexcept {
+  const int64_t d = op.key_width, heads = op.shape().heads, channels = op.channels();
+  const float q_scale = 1.0f / std::sqrt(static_cast<float>(d));
+  for (int64_t i = 0; i < r.rows; i++) {
+    to_length(mixed + i * channels, d, q_scale);
+    to_length(mixed + i * channels + d, d, 1.0f);
+    const float* from = floats_of(w.value(op.gates), r.t0 + i);
+    for (int64_t h = 0; h < heads; h++) {
+      const int64_t head = op.value_head(unit, h);
+      const float step = softplus(from[op.value_heads + head] + w.vector(op.dt_bias)[head]);
+      gates[i * heads + h] = w.vector(op.rates)[head] * step;
+      gates[(kStateChunk + i) * heads + h] = sigmoid(from[head]);
+    }
+  }
+}
+
+// Writes the norm of the results of a unit, times silu of z, to the columns of its value heads.
+void write_delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, const float* out,
+                      Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &to = w.value(op.out);
+  const int64_t heads = op.shape().heads, width = op.value_width;
+  GatedNormArgs norm{};
+  norm.x_stride = heads * width;
+  norm.z_stride = float_stride(x);
+  norm.weight = w.vector(op.norm);
+  norm.groups = op.tiled ? 1 : heads;  // that are adjacent in z and out
+  norm.width = width;
+  norm.eps = op.eps;
+  norm.shared_weight = true;
+  norm.out_stride = float_stride(to);
+  norm.rows = r.rows;
+  const int64_t z = 2 * op.key_heads * int64_t{op.key_width} + op.value_heads * width;
+  for (int64_t h = 0; h < heads; h += norm.groups) {
+    const int64_t head = op.value_head(unit, h);
+    norm.x = out + h * width;
+    norm.z = floats_of(x, r.t0) + z + head * width;
+    norm.out = floats_of(to, r.t0) + head * width;
+    w.kernels().gated_norm(norm);
+  }
+}
+
+void delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
+  const RecurrentShape shape = op.shape();
+  const int64_t d = op.key_width, heads = shape.heads, channels = op.channels();
+  const int64_t kept = op.taps - 1;
+  const int64_t state = heads * d * op.value_width;  // floats before the inputs that are kept
+  const float* closed = closed_of(op, unit, r, w);
+  float* closed_to = w.states().closed(op.state, unit, r.slot);
+  float* open = w.states().open(op.state, unit, r.slot);
+  float* inputs = open + recurrent_open_floats(shape);  // [kStateChunk][channels]
+  float* own = inputs + r.num_open * channels;
+  const DeltaScratch scratch(op, Carver(w.scratch));
+  copy_delta_inputs(op, unit, r, own, w);
+  copy_known(inputs, closed + state, r.num_open, kept, channels, scratch.known);
+  w.kernels().short_conv({own, channels, scratch.known,
+                          w.vector(op.conv) + unit * op.taps * channels, nullptr, true, op.taps,
+                          channels, r.rows, scratch.mixed, channels});
+  make_delta_gates(op, unit, r, scratch.mixed, scratch.gates, w);
+  RecurrentArgs args{};
+  args.shape = shape;
+  args.closed = closed;
+  args.closed_to = closed_to;
+  args.open = open;
+  args.num_open = r.num_open;
+  args.rows = r.rows;
+  args.q = scratch.mixed;
+  args.k = scratch.mixed + d;
+  args.v = scratch.mixed + 2 * d;
+  args.q_stride = args.k_stride = args.v_stride = channels;
+  args.g = scratch.gates;
+  args.beta = scratch.gates + kStateChunk * heads;
+  args.gate_stride = heads;
+  args.out = scratch.out;
+  args.out_stride = heads * op.value_width;
+  args.scratch = scratch.kernel;
+  args.next = next_of(op, unit, r, w);
+  w.kernels().recurrent(args);
+  if (r.closes()) {
+    std::copy_n(inputs + (kStateChunk - kept) * channels, kept * channels, closed_to + state);
+  }
+  write_delta_rows(op, unit, r, scratch.out, w);
+}
+
+}  // namespace
+
+void run(const GatedDeltaOp& op, Worker& w) noexcept {
+  each_unit(op, w, [&](int64_t unit, const ChunkRows& r) { delta_rows(op, unit, r, w); });
+}
+
+size_t scratch_bytes(const GatedDeltaOp& op) {
+  const RecurrentShape s = op.shape();
+  const int64_t row = op.channels() + 2 * s.heads + s.heads * int64_t{s.value_width};
+  const int64_t floats = kStateChunk * row + (op.taps - 1) * op.channels();
+  return static_cast<size_t>(floats) * sizeof(float) + recurrent_scratch_bytes(s) + kCarved;
+}
+
+namespace {
+
+void conv_rows(const ShortConvOp& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
+  const int64_t channels = op.channels, first = unit * channels, kept = op.taps - 1;
+  float* inputs = w.states().open(op.state, unit, r.slot);
+  float* known = Carver(w.scratch).take<float>(kept * channels);
+  const float* tail = closed_of(op, unit, r, w);  // the inputs before the chunk
+  const Rows &x = w.value(op.x), &out = w.value(op.out);
+  for (int64_t i = 0; i < r.rows; i++) {
+    const float* from = floats_of(x, r.t0 + i) + op.column + first;
+    std::copy_n(from, channels, inputs + (r.num_open + i) * channels);
+  }
+  copy_known(inputs, tail, r.num_open, kept, channels, known);
+  ShortConvArgs args{};
+  args.x = inputs + r.num_open * channels;
+  args.x_stride = channels;
+  args.before = known;
+  args.weight = w.vector(op.weight) + first;
+  args.weight_stride = out.width;
+  args.bias = op.bias == kNone ? nullptr : w.vector(op.bias) + first;
+  args.silu = op.silu;
+  args.taps = op.taps;
+  args.channels = channels;
+  args.rows = r.rows;
+  args.out = floats_of(out, r.t0) + first;
+  args.out_stride = float_stride(out);
+  w.kernels().short_conv(args);
+  if (r.closes()) {
+    std::copy_n(inputs + (kStateChunk - kept) * channels, kept * channels,
+                w.states().closed(op.state, unit, r.slot));
+  }
+}
+
+}  // namespace
+
+void run(const ShortConvOp& op, Worker& w) noexcept {
+  each_unit(op, w, [&](int64_t unit, const ChunkRows& r) { conv_rows(op, unit, r, w); });
+}
+
+size_t scratch_bytes(const ShortConvOp& op) {
+  return static_cast<size_t>((op.taps - 1) * op.channels) * sizeof(float) + kCarved;
+}
+
+namespace {
+
+// k, q and v are B, C and x. The step dt is the kernel's beta, and g is dt times A.
+void mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
+  const RecurrentShape shape = op.shape();
+  const int64_t heads = op.together, head0 = unit * heads, width = op.value_width;
+  const int64_t group = head0 / (op.heads / op.groups);
+
+  Carver carver(w.scratch);
+  float* gates = carver.take<float>(2 * kStateChunk * heads);
+  uint8_t* rest = carver.take<uint8_t>(static_cast<int64_t>(recurrent_scratch_bytes(shape)));
+  for (int64_t i = 0; i < r.rows; i++) {
+    const float* from = floats_of(w.value(op.steps), r.t0 + i) + op.column + head0;
+    for (int64_t h = 0; h < heads; h++) {
+      const float raw = softplus(from[h] + w.vector(op.dt_bias)[head0 + h]);
+      const float dt = std::min(std::max(raw, op.low), op.high);
+      gates[i * heads + h] = w.vector(op.rates)[head0 + h] * dt;
+      gates[(kStateChunk + i) * heads + h] = dt;
+    }
+  }
+  const Rows &x = w.value(op.x), &out = w.value(op.out);
+  const float* row = floats_of(x, r.t0);
+  RecurrentArgs args{};
+  args.shape = shape;
+  args.closed = closed_of(op, unit, r, w);
+  args.closed_to = w.states().closed(op.state, unit, r.slot);
+  args.open = w.states().open(op.state, unit, r.slot);
+  args.num_open = r.num_open;
+  args.rows = r.rows;
+  args.v = row + head0 * width;
+  args.k = row + op.values() + group * op.key_width;
+  args.q = args.k + op.groups * op.key_width;
+  args.q_stride = args.k_stride = args.v_stride = float_stride(x);
+  args.g = gates;
+  args.beta = gates + kStateChunk * heads;
+  args.gate_stride = heads;
+  args.out = floats_of(out, r.t0) + head0 * width;
+  args.out_stride = float_stride(out);
+  args.scratch = rest;
+  args.next = next_of(op, unit, r, w);
+  w.kernels().recurrent(args);
+  for (int64_t i = 0; i < r.rows; i++) {
+    const float* v = args.v + i * args.v_stride;
+    float* to = args.out + i * args.out_stride;
+    for (int64_t h = 0; h < heads; h++, v += width, to += width) {
+      const float d = w.vector(op.d)[head0 + h];
+      for (int64_t c = 0; c < width; c++) to[c] += d * v[c];
+    }
+  }
+}
+
+}  // namespace
+
+void run(const Mamba2Op& op, Worker& w) noexcept {
+  each_unit(op, w, [&](int64_t unit, const ChunkRows& r) { mamba2_rows(op, unit, r, w); });
+}
+
+size_t scratch_bytes(const Mamba2Op& op) {
+  const int64_t floats = kStateChunk * 2 * int64_t{op.together};
+  return static_cast<size_t>(floats) * sizeof(float) + recurrent_scratch_bytes(op.shape()) +
+         kCarved;
+}
+
+}  // namespace cpuserve
