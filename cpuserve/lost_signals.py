@@ -1,4 +1,4 @@
-"""Signals whose handlers raise: one is sent again where Python drops the exception.
+"""Send a signal again where Python drops the exception that its handler raised.
 
 Python prints an exception that is raised in a finalizer or a callback, and goes on. A signal that
 arrives in one would be lost, so that a server goes on after SIGTERM.
@@ -19,9 +19,9 @@ _AGAIN_S = 0.01
 
 @contextmanager
 def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Iterator[None]:
-    """Send signals again whose exceptions are dropped, for as long as this lasts.
+    """Send the signals of dropped exceptions again, for as long as this lasts.
 
-    number_of(exception): the signal whose handler raised it, None for other exceptions.
+    number_of(exception): the signal that it comes from, None for other exceptions.
     """
     before = sys.unraisablehook
 

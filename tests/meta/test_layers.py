@@ -33,7 +33,7 @@ RANK = {
     "sampling": 3,
     "platforms": 2,
     "config": 1,
-    "children": 0,
+    "children": 0, "lost_signals": 0,
     "errors": 0, "ids": 0, "registry": 0, "plugins": 0, "log": 0, "metrics": 0, "version": 0,
 }  # fmt: skip
 NATIVE = {"program/lower.py", "runtime/native.py", "platforms/cpu.py"}
