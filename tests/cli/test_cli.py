@@ -41,12 +41,14 @@ COMMANDS = (
 def parse():
     """Return a function that parses a command line without running the command."""
 
-    def go(*argv):
-        args, unknown = cli.build_parser().parse_known_args(normalize(argv))
-        cli.refuse_unknown(args.parser, unknown)
-        return asked(args)
+    return lambda *argv: parsed(cli.build_parser(), argv)
 
-    return go
+
+def parsed(parser, argv):
+    """Return what a command line asks for. A parser keeps what it has been given."""
+    args, unknown = parser.parse_known_args(normalize(argv))
+    cli.refuse_unknown(args.parser, unknown)
+    return asked(args)
 
 
 def run(capsys, *argv):
@@ -191,11 +193,12 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(capsys, argv, needle):
 
 
 @pytest.mark.parametrize("name", [name for missing in MISSING for name in missing.names])
-def test_a_flag_of_another_server_without_counterpart_is_explained(parse, name):
+def test_a_flag_of_another_server_without_counterpart_is_explained(name):
+    parser = cli.build_parser()  # for all five, each of which it refuses
     typed = f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
     for argv in ([name], [f"{name}=x"], ["m", name, "x"], [typed], [name, "2"]):
         with pytest.raises(ConfigError) as refused:
-            parse("serve", *argv)
+            parsed(parser, ["serve", *argv])
         assert str(refused.value) == f"flag {name} is not supported: {why_missing(name)}"
 
 
