@@ -296,10 +296,13 @@ KERNEL_TEST_OF(sample_keeps_exactly_top_k_among_ties, sample) {
   p.temperature = 10;
   for (size_t n : {40u, 3000u, 20000u}) {
     for (int32_t top_k : {1, 3, 37}) {
+      if (harness::few_shapes() && n == 20000 && top_k == 37) continue;
       std::vector<float> x(n, 1.5f);  // all equal: the lowest ids are kept
       p.top_k = top_k;
       int32_t largest = -1;
-      for (int32_t i = 0; i < 400; i++) largest = std::max(largest, run(k, x, &p, i).token);
+      // Enough draws for the last of the ids that are kept to be among them.
+      const int32_t draws = top_k == 37 ? 400 : 40;
+      for (int32_t i = 0; i < draws; i++) largest = std::max(largest, run(k, x, &p, i).token);
       CHECK(largest == top_k - 1);
     }
   }
@@ -464,13 +467,13 @@ KERNEL_TEST_OF(sample_draws_follow_the_probabilities, sample) {
   SampleParams p = plain();
   p.temperature = 0.8f;
   p.seed = 99;
-  constexpr int kDraws = 20000;
+  const int32_t draws = harness::few_shapes() ? 4000 : 20000;
   std::map<int32_t, int> seen;
-  for (int32_t i = 0; i < kDraws; i++) seen[run(k, x, &p, i).token]++;
+  for (int32_t i = 0; i < draws; i++) seen[run(k, x, &p, i).token]++;
   const Reference r = filtered(Ranked(x, p), p, 0);
   double chi2 = 0;
   for (size_t i = 0; i < 5; i++) {
-    const double expected = kDraws * r.mass[i] / r.kept;
+    const double expected = draws * r.mass[i] / r.kept;
     chi2 += std::pow(seen[static_cast<int32_t>(i)] - expected, 2) / expected;
   }
   CHECK(chi2 < 18.5);  // 4 degrees of freedom: exceeded once in a thousand seeds
