@@ -6,7 +6,7 @@ import threading
 import psutil
 import pytest
 
-from cpuserve.engine.grammars import client
+from cpuserve.engine.grammars import client, jobs
 from cpuserve.engine.grammars.jobs import MAX_OF_CALLER, MAX_WAITING, Jobs, QueueFull
 from cpuserve.engine.grammars.process import Process
 from cpuserve.engine.grammars.worker import MAX_CPU_S
@@ -130,10 +130,11 @@ def test_a_compilation_for_nobody_ends(engine, begun):
     assert left not in engine.outputs
 
 
-def test_a_full_queue_refuses_new_forms_but_no_known_ones(engine, gate):
+def test_a_full_queue_refuses_new_forms_but_no_known_ones(engine, gate, monkeypatch):
+    monkeypatch.setattr(jobs, "MAX_WAITING", 12)
     taken = choice(engine, "taken")
     wait_until(lambda: gate.texts)
-    waiting = [choice(engine, f"w{i}", caller=str(i % 3)) for i in range(MAX_WAITING)]
+    waiting = [choice(engine, f"w{i}", caller=str(i % 3)) for i in range(12)]
     full = choice(engine, "one too many", caller="another")
     known = choice(engine, "w0", caller="another")
     engine.step()
