@@ -288,7 +288,7 @@ def _with_adapters(
 
     program: the model without adapters.
     """
-    from cpuserve.loader.adapters import AdapterReader, summary
+    from cpuserve.loader.lora import AdapterReader, summary
 
     reader = AdapterReader(spec, program, options.max_lora_rank if slots else None)
     opened = [reader.open(name, Path(path)) for name, path in adapters.items()]
@@ -299,7 +299,7 @@ def _with_adapters(
 
 
 def _adapter_weights(program: Program) -> int:
-    from cpuserve.loader.adapters import adapter_weights
+    from cpuserve.loader.lora import adapter_weights
 
     return adapter_weights(program)
 

@@ -218,7 +218,7 @@ FAULTS = [
         "tests/engine/test_core.py -k unloaded_adapter",
     ),
     Fault(
-        "cpuserve/loader/adapters.py",
+        "cpuserve/loader/lora.py",
         "values = np.zeros(shape, np.float32)",
         "values = np.ones(shape, np.float32)",
         f"{ADAPTERS} -k merged_weights",
@@ -230,7 +230,7 @@ FAULTS = [
         "tests/runtime/test_native_executor.py -k cost_no_phase",
     ),
     Fault(
-        "cpuserve/loader/adapter_files.py",
+        "cpuserve/loader/lora_files.py",
         'row_order(arch, weight, rows, *heads) if side == "B" else None',
         "None",
         "tests/llm/test_gguf_adapters.py -k llama",

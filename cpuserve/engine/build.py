@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.engine.adapters import AdaptedModel, AdapterSlots
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.grammars.background import yield_to_streams
+from cpuserve.engine.lora import AdaptedModel, AdapterSlots
 from cpuserve.engine.offload import check_tiers
 from cpuserve.engine.resident import resident_bytes
 from cpuserve.errors import ModelError

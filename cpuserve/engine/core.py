@@ -17,7 +17,6 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import RowResult, StepBatch
-from cpuserve.engine.adapters import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlots
 from cpuserve.engine.grammars.jobs import QueueFull
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
@@ -32,6 +31,7 @@ from cpuserve.engine.ipc import (
     TierStats,
     TokenLogprob,
 )
+from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlots
 from cpuserve.engine.offload import make_offload
 from cpuserve.engine.resident import resident_bytes
 from cpuserve.errors import RequestError

@@ -49,7 +49,7 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
 class Ask(msgspec.Struct, tag="ask", array_like=True):
     """Ask for a report ("roofline", "report", "check") or a change; one Answer has the same id.
 
-    A change of adapters (engine/adapters.py) has `details`.
+    A change of adapters (engine/lora.py) has `details`.
     """
 
     id: int

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from cpuserve.errors import ModelError
-from cpuserve.program.adapters import Adapters
+from cpuserve.program.lora import Adapters
 from cpuserve.program.ops import Op, Then, ValueId
 from cpuserve.program.program import CacheLayer, StateLayer, Value, WeightNeed
 

@@ -15,8 +15,8 @@ import cpuserve._C as _C
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_cpus
 from cpuserve.platforms.probe import DOT_KINDS
-from cpuserve.program.adapters import parse
 from cpuserve.program.loads import HeadPart, MatrixLoad
+from cpuserve.program.lora import parse
 from cpuserve.program.lower import Lowered, Lowering
 from cpuserve.program.program import Program
 from cpuserve.quant import dequantize

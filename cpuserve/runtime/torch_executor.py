@@ -14,7 +14,7 @@ import numpy as np
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.step import SAMPLE
-from cpuserve.program.adapters import SCALES, parse
+from cpuserve.program.lora import SCALES, parse
 from cpuserve.program.program import Program
 from cpuserve.program.view import StepView, view
 from cpuserve.quant.base import QuantTensor, Weights

@@ -40,7 +40,7 @@ class ModelContext:
     "rank": it scores `pairs` of texts), and `vector_width` how many numbers one has.
     `adapters` are its LoRA adapters: their paths by
     the names that requests use as the model's; `adapters_change` says whether clients may load and
-    unload them (serving/adapters.py), which is done under `adapter_lock`.
+    unload them (serving/lora.py), which is done under `adapter_lock`.
     """
 
     client: EngineClient

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from cpuserve.engine.adapters import AdapterSlots
 from cpuserve.engine.ipc import Ask
+from cpuserve.engine.lora import AdapterSlots
 from cpuserve.errors import ModelError
 
 FOREVER_S = 3600.0

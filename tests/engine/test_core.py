@@ -7,9 +7,9 @@ from array import array
 
 import pytest
 
-from cpuserve.engine.adapters import AdapterSlots
 from cpuserve.engine.ipc import Abort, AddRequest, Ask, Shutdown
 from cpuserve.engine.loop import run_loop
+from cpuserve.engine.lora import AdapterSlots
 from cpuserve.runtime.executor import StepOutputs
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference, score

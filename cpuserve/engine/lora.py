@@ -21,8 +21,8 @@ from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
-    from cpuserve.loader.adapter_files import Adapter
-    from cpuserve.loader.adapters import AdapterReader
+    from cpuserve.loader.lora import AdapterReader
+    from cpuserve.loader.lora_files import Adapter
     from cpuserve.models.spec import ModelSpec
     from cpuserve.program.program import Program
     from cpuserve.quant.base import Weights
@@ -174,7 +174,7 @@ class AdaptedModel:
     """A model with adapters: its Program and weights, and the slots that its executor fills."""
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, program: Program) -> None:
-        from cpuserve.loader.adapters import AdapterReader, summary
+        from cpuserve.loader.lora import AdapterReader, summary
         from cpuserve.models import build_program
 
         self._reader = AdapterReader(spec, program, config.adapter_rank or None)
@@ -191,13 +191,13 @@ class AdaptedModel:
 
     def weights(self, base: Weights) -> Weights:
         """The weights of the Program, with zeros for adapters."""
-        from cpuserve.loader.adapters import AdaptedWeights
+        from cpuserve.loader.lora import AdaptedWeights
 
         return AdaptedWeights(base, self.program)
 
     def slots(self, executor: Executor) -> AdapterSlots:
         """The slots of `executor`, with the adapters of the start."""
-        from cpuserve.loader.adapters import AdapterMatrices
+        from cpuserve.loader.lora import AdapterMatrices
 
         def load(slot: int, adapter: Adapter) -> Iterator[None]:
             matrices = AdapterMatrices(self.program, self._room.rank, adapter)
