@@ -35,7 +35,7 @@ FULL_PRECISION = {"F32", "F16", "BF16"}
 # rank.
 SPARE_LORAS = 4
 LORA_RANK = 16
-Progress = Callable[..., None]
+ProgressFn = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,9 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(asked: Asked, progress: Progress | None = None, *, promised_bytes: int = 0) -> Prepared:
+def prepare(
+    asked: Asked, progress: ProgressFn | None = None, *, promised_bytes: int = 0
+) -> Prepared:
     """Find (or download) the model, read its config, and resolve every setting.
 
     promised_bytes: memory that is free now and that other models of this server will take.
@@ -179,7 +181,7 @@ def model_name(options: EngineOptions) -> str:
     return options.model or DEFAULT
 
 
-def find(options: EngineOptions, progress: Progress | None = None) -> Path:
+def find(options: EngineOptions, progress: ProgressFn | None = None) -> Path:
     """Return the path of the model; downloads it first if it is not on disk."""
     from cpuserve.loader.hub import resolve_model
     from cpuserve.loader.load import find_model

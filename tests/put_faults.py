@@ -544,8 +544,8 @@ FAULTS = [
     # --- engine -------------------------------------------------------------------------------
     Fault(
         "cpuserve/engine/replicas.py",
-        'return next((a for a in answers if a != {"ok": True}), answers[0])',
-        "return answers[-1]",
+        'return next((a for a in replies if a != {"ok": True}), replies[0])',
+        "return replies[-1]",
         "tests/engine/test_replicas.py -k check",
     ),
     Fault(

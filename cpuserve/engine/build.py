@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.grammars.background import yield_to_streams
 from cpuserve.engine.lora import AdaptedModel, AdapterSlots
+from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import check_tiers
-from cpuserve.engine.resident import resident_bytes
 from cpuserve.errors import ModelError
 from cpuserve.loader.dense_module import Head
 from cpuserve.loader.pooling import dense_layers

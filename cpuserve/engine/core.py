@@ -17,29 +17,29 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import RowResult, StepBatch
-from cpuserve.engine.grammars.jobs import QueueFull
+from cpuserve.engine.grammars.grammar_queue import QueueFull
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
     Abort,
     AddRequest,
-    Answer,
     Ask,
     Inbound,
     Output,
+    Reply,
     Stats,
     StepOutput,
     TierStats,
     TokenLogprob,
 )
 from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlots
+from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_offload
-from cpuserve.engine.resident import resident_bytes
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
 from cpuserve.loader.dense_module import Head
 from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
-from cpuserve.runtime.pooling import make_pool
+from cpuserve.runtime.pooling import make_pooler
 from cpuserve.sampling.structured import OF_FUNCTION
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class EngineCore:
             arrival=message.arrival,
             priority=message.priority,
             progress=message.progress,
-            pool=make_pool(self._head),
+            pooler=make_pooler(self._head),
             adapter=number,
             salt=salt,
         )
@@ -239,7 +239,7 @@ class EngineCore:
             why_not = self._grammars_in_use.add(request)
         except QueueFull as full:
             error = f"The queue is full: {full}. Try again later"
-            self._refused.append(Output(request.id, [], "error", error=error, busy=True))
+            self._refused.append(Output(request.id, [], "error", error=error, queue_full=True))
             return False
         if why_not:
             self._refuse_grammar(request.id, request.params, why_not)
@@ -399,16 +399,16 @@ class EngineCore:
 
     # --- reports ------------------------------------------------------------------------------
 
-    def answers(self) -> list[Answer]:
+    def replies(self) -> list[Reply]:
         """Return replies to Ask messages; a roofline is measured while no request is running."""
-        changed = self.adapters.answers()
+        changed = self.adapters.replies()
         if not self._asked:
             return changed
         ready = [a for a in self._asked if a.what != "roofline"]
         if self.probing and not self.has_work and self._probe_part():
             ready = self._asked
         self._asked = [a for a in self._asked if a not in ready]
-        return [*changed, *(Answer(ask.id, self._reply(ask.what)) for ask in ready)]
+        return [*changed, *(Reply(ask.id, self._reply(ask.what)) for ask in ready)]
 
     @property
     def probing(self) -> bool:

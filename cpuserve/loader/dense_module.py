@@ -66,7 +66,7 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Norm:
+class VectorNorm:
     """LayerNorm of a pooled vector; weight and bias [width], fp32."""
 
     weight: Float32
@@ -80,7 +80,7 @@ class Norm:
         return y if self.bias is None else y + self.bias
 
 
-Layer: TypeAlias = Dense | Norm
+Layer: TypeAlias = Dense | VectorNorm
 
 
 @dataclass(frozen=True, slots=True, eq=False)

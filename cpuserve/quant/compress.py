@@ -75,7 +75,7 @@ class Form:
         return f"W{self.bits}A{8 if self.per_token else 16} {scales}"
 
 
-class Part(NamedTuple):
+class StoredMatrixTensor(NamedTuple):
     """A tensor of a stored matrix. rows: matrix rows per row of it; 0: all rows share it."""
 
     suffix: str
@@ -107,17 +107,17 @@ def form_of(name: str, k: int, scheme: str) -> Form:
     return Form(4 if four else 8, groups[0], symmetric=expert or not four)
 
 
-def parts(form: Form, n: int, k: int) -> list[Part]:
+def parts(form: Form, n: int, k: int) -> list[StoredMatrixTensor]:
     """The tensors of a matrix [n, k], in the order of a file."""
     groups = k // form.group if form.group else 1
-    scale = Part("weight_scale", "F16" if form.group else "F32", (n, groups), 1)
+    scale = StoredMatrixTensor("weight_scale", "F16" if form.group else "F32", (n, groups), 1)
     if form.per_token:
-        return [Part("weight", "I8", (n, k), 1), scale]
-    found = [Part("weight_packed", "I32", (n, -(-k * form.bits // 32)), 1), scale]
-    found.append(Part("weight_shape", "I64", (2,), 0))
+        return [StoredMatrixTensor("weight", "I8", (n, k), 1), scale]
+    found = [StoredMatrixTensor("weight_packed", "I32", (n, -(-k * form.bits // 32)), 1), scale]
+    found.append(StoredMatrixTensor("weight_shape", "I64", (2,), 0))
     if not form.symmetric:
         words = -(-n // ROWS_OF_WORD)
-        found.append(Part("weight_zero_point", "I32", (words, groups), ROWS_OF_WORD))
+        found.append(StoredMatrixTensor("weight_zero_point", "I32", (words, groups), ROWS_OF_WORD))
     return found
 
 

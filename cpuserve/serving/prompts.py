@@ -6,7 +6,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest, PromptTooLong
-from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Message, Prompt
+from cpuserve.serving.call import MAX_PROMPTS, ConversationMessage, GenerateCall, Prompt
 from cpuserve.serving.params import check_fits, check_input_fits
 from cpuserve.serving.threads import run_rendering, run_sized
 from cpuserve.serving.tools.thoughts import begins_thought, leaves_thought_open
@@ -225,7 +225,7 @@ async def chat_prompt(
 
 def _thinks(context: ModelContext, call: GenerateCall, text: str) -> bool:
     """Return whether the rendered messages end within a thought, which the model continues."""
-    tags = context.answers.tags
+    tags = context.learned_format.tags
     if call.continue_final_message and call.messages:
         content = message_content(call.messages[-1], "messages")
         return leaves_thought_open(content if isinstance(content, str) else "".join(content), tags)
@@ -265,7 +265,7 @@ def _effort(call: GenerateCall) -> dict[str, Any]:
     return {"reasoning_effort": effort, **thinking}
 
 
-def _marked(messages: list[Message]) -> tuple[list[Message], str]:
+def _marked(messages: list[ConversationMessage]) -> tuple[list[ConversationMessage], str]:
     """Return copies of the messages with a unique mark at the end of the last text, and the mark.
 
     A search for the text itself could find it elsewhere, for example in an end-of-turn marker. The

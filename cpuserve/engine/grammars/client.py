@@ -6,7 +6,7 @@ Nothing of this exists before the first request with a grammar: no process, no l
 and `collect` hands over the results so far. There is one mask for each slot. `begin_fill` asks for
 the masks of the requests that run, right after a step, and `masks_for` returns them before the
 next. If they do not come soon, requests with grammars wait, and the others go on. A process that
-ends, or does not reply for ANSWER_S, is replaced: the grammars in use are compiled again, and their
+ends, or does not reply for REPLY_S, is replaced: the grammars in use are compiled again, and their
 texts go on where they were.
 """
 
@@ -23,9 +23,9 @@ import numpy as np
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.request import Request
-from cpuserve.engine.grammars.jobs import Jobs
+from cpuserve.engine.grammars.grammar_queue import GrammarQueue
 from cpuserve.engine.grammars.messages import Compile, Fill, Row, Start
-from cpuserve.engine.grammars.process import Lost, Process
+from cpuserve.engine.grammars.process import GrammarProcessLost, Process
 from cpuserve.errors import LIMITS
 from cpuserve.ids import RequestId
 from cpuserve.log import get_logger
@@ -67,7 +67,7 @@ class _Grammar:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _GrammarRequest:
     """An unfinished request with a grammar.
 
     taken: how many of its output tokens the matcher has; -1 = there is no matcher yet. filled: the
@@ -109,9 +109,9 @@ class Grammars:
         )
         self._wake = wake
         self._known: OrderedDict[Key, _Grammar] = OrderedDict()
-        self._answers: dict[RequestId, _Answer] = {}
+        self._requests: dict[RequestId, _GrammarRequest] = {}
         self._num_grammars = 0
-        self._jobs: Jobs[_Grammar] = Jobs()
+        self._queue: GrammarQueue[_Grammar] = GrammarQueue()
         self._room = threading.Event()  # for another grammar
         self._room.set()
         self._done: deque[tuple[_Grammar, Process | None, str, bool]] = deque()
@@ -142,7 +142,7 @@ class Grammars:
         self._known.move_to_end(wanted.key)
         if grammar.error:
             return grammar.error
-        self._answers[request.id] = _Answer(grammar)
+        self._requests[request.id] = _GrammarRequest(grammar)
         grammar.users.add(request.id)
         request.ready = not grammar.is_compiling
         if grammar.is_compiling:
@@ -150,20 +150,20 @@ class Grammars:
         return ""
 
     def _compile(self, key: Key, caller: str) -> _Grammar:
-        self._jobs.check(caller)
+        self._queue.check(caller)
         self._num_grammars += 1
         grammar = self._known[key] = _Grammar(self._num_grammars, key)
         if self._thread is None:
             self._thread = threading.Thread(
-                target=self._run_jobs, name="cpuserve-grammars", daemon=True
+                target=self._run_queue, name="cpuserve-grammars", daemon=True
             )
             self._thread.start()
-        self._jobs.put(grammar, caller)
+        self._queue.put(grammar, caller)
         return grammar
 
-    def _run_jobs(self) -> None:
+    def _run_queue(self) -> None:
         """Compile the wanted grammars, one after another; the body of the thread."""
-        while (grammar := self._jobs.take()) is not None:
+        while (grammar := self._queue.take()) is not None:
             self._room.wait()
             if grammar.dropped:
                 continue
@@ -181,7 +181,7 @@ class Grammars:
                 if self._process is None or self._process.lost:
                     self._process = Process(self._start)
                 return self._process.compile(Compile(grammar.number, *grammar.key)), True
-            except Lost as lost:
+            except GrammarProcessLost as lost:
                 error = str(lost)
                 if self._process is not None:
                     self._process.end()
@@ -220,7 +220,7 @@ class Grammars:
     def _refuse(self, grammar: _Grammar, fault: bool) -> None:
         """Forget the requests that wait for this grammar, and end those that run with it."""
         for number in grammar.waiting:
-            del self._answers[number]
+            del self._requests[number]
             grammar.users.discard(number)
         self._errors.update(dict.fromkeys(grammar.users, grammar.error))
         if not fault:
@@ -230,14 +230,14 @@ class Grammars:
 
     def forget_all_but(self, requests: Container[RequestId]) -> None:
         """Forget every request that is not in `requests`."""
-        gone = [number for number in self._answers if number not in requests]
+        gone = [number for number in self._requests if number not in requests]
         for number in gone:
-            answer = self._answers.pop(number)
-            if answer.taken >= 0:
+            ended = self._requests.pop(number)
+            if ended.taken >= 0:
                 self._gone.append(number)
             self._errors.pop(number, None)
             self._ended.discard(number)
-            self._leave(answer.grammar, number)
+            self._leave(ended.grammar, number)
         if gone:
             self._forget_old()
 
@@ -251,7 +251,7 @@ class Grammars:
         grammar.dropped = True
         del self._known[grammar.key]
         self._again.discard(grammar.number)
-        if not self._jobs.drop(grammar):
+        if not self._queue.drop(grammar):
             self._drop_from(self._process, [grammar.number])
 
     def _forget_old(self) -> None:
@@ -283,7 +283,7 @@ class Grammars:
         gone = []
         if process is self._live:
             gone, self._gone = self._gone, []
-        with suppress(Lost):
+        with suppress(GrammarProcessLost):
             process.drop(numbers, gone)
 
     # --- masks --------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Grammars:
     @property
     def in_use(self) -> bool:
         """Whether a request with a grammar runs or waits."""
-        return bool(self._answers)
+        return bool(self._requests)
 
     def begin_fill(self, requests: Iterable[Request]) -> None:
         """Ask for the masks of these running requests, if they are not known; do not wait.
@@ -302,18 +302,18 @@ class Grammars:
             return
         rows: list[Row] = []
         for request in requests:
-            answer = self._answers[request.id]
+            entry = self._requests[request.id]
             where = (request.slot, request.num_preemptions)
-            if answer.filled == where and answer.taken == request.num_output:
+            if entry.filled == where and entry.taken == request.num_output:
                 continue
             if request.id in self._errors:
                 continue
-            assert answer.grammar.process is self._live, "the grammar is not ready"
-            begins = answer.taken < 0
-            new = request.token_ids[request.num_prompt + max(answer.taken, 0) :]
+            assert entry.grammar.process is self._live, "the grammar is not ready"
+            begins = entry.taken < 0
+            new = request.token_ids[request.num_prompt + max(entry.taken, 0) :]
             ends = request.params.stop_token_ids if begins else []
-            rows.append(Row(request.id, answer.grammar.number, request.slot, new, begins, ends))
-            answer.taken, answer.filled = request.num_output, where
+            rows.append(Row(request.id, entry.grammar.number, request.slot, new, begins, ends))
+            entry.taken, entry.filled = request.num_output, where
         if rows:
             self._ask(rows)
 
@@ -323,7 +323,7 @@ class Grammars:
         try:
             self._live.ask(Fill(rows, gone))
             self._asked = True
-        except Lost as lost:
+        except GrammarProcessLost as lost:
             self._lose(self._live, str(lost))
 
     def settle(self, wait_s: float) -> bool:
@@ -339,8 +339,8 @@ class Grammars:
             return True
         assert self._live is not None, "there is no process"
         try:
-            filled = self._live.answer(wait_s)
-        except Lost as lost:
+            filled = self._live.reply(wait_s)
+        except GrammarProcessLost as lost:
             self._lose(self._live, str(lost))
             return not self._again
         if filled is None:
@@ -369,15 +369,15 @@ class Grammars:
             grammar.process = None
             if grammar.users:
                 self._again.add(grammar.number)
-                self._jobs.put(grammar, "")
+                self._queue.put(grammar, "")
             else:
                 del self._known[grammar.key]
-        for number, answer in self._answers.items():
-            if answer.taken < 0:
+        for number, entry in self._requests.items():
+            if entry.taken < 0:
                 continue
-            answer.taken, answer.filled = -1, (-1, 0)
-            answer.losses += 1
-            if answer.losses > MAX_LOSSES:
+            entry.taken, entry.filled = -1, (-1, 0)
+            entry.losses += 1
+            if entry.losses > MAX_LOSSES:
                 self._errors[number] = why
 
     def masks_for(self, requests: Sequence[Request]) -> Int32 | None:
@@ -410,7 +410,7 @@ class Grammars:
     def close(self) -> None:
         """End the process."""
         self._closing = True
-        self._jobs.close()
+        self._queue.close()
         self._room.set()
         while self._thread is not None and self._thread.is_alive():
             if self._process is not None:

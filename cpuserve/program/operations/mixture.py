@@ -10,7 +10,7 @@ import msgspec
 from cpuserve.errors import ModelError
 from cpuserve.program.operations.dense import DenseBuilder
 from cpuserve.program.operations.experts import Combine, Spread
-from cpuserve.program.ops import Op, Score, Then, ValueId
+from cpuserve.program.ops import Op, RouterScore, Then, ValueId
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +56,7 @@ class Route(Op, frozen=True):
     out: ValueId
     experts: int
     chosen: int
-    score: Score = "softmax"
+    score: RouterScore = "softmax"
     renormalize: bool = False
     scale: float = 1.0
     bias: str | None = None
@@ -110,7 +110,7 @@ class MixtureBuilder(DenseBuilder):
         chosen: int,
         to: ValueId | None,
         then: Then = "silu_mul",
-        score: Score = "softmax",
+        score: RouterScore = "softmax",
         renormalize: bool = False,
         scale: float = 1.0,
         bias: str | None = None,

@@ -109,10 +109,10 @@ class GatedDelta(Op, frozen=True):
     def make_states(self, slots: int) -> DeltaStates:
         """The states and open rows of the layer."""
         from cpuserve.program.reference.attention import BLOCK
-        from cpuserve.program.reference.recurrent import DeltaSizes, DeltaStates
+        from cpuserve.program.reference.recurrent import DeltaShape, DeltaStates
 
         heads = (self.key_heads, self.value_heads, self.key_width, self.value_width)
-        return DeltaStates(DeltaSizes(*heads, self.taps, self.eps, self.tiled), slots, BLOCK)
+        return DeltaStates(DeltaShape(*heads, self.taps, self.eps, self.tiled), slots, BLOCK)
 
 
 class ShortConv(Op, frozen=True):
@@ -224,10 +224,10 @@ class Mamba2(Op, frozen=True):
 
     def make_states(self, slots: int) -> Mamba2States:
         """The states and open rows of the layer."""
-        from cpuserve.program.reference.mamba import Mamba2Sizes, Mamba2States
+        from cpuserve.program.reference.mamba import Mamba2Shape, Mamba2States
 
         widths = (self.key_width, self.value_width)
-        sizes = Mamba2Sizes(self.heads, self.groups, *widths, self.low, self.high)
+        sizes = Mamba2Shape(self.heads, self.groups, *widths, self.low, self.high)
         return Mamba2States(sizes, slots)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from cpuserve.serving.events import Text, ToolCall
+from cpuserve.serving.events import Text, ToolCallDelta
 from cpuserve.serving.tools.base import Piece, new_call_id
 from cpuserve.serving.tools.thoughts import Around
 
@@ -200,7 +200,7 @@ class CallParser(ABC):
         self._lead.clear()
         self._blanks.clear()
         number = self.num_calls - 1
-        self._pieces.append(ToolCall(self._index, number, arguments, self._new_id(), name))
+        self._pieces.append(ToolCallDelta(self._index, number, arguments, self._new_id(), name))
 
     def _close_call(self) -> None:
         """Count the last call as complete."""
@@ -210,4 +210,4 @@ class CallParser(ABC):
     def _continue_call(self, arguments: str) -> None:
         """Tell more of the last call's arguments."""
         if arguments:
-            self._pieces.append(ToolCall(self._index, self.num_calls - 1, arguments))
+            self._pieces.append(ToolCallDelta(self._index, self.num_calls - 1, arguments))
