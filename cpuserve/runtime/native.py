@@ -351,10 +351,10 @@ def loaded(
 
 
 def head_rows(tensor: QuantTensor, part: HeadPart, values: Callable[[str], Float32]) -> QuantTensor:
-    """Return rows of a tensor, or their transpose, as a tensor of its own.
+    """Return the rows of `tensor` that `part` selects, transposed if it asks for that.
 
-    Rows of a dense tensor are a view of the file, and their transpose is a copy in its type. Those
-    of a quantized one are taken from `values` of its name, in fp32.
+    Rows of a dense tensor keep its type: they are a view of the file, or a copy if they are
+    transposed. Rows of a quantized tensor are in fp32, as values(tensor.name) returns them.
     """
     source: SourceType = "f32"
     if tensor.source in ("f32", "f16", "bf16") and tensor.row_order is None:

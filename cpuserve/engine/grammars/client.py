@@ -32,14 +32,14 @@ from cpuserve.log import get_logger
 from cpuserve.runtime.executor import Int32, mask_words
 
 MAX_GRAMMARS = 64  # compiled grammars that are kept, without those in use
-# Bytes that all grammars may take, before those that nobody uses are dropped, and before no
-# further one is compiled until a request has ended. A schema of 160 kB takes 5 MB when it is
-# compiled, and any grammar up to some 40 MB after many different texts.
+# Above MAX_KEPT_BYTES for all compiled grammars, those that no request uses are dropped. Above
+# MAX_USED_BYTES, no grammar is compiled until a request has ended. A schema of 160 kB takes 5 MB
+# when it is compiled, and a grammar may grow to 40 MB while it matches many different texts.
 MAX_KEPT_BYTES = 128 << 20
 MAX_USED_BYTES = 512 << 20
-# So long all requests wait for masks. It is ten times the time of the slowest mask.
+# All requests of a step wait so long for bitmasks: ten times the time of the slowest bitmask.
 GRACE_S = 0.1
-# A grammar may be what ends the process: a request survives one end.
+# The grammar of a request may have ended the process, so a request fails after its second loss.
 MAX_LOSSES = 1
 
 Key = tuple[str, str]

@@ -230,7 +230,7 @@ class Worker:
 
 @dataclass(slots=True)
 class _Matcher:
-    """The state of one request. tail: the end of its text, if that has JSON in it."""
+    """The matcher of one request. tail: the last bytes of its text, None if no JSON is expected."""
 
     matcher: Any
     stop_ids: list[int]

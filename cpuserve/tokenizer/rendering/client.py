@@ -44,7 +44,7 @@ sys.exit(main())
 # Templates render a chat of 5 MB in 0.1 s; other processes may use the CPU meanwhile.
 MAX_CPU_S = 5.0
 MAX_WALL_S = 20.0
-SILENT_S = 5.0  # after the limits: the process does not run at all
+SILENT_S = 5.0  # further waiting after MAX_WALL_S; a process that is still silent is ended
 # Templates that copy each text a few times, in strings of 4 bytes a character, take 16 bytes for
 # each byte of their variables.
 MEMORY_BYTES = 64 << 20
