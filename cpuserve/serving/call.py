@@ -1,7 +1,8 @@
 """GenerateCall: a request to a model, in no dialect's words.
 
-A dialect's schema.py makes it from its own fields. `params.py` and `prompts.py` check it, so a
-fault has one text whatever the dialect. None means that the client did not set the field.
+A dialect's schema.py makes it from its own fields. `prompts.py`, `chat_prompt.py` and `params.py`
+check it, so a fault has one text whatever the dialect. None means that the client did not set the
+field.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.serving.caller import CALLER
 from cpuserve.serving.cancellation import CANCELLATIONS
+from cpuserve.serving.chat_prompt import chat_prompt
+from cpuserve.serving.encode import most_counted
 from cpuserve.serving.events import (
     Choice,
     Event,
@@ -21,7 +23,7 @@ from cpuserve.serving.events import (
 )
 from cpuserve.serving.fan_out import admit, check_capacity, dismiss, fan_out, start, usage_of
 from cpuserve.serving.params import sampling_params
-from cpuserve.serving.prompts import chat_prompt, most_counted, prompts_of
+from cpuserve.serving.prompts import prompts_of
 from cpuserve.serving.text import TextProcessor
 from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.use import check_thoughts, response_structure, tool_use
@@ -47,7 +49,7 @@ async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generat
 
     served: the model of the request, which may be an adapter.
 
-    num_bytes: the size of the request's body; see prompts.chat_prompt.
+    num_bytes: the size of the request's body; see chat_prompt.
 
     Raises:
       InvalidRequest: the call cannot be answered by this model.

@@ -22,9 +22,10 @@ from cpuserve.api.tokenize.schema import (
 )
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import call_from
+from cpuserve.serving.chat_prompt import chat_prompt
 from cpuserve.serving.context import ModelContext
+from cpuserve.serving.encode import encode, most_counted
 from cpuserve.serving.params import check_token_ids
-from cpuserve.serving.prompts import chat_prompt, encode, most_counted
 from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.use import tool_use
 
