@@ -66,9 +66,10 @@ class NgramIndex:
         return self._chances[min(self._length + place, LONGEST)]
 
     def _check(self, ids: Sequence[int], at: int) -> None:
-        """Learn whether the guess of token `at` was right, and go on after its source.
+        """Learn whether the guess of token `at` was right, and continue copying after its source.
 
-        After a wrong guess that is a match of no tokens: a copy with a token changed goes on there.
+        Copying continues after a wrong guess too, because a text is often repeated with one token
+        changed. The length of the match is then 0.
         """
         if not self._source:
             return

@@ -305,7 +305,7 @@ class Scheduler:
         return min((may_lose(r) / len(c.token_ids) for r, c in pairs), default=0.0)
 
     def _can_start(self, request: Request) -> bool:
-        """Whether `request` has a slot and blocks besides the queue, and precedes this step."""
+        """Whether the next step could start `request` as well as all waiting requests before it."""
         waiting = [*self._startable, request]
         blocks = sum(self.kv.needs(len(r.token_ids)) for r in waiting)
         blocks += self.kv.num_groups * (len(waiting) + len(self.running))
@@ -362,7 +362,7 @@ class Scheduler:
         work.drafts = budget.spent
 
     def _candidates(self) -> list[Request]:
-        """Return waiting requests that may start now without taking blocks from one before them."""
+        """Return waiting requests that may start now and take no blocks from those before them."""
         found: list[Request] = []
         groups = self.kv.num_groups
         free = self.kv.num_free - groups * len(self.running)

@@ -120,7 +120,7 @@ _Built = tuple["Executor", int, Iterable[int], dict[str, object], AdapterSlots]
 
 
 def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) -> _Built:
-    """An executor of ours; the model's vocabulary, end ids and further facts; its adapters."""
+    """The native or torch executor of a Program, with the facts about its model."""
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, spec_from_config
     from cpuserve.models.bert import reads_types

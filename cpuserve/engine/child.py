@@ -97,7 +97,7 @@ class SocketChannel:
         self._interrupt = interrupt
 
     def answer_pings(self, progress: Callable[[], object]) -> None:
-        """Answer Pings by `progress`, which the reader thread calls, from now on."""
+        """From now on, reply to each Ping with progress(), which the reader thread calls."""
         self._progress = progress
 
     def receive(self, *, block: bool) -> list[Inbound]:

@@ -182,7 +182,7 @@ class EngineCore:
             self.scheduler.add(request)
 
     def _ends_for(self, started: float) -> EndsFor:
-        """Return a thread-safe test whether the step that `started` should end for a request."""
+        """Return a thread-safe test whether a request should end the step begun at `started`."""
 
         def ends_for(message: AddRequest) -> bool:
             elapsed = time.perf_counter() - started

@@ -52,8 +52,7 @@ def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, s
 
 
 def usual_length(path: Path) -> int | None:
-    """The length in tokens after the cut of sentence-transformers; None if a checkpoint does not
-    say.
+    """The tokens to which sentence-transformers cuts texts; None if the checkpoint has no limit.
 
     Raises:
         ModelError: the setting is no number of tokens.

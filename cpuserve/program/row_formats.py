@@ -6,7 +6,7 @@ Source: csrc/kernels/table.h, ActFormat.
 from typing import Final
 
 CONVERTED_KIND: Final = "w8_g32"  # the kind of a matrix in a format without kernels
-# The kinds of integers with zero points.
+# The weight kinds with integer codes and zero points.
 ZERO_POINTS = (
     *("w8z_g32", "w8z_g128", "w4z_g32", "w4z_g64"),
     *("w2z_g32", "w2z_g64", "w2z_g128", "w2z_g256"),

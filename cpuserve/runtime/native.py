@@ -328,7 +328,7 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
 
 
 def is_mapped(tensor: QuantTensor) -> bool:
-    """Whether rows of the tensor can be read in their file, in their order."""
+    """Whether the file stores the rows as they are used, so that they can be read from it."""
     built = isinstance(tensor, BuiltTensor)
     return not built and tensor.row_order is None and tensor.column_order is None
 
@@ -377,8 +377,8 @@ def pack_matrices(
 ) -> None:
     """Pack all matrices; calls `progress("load", done, total)` in bytes.
 
-    Small ones are packed together, and the disk reads the next ones meanwhile. threads, cpus: how
-    many convert rows that have to be built, and where they run.
+    Small matrices are packed together, while the disk reads the next ones. `threads` threads, on
+    `cpus`, convert rows that have to be built.
     """
     matrices = [_Loading.of(m, weights) for m in lowered.matrices]
     total, done = sum(m.num_bytes for m in matrices), 0

@@ -300,7 +300,7 @@ class _Slot:
             raise self._failure.refusal(now)
 
     def on_loaded(self, done: asyncio.Future[ModelContext]) -> None:
-        """Forget the load, which has ended; a failure is raised where it was awaited."""
+        """Note that loading has ended. Requests that await it get its failure."""
         self.loading = None
         if not done.cancelled():
             done.exception()

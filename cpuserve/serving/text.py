@@ -176,7 +176,7 @@ class TextProcessor:
         return events, count
 
     def _read(self, shown: list[int], event: Text) -> list[Piece]:
-        """Return the pieces of the text of new tokens; without calls, `event` gets the text.
+        """Return the text and calls of new tokens; without tools, the text goes to `event`.
 
         The end of the response is looked for after each token, because tokens after the end are
         not a part of the response.

@@ -29,11 +29,11 @@ _CALL = {"id": "c2f1call0", "type": "function", "function": {"name": "f", "argum
 class Traits:
     """The messages that one template takes.
 
-    texts, parts: the roles of messages with content that it writes if it is a text, or a list of
-    parts. system: whether it writes a system message that is the first, and late_system, one
-    elsewhere. alternates: it refuses two messages of a user in a row, or leaves one out. developer:
-    it knows that role. thoughts: the keys from which it reads thoughts. text_arguments: it writes
-    the arguments of a call unchanged if they are a text.
+    texts: the roles of messages that it writes if their content is a text; parts: the same for a
+    list of parts. system: it writes a system message that comes first; late_system: one that comes
+    later. alternates: it refuses two messages of a user in a row, or leaves one out. developer: it
+    knows that role. thoughts: the keys from which it reads thoughts. text_arguments: it writes the
+    arguments of a call unchanged if they are a text.
     """
 
     texts: frozenset[str] = frozenset(ROLES)
@@ -61,7 +61,7 @@ def find_traits(source: str, render: Render) -> Traits:
     probe = _TraitProbe(render)
     texts = frozenset(role for role in ROLES if probe.takes(role, parts=False))
     parts = frozenset(role for role in ROLES if probe.takes(role, parts=True))
-    if not texts | parts:  # it writes nothing of any message, but perhaps of calls
+    if not texts | parts:  # it writes no message, but it may write calls
         return Traits(
             developer=developer, thoughts=thoughts, text_arguments=probe.writes_text_arguments()
         )

@@ -87,7 +87,7 @@ class DiskCache:
         self._queue: queue.SimpleQueue[tuple[BlockName, Data] | None] = queue.SimpleQueue()
         self._queue_bytes = queue_bytes
         self._queued_bytes = 0
-        self._room = threading.Condition()  # of the queue; guards _queued_bytes
+        self._room = threading.Condition()  # protects _queued_bytes; notified when it shrinks
         self._cpus = cpus
         self._thread = threading.Thread(target=self._run, name="cpuserve-kv-disk", daemon=True)
         self._thread.start()

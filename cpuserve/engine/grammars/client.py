@@ -354,7 +354,7 @@ class Grammars:
         return True
 
     def _look_for_loss(self) -> None:
-        """Notice the end of the process that the thread has seen."""
+        """Replace the process if the thread that talks to it has seen that it ended."""
         if self._live is not None and self._live.lost:
             self._lose(self._live, "the process for grammars has ended")
 

@@ -92,7 +92,7 @@ class Digits:
 
 
 class Tails:
-    """The characters of numbers that the tokens of a tokenizer leave at the end of a text."""
+    """Finds the unfinished number at the end of a text, from the tokens of the text."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._bytes = token_bytes

@@ -122,7 +122,7 @@ class _Converter:
 
 
 class _Place:
-    """One schema of the document. _out: for the library; _more: schemas that must hold as well."""
+    """One schema. _out: its form for the grammar library; _more: further schemas that must hold."""
 
     def __init__(
         self,

@@ -267,7 +267,7 @@ def routed_rows(routing: Tensor, chosen: int) -> Tensor:
 
 
 def combined_from(value: ValueId, ops: Iterable[Op]) -> ExpertLinear | None:
-    """The op that writes `value`, if these are results of experts that only Combine reads.
+    """The op of experts that writes `value`; None if an op other than Combine reads the value.
 
     ops: at least those that read or write the value.
     """

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cpuserve.program.reference.mamba import ConvInputs, Mamba2States
     from cpuserve.program.reference.recurrent import DeltaStates
 
-# A unit of a recurrent layer is the part of a sequence for one thread: many enough for all threads
-# to have some, and large enough that claiming one costs little.
+# Threads claim a recurrent layer unit by unit: some channels or heads of one sequence. Units are
+# small enough that every thread gets some, and large enough that claiming one costs little.
 CONV_CHANNELS = 256  # the most channels of a short convolution
 STATE_HEADS = 8  # the most heads of Mamba2: the kernel reads as many states side by side
 
@@ -322,7 +322,8 @@ class RecurrentBuilder(BaseBuilder):
         """The state space of Mamba2 over x: [T, heads * value_width].
 
         The weights of layer `name` are A_log, dt_bias and D. See `Mamba2` for the columns
-        of x. steps: has a column of each head from `column` on; limits: of what becomes of it.
+        of x. steps: has the step size of each head in a column from `column` on; limits: the range
+        of a step size.
         """
         if heads % groups:
             msg = f"{name}: {heads} heads cannot form {groups} equal groups"

@@ -83,8 +83,8 @@ class DeltaStates:
 
         mem_t = exp(G_t) (S^T k_t) + sum over i < t of exp(G_t - G_i) (k_i . k_t) u_i
 
-    and so for o_t, with q_t and i <= t. So nothing depends on how a sequence is cut into steps, and
-    rejected tokens are dropped by forgetting their rows.
+    o_t is computed alike from q_t, with i <= t. The result therefore does not depend on how a
+    sequence is divided into steps, and rejected draft tokens are dropped with their rows.
     """
 
     def __init__(self, op: DeltaShape, slots: int, block: int) -> None:

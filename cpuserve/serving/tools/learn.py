@@ -80,9 +80,10 @@ _FOREIGN = (
 class LearnedFormat:
     """How a model writes responses.
 
-    calls: None = it calls no tools, or in a way that is not known. why: the result and its reason,
-    for people. gap: the text of the template between a text and a call. whole: the format of all
-    responses, including those without tools; None = they are text, with thoughts between tags.
+    calls: the format of tool calls; None = the model calls no tools, or in an unknown format. why:
+    the reason for `calls`, for people. gap: the text that the template writes between a text
+    and a call. tags: the texts that begin and end a thought. whole: the format of all responses,
+    even without tools; None = a response is text, with thoughts between tags.
     """
 
     calls: ToolFormat | None

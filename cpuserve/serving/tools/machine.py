@@ -80,7 +80,7 @@ class CallParser(ABC):
 
     @property
     def ends_with_call(self) -> bool:
-        """Whether only what belongs to the format has followed the last call, which is complete."""
+        """Whether the last call is complete, and only markers of the format have followed it."""
         return self.last_closed and self._is_at_call
 
     @abstractmethod

@@ -155,7 +155,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
 def without_custom(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None = None
 ) -> list[dict[str, Any]] | None:
-    """Return the tools without those that the model writes freely; see `check_offers`."""
+    """Return the tools without custom ones, which take free text; see `check_offers`."""
     if not tools:
         return tools
     kept = [tool for tool in tools if not _is_custom(tool)]

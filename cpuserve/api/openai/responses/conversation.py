@@ -18,7 +18,7 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import ConversationMessage, unsupported
 
 _ROLES = ("user", "assistant", "system", "developer")
-# The types of parts that are text, and the members that have it.
+# The type of each content part with text, and the member that has the text.
 _TEXTS = {
     "input_text": "text",
     "output_text": "text",
