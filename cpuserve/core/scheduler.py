@@ -408,7 +408,7 @@ class Scheduler:
     def _schedule_whole(self, prompts: list[Request]) -> None:
         """Schedule prompts in their order; one that does not fit waits, and others pass it.
 
-        The first one always fits, so none waits forever.
+        The first prompt always fits, so every prompt has its turn.
         """
         tokens = self.max_num_batched_tokens
         budget = PromptBudget(tokens, math.inf, 0, tokens, tokens, alone=False)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from cpuserve.sampling.params import SamplingParams
 
 LATE_S = 0.02  # of waiting for late masks, where nothing else can run
-CPU_TIME_S = 0.1  # the thread that replies to pings uses less than this in an hour
+CPU_TIME_S = 0.1  # CPU time that shows progress; replies to pings use less in an hour
 
 log = get_logger("engine")
 

@@ -23,7 +23,7 @@ def _gelu(x: Float64) -> Float64:
 
 
 def _sigmoid(x: Float64) -> Float64:
-    # Neither exponent is above 0, so none overflows.
+    # The argument of exp is never above 0, so it cannot overflow.
     small = np.exp(-np.abs(x))
     y: Float64 = np.where(x < 0, small, 1.0) / (1.0 + small)
     return y

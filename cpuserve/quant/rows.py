@@ -50,7 +50,7 @@ BLOCKS: dict[SourceType, tuple[int, int]] = {
     "u3z_g128": (GROUP, 51),
     "u3z_g256": (2 * GROUP, 99),
 }
-# Those of 2 and 3 bits, by their bits, the largest first.
+# The source types of 2 and 3 bits, those with the largest groups first.
 FEW_BITS: dict[int, tuple[SourceType, ...]] = {
     2: ("u2z_g256", "u2z_g128", "u2z_g64", "u2z_g32"),
     3: ("u3z_g256", "u3z_g128", "u3z_g64", "u3z_g32"),

@@ -43,7 +43,7 @@ class StepArrays:
     masks: [M, mask_words(vocab)], None if M is 0. Bit i % 32 of word i / 32 says whether a row that
     names the mask may sample id i. The step reads this memory, which its owner fills between steps.
 
-    tops: row_top again, as Python numbers, for whoever reads the results.
+    tops: row_top as a list of Python numbers, for reading the results.
     """
 
     words: Int32

@@ -391,7 +391,7 @@ def pack_matrices(
     with threads_on(threads, cpus) as pool:
         each = pool.map if threads > 1 else map
         for i, batch in enumerate(batches):
-            # The first one as well: its threads ask for all of it before they wait for any.
+            # The first batch too: threads ask the disk for all of it before they wait for a part.
             later = batches[0 if i == 0 else i + BATCHES_AHEAD : i + 1 + BATCHES_AHEAD]
             ahead = [data for some in later for m in some for data in m.mapped]
             native.load_matrices([m.sources(values, each) for m in batch], ahead)

@@ -29,8 +29,8 @@ class Refused(NamedTuple):
     """A field that is refused by name, because ignoring it would change the response.
 
     why: the message after the name. None, false and empty values count as not set, because clients
-    send them. off: further values that change nothing. sets: values that change something although
-    they look like none. code: the code of the error.
+    send them. off: further values that count as not set. sets: values that count as set although
+    they are false or empty. code: the code of the error.
     """
 
     name: str

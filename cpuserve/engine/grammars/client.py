@@ -101,7 +101,7 @@ class Grammars:
     ) -> None:
         num_masks = min(config.max_num_seqs, config.max_num_batched_tokens)
         ends, words = sorted(eos_ids), mask_words(vocab)
-        # Of two cores, with others at work on them, a second thread cost more than it gained.
+        # Half of the cores: on two busy cores, a second thread cost more time than it saved.
         cpus, threads = config.compute_cpus, max(config.threads // 2, 1)
         behind = config.frontend_cpus or cpus
         self._start = Start(

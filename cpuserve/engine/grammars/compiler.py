@@ -48,8 +48,8 @@ LIMITS = {
     "verbose_errors": False,
 }
 MOST_CHARS = 600  # of a message
-# Words of the library when one of these limits ended it. Which limit comes first, its own or the
-# limit of CPU time, depends on the machine: the client reads the same first words.
+# Words in the messages of the library when it has reached one of these limits. On another machine
+# the same grammar may reach the limit of CPU time first, so both errors begin alike for clients.
 LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determine if regex is")
 
 # For each of these patterns, the library knows which tokens match. It asks first whether all tokens
@@ -98,7 +98,8 @@ class Compiler:
             msg = "the model has no token that ends an answer, which a grammar needs"
             raise GrammarError(msg)
         self.words = mask_words(vocab)
-        # The library (before 1.7) knows one end. It takes ends that are not special for text.
+        # The library (before 1.7) knows only one end-of-sequence token, and reads an end token that
+        # is not special as text.
         special = [i for i in eos_ids if i in loaded.special_ids]
         self._end = (special or list(eos_ids))[0]
         self._knows_end = bool(special)

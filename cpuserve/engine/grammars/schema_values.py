@@ -53,14 +53,14 @@ _ESCAPED = re.compile(r"\\.", re.DOTALL)
 
 
 def formatted(name: str) -> dict[str, str]:
-    """Return what keeps a format; {} for one that is an annotation, as unknown ones are."""
+    """Return the keywords that enforce a format; {} for a format that is only an annotation."""
     if name in PATTERNS:
         return {"pattern": PATTERNS[name]}
     return {"format": name} if name in KEPT_FORMATS else {}
 
 
 def checked_pattern(pattern: Any, of_format: Any = None) -> str:
-    """Return a regular expression that the library reads as it is meant; ValueError if none is."""
+    """Return `pattern` as the library has to get it; ValueError if it cannot be enforced."""
     if not isinstance(pattern, str):
         msg = "must be a text"
         raise ValueError(msg)

@@ -31,7 +31,7 @@ from cpuserve.engine.grammars.schema_values import (
 )
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-# Of each, a product of two schemas is built.
+# The most dependencies and `contains` in a schema: each multiplies the size of the grammar.
 MAX_DEPENDENCIES = 8
 MAX_CONTAINS = 64
 
@@ -110,8 +110,8 @@ class _Converter:
     ) -> Schema:
         """Return a converted schema.
 
-        rest: what members are that it does not describe; None: nothing is known of them here, as
-        where the schema is a part of another one. beside: further names that are described.
+        rest: the schema of members that it does not describe; None: another schema decides, of
+        which this one is a part. beside: the names of members that others describe.
         """
         if isinstance(schema, bool):
             return schema
@@ -204,7 +204,7 @@ class _Place:
         return out
 
     def _described(self, facts: Facts) -> dict[str, None]:
-        """Return the members that an object may have which is closed here."""
+        """Return the members that an object may have if this schema allows no others."""
         return facts.names if _UNEVALUATED in self._schema else facts.allowed
 
     def _close(self, rest: Schema) -> None:

@@ -14,7 +14,7 @@ class Keys:
     """Typed access to the metadata of one architecture; errors name the key and its value."""
 
     def __init__(self, file: GgufFile, arch: str, *, mixed: bool = False) -> None:
-        """mixed: layers may differ in size; for a number of each layer the first counts."""
+        """mixed: a value may be a list with one number for each layer; the first is used."""
         self.file = file
         self.arch = arch
         self.mixed = mixed

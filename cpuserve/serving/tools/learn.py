@@ -1,7 +1,7 @@
 """Learn how a model writes responses, from what its chat template renders for probe conversations.
 
-A call with known arguments is rendered as a turn of the assistant, then read. A format is accepted
-only if it reads the very call, and the text before it.
+A call with known arguments is rendered as a turn of the assistant, and each known format tries to
+read it. A format is accepted only if it reads the same call, and the text before it.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ class CallParser(ABC):
     which then looks at the rest. A thought passes on as text, with its tags: its content is
     no call. `markers` begin a call in text.
 
-    White space is the model's, and passes on, with three exceptions. Text that the template
-    writes between a text and a call (`around.gap`) is dropped. So is text of nothing but white
-    space before, between and after calls. Texts that only calls divide stay divided.
+    White space that the model writes passes on, except for the text that the template writes
+    between a text and a call (`around.gap`), and for white space alone before, between or after
+    calls. Texts before and after a call are not joined.
     """
 
     markers: tuple[str, ...]
@@ -175,9 +175,9 @@ class CallParser(ABC):
         self._held = held[len(held) - kept :]
 
     def _to_end_marker(self, marker: str) -> bool:
-        """Whether it is known if the marker follows a call; white space may come before it.
+        """Drop the marker after a call, if it follows; return whether that is already known.
 
-        The marker is dropped with that white space, which else is text.
+        White space may come before the marker, and is dropped with it; otherwise it is text.
         """
         rest = self._held.lstrip(_SPACE)
         self._lead.append(self._held[: len(self._held) - len(rest)])

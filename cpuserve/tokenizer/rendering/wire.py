@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 RENDERED, REFUSED, STOPPED = b"+", b"-", b"!"
-# A fork is ready; its system limits memory, or cannot.
+# A fork is ready, with a limit on its memory, or without one where the system has none.
 READY, UNLIMITED = b"r", b"u"
 LENGTH_BYTES = 8
 RECEIVE_BYTES = 1 << 20

@@ -64,7 +64,7 @@ class _Conversation:
         self.messages: list[ConversationMessage] = []
         self._thoughts: list[str] = []  # of the assistant's next message or call
         self._known: set[str] = set()
-        self._open: dict[str, str] = {}  # what calls without an output are, by their call_ids
+        self._open: dict[str, str] = {}  # calls without an output by call_id: place and type
 
     def add(self, item: dict[str, Any], where: str) -> None:
         """Add the next item."""
