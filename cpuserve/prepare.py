@@ -427,7 +427,7 @@ def _tied(config: Mapping[str, Any]) -> bool:
 
 
 def _directory_quantization(config: dict[str, Any]) -> str | None:
-    """Return the format of a directory, with groups of 32 if compressed-tensors has them."""
+    """Return the format of a directory; it says if compressed-tensors has groups of 32."""
     from cpuserve.loader.load import quant_method
 
     method = quant_method(config)

@@ -57,7 +57,7 @@ class NgramIndex:
         if not source:
             return []
         found = list(ids[source : source + count])
-        if len(found) < count:  # the text repeats its end: what follows is the same again
+        if len(found) < count:  # the source reaches the end of the text, so the guess repeats it
             found = (found * (count // len(found) + 1))[:count]
         return found
 

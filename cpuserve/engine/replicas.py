@@ -451,7 +451,7 @@ class ReplicaClient:
     async def _first_start(self, replica: _Replica) -> None:
         """Wait until `replica` serves, and restart an engine that dies without an error message.
 
-        The system may have killed it in a short shortage of memory. An engine that reports an error
+        The system may have killed it while memory was short. An engine that reports an error
         is not restarted; neither is one after the policy's first_attempts.
         """
         attempts = self._policy.first_attempts if self._policy.enabled else 1

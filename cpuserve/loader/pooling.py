@@ -111,7 +111,7 @@ def ranker(config: Mapping[str, Any]) -> str | None:
     if name not in RERANKERS:
         return None
     labels = config.get("id2label") or {}
-    count = config.get("num_labels") or len(labels) or 2  # what transformers takes for none
+    count = config.get("num_labels") or len(labels) or 2  # the default of transformers
     if count != 1:
         msg = (
             f"{name} of {count} labels: only those of one label are served, which are rerankers; "

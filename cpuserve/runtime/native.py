@@ -445,7 +445,7 @@ def _batches(matrices: Iterable[_Loading]) -> Iterator[list[_Loading]]:
 
 
 def load_tables(native: _C.Executor, lowered: Lowered, weights: Weights) -> None:
-    """Tell where the tables are that stay in their files, which stay mapped."""
+    """Point the executor to the tables that it reads in the mapped files of the model."""
     for table in lowered.tables:
         tensor = weights.get(table.name)
         native.load_table(table.id, tensor.data, tensor.source)

@@ -225,7 +225,7 @@ class ModelRegistry:
                     log.error("model %s cannot be loaded: %s", name, error)
                     msg = f"The model {name!r} cannot be loaded: {error}"
                     raise slot.failed(msg, self._clock()) from None
-                except Exception as error:  # such as a full disk: it would be the same again
+                except Exception as error:  # such as a full disk
                     log.exception("model %s cannot be loaded", name)
                     msg = f"The model {name!r} cannot be loaded: the server's log has the reason"
                     raise slot.failed(msg, self._clock()) from error

@@ -84,7 +84,7 @@ class BlockPool:
                 self._free.append(block)
 
     def keep(self, blocks: Iterable[BlockId]) -> None:
-        """Cache `blocks`, which are in use, after their last release, instead of freeing them."""
+        """Cache `blocks`, which are in use, at their last release instead of freeing them."""
         for block in blocks:
             assert self._references[block] > 0, f"block {block} is not in use"
             self._kept[block] = 1

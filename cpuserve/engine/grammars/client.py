@@ -270,7 +270,7 @@ class Grammars:
         self._drop_from(live, [g.number for g in old if g.process is live])
         if live is not None:
             live.memory -= live.memory * len(old) // max(len(ready), 1)
-        # Answers wait for the grammars that are compiled again, and do not end before.
+        # No request ends while its grammar is compiled again, so that must not wait for room.
         is_free = live is None or live.memory <= MAX_USED_BYTES or len(old) == len(ready)
         if is_free or self._again:
             self._room.set()

@@ -77,7 +77,7 @@ class Digits:
             mask &= ~self._longer_than(MAX_INTEGER - len(whole))
 
     def _longer_than(self, number: int) -> Mask:
-        """Return the mask of tokens that begin with more digits."""
+        """Return the bitmask of the tokens that begin with more than `number` digits."""
         if number not in self._longer:
             ids = [i for i, digits in self._digits.items() if len(digits) > number]
             self._longer[number] = self._mask(ids)

@@ -45,7 +45,7 @@ PATTERNS = {
 }
 KEPT_FORMATS = ("hostname", "ipv4", "ipv6", "uuid", "uri")
 
-# Zod's pattern of an email begins so; the format says the same.
+# The beginning of Zod's pattern for emails; with format: email it is not needed.
 _ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)"
 _AROUND = re.compile(r"\(\?(<?[=!])")
 _GROUP = re.compile(r"\\([1-9]|k<)")
