@@ -1,5 +1,5 @@
 // Linear kernels of every weight kind against a plain fp64 reference that reads the packed bytes by
-// an independent implementation of the layouts in kernels/table.h, and the numerics law bit for
+// an independent implementation of the layouts in kernels/table.h, and batch invariance bit for
 // bit.
 #include <algorithm>
 
@@ -711,7 +711,7 @@ KERNEL_TEST(linear_nan_and_infinity_reach_their_row_and_no_other) {
   });
 }
 
-// -- the law
+// -- batch invariance
 // ---------------------------------------------------------------------------------------
 
 namespace {
