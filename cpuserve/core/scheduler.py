@@ -106,7 +106,7 @@ class Scheduler:
         self._marks: list[ChainMark] = []  # marks of the prompts' prefix chains before the step
         self._refused: list[Delta] = []
         self._num_unready = 0
-        # The masks of the next step are not there: requests that need one are passed over.
+        # The bitmasks of the next step are not there: requests that need one are passed over.
         self.masks_late = False
 
     # --- requests in and out ------------------------------------------------------------------

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cpuserve.runtime.executor import Executor, Int32
     from cpuserve.sampling.params import SamplingParams
 
-LATE_S = 0.02  # of waiting for late masks, where nothing else can run
+LATE_S = 0.02  # of waiting for late bitmasks, where nothing else can run
 CPU_TIME_S = 0.1  # CPU time that shows progress; replies to pings use less in an hour
 
 log = get_logger("engine")
@@ -269,7 +269,7 @@ class EngineCore:
                 self._refused.append(Output(request.id, [], "error", error=verdict.error))
 
     def _masks(self, batch: StepBatch) -> Int32 | None:
-        """Return the masks for a step, or None if no row of it needs one, or they are late."""
+        """Return the bitmasks for a step, or None if no row of it needs one, or they are late."""
         if self._grammars is None:  # most servers never have one
             return None
         pairs = zip(self.scheduler.batch_requests, batch.chunks, strict=True)
@@ -288,7 +288,7 @@ class EngineCore:
         return masks
 
     def _after_step(self, grammars: Grammars, deltas: list[Delta]) -> None:
-        """Say which grammar failed, and ask for the masks of the next step while this one ends."""
+        """Report why grammars have failed, and ask for the bitmasks of the next step."""
         for delta in deltas:
             if delta.error:
                 failed = grammars.error_of(delta.request)

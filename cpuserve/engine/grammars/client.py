@@ -1,13 +1,13 @@
-"""The engine's side of grammars: which ones are compiled, and the masks of the next step.
+"""The engine's side of grammars: which ones are compiled, and the bitmasks of the next step.
 
-Nothing of this exists before the first request with a grammar: no process, no library, no masks.
+Nothing of this exists before the first request with a grammar: no process, no library, no bitmasks.
 
 `add` decides whether a request is ready. A thread starts the process and waits for compilations,
-and `collect` hands over the results so far. There is one mask for each slot. `begin_fill` asks for
-the masks of the requests that run, right after a step, and `masks_for` returns them before the
-next. If they do not come soon, requests with grammars wait, and the others go on. A process that
-ends, or does not reply for REPLY_S, is replaced: the grammars in use are compiled again, and their
-texts go on where they were.
+and `collect` hands over the results so far. There is one bitmask for each request slot. Right after
+a step, `begin_fill` asks for the bitmasks of the requests that run, and `masks_for` returns them
+before the next step. If they do not come soon, requests with grammars wait, and the others go on.
+A process that ends, or does not reply for REPLY_S, is replaced: the grammars in use are compiled
+again, and their requests continue.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _GrammarRequest:
     """An unfinished request with a grammar.
 
     taken: how many of its output tokens the matcher has; -1 = there is no matcher yet. filled: the
-    slot with the mask for the next token, and how often the request had been preempted then.
+    slot with the bitmask for the next token, and how often the request had been preempted then.
     losses: how often its matcher was lost.
     """
 
@@ -286,7 +286,7 @@ class Grammars:
         with suppress(GrammarProcessLost):
             process.drop(numbers, gone)
 
-    # --- masks --------------------------------------------------------------------------------
+    # --- bitmasks ----------------------------------------------------------------------------
 
     @property
     def in_use(self) -> bool:
@@ -294,7 +294,7 @@ class Grammars:
         return bool(self._requests)
 
     def begin_fill(self, requests: Iterable[Request]) -> None:
-        """Ask for the masks of these running requests, if they are not known; do not wait.
+        """Ask for the bitmasks of these running requests, if they are not known; do not wait.
 
         All of them sample in the next step.
         """
@@ -381,9 +381,9 @@ class Grammars:
                 self._errors[number] = why
 
     def masks_for(self, requests: Sequence[Request]) -> Int32 | None:
-        """Return the masks [slots, words] for a step where these requests sample.
+        """Return the bitmasks [slots, words] for a step where these requests sample.
 
-        A mask that could not be filled allows nothing; `error_of` says why. None: they are late,
+        A bitmask that could not be filled allows nothing; `error_of` says why. None: they are late,
         until `settle` says otherwise.
         """
         ready = self.settle(GRACE_S)
@@ -400,7 +400,7 @@ class Grammars:
         return self._live.masks
 
     def error_of(self, request: Request) -> str | None:
-        """Return why the mask of a request could not be filled, if it could not."""
+        """Return why the bitmask of a request could not be filled, if it could not."""
         return self._errors.get(request.id)
 
     def is_complete(self, request: Request) -> bool:

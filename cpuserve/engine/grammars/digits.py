@@ -1,9 +1,9 @@
 """Numbers in JSON end: at 20 digits of an integer, and at the range of a double.
 
 Grammars allow any number of digits, and small models write them until max_tokens. The library has
-no bound for them, so this takes digits out of its masks. It sees a number without reading the text
-from its beginning: after digits, a mask that allows what ends a number, and no quotation mark, is
-not the one of a string.
+no bound for them, so this removes digits from its bitmasks. It recognizes a number without reading
+the text from its beginning: the text ends with digits, and the bitmask allows the characters after
+a number but no quotation mark, which it would allow in a string.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Digits:
         return np.packbits(mask, bitorder="little").view(np.int32)
 
     def bound(self, tail: bytes, mask: Mask) -> None:
-        """Take tokens out of a mask that would make the number at the end of a text too long.
+        """Take tokens out of a bitmask that would make the number at the end of a text too long.
 
         tail: from `tail_after`.
         """

@@ -1,4 +1,4 @@
-"""The engine's end of the process for grammars: its connections, and the memory of the masks."""
+"""The engine's end of the process for grammars: its connections, and the memory of the bitmasks."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ importlib.import_module("{module}")
 sys.exit(sys.modules["{module}"].main())
 """
 RECEIVE_BYTES = 1 << 16
-# A mask takes 50 us, and at most 10 ms; a compilation reports every ALIVE_S. Longer waits mean that
-# the process does not run at all.
+# A bitmask takes 50 us, and at most 10 ms; a compilation reports every ALIVE_S. Longer waits mean
+# that the process does not run at all.
 REPLY_S = 2.0
 START_S = 60.0  # imports, and loading a tokenizer
 

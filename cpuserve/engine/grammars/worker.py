@@ -5,9 +5,9 @@ all memory, compute for hours or overflow its stack, and loading a tokenizer hol
 seconds. An engine would stop all streams meanwhile, or end.
 
 Each grammar is compiled twice. First in a fork, which ends at a limit of CPU time or memory; a
-grammar that passes is compiled again, on a thread, and kept. Meanwhile this thread fills masks.
-This process forks only while no other thread of it works: the library's threads, which fill masks
-of several grammars, sleep then, and the fork does not use them.
+grammar that passes is compiled again, on a thread, and kept. Meanwhile this thread fills bitmasks.
+This process forks only while no other thread of it works: the library's threads, which fill
+bitmasks of several grammars, sleep then, and the fork does not use them.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Worker:
         memory = self._memory_of.grown()
         self._compiling.sendall(encode_frame(Compiled(number, error, memory)))
 
-    # --- masks --------------------------------------------------------------------------------
+    # --- bitmasks --------------------------------------------------------------------------------
 
     def _fill(self, message: Fill) -> Filled:
         for number in message.gone:
@@ -358,7 +358,7 @@ class _Compilation:
         try:
             yield_to_streams(cpus)
             matcher = compiler.compile(prepared)
-            # The first mask builds most of the automaton, which copies share.
+            # The first bitmask builds most of the automaton, which copies share.
             compiler.fill(matcher.deep_copy(), np.zeros(compiler.words, np.int32), ())
             self.matcher, self.error = matcher, ""
         except Exception as error:  # the reply
