@@ -1,4 +1,4 @@
-"""NgramIndex: guess the next tokens of a text by what followed its last tokens before."""
+"""NgramIndex: proposes draft tokens, which followed the last tokens of a text earlier in it."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _read(
     renormalize: bool = False,
     interleaved: bool = True,
 ) -> ModelSpec:
-    """The hyperparameters of all; dense: layers without experts.
+    """The hyperparameters that all families here share; dense: the layers without experts.
 
     `head_dim` is the width of the row that a layer keeps of a token, for its only KV head.
     """

@@ -1,4 +1,4 @@
-"""Numbers in JSON end: at 20 digits of an integer, and at the range of a double.
+"""Limits the numbers in JSON: to 20 digits of an integer, and to the range of a double.
 
 Grammars allow any number of digits, and small models write them until max_tokens. The library has
 no bound for them, so this removes digits from its bitmasks. It recognizes a number without reading

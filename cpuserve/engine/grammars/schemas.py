@@ -242,7 +242,7 @@ class _Place:
         return self._of.place(value, "/".join([self._at, *map(escaped, path)]), self._of.rest)
 
     def _part(self, value: Any, *path: object) -> Schema:
-        """Return another schema of the same value, which is closed with this one."""
+        """Convert another schema that the same value must fit; both close the object together."""
         rest = self._given if self._is_one_part else None
         return self._of.place(value, "/".join([self._at, *map(escaped, path)]), rest)
 

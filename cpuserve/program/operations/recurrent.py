@@ -158,7 +158,7 @@ class ShortConv(Op, frozen=True):
         return F.silu(out) if self.silu else out
 
     def make_states(self, slots: int) -> ConvInputs:
-        """The last inputs of the layer."""
+        """The inputs of the layer that the next tokens need, by state slot."""
         from cpuserve.program.reference.mamba import ConvInputs
 
         return ConvInputs(self.channels, self.taps, slots)
