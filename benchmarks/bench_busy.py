@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from cpuserve.bench.driver import complete, first_model
 from cpuserve.bench.observe import where
 from cpuserve.bench.schema import record
-from cpuserve.bench.server import Server
+from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import plain_ids
 from cpuserve.cli.bench_flags import number
 
@@ -68,7 +68,7 @@ def main(argv=None):
         "--vocab-size", type=int, default=32000, help="upper bound of the random token ids"
     )
     args, more = parser.parse_known_args(argv)
-    with Server([args.model, *more]) as server:
+    with ServerProcess([args.model, *more]) as server:
         target = asyncio.run(first_model(server.url, server.key))
         here = asyncio.run(where(target))
         rounds = measure(target, args)

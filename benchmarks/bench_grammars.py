@@ -39,7 +39,7 @@ import numpy as np
 
 from cpuserve.bench.driver import Timing, complete, first_model
 from cpuserve.bench.schema import Where, percentile, record
-from cpuserve.bench.server import Server
+from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import plain_ids
 from cpuserve.engine.grammars.compiler import Compiler, take
 from cpuserve.engine.grammars.messages import Compile, Fill, Row, Start
@@ -296,7 +296,7 @@ async def beside(server, rng, numbers):
 
 def round_of(command, rng):
     """Gaps of streams alone, next to requests without a schema, with the first, with 40 more."""
-    with Server(command) as server:
+    with ServerProcess(command) as server:
         asyncio.run(beside(server, rng, [None] * 20))  # the engine learns its costs
         numbers = {"alone": [], "free": [None] * 60, "first": [0], "compile": range(1, 41)}
         return {name: asyncio.run(beside(server, rng, some)) for name, some in numbers.items()}

@@ -24,7 +24,7 @@ import psutil
 
 from cpuserve.bench.driver import Timing, complete, first_model
 from cpuserve.bench.schema import Where, percentile, record
-from cpuserve.bench.server import Server
+from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import plain_ids
 
 SETTLE_S = 1.5  # the streams decode so long before the prompt arrives
@@ -92,7 +92,7 @@ def round_of(server, command, args, rng):
     """(gaps before, gaps during, TTFT next to streams, TTFT alone, mean chunk, stolen ms)."""
     before, during, ttft, steps, stolen = asyncio.run(beside(server, args, rng))
     chunk = max(1, round(args.prompt_tokens / steps))
-    with Server([*command, f"--long-prefill-token-threshold={chunk}"]) as second:
+    with ServerProcess([*command, f"--long-prefill-token-threshold={chunk}"]) as second:
         return before, during, ttft, asyncio.run(alone(second, args, rng)), chunk, stolen
 
 
@@ -112,7 +112,7 @@ def main():
     more.append(f"--itl-target-ms={args.itl_target_ms:g}")
     rng = random.Random(0)
     command = [args.model, *more]
-    with Server(command) as server:
+    with ServerProcess(command) as server:
         asyncio.run(learn(server, args, rng))
         rounds = [round_of(server, command, args, rng) for _ in range(args.rounds)]
     where = Where(host="", isa="", threads=0, model=args.model)

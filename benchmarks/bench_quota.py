@@ -29,7 +29,7 @@ from pathlib import Path
 from cpuserve.bench.driver import complete, first_model
 from cpuserve.bench.observe import where
 from cpuserve.bench.schema import percentile, record
-from cpuserve.bench.server import Server
+from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import plain_ids
 from cpuserve.cli.bench_flags import number
 
@@ -62,7 +62,7 @@ def started_in(group, arguments):
     """Start a server in control group `group`, which children inherit from this process."""
     (group / "cgroup.procs").write_text(str(os.getpid()))
     try:
-        return Server(arguments)
+        return ServerProcess(arguments)
     finally:
         (group.parent / "cgroup.procs").write_text(str(os.getpid()))
 
@@ -163,7 +163,7 @@ def alone(args, serve, rng):
     with (
         quota_of(args.quota) as group,
         started_in(group, serve) as limited,
-        Server(serve) as free,
+        ServerProcess(serve) as free,
     ):
         targets = [asyncio.run(first_model(s.url, s.key)) for s in (free, limited)]
         here = asyncio.run(where(targets[1]))

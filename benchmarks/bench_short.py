@@ -20,7 +20,7 @@ import time
 
 from cpuserve.bench.driver import COMPLETIONS, LoadError, complete, first_model, post
 from cpuserve.bench.schema import Where, record
-from cpuserve.bench.server import Server
+from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import plain_ids
 
 VOCAB = 32000  # upper bound of the random token ids
@@ -63,7 +63,7 @@ def main():
     parser.add_argument("--score", action="store_true")
     args, more = parser.parse_known_args()
     rng = random.Random(0)
-    with Server([args.model, *more]) as server:
+    with ServerProcess([args.model, *more]) as server:
         rounds = [asyncio.run(round_of(server, args, rng)) for _ in range(args.rounds + 1)][1:]
     where = Where(host="", isa="", threads=0, model=args.model)
     shape = {"long": args.long, "short": args.short, "after_s": args.after, "score": args.score}

@@ -202,7 +202,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         rms_norm_eps=1e-6,
         tie_word_embeddings=True,
     ),
-    # 2.1 GB in bf16: Qwen3-30B-A3B's experts and choice, in fewer and narrower layers.
+    # 2.1 GB in bf16: as many experts as Qwen3-30B-A3B, chosen alike, in fewer and narrower layers.
     "qwen3-moe-2gb": _decoder(
         "Qwen3Moe",
         (32000, 1024, 3072, 7, 16, 4),

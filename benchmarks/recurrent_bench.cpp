@@ -83,8 +83,8 @@ float* reserve(int64_t floats, bool huge) {
   return reinterpret_cast<float*>(at);
 }
 
-// The inputs of one unit for some tokens, in rows as wide as in the convolution of Qwen3-Next, or
-// compact: one chunk, for all chunks.
+// The inputs of one unit for some tokens. Rows are as wide as those of the convolution of
+// Qwen3-Next. If `compact`, they have the columns of the unit alone, and all chunks share them.
 struct Inputs {
   const bool compact;
   const int64_t stride, out_stride;  // floats from row to row

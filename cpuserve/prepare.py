@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +28,7 @@ from cpuserve.platforms.tuned import tuned_notes
 
 if TYPE_CHECKING:
     from cpuserve.loader.gguf.file import GgufFile
+    from cpuserve.loader.safetensors import SafetensorsStore
     from cpuserve.models.spec import ModelSpec
     from cpuserve.program.program import Program
 
@@ -35,7 +37,7 @@ FULL_PRECISION = {"F32", "F16", "BF16"}
 # rank.
 SPARE_LORAS = 4
 LORA_RANK = 16
-Progress = Callable[..., None]
+ProgressFn = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,9 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(asked: Asked, progress: Progress | None = None, *, promised_bytes: int = 0) -> Prepared:
+def prepare(
+    asked: Asked, progress: ProgressFn | None = None, *, promised_bytes: int = 0
+) -> Prepared:
     """Find (or download) the model, read its config, and resolve every setting.
 
     promised_bytes: memory that is free now and that other models of this server will take.
@@ -179,7 +183,7 @@ def model_name(options: EngineOptions) -> str:
     return options.model or DEFAULT
 
 
-def find(options: EngineOptions, progress: Progress | None = None) -> Path:
+def find(options: EngineOptions, progress: ProgressFn | None = None) -> Path:
     """Return the path of the model; downloads it first if it is not on disk."""
     from cpuserve.loader.hub import resolve_model
     from cpuserve.loader.load import find_model
@@ -191,15 +195,14 @@ def find(options: EngineOptions, progress: Progress | None = None) -> Path:
 def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFacts]:
     """Read the model's dimensions and other facts from config.json or GGUF metadata."""
     from cpuserve.loader.generation import recommended
-    from cpuserve.loader.gguf.parts import open_gguf
     from cpuserve.models import build_program
     from cpuserve.models.generic import read_spec
     from cpuserve.program.barriers import num_barriers
 
-    file = None if path.is_dir() else open_gguf(path)
-    config, weight_bytes, quantization = _read(path, file)
+    files = _ModelFiles(path)
+    config, weight_bytes, quantization = _read(files)
     spec, has_program = read_spec(config)
-    pooling, why = _pooling(options, path, file, config, encoder=spec.encoder)
+    pooling, why = _pooling(options, path, files.gguf, config, encoder=spec.encoder)
     spec = replace(spec, pooled=pooling != "none")
     program = build_program(spec) if has_program else None
     if program is not None:
@@ -224,7 +227,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         kv_layers=_kv_layers(spec, program),
         state_bytes=sum(layer.bytes for layer in program.states) if program else 0,
         weight_bytes=weight_bytes,
-        table_bytes=_table_bytes(program, path, file, config) if program else 0,
+        table_bytes=_table_bytes(program, files, config) if program else 0,
         rope_columns=sum(rope.rotary for rope in program.ropes) if program else 0,
         vocab=0 if spec.pooled or program is None else spec.vocab,
         barriers=num_barriers(program) if program else 0,
@@ -290,7 +293,7 @@ def _with_adapters(
 
     program: the model without adapters.
     """
-    from cpuserve.loader.adapters import AdapterReader, summary
+    from cpuserve.loader.lora import AdapterReader, summary
 
     reader = AdapterReader(spec, program, options.max_lora_rank if slots else None)
     opened = [reader.open(name, Path(path)) for name, path in adapters.items()]
@@ -301,7 +304,7 @@ def _with_adapters(
 
 
 def _adapter_weights(program: Program) -> int:
-    from cpuserve.loader.adapters import adapter_weights
+    from cpuserve.loader.lora import adapter_weights
 
     return adapter_weights(program)
 
@@ -336,15 +339,47 @@ def _pooling(
     return pooling, why
 
 
-def _read(path: Path, file: GgufFile | None) -> tuple[dict[str, Any], int, str | None]:
+class _ModelFiles:
+    """The files with the tensors of a model, each opened at its first use and only once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def gguf(self) -> GgufFile | None:
+        """The GGUF file; None if the model is a directory."""
+        from cpuserve.loader.gguf.parts import open_gguf
+
+        return None if self.path.is_dir() else open_gguf(self.path)
+
+    @property
+    def has_safetensors(self) -> bool:
+        """Whether the model is a directory with safetensors files."""
+        return any(self.path.glob("*.safetensors"))
+
+    @cached_property
+    def safetensors(self) -> SafetensorsStore:
+        """The tensors of a directory; ModelError if its files are missing or broken."""
+        from cpuserve.loader.safetensors import SafetensorsStore
+
+        return SafetensorsStore(self.path)
+
+
+def _read(files: _ModelFiles) -> tuple[dict[str, Any], int, str | None]:
     """Return (config, bytes of packed tensors, quantization) of a directory or a GGUF file."""
+    path, file = files.path, files.gguf
     if file is None:
-        from cpuserve.loader.load import open_checkpoint, packed_size, read_config
+        from cpuserve.loader.load import packed_size, quant_method, read_config
 
         config = read_config(path)
-        if any(path.glob("*.safetensors")) and _tied(config):
-            config = open_checkpoint(path).config  # which looks for a head of its own
-        return config, packed_size(path, config), _directory_quantization(config)
+        if files.has_safetensors and _tied(config):
+            from cpuserve.loader.heads import with_own_head
+            from cpuserve.quant import open_weights
+
+            weights = open_weights(quant_method(config), files.safetensors, config)
+            config = with_own_head(config, weights)
+        size = packed_size(path, config, lambda: files.safetensors)
+        return config, size, _directory_quantization(config)
     from cpuserve.loader.gguf.model import gguf_config
     from cpuserve.quant.gguf.sizes import packed_bytes
 
@@ -352,9 +387,7 @@ def _read(path: Path, file: GgufFile | None) -> tuple[dict[str, Any], int, str |
     return gguf_config(file), size, _gguf_quantization(file)
 
 
-def _table_bytes(
-    program: Program, path: Path, file: GgufFile | None, config: dict[str, Any]
-) -> int:
+def _table_bytes(program: Program, files: _ModelFiles, config: dict[str, Any]) -> int:
     """Return the bytes of the tables that the native executor does not pack (runtime/native.py).
 
     They are counted as in _read: in the files, or packed.
@@ -366,10 +399,10 @@ def _table_bytes(
     if not names or reads_types(config):  # types of tokens are added to rows when they are packed
         return 0
     weights = {need.name: math.prod(need.shape) for need in program.weights if need.name in names}
-    if file is None:
-        from cpuserve.loader.safetensors import ITEM_BYTES, SafetensorsStore
+    if files.gguf is None:
+        from cpuserve.loader.safetensors import ITEM_BYTES
 
-        store = SafetensorsStore(path) if any(path.glob("*.safetensors")) else None
+        store = files.safetensors if files.has_safetensors else None
         stored = {n: store.dtype(n) for n in weights if n in store.names()} if store else {}
         found = {n: dtype for n, dtype in stored.items() if dtype in FULL_PRECISION}
         return sum(weights[name] * ITEM_BYTES[dtype] for name, dtype in found.items())
@@ -378,7 +411,7 @@ def _table_bytes(
     from cpuserve.quant.gguf.sizes import BUILT, packed_bytes
 
     blocks = {name: (weights, size) for name, weights, size in TENSOR_TYPES.values()}
-    tensors = GgufStore(file, config)
+    tensors = GgufStore(files.gguf, config)
     total = 0
     for name in weights.keys() & tensors.names():
         dtype = tensors.dtype(name)
@@ -396,7 +429,7 @@ def _tied(config: Mapping[str, Any]) -> bool:
 
 
 def _directory_quantization(config: dict[str, Any]) -> str | None:
-    """Return the format of a directory, with groups of 32 if compressed-tensors has them."""
+    """Return the format of a directory; it says if compressed-tensors has groups of 32."""
     from cpuserve.loader.load import quant_method
 
     method = quant_method(config)

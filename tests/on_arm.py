@@ -5,7 +5,7 @@ usage: python tests/on_arm.py [--work DIR] [PART...]
 Parts, by default all of them:
   levels   at each NEON level, on a CPU that has it and no higher one as far as qemu knows one, the
            default model's answers to the golden prompts, and their bits among other requests
-  tests    the numerics law, and the tests of executor, formats, engine and host, without torch
+  tests    batch invariance, and the tests of executor, formats, engine and host, without torch
   serve    `cpuserve serve` answers a question with the default model
 
 Needs Debian (or a relative) with the right to make a mount namespace, this Python in the version of
@@ -58,8 +58,12 @@ LEVELS = {
     "neon_i8mm": ("neoverse-v1", "max"),
     "neon_bf16": ("neoverse-v1", "max"),
 }
-# The numerics law on three threads, and the tests of what is compiled or reads the machine.
-LAW_TESTS = ("tests/runtime/test_numerics_law.py", "-k", "(3-threads or 3-ranks) and not scalar")
+# Batch invariance on three threads, and the tests of what is compiled or reads the machine.
+INVARIANCE_TESTS = (
+    "tests/runtime/test_batch_invariance.py",
+    "-k",
+    "(3-threads or 3-ranks) and not scalar",
+)
 TESTS = (
     *("tests/runtime", "tests/quant", "tests/llm", "tests/loader", "tests/platforms"),
     *("tests/tokenizer", "tests/program/test_builder.py"),
@@ -68,7 +72,7 @@ TESTS = (
 )
 HOST, EXECUTOR = "tests/platforms/test_host.py", "tests/runtime/test_native_executor.py"
 LEFT_OUT = {
-    "tests/runtime/test_numerics_law.py": "is a job of its own",
+    "tests/runtime/test_batch_invariance.py": "is a job of its own",
     "tests/runtime/test_executors_agree.py": "imports torch",
     "tests/platforms/test_plugins.py": "needs pip in the Python under test",
     f"{EXECUTOR}::test_kv_memory_for_the_next_step_is_got_ready_while_idle": (
@@ -82,7 +86,8 @@ LEFT_OUT = {
 # Packages of the oracles, which are not installed for Arm. A test module that imports one of them,
 # itself or through another module of the tests, is left out.
 ORACLES = ("torch", "transformers", "safetensors.torch")
-LAW = "4,14"  # tokens and requests of at_level's last check: an emulated token takes half a second
+# Tokens and requests of the last check of at_level; an emulated token takes half a second.
+INVARIANCE = "4,14"
 TIMEOUT_S = 3000
 
 
@@ -124,7 +129,7 @@ class Job:
 def jobs_of(part: str) -> list[Job]:
     """The jobs of a part, the longest first."""
     if part == "levels":
-        module = ("-m", "tests.fidelity.at_level", "--law", LAW)
+        module = ("-m", "tests.fidelity.at_level", "--invariance", INVARIANCE)
         return [Job(level, cpu_of(level), (*module, level)) for level in LEVELS]
     cpu = cpu_of(list(LEVELS)[-1])
     if part == "serve":
@@ -134,7 +139,7 @@ def jobs_of(part: str) -> list[Job]:
     left_out = [*LEFT_OUT, *oracles]
     without = [f"--{'deselect' if '::' in path else 'ignore'}={path}" for path in left_out]
     return [
-        Job("law", cpu, (*options, *LAW_TESTS)),
+        Job("invariance", cpu, (*options, *INVARIANCE_TESTS)),
         Job("tests", cpu, (*options, *without, *TESTS)),
     ]
 

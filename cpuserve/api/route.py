@@ -21,7 +21,7 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.request.context import Named, RequestContext, read_call
 from cpuserve.api.request.fields import check_fields
 from cpuserve.api.response.error_json import ErrorBody
-from cpuserve.api.response.openapi import json_body, text_answer
+from cpuserve.api.response.openapi import json_body, text_response_type
 from cpuserve.api.response.writer import Writer, respond
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.generate import count_prompt, prepare
@@ -62,7 +62,7 @@ def post(
                 return await handler(received, asked)
 
         shown = (
-            text_answer(schema)
+            text_response_type(schema)
             if response is None
             else json_body(schema, response, error, stream=stream)
         )

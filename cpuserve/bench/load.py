@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.bench.driver import LoadError, Target, complete, fetch, first_model
 from cpuserve.bench.schema import Record, Where, record
-from cpuserve.bench.server import START_TIMEOUT_S, Server, private_flags, serve_command, stop
+from cpuserve.bench.server import START_TIMEOUT_S, ServerProcess, private_flags, serve_command, stop
 from cpuserve.errors import StartupError
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _free_port() -> int:
 
 def server_memory(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
     """Name -> (unit, value): memory of a server's processes after one short request."""
-    with Server(arguments) as server:
+    with ServerProcess(arguments) as server:
         target = asyncio.run(first_model(server.url, server.key))
         timing = asyncio.run(complete(target, PROMPT, 1))
         time.sleep(SETTLE_S)

@@ -44,7 +44,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-class Server:
+class ServerProcess:
     """A context manager that runs `cpuserve serve` on a free port of 127.0.0.1.
 
     key: the random API key of this server. Once the server is ready, `url` is its address and
@@ -67,7 +67,7 @@ class Server:
         command = serve_command([*arguments, *private_flags(0, self.key)])
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> ServerProcess:
         """Wait until the server is ready; StartupError if it ends (its error is on stderr)."""
         watchdog = threading.Timer(START_TIMEOUT_S, self.process.kill)
         watchdog.daemon = True

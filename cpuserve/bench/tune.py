@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cpuserve.platforms.tuned import Sizes
+from cpuserve.platforms.tuned import BlockSizes
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
@@ -56,7 +56,7 @@ class Trial:
     kept: bool
 
 
-def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]) -> Sizes:
+def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]) -> BlockSizes:
     """Return the sizes that differ from the derived ones, and leave `native` with them.
 
     native: an executor with the weights of that many layers and sizes that follow from the caches;
@@ -78,7 +78,7 @@ def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]
     return {name: n for name, n in native.work_sizes.items() if n != first[name]}
 
 
-def _candidates(first: Sizes) -> Iterator[tuple[str, list[int], Sequence[int]]]:
+def _candidates(first: BlockSizes) -> Iterator[tuple[str, list[int], Sequence[int]]]:
     """Yield every size with the values to try, and the rows at which to try them."""
     for name, factors in FACTORS.items():
         at = DECODE_ROWS if name in OF_DECODE else (PROMPT_ROWS,)
@@ -88,7 +88,7 @@ def _candidates(first: Sizes) -> Iterator[tuple[str, list[int], Sequence[int]]]:
 
 
 def _try(
-    native: Any, best: Sizes, other: Sizes, name: str, probes: Sequence[Probe]
+    native: Any, best: BlockSizes, other: BlockSizes, name: str, probes: Sequence[Probe]
 ) -> Trial | None:
     """Compare `other` with `best`; None if no kernel could work with it. Leaves `best` set."""
     try:
@@ -101,12 +101,12 @@ def _try(
     return Trial(name, other[name], rows, ratios[rows], kept=ratios[rows] < GAIN)
 
 
-def _ratio(probe: Callable[[Sizes], float], best: Sizes, other: Sizes) -> float:
+def _ratio(probe: Callable[[BlockSizes], float], best: BlockSizes, other: BlockSizes) -> float:
     ratio = compare(probe, best, other)
     return max(ratio, compare(probe, best, other)) if ratio < GAIN else ratio
 
 
-def compare(probe: Callable[[Sizes], float], best: Sizes, other: Sizes) -> float:
+def compare(probe: Callable[[BlockSizes], float], best: BlockSizes, other: BlockSizes) -> float:
     """Return the median of: the time with `other`, over that with `best` before and after it."""
     ratios = []
     before = probe(best)
@@ -133,7 +133,7 @@ class Probe:
         while 2 * self._count <= self._all and self._run() < PROBE_S:
             self._count *= 2
 
-    def __call__(self, sizes: Sizes) -> float:
+    def __call__(self, sizes: BlockSizes) -> float:
         self._native.work_sizes = sizes
         return self._run()
 
@@ -143,11 +143,11 @@ class Probe:
         return seconds
 
 
-def tune_model(config: EngineConfig, tell: Callable[[Trial], None]) -> Sizes:
+def tune_model(config: EngineConfig, tell: Callable[[Trial], None]) -> BlockSizes:
     """Load the model, and return the sizes as tune() does."""
     from cpuserve.engine.build import build_engine, run_engine
 
-    found: Sizes = {}
+    found: BlockSizes = {}
 
     def run(team: Any) -> None:
         core = build_engine(msgspec.structs.replace(config, work_sizes={}), None, team)

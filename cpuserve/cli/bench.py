@@ -15,7 +15,7 @@ from cpuserve.bench import measure
 from cpuserve.bench.driver import Target
 from cpuserve.bench.measure import Bench, Work, roofline_records
 from cpuserve.bench.schema import Record, Where, table
-from cpuserve.bench.server import Server
+from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import talks
 from cpuserve.cli import flags
 from cpuserve.cli.bench_load import tell, workload_of
@@ -200,7 +200,7 @@ def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Re
         keys = asked.server.api_key
         return at(args.url.rstrip("/").removesuffix("/v1"), keys[0] if keys else None)
     note(f"starting a server for {prepared.facts.name}")
-    with Server(flags.as_arguments(args)) as server:
+    with ServerProcess(flags.as_arguments(args)) as server:
         return at(server.url, server.key)
 
 

@@ -14,7 +14,7 @@ from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.conversation import Conversation
 from cpuserve.cli.line_input import Lines
 from cpuserve.cli.session import Session, sampling_fields
-from cpuserve.cli.terminal import Progress, note, say
+from cpuserve.cli.terminal import ProgressBars, note, say
 from cpuserve.config.nearest import nearest
 from cpuserve.errors import ConfigError
 from cpuserve.loader.builtin import BUILTIN
@@ -23,7 +23,7 @@ from cpuserve.prepare import for_one_engine, one_engine
 from cpuserve.serving.call import GenerateCall
 
 if TYPE_CHECKING:
-    from cpuserve.engine.ipc import Progress as ProgressMessage
+    from cpuserve.engine.ipc import StageProgress
     from cpuserve.prepare import Prepared
 
 
@@ -122,12 +122,12 @@ def _with_session(args: argparse.Namespace, work: Any) -> int:
     return 0
 
 
-async def _run(prepared: Prepared, progress: Progress, work: Any) -> None:
+async def _run(prepared: Prepared, progress: ProgressBars, work: Any) -> None:
     from cpuserve.api.lifecycle.model_context import load_texts, make_context
     from cpuserve.config.server import ServerOptions
     from cpuserve.engine.inline import InlineClient
 
-    def show(message: ProgressMessage) -> None:
+    def show(message: StageProgress) -> None:
         progress(message.stage, message.done, message.total)
 
     config = one_engine(prepared)

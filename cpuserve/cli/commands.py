@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve import log
 from cpuserve.cli import banner, flags
-from cpuserve.cli.terminal import Progress, note, say
+from cpuserve.cli.terminal import ProgressBars, note, say
 from cpuserve.prepare import Prepared, find, for_another, model_facts, prepare
 from cpuserve.version import version
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from cpuserve.engine.client import EngineClient
 
 
-def prepared_start(asked: Asked) -> tuple[Prepared, Progress]:
+def prepared_start(asked: Asked) -> tuple[Prepared, ProgressBars]:
     """Find the model, resolve the settings, and print notes on stderr."""
-    progress = Progress()
+    progress = ProgressBars()
     try:
         return _prepared(asked, progress, progress), progress
     finally:
         progress.close()
 
 
-def _prepared(asked: Asked, report: ProgressFn, progress: Progress) -> Prepared:
+def _prepared(asked: Asked, report: ProgressFn, progress: ProgressBars) -> Prepared:
     """Prepare the start, then print its notes below the progress bars, which `report` updates."""
     prepared = prepare(asked, report)
     progress.close()
@@ -47,7 +47,7 @@ def serve(args: argparse.Namespace) -> int:
     asked = flags.asked(args)
     server = asked.server
     log.configure(server.log_level)
-    progress = Progress()
+    progress = ProgressBars()
 
     def other(model: str) -> Callable[[int], Prepared]:
         name, _, path = model.partition("=")
@@ -78,7 +78,7 @@ def serve(args: argparse.Namespace) -> int:
 
 def config(args: argparse.Namespace) -> int:
     """Run `cpuserve config`: print every setting, its source and its reason."""
-    from cpuserve.cli.answer_format import answer_decisions
+    from cpuserve.cli.tool_call_format import tool_call_decisions
     from cpuserve.config.decisions import render_json, render_table, server_decisions
 
     asked = flags.asked(args)
@@ -86,7 +86,7 @@ def config(args: argparse.Namespace) -> int:
     render = render_json if args.json else render_table
     resolved = prepared.resolved
     of_server = server_decisions(asked.server, asked.sources)
-    say(render([*resolved.decisions, *answer_decisions(resolved.config), *of_server]))
+    say(render([*resolved.decisions, *tool_call_decisions(resolved.config), *of_server]))
     return 0
 
 
@@ -96,7 +96,7 @@ def program(args: argparse.Namespace) -> int:
     from cpuserve.models import build_program
 
     options = flags.asked(args).options
-    progress = Progress()
+    progress = ProgressBars()
     try:
         spec, _ = model_facts(options, find(options, progress))
     finally:
@@ -110,7 +110,7 @@ def pull(args: argparse.Namespace) -> int:
     """Run `cpuserve pull`: download a model and print its path."""
     from cpuserve.loader.hub import resolve_model
 
-    progress = Progress()
+    progress = ProgressBars()
     try:
         path = resolve_model(args.name, revision=args.revision, progress=progress, paths=False)
     finally:

@@ -16,7 +16,7 @@ from cpuserve.serving.call import GenerateCall
 if TYPE_CHECKING:
     from cpuserve.cli.session import Session
 
-Message = dict[str, str]
+ConversationMessage = dict[str, str]
 
 HELP = """\
 /clear          start a new conversation with the same system message
@@ -37,10 +37,10 @@ class Conversation:
         self._session = session
         self._sampling = sampling
         self._system = system or None
-        self._said: list[Message] = []
+        self._said: list[ConversationMessage] = []
 
     @property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[ConversationMessage]:
         """The system message, if there is one, and the messages of all turns."""
         first = [{"role": "system", "content": self._system}] if self._system else []
         return [*first, *self._said]

@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(msg)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return no flags that `option_string` abbreviates.
+        """Return []: no flag may be abbreviated.
 
         allow_abbrev does not concern flags with one dash: argparse would take `-t 2` of llama.cpp
         for `-tp 2`, and `-hf X` for `-h`.

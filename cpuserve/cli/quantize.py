@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cpuserve.cli.terminal import Progress, say
+from cpuserve.cli.terminal import ProgressBars, say
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, ModelError
@@ -28,7 +28,7 @@ def quantize(args: argparse.Namespace) -> int:
     if args.scheme not in MADE_WHILE_LOADING:
         msg = f"flag --scheme: {args.scheme!r} is none of {', '.join(MADE_WHILE_LOADING)}"
         raise ConfigError(msg)
-    progress, begun, out = Progress(), time.monotonic(), Path(args.out)
+    progress, begun, out = ProgressBars(), time.monotonic(), Path(args.out)
     try:
         options = EngineOptions(model=args.model, revision=args.revision)
         path = find(options, progress)

@@ -13,8 +13,7 @@ from cpuserve.config.values import format_bytes
 from cpuserve.errors import CpuserveError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
 
 PLAIN_INTERVAL_S = 5.0
 BAR_AFTER_S = 0.3  # a bar for a shorter stage would only flicker
@@ -73,7 +72,7 @@ def note(text: str) -> None:
         sys.stderr.flush()
 
 
-class Progress:
+class ProgressBars:
     """Progress of named stages ("download", "load", "pack") in bytes.
 
     Shows a bar on a terminal. Elsewhere it prints a line when a stage takes longer than
@@ -83,7 +82,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._tty = sys.stderr.isatty()
-        self._bars: RichProgress | None = None
+        self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._begun: dict[str, float] = {}
         self._told: dict[str, float] = {}
@@ -125,7 +124,7 @@ class Progress:
         self._bars.update(self._tasks[stage], completed=done, total=total or None)
 
 
-def _bars() -> RichProgress:
+def _bars() -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from cpuserve.config.adapters import read_modules
 from cpuserve.config.checks import (
     amount,
     bytes_as_space,
@@ -29,6 +28,7 @@ from cpuserve.config.field import (
     option,
 )
 from cpuserve.config.generation import check_settings
+from cpuserve.config.lora import read_modules
 from cpuserve.config.speculation import read_speculation
 from cpuserve.config.values import parse_bind, parse_nodes, parse_space
 

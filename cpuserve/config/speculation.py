@@ -12,10 +12,10 @@ MOST_LOOKUP = 32
 
 
 class Speculation(msgspec.Struct, kw_only=True, frozen=True):
-    """Guess up to num_speculative_tokens tokens of a sequence in each step.
+    """Propose up to num_speculative_tokens draft tokens for a sequence in each step.
 
-    method "ngram": what followed the last prompt_lookup_max to prompt_lookup_min tokens the last
-    time they stood in the sequence.
+    method "ngram": the tokens that followed the last prompt_lookup_max to prompt_lookup_min tokens
+    where they occurred in the sequence before.
     """
 
     method: str

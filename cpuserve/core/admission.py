@@ -59,7 +59,7 @@ def check_prompt(prompt: Ids, params: SamplingParams, limits: Limits) -> None:
 
 
 def check_params(params: SamplingParams, limits: Limits) -> None:
-    """Do the part of check_request that all prompts of one request share."""
+    """Check the parameters that all prompts of a request share; InvalidRequest as check_request."""
     _check_ids("logit_bias", params.logit_bias or (), limits.vocab)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab)
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab)

@@ -32,8 +32,9 @@ def may_lose(request: Request) -> float:
 def part_of(request: Request) -> int:
     """Return how many tokens of a long prompt to compute in a step without running streams.
 
-    This is at most the loss of the prompt if the step is ended early, but at least LEAST_PART: a
-    prompt that may lose nothing more is computed in short steps, which need not be ended.
+    A step that is ended early loses the tokens that it computed. So a part has at most as many
+    tokens as the prompt may still lose (`may_lose`), but at least LEAST_PART, because so short a
+    step need not be ended.
     """
     most = int(may_lose(request)) // FINE * FINE
     return min(max(most, LEAST_PART), MOST_PART)
@@ -47,8 +48,8 @@ class PromptBudget:
     long: tokens for all prompts together that have more than `short` remaining tokens. alone: no
     stream runs, so a prompt that this step completes waits only for the other prompts of the step.
     finishing: tokens of the prompts that the step completes; shortest: tokens of the first of them.
-    closed: the last prompt used up its share. restored: a block has been restored from an offload
-    tier, so the step makes progress even without computing anything.
+    closed: no further prompt gets tokens in this step. restored: the step has restored a block from
+    an offload tier, which is progress even if it computes nothing.
     """
 
     tokens: int

@@ -119,7 +119,8 @@ class CostModel:
             if work.rows:
                 self._decode_steps += 1
                 self._mixed_steps = 0
-                # Steps with drafts agree with each other: those without them often come between.
+                # Only an error that two steps in a row have is corrected. Steps with drafts are
+                # compared with each other, because other steps often run between them.
                 agreed = self._decode_error
                 if work.drafts:
                     agreed, decode = self._draft_error, decode + self.draft_seconds(work.drafts)
@@ -146,8 +147,8 @@ class CostModel:
             self._fit_prompt(work, error, with_base=False)
 
     def _observe_rate(self, tokens: int, seconds: float) -> None:
-        # Short chunks say little about prompt throughput, so they weigh less. The first chunk sets
-        # the rate, but it keeps no more weight than its length deserves when the next one comes.
+        # Short chunks say little about prompt throughput, so they have less weight. The first chunk
+        # sets the rate, but if it is short, the next chunk may still change the rate a lot.
         weight = _RATE_GAIN * min(1.0, tokens / _TOKENS)
         self._rate_weight += weight * (1.0 - self._rate_weight)
         rate = tokens / max(seconds, 1e-6)

@@ -1,9 +1,9 @@
-"""Drafts: guessed tokens after decode rows, which the same step verifies.
+"""Draft tokens: proposed tokens in the rows after a decode row, which the same step verifies.
 
-Whether a draft is right costs a row to find out. It pays while its chance, divided by the seconds
-of a row, exceeds the tokens per second that the step has without it. So a step of one sequence,
-which is bound by reading the weights, takes uncertain drafts; a step of many, which is bound by
-arithmetic, takes only almost certain ones.
+Verifying a draft token costs a row. It pays if its chance of being accepted, divided by the seconds
+of a row, exceeds the tokens per second of the step without it. So a step of one sequence, which is
+bound by reading the weights, takes uncertain drafts; a step of many, which is bound by arithmetic,
+takes only almost certain ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DraftBudget:
         return chance * self.took_s > self.given * self.draft_s
 
     def take(self, index: NgramIndex, most: int) -> int:
-        """Return how many of the first `most` guesses of `index` pay, and spend their cost."""
+        """Return how many of the first `most` draft tokens of `index` pay, and spend their cost."""
         count, chance = 0, 1.0
         while count < min(most, self.tokens) and self.draft_s <= self.seconds:
             chance *= index.chance(count)
@@ -52,10 +52,10 @@ class DraftBudget:
 
 
 class Drafter:
-    """Guesses up to `num_tokens` tokens by n-grams of `least` to `most` tokens; counts them.
+    """Proposes up to `num_tokens` draft tokens by n-grams of `least` to `most` tokens.
 
-    num_drafts: how often a sequence got drafts. num_draft_tokens: all drafts; num_accepted_tokens:
-    those that sampling gave.
+    num_drafts: how often a sequence got draft tokens. num_draft_tokens: the number of draft tokens;
+    num_accepted_tokens: those that were sampled.
     """
 
     def __init__(self, kv: KvManager, num_tokens: int, least: int, most: int) -> None:

@@ -1,4 +1,4 @@
-"""NgramIndex: guess the next tokens of a text by what followed its last tokens before."""
+"""NgramIndex: proposes draft tokens, which followed the last tokens of a text earlier in it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NgramIndex:
         if not source:
             return []
         found = list(ids[source : source + count])
-        if len(found) < count:  # the text repeats its end: what follows is the same again
+        if len(found) < count:  # the source reaches the end of the text, so the guess repeats it
             found = (found * (count // len(found) + 1))[:count]
         return found
 
@@ -66,9 +66,10 @@ class NgramIndex:
         return self._chances[min(self._length + place, LONGEST)]
 
     def _check(self, ids: Sequence[int], at: int) -> None:
-        """Learn whether the guess of token `at` was right, and go on after its source.
+        """Learn whether the guess of token `at` was right, and continue copying after its source.
 
-        After a wrong guess that is a match of no tokens: a copy with a token changed goes on there.
+        Copying continues after a wrong guess too, because a text is often repeated with one token
+        changed. The length of the match is then 0.
         """
         if not self._source:
             return

@@ -11,7 +11,7 @@ from cpuserve.core.exclusion import excluding_fields, stop_ids
 from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.ngram import NgramIndex
-from cpuserve.core.pool import Pool
+from cpuserve.core.pooler import Pooler
 from cpuserve.core.step import HIDDEN, LogitRow, RowResult
 from cpuserve.ids import RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
@@ -30,8 +30,8 @@ class Request:
     token; entry 0 is None (nothing predicts the first token). arrival, scheduled (first time it got
     a slot): time.monotonic(). progress: report a Delta after each part of the prompt. rank: sort
     key of the queue (queue.rank_of). num_lost: prompt tokens with work thrown away
-    because their step was ended early. ngrams: None before the first drafts of its tokens. pool:
-    the pool that makes an embedding of the prompt's vectors; such a request generates no tokens.
+    because their step was ended early. ngrams: None before the first drafts of its tokens. pooler:
+    makes an embedding of the prompt's vectors; such a request generates no tokens.
     adapter: the number of its LoRA adapter, -1 = none. salt: what separates its cached prefixes,
     None = params.cache_salt. ready: whether it may start; the scheduler passes over a request that
     is not (its grammar compiles), and `Scheduler.make_ready` changes it. Text with a grammar
@@ -47,7 +47,7 @@ class Request:
     arrival: float = 0.0
     priority: int = 0
     progress: bool = False
-    pool: Pool | None = None
+    pooler: Pooler | None = None
     adapter: int = -1
     salt: str | None = None
     ready: bool = True
@@ -72,7 +72,7 @@ class Request:
         params = self.params
         self.num_prompt = len(self.token_ids)
         # An embedding has no tokens.
-        self.stop_ids = stop_ids(params, self.eos_ids if self.pool is None else ())
+        self.stop_ids = stop_ids(params, self.eos_ids if self.pooler is None else ())
         self.num_top = -1 if params.logprobs is None else params.logprobs
         self.prompt_rows = None if params.prompt_logprobs is None else [None]
         self.decode_rows = [LogitRow(0, -1, self.num_top, masked=self.masked)]
@@ -96,15 +96,17 @@ class Request:
     @property
     def reads_prefixes(self) -> bool:
         """Whether cached blocks may replace prompt tokens: no results of theirs are missing."""
-        if self.pool is not None:
-            return self.pool.reads_prefixes
+        if self.pooler is not None:
+            return self.pooler.reads_prefixes
         return self.prompt_rows is None or len(self.prompt_rows) >= self.num_prompt
 
     def rows(self, end: int) -> list[LogitRow]:
         """Return the rows with wanted results among the tokens num_computed .. end - 1."""
         start, ids = self.num_computed, self.token_ids
-        if self.pool is not None:
-            return [LogitRow(p - start, HIDDEN) for p in self.pool.positions(start, end, len(ids))]
+        if self.pooler is not None:
+            return [
+                LogitRow(p - start, HIDDEN) for p in self.pooler.positions(start, end, len(ids))
+            ]
         rows: list[LogitRow] = []
         if self.prompt_rows is not None:
             num_top = self.params.prompt_logprobs or 0

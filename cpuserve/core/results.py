@@ -8,7 +8,7 @@ from collections.abc import Callable
 from cpuserve.core.drafts import Drafter
 from cpuserve.core.exclusion import no_token_left
 from cpuserve.core.kv.manager import KvManager
-from cpuserve.core.pool import Pool
+from cpuserve.core.pooler import Pooler
 from cpuserve.core.request import Delta, FinishReason, Request
 from cpuserve.core.step import RowResult, SeqChunk, VectorResult
 
@@ -34,8 +34,8 @@ class ResultProcessor:
 
     def append(self, request: Request, chunk: SeqChunk, results: list[RowResult]) -> Delta | None:
         """Append `results` to `request`; None while its prompt is still being scored."""
-        if request.pool is not None:
-            return self._pool(request, request.pool, results)
+        if request.pooler is not None:
+            return self._pool(request, request.pooler, results)
         for row in results:
             if row.token < 0 or math.isnan(row.logprob):
                 return self._fail_sampling(request, scored=row.token >= 0)
@@ -98,14 +98,14 @@ class ResultProcessor:
         self._drop(request)
         return delta
 
-    def _pool(self, request: Request, pool: Pool, results: list[RowResult]) -> Delta | None:
+    def _pool(self, request: Request, pooler: Pooler, results: list[RowResult]) -> Delta | None:
         """Collect the vectors of an embedding; return it after the last token."""
         vectors = [row.vector for row in results if isinstance(row, VectorResult)]
         assert len(vectors) == len(results), "the row of an embedding has no vector"
-        pool.add(vectors)
+        pooler.add(vectors)
         if request.num_computed < request.num_prompt:
             return None
-        vector = pool.result()
+        vector = pooler.result()
         if vector is None:  # keys and values may be broken as well
             self.kv.published.unpublish(self.kv.held(request.tables))
             self._drop(request)

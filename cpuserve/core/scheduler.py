@@ -106,7 +106,7 @@ class Scheduler:
         self._marks: list[ChainMark] = []  # marks of the prompts' prefix chains before the step
         self._refused: list[Delta] = []
         self._num_unready = 0
-        # The masks of the next step are not there: requests that need one are passed over.
+        # The bitmasks of the next step are not there: requests that need one are passed over.
         self.masks_late = False
 
     # --- requests in and out ------------------------------------------------------------------
@@ -305,7 +305,7 @@ class Scheduler:
         return min((may_lose(r) / len(c.token_ids) for r, c in pairs), default=0.0)
 
     def _can_start(self, request: Request) -> bool:
-        """Whether `request` has a slot and blocks besides the queue, and precedes this step."""
+        """Whether the next step could start `request` as well as all waiting requests before it."""
         waiting = [*self._startable, request]
         blocks = sum(self.kv.needs(len(r.token_ids)) for r in waiting)
         blocks += self.kv.num_groups * (len(waiting) + len(self.running))
@@ -362,7 +362,7 @@ class Scheduler:
         work.drafts = budget.spent
 
     def _candidates(self) -> list[Request]:
-        """Return waiting requests that may start now without taking blocks from one before them."""
+        """Return waiting requests that may start now and take no blocks from those before them."""
         found: list[Request] = []
         groups = self.kv.num_groups
         free = self.kv.num_free - groups * len(self.running)
@@ -408,7 +408,7 @@ class Scheduler:
     def _schedule_whole(self, prompts: list[Request]) -> None:
         """Schedule prompts in their order; one that does not fit waits, and others pass it.
 
-        The first one always fits, so none waits forever.
+        The first prompt always fits, so every prompt has its turn.
         """
         tokens = self.max_num_batched_tokens
         budget = PromptBudget(tokens, math.inf, 0, tokens, tokens, alone=False)

@@ -74,7 +74,7 @@ class RowResult(msgspec.Struct):
 
 
 class VectorResult(RowResult):
-    """The result of a HIDDEN row: its vector, which request.pool reads."""
+    """The result of a HIDDEN row: its vector, which request.pooler reads."""
 
     vector: object = None
 

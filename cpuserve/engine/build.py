@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.engine.adapters import AdaptedModel, AdapterSlots
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.grammars.background import yield_to_streams
+from cpuserve.engine.lora import AdaptedModel, AdapterSlots
+from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import check_tiers
-from cpuserve.engine.resident import resident_bytes
 from cpuserve.errors import ModelError
 from cpuserve.loader.dense_module import Head
 from cpuserve.loader.pooling import dense_layers
@@ -120,7 +120,7 @@ _Built = tuple["Executor", int, Iterable[int], dict[str, object], AdapterSlots]
 
 
 def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) -> _Built:
-    """An executor of ours; the model's vocabulary, end ids and further facts; its adapters."""
+    """The native or torch executor of a Program, with the facts about its model."""
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, spec_from_config
     from cpuserve.models.bert import reads_types

@@ -2,9 +2,10 @@
 
 --log-level is the log level of the parent.
 
-The first frame that arrives is the EngineConfig. The engine then sends Progress messages, Ready (or
-Fatal), and one StepOutput per step, and receives requests. Exit codes: 0 after Shutdown or when the
-parent has ended, 2 when it could not start (the parent got the message), 1 for anything else.
+The first frame that arrives is the EngineConfig. The engine then sends StageProgress messages,
+Ready (or Fatal), and one StepOutput per step, and receives requests. Exit codes: 0 after Shutdown
+or when the parent has ended, 2 when it could not start (the parent got the message), 1 for anything
+else.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from cpuserve.engine.ipc import (
     Outbound,
     Ping,
     Pong,
-    Progress,
     Ready,
+    StageProgress,
     decode_inbound,
     encode_frame,
 )
@@ -96,7 +97,7 @@ class SocketChannel:
         self._interrupt = interrupt
 
     def answer_pings(self, progress: Callable[[], object]) -> None:
-        """Answer Pings by `progress`, which the reader thread calls, from now on."""
+        """From now on, reply to each Ping with progress(), which the reader thread calls."""
         self._progress = progress
 
     def receive(self, *, block: bool) -> list[Inbound]:
@@ -247,7 +248,7 @@ def collect_at_rest() -> Callable[[], None]:
 
 
 class _Throttle:
-    """Sends at most twenty Progress messages per second, and the last one of each stage."""
+    """Sends at most twenty StageProgress messages per second, and the last one of each stage."""
 
     def __init__(self, channel: SocketChannel) -> None:
         self._channel = channel
@@ -257,7 +258,7 @@ class _Throttle:
         now = time.monotonic()
         if done >= total or now - self._sent_at >= PROGRESS_PERIOD_S:
             self._sent_at = now
-            self._channel.send(Progress(stage, done, total))
+            self._channel.send(StageProgress(stage, done, total))
 
 
 def exit_now(code: int) -> NoReturn:

@@ -17,29 +17,29 @@ from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.request import Delta, Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.core.step import RowResult, StepBatch
-from cpuserve.engine.adapters import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlots
-from cpuserve.engine.grammars.jobs import QueueFull
+from cpuserve.engine.grammars.grammar_queue import QueueFull
 from cpuserve.engine.interrupt import EndsFor, Interrupt
 from cpuserve.engine.ipc import (
     Abort,
     AddRequest,
-    Answer,
     Ask,
     Inbound,
     Output,
+    Reply,
     Stats,
     StepOutput,
     TierStats,
     TokenLogprob,
 )
+from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlots
+from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_offload
-from cpuserve.engine.resident import resident_bytes
 from cpuserve.errors import RequestError
 from cpuserve.ids import RequestId
 from cpuserve.loader.dense_module import Head
 from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
-from cpuserve.runtime.pooling import make_pool
+from cpuserve.runtime.pooling import make_pooler
 from cpuserve.sampling.structured import OF_FUNCTION
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from cpuserve.runtime.executor import Executor, Int32
     from cpuserve.sampling.params import SamplingParams
 
-LATE_S = 0.02  # of waiting for late masks, where nothing else can run
-CPU_TIME_S = 0.1  # the thread that replies to pings uses less than this in an hour
+LATE_S = 0.02  # of waiting for late bitmasks, where nothing else can run
+CPU_TIME_S = 0.1  # CPU time that shows progress; replies to pings use less in an hour
 
 log = get_logger("engine")
 
@@ -172,7 +172,7 @@ class EngineCore:
             arrival=message.arrival,
             priority=message.priority,
             progress=message.progress,
-            pool=make_pool(self._head),
+            pooler=make_pooler(self._head),
             adapter=number,
             salt=salt,
         )
@@ -182,7 +182,7 @@ class EngineCore:
             self.scheduler.add(request)
 
     def _ends_for(self, started: float) -> EndsFor:
-        """Return a thread-safe test whether the step that `started` should end for a request."""
+        """Return a thread-safe test whether a request should end the step begun at `started`."""
 
         def ends_for(message: AddRequest) -> bool:
             elapsed = time.perf_counter() - started
@@ -239,7 +239,7 @@ class EngineCore:
             why_not = self._grammars_in_use.add(request)
         except QueueFull as full:
             error = f"The queue is full: {full}. Try again later"
-            self._refused.append(Output(request.id, [], "error", error=error, busy=True))
+            self._refused.append(Output(request.id, [], "error", error=error, queue_full=True))
             return False
         if why_not:
             self._refuse_grammar(request.id, request.params, why_not)
@@ -269,7 +269,7 @@ class EngineCore:
                 self._refused.append(Output(request.id, [], "error", error=verdict.error))
 
     def _masks(self, batch: StepBatch) -> Int32 | None:
-        """Return the masks for a step, or None if no row of it needs one, or they are late."""
+        """Return the bitmasks for a step, or None if no row of it needs one, or they are late."""
         if self._grammars is None:  # most servers never have one
             return None
         pairs = zip(self.scheduler.batch_requests, batch.chunks, strict=True)
@@ -288,7 +288,7 @@ class EngineCore:
         return masks
 
     def _after_step(self, grammars: Grammars, deltas: list[Delta]) -> None:
-        """Say which grammar failed, and ask for the masks of the next step while this one ends."""
+        """Report why grammars have failed, and ask for the bitmasks of the next step."""
         for delta in deltas:
             if delta.error:
                 failed = grammars.error_of(delta.request)
@@ -399,16 +399,16 @@ class EngineCore:
 
     # --- reports ------------------------------------------------------------------------------
 
-    def answers(self) -> list[Answer]:
+    def replies(self) -> list[Reply]:
         """Return replies to Ask messages; a roofline is measured while no request is running."""
-        changed = self.adapters.answers()
+        changed = self.adapters.replies()
         if not self._asked:
             return changed
         ready = [a for a in self._asked if a.what != "roofline"]
         if self.probing and not self.has_work and self._probe_part():
             ready = self._asked
         self._asked = [a for a in self._asked if a not in ready]
-        return [*changed, *(Answer(ask.id, self._reply(ask.what)) for ask in ready)]
+        return [*changed, *(Reply(ask.id, self._reply(ask.what)) for ask in ready)]
 
     @property
     def probing(self) -> bool:

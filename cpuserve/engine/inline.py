@@ -18,13 +18,13 @@ from cpuserve.engine.core import EngineCore
 from cpuserve.engine.interrupt import Interrupt
 from cpuserve.engine.ipc import (
     Abort,
-    Answer,
     Ask,
     Inbound,
     Outbound,
     Output,
-    Progress,
+    Reply,
     Shutdown,
+    StageProgress,
     Stats,
     StepOutput,
 )
@@ -51,7 +51,7 @@ class InlineClient:
         self,
         config: EngineConfig,
         *,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[StageProgress], None] | None = None,
         build: Build = build_engine,
     ) -> None:
         self.info: dict[str, object] = {}
@@ -167,10 +167,10 @@ class InlineClient:
     def _ask(self, what: str, details: dict[str, Any]) -> Future[dict[str, object]]:
         self._serving()
         self._num_asked += 1
-        answer: Future[dict[str, object]] = Future()
-        self._router.expect(self._num_asked, answer)
+        reply: Future[dict[str, object]] = Future()
+        self._router.expect(self._num_asked, reply)
         self._channel.post(Ask(self._num_asked, what, details))
-        return answer
+        return reply
 
     def _take_info(self, info: dict[str, object]) -> None:
         self.info, self._limits = info, limits_of(info)
@@ -194,7 +194,7 @@ class _Router:
         self._lock = threading.Lock()
         self._sinks: dict[int, Sink] = {}
         self._streams: dict[asyncio.AbstractEventLoop, Streams] = {}
-        self._answers: dict[int, Future[dict[str, object]]] = {}
+        self._replies: dict[int, Future[dict[str, object]]] = {}
 
     def add(self, number: int, sink: Sink) -> None:
         with self._lock:
@@ -219,11 +219,11 @@ class _Router:
                 del self._streams[closed]
             return self._streams.setdefault(loop, Streams())
 
-    def expect(self, number: int, answer: Future[dict[str, object]]) -> None:
+    def expect(self, number: int, reply: Future[dict[str, object]]) -> None:
         with self._lock:
             if self.dead is not None:
                 raise EngineDead(self.dead)
-            self._answers[number] = answer
+            self._replies[number] = reply
 
     def step(self, message: StepOutput) -> None:
         """Pass on the outputs of a step; called on the engine's thread."""
@@ -242,11 +242,11 @@ class _Router:
         for loop, streams in loops:
             _call(loop, streams.dispatch, others)
 
-    def answer(self, message: Answer) -> None:
+    def reply(self, message: Reply) -> None:
         with self._lock:
-            answer = self._answers.pop(message.id, None)
-        if answer is not None and answer.set_running_or_notify_cancel():
-            answer.set_result(message.value)
+            reply = self._replies.pop(message.id, None)
+        if reply is not None and reply.set_running_or_notify_cancel():
+            reply.set_result(message.value)
 
     def fail(self, how: str) -> None:
         """Raise EngineDead in all waiting requests, because the engine has ended."""
@@ -255,13 +255,13 @@ class _Router:
                 return
             self.dead = how
             sinks, self._sinks = list(self._sinks.values()), {}
-            answers, self._answers = list(self._answers.values()), {}
+            replies, self._replies = list(self._replies.values()), {}
             loops = list(self._streams.items())
         for sink in sinks:
             sink.put(EngineDead(how))
-        for answer in answers:
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(EngineDead(how))
+        for reply in replies:
+            if reply.set_running_or_notify_cancel():
+                reply.set_exception(EngineDead(how))
         for loop, streams in loops:
             _call(loop, streams.fail, how)
 
@@ -303,8 +303,8 @@ class _QueueChannel:
     def send(self, message: Outbound) -> None:
         if isinstance(message, StepOutput):
             self.router.step(message)
-        elif isinstance(message, Answer):
-            self.router.answer(message)
+        elif isinstance(message, Reply):
+            self.router.reply(message)
 
 
 def _stop(channel: _QueueChannel, thread: threading.Thread) -> None:
@@ -317,7 +317,7 @@ def _stop(channel: _QueueChannel, thread: threading.Thread) -> None:
 def _engine_thread(
     config: EngineConfig,
     build: Build,
-    on_progress: Callable[[Progress], None] | None,
+    on_progress: Callable[[StageProgress], None] | None,
     channel: _QueueChannel,
     started: Future[dict[str, object]],
 ) -> None:
@@ -325,7 +325,7 @@ def _engine_thread(
 
     def progress(stage: str, done: int, total: int) -> None:
         if on_progress is not None:
-            on_progress(Progress(stage, done, total))
+            on_progress(StageProgress(stage, done, total))
 
     def main(team: Any) -> None:
         core = build(config, progress, team)

@@ -21,8 +21,8 @@ Reason = Literal["", "left", "came"]
 class Interrupt:
     """The messages that have not been handled yet, and the requests of the running step.
 
-    It calls cancel(True), from any thread, to end the running step (or the next one), and
-    cancel(False), between steps, if that came too late.
+    It calls cancel(True), from any thread, to end the running step. If the step was over by then,
+    it calls cancel(False) before the next one, which would end otherwise.
     """
 
     def __init__(self, cancel: Callable[[bool], None]) -> None:
@@ -72,7 +72,7 @@ class Interrupt:
     def end(self) -> Reason:
         """Note that the step is over; return why it was to end early, or "".
 
-        "left": all its requests were aborted. "came": a new request should not wait for it.
+        "left": all requests of the step were aborted. "came": a new request should not wait.
         """
         with self._lock:
             self._running, self._ends_for = (), None

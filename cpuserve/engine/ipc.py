@@ -47,9 +47,9 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
 
 
 class Ask(msgspec.Struct, tag="ask", array_like=True):
-    """Ask for a report ("roofline", "report", "check") or a change; one Answer has the same id.
+    """Ask for a report ("roofline", "report", "check") or a change; one Reply has the same id.
 
-    A change of adapters (engine/adapters.py) has `details`.
+    A change of adapters (engine/lora.py) has `details`.
     """
 
     id: int
@@ -64,7 +64,7 @@ class Ping(msgspec.Struct, tag="ping", array_like=True):
 Inbound = AddRequest | Abort | Shutdown | Ask | Ping
 
 
-class Progress(msgspec.Struct, tag="progress", array_like=True):
+class StageProgress(msgspec.Struct, tag="progress", array_like=True):
     """Progress of loading: stage ("load", "pack"), done and total bytes."""
 
     stage: str
@@ -86,8 +86,8 @@ class Output(msgspec.Struct, array_like=True):
     scheduled: time.monotonic() when the request first ran, with its first output; else 0.
     processed: prompt tokens computed or found in the cache, in an output without tokens that only
     reports progress; else 0. vector: the embedding, fp32 little-endian, of a model that makes one.
-    fault: the field of the request that is the cause of `error` (400). busy: that is the number of
-    other requests (429).
+    fault: the field of the request that is the cause of `error` (400). queue_full: the cause is
+    that too many other requests wait (429).
     """
 
     id: int
@@ -102,7 +102,7 @@ class Output(msgspec.Struct, array_like=True):
     processed: int = 0
     vector: bytes | None = None
     fault: str | None = None
-    busy: bool = False
+    queue_full: bool = False
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):
@@ -151,7 +151,7 @@ class StepOutput(msgspec.Struct, tag="step", array_like=True):
     stats: Stats
 
 
-class Answer(msgspec.Struct, tag="answer", array_like=True):
+class Reply(msgspec.Struct, tag="reply", array_like=True):
     """Reply to Ask."""
 
     id: int
@@ -171,7 +171,7 @@ class Fatal(msgspec.Struct, tag="fatal", array_like=True):
     startup: bool
 
 
-Outbound = Progress | Ready | StepOutput | Answer | Pong | Fatal
+Outbound = StageProgress | Ready | StepOutput | Reply | Pong | Fatal
 
 # An engine cannot send a longer message, and would end. The longest messages carry the logprobs of
 # prompts: with 20 alternatives they take 400 bytes a token, so 400 MB for a prompt of a million

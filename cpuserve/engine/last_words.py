@@ -15,7 +15,7 @@ class LastWords:
 
     Records of the log are not kept: a warning, or a failure that the process survived, is no cause.
     Nor are indented lines, which belong to a traceback. Of a crash report only the first line is
-    kept, and nothing if it is the report of an abort and the line before it has the reason.
+    kept. Of the report of an abort nothing is kept if the line before it states the reason.
     """
 
     def __init__(self) -> None:

@@ -37,8 +37,8 @@ def run_loop(core: EngineCore, channel: Channel, rest: Callable[[], None] | None
         core.turns += 1
         # Preparing memory while idle saves the next request that time. It is done in small parts,
         # as is measuring the machine, so that a new request waits for one part only.
-        busy = core.changing or core.has_work or core.probing
-        idle = not (busy or core.prepare() or core.tidy())
+        works = core.changing or core.has_work or core.probing
+        idle = not (works or core.prepare() or core.tidy())
         if idle and rest is not None:
             rest()
         for message in channel.receive(block=idle):
@@ -50,5 +50,5 @@ def run_loop(core: EngineCore, channel: Channel, rest: Callable[[], None] | None
             if core.decodes_only:
                 core.prepare()  # a small part per step, so that no prompt waits for it
         core.change_adapters()
-        for answer in core.answers():
-            channel.send(answer)
+        for reply in core.replies():
+            channel.send(reply)

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from cpuserve.config.engine import PREFIX_CACHE_QUEUE_BYTES
+from cpuserve.core.kv.cache_folder import claim
 from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.offload import Offload
-from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.swap import SwapSpace
 from cpuserve.core.kv.tier import Data, Tier, TierNeeds
 from cpuserve.errors import ConfigError

@@ -18,7 +18,6 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
 from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import (
-    Answer,
     Ask,
     Fatal,
     FrameError,
@@ -28,9 +27,10 @@ from cpuserve.engine.ipc import (
     Output,
     Ping,
     Pong,
-    Progress,
     Ready,
+    Reply,
     Shutdown,
+    StageProgress,
     Stats,
     StepOutput,
     decode_outbound,
@@ -81,12 +81,12 @@ class ProcessClient:
         self,
         process: subprocess.Popen[bytes],
         sock: socket.socket,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[StageProgress], None] | None = None,
         limits: HangLimits | None = None,
     ) -> None:
         self.info: dict[str, object] = {}
         self.stats = Stats()
-        self.progress: Progress | None = None
+        self.progress: StageProgress | None = None
         self.on_step: Callable[[Stats], None] | None = None
         self._on_progress = on_progress
         self._process = process
@@ -96,7 +96,7 @@ class ProcessClient:
         self._requests = RequestMaker()
         self._link: _Link | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._answers: dict[int, asyncio.Future[dict[str, object]]] = {}
+        self._replies: dict[int, asyncio.Future[dict[str, object]]] = {}
         self._num_asked = 0
         self._fatal: Fatal | None = None
         self._dead: str | None = None
@@ -115,7 +115,7 @@ class ProcessClient:
         cls,
         config: EngineConfig,
         *,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[StageProgress], None] | None = None,
         module: str = CHILD_MODULE,
         limits: HangLimits | None = None,
     ) -> ProcessClient:
@@ -178,12 +178,12 @@ class ProcessClient:
         self._num_asked += 1
         number = self._num_asked
         future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
-        self._answers[number] = future
+        self._replies[number] = future
         try:
             self._post(Ask(number, what, details))
             return await future
         finally:
-            del self._answers[number]
+            del self._replies[number]
 
     @property
     def alive(self) -> bool:
@@ -259,7 +259,7 @@ class ProcessClient:
             if self.on_step is not None:
                 self.on_step(message.stats)
             self._streams.dispatch(message.outputs)
-        elif isinstance(message, Progress):
+        elif isinstance(message, StageProgress):
             self.progress = message
             if self._on_progress is not None:
                 self._on_progress(message)
@@ -267,8 +267,8 @@ class ProcessClient:
             self.info, self._limits = message.info, limits_of(message.info)
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(None)
-        elif isinstance(message, Answer):
-            asked = self._answers.get(message.id)
+        elif isinstance(message, Reply):
+            asked = self._replies.get(message.id)
             if asked is not None and not asked.done():
                 asked.set_result(message.value)
         else:
@@ -293,7 +293,7 @@ class ProcessClient:
         if not self.alive:
             return
         liveness, hung = self._liveness, self._liveness.hung
-        has_work = bool(self._answers) or self._streams.waiting
+        has_work = bool(self._replies) or self._streams.waiting
         elapsed = asyncio.get_running_loop().time() - before
         if liveness.tick(elapsed, has_work) and self._link is not None:
             self._link.send(Ping())
@@ -325,7 +325,7 @@ class ProcessClient:
         self._dead = how
         self._ended.set()
         self._streams.fail(how)
-        for future in self._answers.values():
+        for future in self._replies.values():
             _reject(future, EngineDead(how))
         if self._ready is not None:
             _reject(self._ready, self._start_error(how))

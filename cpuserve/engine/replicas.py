@@ -14,7 +14,7 @@ import msgspec
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.engine.client import EngineClient, ReplicaStatus
-from cpuserve.engine.ipc import Output, Progress, Stats, TierStats
+from cpuserve.engine.ipc import Output, StageProgress, Stats, TierStats
 from cpuserve.engine.process import CHILD_MODULE, DiedAtStart, ProcessClient
 from cpuserve.engine.router import SEQUENCE_TOKENS, Router
 from cpuserve.errors import CpuserveError, EngineDead
@@ -60,7 +60,7 @@ class RestartPolicy:
         return min(self.first_s * 2.0 ** (deaths - 2), self.longest_s) if deaths > 1 else 0.0
 
 
-class Engine(EngineClient, Protocol):
+class ReplicaEngine(EngineClient, Protocol):
     """The interface of a replica: an EngineClient with an end to await (ProcessClient, fakes)."""
 
     on_step: Callable[[Stats], None] | None
@@ -77,21 +77,21 @@ class Engine(EngineClient, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _LoadedLora:
     """An adapter that all replicas have loaded since the start."""
 
     path: str
     fingerprint: object
 
 
-OnProgress = Callable[[Progress], None]
-Spawn = Callable[[int, OnProgress | None], Engine]
+OnProgress = Callable[[StageProgress], None]
+Spawn = Callable[[int, OnProgress | None], ReplicaEngine]
 
 
 class _Replica:
     """A replica: its present engine, its load, and its counters over all restarts."""
 
-    def __init__(self, index: int, name: str, engine: Engine) -> None:
+    def __init__(self, index: int, name: str, engine: ReplicaEngine) -> None:
         self.index = index
         self.name = name
         self.engine = engine
@@ -151,7 +151,7 @@ class _Replica:
         before.roofline_bytes_per_s = max(before.roofline_bytes_per_s, stats.roofline_bytes_per_s)
         self._buried = True
 
-    def put(self, engine: Engine) -> None:
+    def put(self, engine: ReplicaEngine) -> None:
         """Make `engine` the present engine."""
         self.engine = engine
         self._buried = False
@@ -195,7 +195,9 @@ class ReplicaClient:
         self._ready = False
         self._closing = False
         self._changing = asyncio.Lock()  # adapters change one at a time
-        self._adapters: dict[str, _Wanted | None] = {}  # changed since the start; None: unloaded
+        self._adapters: dict[
+            str, _LoadedLora | None
+        ] = {}  # changed since the start; None: unloaded
         self._keepers: list[asyncio.Task[None]] = []
         self._replicas: list[_Replica] = []
         try:
@@ -317,12 +319,12 @@ class ReplicaClient:
             raise EngineDead(self.trouble)
         if what == "roofline":
             return await serving[0].engine.ask(what)
-        answers = await asyncio.gather(*(r.engine.ask(what) for r in serving))
+        replies = await asyncio.gather(*(r.engine.ask(what) for r in serving))
         if what == "check":
-            return next((a for a in answers if a != {"ok": True}), answers[0])
+            return next((a for a in replies if a != {"ok": True}), replies[0])
         # The roofline is measured once, at the start of the server.
         measured = {"roofline_bytes_per_s": self.stats.roofline_bytes_per_s}
-        return {**(_whole(answers) if len(self._replicas) > 1 else answers[0]), **measured}
+        return {**(_whole(replies) if len(self._replicas) > 1 else replies[0]), **measured}
 
     @property
     def alive(self) -> bool:
@@ -366,17 +368,17 @@ class ReplicaClient:
     async def _load_adapter(self, name: str, path: str, in_place: bool) -> dict[str, object]:
         """Load an adapter in all replicas; those that restart now do it afterwards."""
         details = {"name": name, "path": path, "in_place": in_place}
-        answers = await self._ask_all("stage_adapter", **details)
-        if not answers:
+        replies = await self._ask_all("stage_adapter", **details)
+        if not replies:
             raise EngineDead(self.trouble)
-        error = next((answer for answer in answers if "error" in answer), None)
-        if len({answer.get("fingerprint") for answer in answers}) > 1 and error is None:
+        error = next((reply for reply in replies if "error" in reply), None)
+        if len({reply.get("fingerprint") for reply in replies}) > 1 and error is None:
             why = "its files changed while they were being read; load it again"
             error = {"error": f"adapter {name}: {why}", "fault": True}
         if error is not None:
             await self._ask_all("drop_adapter", name=name)
             return error
-        self._adapters[name] = _Wanted(path, answers[0]["fingerprint"])
+        self._adapters[name] = _LoadedLora(path, replies[0]["fingerprint"])
         for replica in self._replicas:
             replica.missing.discard(name)
         await self._ask_all("use_adapter", name=name)
@@ -393,11 +395,11 @@ class ReplicaClient:
         """Return the replies of the replicas that live until then."""
         engines = [r.engine for r in self._replicas if r.engine.alive and not r.restoring]
         asked = [engine.ask(what, **details) for engine in engines]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, EngineDead):
-                raise answer
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, EngineDead):
+                raise reply
+        return [reply for reply in replies if not isinstance(reply, BaseException)]
 
     async def _restore(self, replica: _Replica) -> None:
         """Repeat the loads and unloads since the start in a restarted engine."""
@@ -407,11 +409,11 @@ class ReplicaClient:
             if wanted is None:
                 await ask("unload_adapter", name=name)
                 continue
-            answer = await ask("stage_adapter", name=name, path=wanted.path, in_place=True)
-            if answer.get("fingerprint") == wanted.fingerprint:
+            reply = await ask("stage_adapter", name=name, path=wanted.path, in_place=True)
+            if reply.get("fingerprint") == wanted.fingerprint:
                 await ask("use_adapter", name=name)
                 continue
-            why = answer.get("error") or f"adapter {name}: its files have changed"
+            why = reply.get("error") or f"adapter {name}: its files have changed"
             log.error("%s: %s; load it again, in place", replica.name, why)
             replica.missing.add(name)
             await ask("unload_adapter", name=name)
@@ -439,17 +441,17 @@ class ReplicaClient:
 
     # --- restarts -----------------------------------------------------------------------------
 
-    def _start(self, index: int) -> Engine:
+    def _start(self, index: int) -> ReplicaEngine:
         return self._spawn(index, self._report if index == 0 else None)
 
-    def _report(self, progress: Progress) -> None:
+    def _report(self, progress: StageProgress) -> None:
         if self._on_progress is not None and not self._ready:
             self._on_progress(progress)
 
     async def _first_start(self, replica: _Replica) -> None:
         """Wait until `replica` serves, and restart an engine that dies without an error message.
 
-        The system may have killed it in a short shortage of memory. An engine that reports an error
+        The system may have killed it while memory was short. An engine that reports an error
         is not restarted; neither is one after the policy's first_attempts.
         """
         attempts = self._policy.first_attempts if self._policy.enabled else 1

@@ -72,7 +72,7 @@ class Router:
             yield parent
 
     def _matched(self, prefixes: Sequence[int], serving: Sequence[int]) -> dict[int, int]:
-        """Return, for each replica, how many of the first blocks it has."""
+        """Return for each replica how many first blocks of the prompt it has probably cached."""
         matched = dict.fromkeys(serving, 0)
         alike = sum(1 << i for i in serving)
         for count, prefix in enumerate(prefixes, 1):

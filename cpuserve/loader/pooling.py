@@ -52,8 +52,7 @@ def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, s
 
 
 def usual_length(path: Path) -> int | None:
-    """The length in tokens after the cut of sentence-transformers; None if a checkpoint does not
-    say.
+    """The tokens to which sentence-transformers cuts texts; None if the checkpoint has no limit.
 
     Raises:
         ModelError: the setting is no number of tokens.
@@ -112,7 +111,7 @@ def ranker(config: Mapping[str, Any]) -> str | None:
     if name not in RERANKERS:
         return None
     labels = config.get("id2label") or {}
-    count = config.get("num_labels") or len(labels) or 2  # what transformers takes for none
+    count = config.get("num_labels") or len(labels) or 2  # the default of transformers
     if count != 1:
         msg = (
             f"{name} of {count} labels: only those of one label are served, which are rerankers; "

@@ -39,7 +39,7 @@ from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.compress import (
     ROWS_OF_WORD,
     Form,
-    Part,
+    StoredMatrixTensor,
     compress,
     form_of,
     is_quantized,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from cpuserve.loader.safetensors import SafeTensor, SafetensorsFile
     from cpuserve.program.program import Program
 
-    Progress = Callable[[str, int, int], None]
+    ProgressFn = Callable[[str, int, int], None]
 
 SHARD_BYTES = 4_000_000_000
 # Weights of a block: in fp32 it and its codes stay in the L2 cache.
@@ -84,9 +84,9 @@ class _Kept:
     file: SafetensorsFile
     tensor: SafeTensor
 
-    def parts(self) -> list[tuple[str, Part]]:
+    def parts(self) -> list[tuple[str, StoredMatrixTensor]]:
         """The tensors in the copy, by name."""
-        return [(self.tensor.name, Part("", self.tensor.dtype, self.tensor.shape, 1))]
+        return [(self.tensor.name, StoredMatrixTensor("", self.tensor.dtype, self.tensor.shape, 1))]
 
     @property
     def source_bytes(self) -> int:
@@ -107,7 +107,7 @@ class _Matrix:
     stored: QuantTensor
     form: Form
 
-    def parts(self) -> list[tuple[str, Part]]:
+    def parts(self) -> list[tuple[str, StoredMatrixTensor]]:
         """The tensors in the copy, by name."""
         n, k = self.stored.shape
         return [(f"{self.module}.{part.suffix}", part) for part in parts(self.form, n, k)]
@@ -131,7 +131,7 @@ def quantize_checkpoint(
     program: Program,
     scheme: str,
     threads: int,
-    progress: Progress,
+    progress: ProgressFn,
     shard_bytes: int = SHARD_BYTES,
 ) -> Written:
     """Write the checkpoint in directory `source` to `out`, with its matrices quantized.
@@ -299,7 +299,7 @@ def _copy_others(source: Path, folder: Path) -> None:
 class _Work:
     """The threads, and how much of the source they have done."""
 
-    def __init__(self, threads: int, total: int, progress: Progress) -> None:
+    def __init__(self, threads: int, total: int, progress: ProgressFn) -> None:
         self.threads, self.total, self._progress = threads, total, progress
         self._done = 0
 
@@ -396,7 +396,7 @@ def _quantize(
         stored.release()
 
 
-def _size(part: Part) -> int:
+def _size(part: StoredMatrixTensor) -> int:
     return math.prod(part.shape) * ITEM_BYTES[part.dtype]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.dense_module import Dense, Head, Norm
+from cpuserve.loader.dense_module import Dense, Head, VectorNorm
 from cpuserve.loader.pooling import ACTIVATIONS, ranker
 from cpuserve.models.bert import POOLER
 from cpuserve.models.config import read_bool, read_choice, read_float
@@ -74,7 +74,7 @@ def _modernbert(read: Read, config: Mapping[str, Any]) -> Head:
     then = read_choice(config, "classifier_activation", "gelu", {"gelu": "gelu"})
     bias = read_bool(config, "classifier_bias", False)
     shift = read("head.norm.bias") if read_bool(config, "norm_bias", False) else None
-    norm = Norm(read("head.norm.weight"), shift, read_float(config, "norm_eps", 1e-5))
+    norm = VectorNorm(read("head.norm.weight"), shift, read_float(config, "norm_eps", 1e-5))
     last = _dense(read, "classifier", _activation(config))
     pooling = read_choice(config, "classifier_pooling", "cls", POOLINGS)
     return Head(pooling, (_dense(read, "head.dense", then, bias=bias), norm, last), unit=False)
@@ -91,7 +91,7 @@ def _gguf_bert(read: Read, _: Mapping[str, Any]) -> Head:
 
 def _gguf_modernbert(read: Read, config: Mapping[str, Any]) -> Head:
     """The mean is what llama.cpp takes: no key says it."""
-    norm = Norm(read("cls.norm.weight"), None, read_float(config, "norm_eps", 1e-5))
+    norm = VectorNorm(read("cls.norm.weight"), None, read_float(config, "norm_eps", 1e-5))
     layers = _dense(read, "cls", "gelu", bias=False), norm, _dense(read, LAST, "sigmoid")
     return Head("mean", layers, unit=False)
 

@@ -69,7 +69,7 @@ class SourceDigest:
         self._seen = [_identity(file) for file in self._files]
 
     def known(self) -> str | None:
-        """The digest, if the content need not be read for it; None if it has to be."""
+        """The digest if it is known without reading the weights; otherwise None."""
         if self._files and all(map(_hub_digest, self._files)):
             return _combined([_hub_digest(file) or "" for file in self._files])
         try:

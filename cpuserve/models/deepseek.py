@@ -27,7 +27,7 @@ from cpuserve.models.rope import attention_mscale, read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
-from cpuserve.program.ops import Score, ValueId
+from cpuserve.program.ops import RouterScore, ValueId
 
 TOPK_METHODS = {"greedy": "all", "group_limited_greedy": "groups"}
 
@@ -135,7 +135,7 @@ def _read(
     renormalize: bool = False,
     interleaved: bool = True,
 ) -> ModelSpec:
-    """The hyperparameters of all; dense: layers without experts.
+    """The hyperparameters that all families here share; dense: the layers without experts.
 
     `head_dim` is the width of the row that a layer keeps of a token, for its only KV head.
     """
@@ -186,7 +186,7 @@ def _read(
     )
 
 
-def _build(b: Builder, s: ModelSpec, *, score: Score) -> None:
+def _build(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
     def mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
             dense_mlp(b, s, layer, h, x)

@@ -10,7 +10,7 @@ from cpuserve.models.llama import gated_mlp
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
-from cpuserve.program.ops import Score, Then, ValueId
+from cpuserve.program.ops import RouterScore, Then, ValueId
 
 
 def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[str, object]:
@@ -71,7 +71,7 @@ def add_mixture(
     *,
     parts: Sequence[str],
     renormalize: bool,
-    score: Score = "softmax",
+    score: RouterScore = "softmax",
     scale: float = 1.0,
     bias: str | None = None,
     groups: Groups | None = None,
@@ -103,7 +103,7 @@ def add_mixture(
 
 
 def add_shared_mixture(
-    b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId, *, score: Score
+    b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId, *, score: RouterScore
 ) -> None:
     """Add the chosen experts of h to x, and the shared ones, which are one wide expert.
 

@@ -31,10 +31,10 @@ class Gemma3n:
     """Gemma 3n, text: streams mixed around each layer (AltUp), sparse MLPs, inputs of each layer.
 
     Source: transformers modeling_gemma3n. Keys of ModelSpec.extra, after those for Gemma 4:
-    streams and active: their number, and which one layers compute; laurel_rank; deviations: the
-    cutoff of each layer's gates in standard deviations above their mean (None = there is none);
-    corrected: whether the stream that makes gates of inputs has a scale; stacked: whether the
-    matrices between streams are one tensor.
+    streams: the number of streams; active: the index of the stream that layers compute;
+    laurel_rank; deviations: for each layer the cutoff of its gates, in standard deviations above
+    their mean (None = no cutoff); corrected: whether the stream from which gates of inputs are
+    computed has a scale; stacked: whether the matrices between streams are one tensor.
     """
 
     @staticmethod

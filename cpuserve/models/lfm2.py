@@ -15,7 +15,7 @@ from cpuserve.models.config import (
     refuse,
 )
 from cpuserve.models.experts import add_mixture, read_experts
-from cpuserve.models.llama import Part, finish_decoder, read_decoder
+from cpuserve.models.llama import LayerPart, finish_decoder, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
@@ -107,7 +107,7 @@ def _adjusted(config: Mapping[str, Any], width: int) -> int:
     return -(-int(factor * int(2 * width / 3)) // of) * of
 
 
-def _build(b: Builder, s: ModelSpec, mlp: Part) -> None:
+def _build(b: Builder, s: ModelSpec, mlp: LayerPart) -> None:
     x = b.embed("model.embed_tokens")
     for i in range(s.layers):
         at = f"model.layers.{i}"

@@ -23,9 +23,9 @@ from cpuserve.program.ops import Rope, Then, ValueId
 from cpuserve.program.parts import rows
 
 # Adds a part of a layer to x, such as its attention or MLP of h: (builder, spec, layer, h, x).
-Part = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
+LayerPart = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
 # Normalizes x with the weights of that name.
-Norm = Callable[[Builder, ValueId, str], ValueId]
+NormFn = Callable[[Builder, ValueId, str], ValueId]
 
 # "hidden_act" in config.json -> the name of the gated activation's kernel.
 GATED_ACTIVATIONS = {
@@ -286,9 +286,9 @@ def build_decoder(
     b: Builder,
     s: ModelSpec,
     *,
-    attention: Part = self_attention,
-    mlp: Part = dense_mlp,
-    norm: Norm = rms_norm,
+    attention: LayerPart = self_attention,
+    mlp: LayerPart = dense_mlp,
+    norm: NormFn = rms_norm,
     parallel: bool = False,
 ) -> None:
     """Append the ops of a pre-norm decoder; its layers are `attention`, then `mlp`.
@@ -310,7 +310,7 @@ def build_sandwich(
     *,
     attention: Callable[[Builder, ModelSpec, int, ValueId], ValueId],
     norms: tuple[str | None, str, str | None, str],
-    norm: Norm = rms_norm,
+    norm: NormFn = rms_norm,
     fused_mlp: bool = False,
     softcap: float = 0.0,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cpuserve.program.adapters import Adapters
+from cpuserve.program.lora import Adapters
 from cpuserve.program.ops import Rope
 
 

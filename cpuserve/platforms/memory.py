@@ -36,9 +36,9 @@ HEAD_ALIGN = 16  # table/attention.h: hd_pad
 KV_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 SCALE_BYTES = 4  # scale of the keys or values of one head and token, if elements have one byte
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-# Bytes of a weight with its share of the scales. int4 keeps the embedding and the output head, up
-# to half of a small model, in int8; int4_mixed, and int4_fine, a third of the layers as well, and
-# int4_mixed_fine two thirds.
+# Bytes of a weight with its share of the scales. int4 stores the embedding and the output head, up
+# to half of a small model, in int8. int4_mixed and int4_fine also store a third of the layers in
+# int8, and int4_mixed_fine two thirds.
 QUANTIZED_BYTES = {
     "int8": 1.05,
     "w8a8": 1.05,

@@ -214,7 +214,7 @@ def _auto(
     slow = [core for core in cores if core not in used]
     nodes = [group[0].node for group in groups]
     helpers = slower(used)
-    # Fast ones first: thread 0 runs the engine's loop, and the front end takes from the tails.
+    # Fast cores first, because thread 0 runs the engine loop; the front end gets the last ones.
     groups = by_node([c for c in used if c not in helpers] + helpers, nodes)
     reserved = _reserve(options.num_reserved_cpu, ledger, groups, bool(slow), len(helpers), ranks)
     helpers = [core for core in helpers if core not in reserved]

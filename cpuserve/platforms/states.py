@@ -27,9 +27,9 @@ class StatePlan:
 def plan_states(
     options: EngineOptions, ledger: Ledger, slot_bytes: int, free: int, max_num_seqs: int
 ) -> StatePlan:
-    """Return the slots for a model that keeps `slot_bytes` of a sequence; none if that is 0.
+    """Return the state slots, of `slot_bytes` each; none for a model without states (0 bytes).
 
-    free: bytes that the weights leave. Fewer requests than max_num_seqs may run, unless that was
+    free: the bytes that the weights leave. The plan may reduce max_num_seqs, unless it was
     requested.
 
     Raises:

@@ -20,21 +20,21 @@ FILE = "work_sizes.json"
 MOST_BYTES = 1 << 20  # of the file; it has a few hundred
 AGAIN = "`cpuserve bench kernels --tune` makes a new one"
 
-Sizes = dict[str, int]
+BlockSizes = dict[str, int]
 
 
 class Tuned(msgspec.Struct, frozen=True):
     """Tuned sizes by ISA level. ignored: why a file that exists is not used; "" = it is, or none is
     there."""
 
-    levels: dict[str, Sizes] = {}
+    levels: dict[str, BlockSizes] = {}
     ignored: str = ""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     cpuserve: str
     cpu: str
-    levels: dict[str, Sizes]
+    levels: dict[str, BlockSizes]
 
 
 def tuned_file() -> Path:
@@ -42,7 +42,7 @@ def tuned_file() -> Path:
     return cache_dir() / FILE
 
 
-def read_tuned(cpu_model: str, check: Callable[[Sizes], object]) -> Tuned:
+def read_tuned(cpu_model: str, check: Callable[[BlockSizes], object]) -> Tuned:
     """Return the sizes for this CPU and version; check(sizes) raises ValueError for wrong ones."""
     path = tuned_file()
     try:
@@ -60,7 +60,7 @@ def read_tuned(cpu_model: str, check: Callable[[Sizes], object]) -> Tuned:
     return Tuned(found.levels)
 
 
-def store_tuned(cpu_model: str, known: Tuned, level: str, sizes: Sizes) -> Path:
+def store_tuned(cpu_model: str, known: Tuned, level: str, sizes: BlockSizes) -> Path:
     """Replace the sizes of `level` and keep the other `known` ones; without sizes, forget them."""
     path = tuned_file()
     levels = {name: of for name, of in known.levels.items() if name != level}
@@ -85,7 +85,7 @@ def tuned_notes(tuned: Tuned, level: str) -> Iterator[str]:
         yield f"kernels use sizes that were tuned on this machine: {describe_sizes(sizes)}"
 
 
-def describe_sizes(sizes: Sizes) -> str:
+def describe_sizes(sizes: BlockSizes) -> str:
     """Return "strip 256 KiB, rows 512, ...", in the order of `sizes`."""
     named = ((name.removesuffix("_bytes"), name.endswith("_bytes"), n) for name, n in sizes.items())
     return ", ".join(f"{name} {format_bytes(n) if is_bytes else n}" for name, is_bytes, n in named)

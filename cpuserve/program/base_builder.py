@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from cpuserve.errors import ModelError
-from cpuserve.program.adapters import Adapters
+from cpuserve.program.lora import Adapters
 from cpuserve.program.ops import Op, Then, ValueId
 from cpuserve.program.program import CacheLayer, StateLayer, Value, WeightNeed
 
 
-class Sizes(Protocol):
+class SizeDefaults(Protocol):
     """The hyperparameters that ops default to; models/spec.py has them."""
 
     @property
@@ -50,7 +50,7 @@ class Sizes(Protocol):
 class BaseBuilder:
     """The program so far. Families add a method for each operation (`operations/`)."""
 
-    def __init__(self, spec: Sizes) -> None:
+    def __init__(self, spec: SizeDefaults) -> None:
         self._spec = spec
         self._ops: list[Op] = []
         self._values: list[Value] = []

@@ -34,7 +34,7 @@ from cpuserve.program.reference.quantized import (
     row_blocks,
 )
 from cpuserve.program.reference.recurrent import (
-    Part,
+    ChunkRows,
     parts_of,
 )
 from cpuserve.program.row_formats import ACT_FORMAT
@@ -260,7 +260,7 @@ class Interpreter:
         cos, sin = rope_tables(rope, self.step.positions, long=self._long_rope)
         return torch.from_numpy(cos)[:, None], torch.from_numpy(sin)[:, None]
 
-    def state_parts(self) -> Iterator[tuple[slice, Part]]:
+    def state_parts(self) -> Iterator[tuple[slice, ChunkRows]]:
         """The rows of all sequences of the step, in parts of one chunk each."""
         step, gone = self.step, self.num_blocks - 1
         for seq in range(step.num_seqs):

@@ -83,7 +83,7 @@ class Lowered:
     def step_bytes(self, sequences: int) -> float:
         """Bytes of packed weights that a decode step of `sequences` reads.
 
-        Those of experts are the expected ones if tokens choose all experts alike.
+        Of experts it counts the expected number, if tokens choose each expert equally often.
         """
         return sum(w.read_bytes(sequences) for w in self.op_weights if w is not None)
 
@@ -173,7 +173,7 @@ class Lowering:
     # -- values ------------------------------------------------------------------------------
 
     def choose_format(self, value: ValueId) -> str:
-        """The row format of a value: the one that its readers share and its writers can store."""
+        """The row format of a value: its readers can read and its writers can write this format."""
         writers = [op for op in self.uses[value] if op.written() == value]
         for op in writers:
             if (own := op.own_format(self)) is not None:
@@ -205,7 +205,7 @@ class Lowering:
         self._free.setdefault((width, fmt, copies), []).append(buffer)
 
     def take_queries(self, value: ValueId, heads: int, head_dim: int) -> int:
-        """The buffer of the queries that attention reads by the name of `value`."""
+        """Reserve the buffer of the queries of `value`, from which attention reads them."""
         key = (heads * (-(-head_dim // 16) * 16), KV_ROW_FORMAT[self.kv_type])
         q = self.take(*key)
         self.queries[value] = (q, key)

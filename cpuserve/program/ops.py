@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ValueId = NewType("ValueId", int)
 
-Score = Literal["softmax", "sigmoid", "chosen_softmax"]
+RouterScore = Literal["softmax", "sigmoid", "chosen_softmax"]
 Then = Literal[
     "none",
     "relu",

@@ -23,7 +23,7 @@ _PART = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?\[(:,)?(\d+):(\d+)(?::(\d+))?\]([^\
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """Rows [first, end) of a stored tensor, or of its matrix `index` if it is a stack of them.
 
     step: 1, or the distance from each row to the next. columns: rows of the transposed matrix, so
@@ -68,13 +68,13 @@ def columns(name: str, first: int, count: int) -> str:
     return f"{name}[:,{first}:{first + count}]"
 
 
-def parse(name: str) -> Part | None:
+def parse(name: str) -> TensorPart | None:
     """The part that `name` denotes; None if it denotes a whole tensor."""
     if not (match := _PART.fullmatch(name)):
         return None
     stem, index, across, first, end, step, rest = match.groups()
     matrix = None if index is None else int(index)
-    return Part(stem + rest, int(first), int(end), int(step or 1), matrix, across is not None)
+    return TensorPart(stem + rest, int(first), int(end), int(step or 1), matrix, across is not None)
 
 
 def stored_needs(needs: Iterable[WeightNeed]) -> tuple[WeightNeed, ...]:

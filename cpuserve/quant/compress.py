@@ -1,8 +1,9 @@
-"""Matrices in the forms of compressed-tensors, as `cpuserve quantize` writes them.
+"""Quantize matrices into the formats of compressed-tensors, for `cpuserve quantize`.
 
-The forms are those that vLLM loads: all of them on GPUs, W8A8 and W4A16 on CPUs. The reader in
-`compressed_tensors.py` returns every value as it was written. Which form a matrix gets follows from
-the weight kind that it has when the same scheme quantizes it at load:
+vLLM loads all of these formats on GPUs, and W8A8 and W4A16 on CPUs. `compressed_tensors.py` reads
+them back without loss. The format of a matrix depends on the weight kind that the matrix would have
+if the server quantized it at load with the same scheme. "The same values" below means that
+both ways result in equal weights:
 
 w8_channel of w8a8   int-quantized, W8A8: activations int8 with a scale per row. The same values.
 w8_channel, w8_channel_g128 of int8
@@ -11,10 +12,10 @@ w8_g32               pack-quantized, W8A16 in groups of 32. The same values.
 w4m_g128, w4m_g32    pack-quantized, W4A16 in groups of 128 or 32, with integer zero points where
                      loading has minimums: `quantize_zeros`
 
-vLLM sets conditions, which differ from what loading does: embeddings and output heads are not
-quantized, because it refuses them for most models. It fuses q, k and v, so these have one form:
-where v is kept in 8 bits, all three are. It fuses experts, so all matrices of experts have one
-form: every int4 scheme stores them in 4 bits. Their codes of 4 bits are symmetric.
+Three things differ from quantization at load, because vLLM could not load the copy otherwise.
+Embeddings and output heads are not quantized. q, k and v have one format, because vLLM fuses them:
+where v needs 8 bits, all three have 8 bits. All matrices of experts have one format, because vLLM
+fuses experts: every int4 scheme stores them with symmetric codes of 4 bits.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Form:
         return f"W{self.bits}A{8 if self.per_token else 16} {scales}"
 
 
-class Part(NamedTuple):
+class StoredMatrixTensor(NamedTuple):
     """A tensor of a stored matrix. rows: matrix rows per row of it; 0: all rows share it."""
 
     suffix: str
@@ -107,17 +108,17 @@ def form_of(name: str, k: int, scheme: str) -> Form:
     return Form(4 if four else 8, groups[0], symmetric=expert or not four)
 
 
-def parts(form: Form, n: int, k: int) -> list[Part]:
+def parts(form: Form, n: int, k: int) -> list[StoredMatrixTensor]:
     """The tensors of a matrix [n, k], in the order of a file."""
     groups = k // form.group if form.group else 1
-    scale = Part("weight_scale", "F16" if form.group else "F32", (n, groups), 1)
+    scale = StoredMatrixTensor("weight_scale", "F16" if form.group else "F32", (n, groups), 1)
     if form.per_token:
-        return [Part("weight", "I8", (n, k), 1), scale]
-    found = [Part("weight_packed", "I32", (n, -(-k * form.bits // 32)), 1), scale]
-    found.append(Part("weight_shape", "I64", (2,), 0))
+        return [StoredMatrixTensor("weight", "I8", (n, k), 1), scale]
+    found = [StoredMatrixTensor("weight_packed", "I32", (n, -(-k * form.bits // 32)), 1), scale]
+    found.append(StoredMatrixTensor("weight_shape", "I64", (2,), 0))
     if not form.symmetric:
         words = -(-n // ROWS_OF_WORD)
-        found.append(Part("weight_zero_point", "I32", (words, groups), ROWS_OF_WORD))
+        found.append(StoredMatrixTensor("weight_zero_point", "I32", (words, groups), ROWS_OF_WORD))
     return found
 
 

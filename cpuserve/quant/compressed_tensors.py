@@ -162,7 +162,7 @@ class CompressedWeights(IntWeights):
         return some_floats(scales, rows).reshape(rows.stop - rows.start, -1)
 
     def _for_all_rows(self, stem: str, values: StoredTensor) -> bool:
-        """Whether a matrix has these values of its groups once, instead of for each of its rows.
+        """Whether `values` has one value for each group, shared by all rows of the matrix.
 
         Raises:
             ModelError: there are more or fewer of them.
@@ -259,11 +259,11 @@ class CompressedWeights(IntWeights):
         return rebuilt(name, shape, "s8_channel", build, self.release(stem))
 
     def _fp8(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix with its codes, if its blocks allow it."""
+        """The FP8 matrix: with the codes of the file if its blocks allow it, else converted."""
         return fp8_matrix(self, name, stem, "weight_scale", self._block)
 
     def _nvfp4(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix with its codes, if its rows are whole tiles."""
+        """The NVFP4 matrix: with the codes of the file if its rows fill tiles, else converted."""
         n, half = matrix_shape(self.part(stem, "weight_packed"))
         _, groups = matrix_shape(self.part(stem, "weight_scale"))
 

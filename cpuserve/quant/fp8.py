@@ -105,7 +105,7 @@ def scaled(
 def by_rows(
     weight: StoredTensor, scale: Float32, block: tuple[int, int] | None, some: slice
 ) -> tuple[Float32, int]:
-    """Scales [some, blocks] of some rows of a matrix [n, k], and the inputs that share one.
+    """Scales [some, blocks] of some rows of a matrix [n, k], and how many inputs share a scale.
 
     scale: one number, one for each row [n, 1], or one for each block [n / rows, k / columns],
     rounded up. block: (rows, columns).

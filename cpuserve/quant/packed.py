@@ -153,7 +153,7 @@ class PackedWeights(ABC):
 
     @abstractmethod
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The tensor of a quantized matrix. Only `data` of the result reads its codes."""
+        """The tensor of a quantized matrix; reading its `data` reads the codes from the files."""
 
     def converted(
         self,
@@ -320,11 +320,11 @@ class IntWeights(PackedWeights):
         return bool((self.zero(stem, slice(0, n)) == number).all())
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix of 4-bit codes, in blocks that its groups are multiples of."""
+        """The matrix of 4-bit codes, in blocks of a size that divides its groups."""
         return self._few_bits(name, stem, FOUR, None)
 
     def _few_bits(self, name: str, stem: str, bits: int, columns: Order | None) -> BuiltTensor:
-        """The matrix; columns: its inputs sorted by group, None if groups are consecutive."""
+        """The matrix. columns: the order that sorts its inputs by group; None: they are sorted."""
         n, k, groups = self.layout(stem)
         small = bits == FOUR and groups > 0 and k // groups % GROUP != 0
         symmetric = small and self._all_zeros_are(stem, SYMMETRIC)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpuserve.errors import ModelError
-from cpuserve.program.parts import Part, parse
+from cpuserve.program.parts import TensorPart, parse
 from cpuserve.quant.base import BuiltTensor, QuantTensor
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class PartWeights:
         self._weights = weights
         self._stored = weights.names()
         self._names = set(self._stored)
-        self._experts: dict[str, Part] = {}  # the part for each of these names
+        self._experts: dict[str, TensorPart] = {}  # the part for each of these names
         self._cut: dict[str, QuantTensor] = {}  # these parts, as there may be 20,000
         self._of: dict[str, list[str]] = {}  # these names by the stored tensor
         self._stacks: dict[str, QuantTensor] = {}
@@ -139,7 +139,7 @@ class PartWeights:
             self._cut[name] = tensor
         return tensor
 
-    def _part(self, name: str, part: Part) -> QuantTensor:
+    def _part(self, name: str, part: TensorPart) -> QuantTensor:
         whole = self._whole(part.tensor)
         if part.columns and len(whole.shape) > 1:
             if whole.source not in _DENSE:
@@ -165,7 +165,7 @@ def _dims(kind: str | None) -> int:
 
 def _experts(
     name: str, at: str, part: str, shape: tuple[int, ...], alternate: bool
-) -> dict[str, Part]:
+) -> dict[str, TensorPart]:
     """The names of all experts' matrices in the stack `name` below `at`, and their rows there.
 
     alternate: gate and up are one matrix with alternating rows.
@@ -176,13 +176,13 @@ def _experts(
     first, step = (1, len(matrices)) if alternate else (each, 1)
     end = (each - 1) * step + 1
     return {
-        f"{at}.{e}.{matrix}.{suffix}": Part(name, i * first, i * first + end, step, e)
+        f"{at}.{e}.{matrix}.{suffix}": TensorPart(name, i * first, i * first + end, step, e)
         for e in range(shape[0])
         for i, matrix in enumerate(matrices)
     }
 
 
-def _lacks(part: Part, shape: tuple[int, ...]) -> str:
+def _lacks(part: TensorPart, shape: tuple[int, ...]) -> str:
     at = "" if part.index is None else f" of matrix {part.index}"
     return (
         f"{part.tensor} has shape {list(shape)}, but the model reads rows up to "

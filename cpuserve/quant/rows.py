@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SMALL, HALF = 32, 64  # weights in a block of GGUF, and of u4z_g64
 # Weights and bytes of a block.
 BLOCKS = {kind.source: kind.block for kind in KINDS if kind.source and kind.block}
-# Those of 2 and 3 bits, by their bits, the largest first.
+# The source types of 2 and 3 bits, those with the largest groups first.
 FEW_BITS: dict[int, tuple[SourceType, ...]] = {
     2: ("u2z_g256", "u2z_g128", "u2z_g64", "u2z_g32"),
     3: ("u3z_g256", "u3z_g128", "u3z_g64", "u3z_g32"),

@@ -30,7 +30,7 @@ class StepArrays:
     + 1], table_entries [B], adapters [A] (-1 = none), row_token [R] (index into T), row_slot [R],
     row_target [R] (-1 = sample, -2 = the row's vector), row_top [R] (-1 = no logprobs), row_draft
     [D] (-1 = none; else the token after this one, which the next row follows), and if M > 0
-    row_mask [R] (index of a mask, -1 = none).
+    row_mask [R] (index of a bitmask, -1 = none).
 
     An executor keeps the block tables of a sequence by its slot, until `release`. A step sends only
     the changes: table i = sequence * G + group goes on after its first table_first[i] entries
@@ -41,9 +41,10 @@ class StepArrays:
     before it, until one rejects its draft.
 
     masks: [M, mask_words(vocab)], None if M is 0. Bit i % 32 of word i / 32 says whether a row that
-    names the mask may sample id i. The step reads this memory, which its owner fills between steps.
+    refers to the bitmask may sample id i. The step reads this memory, which its owner fills between
+    steps.
 
-    tops: row_top again, as Python numbers, for whoever reads the results.
+    tops: row_top as a list of Python numbers, for reading the results.
     """
 
     words: Int32
@@ -62,7 +63,7 @@ class StepArrays:
 
 
 def mask_words(vocab: int) -> int:
-    """Return the int32 words of a mask, which has one bit for each id."""
+    """Return the int32 words of a bitmask, which has one bit for each id."""
     return (vocab + 31) // 32
 
 

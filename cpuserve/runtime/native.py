@@ -15,8 +15,8 @@ import cpuserve._C as _C
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_cpus
 from cpuserve.platforms.probe import DOT_KINDS
-from cpuserve.program.adapters import parse
 from cpuserve.program.loads import HeadPart, MatrixLoad
+from cpuserve.program.lora import parse
 from cpuserve.program.lower import Lowered, Lowering
 from cpuserve.program.program import Program
 from cpuserve.program.weight_kinds import SourceType
@@ -329,7 +329,7 @@ def lower(config: EngineConfig, program: Program, weights: Weights) -> Lowered:
 
 
 def is_mapped(tensor: QuantTensor) -> bool:
-    """Whether rows of the tensor can be read in their file, in their order."""
+    """Whether the file stores the rows as they are used, so that they can be read from it."""
     built = isinstance(tensor, BuiltTensor)
     return not built and tensor.row_order is None and tensor.column_order is None
 
@@ -352,10 +352,10 @@ def loaded(
 
 
 def head_rows(tensor: QuantTensor, part: HeadPart, values: Callable[[str], Float32]) -> QuantTensor:
-    """Return rows of a tensor, or their transpose, as a tensor of its own.
+    """Return the rows of `tensor` that `part` selects, transposed if it asks for that.
 
-    Rows of a dense tensor are a view of the file, and their transpose is a copy in its type. Those
-    of a quantized one are taken from `values` of its name, in fp32.
+    Rows of a dense tensor keep its type: they are a view of the file, or a copy if they are
+    transposed. Rows of a quantized tensor are in fp32, as values(tensor.name) returns them.
     """
     source: SourceType = "f32"
     if tensor.source in ("f32", "f16", "bf16") and tensor.row_order is None:
@@ -378,8 +378,8 @@ def pack_matrices(
 ) -> None:
     """Pack all matrices; calls `progress("load", done, total)` in bytes.
 
-    Small ones are packed together, and the disk reads the next ones meanwhile. threads, cpus: how
-    many convert rows that have to be built, and where they run.
+    Small matrices are packed together, while the disk reads the next ones. `threads` threads, on
+    `cpus`, convert rows that have to be built.
     """
     matrices = [_Loading.of(m, weights) for m in lowered.matrices]
     total, done = sum(m.num_bytes for m in matrices), 0
@@ -392,7 +392,7 @@ def pack_matrices(
     with threads_on(threads, cpus) as pool:
         each = pool.map if threads > 1 else map
         for i, batch in enumerate(batches):
-            # The first one as well: its threads ask for all of it before they wait for any.
+            # The first batch too: threads ask the disk for all of it before they wait for a part.
             later = batches[0 if i == 0 else i + BATCHES_AHEAD : i + 1 + BATCHES_AHEAD]
             ahead = [data for some in later for m in some for data in m.mapped]
             native.load_matrices([m.sources(values, each) for m in batch], ahead)
@@ -446,7 +446,7 @@ def _batches(matrices: Iterable[_Loading]) -> Iterator[list[_Loading]]:
 
 
 def load_tables(native: _C.Executor, lowered: Lowered, weights: Weights) -> None:
-    """Tell where the tables are that stay in their files, which stay mapped."""
+    """Point the executor to the tables that it reads in the mapped files of the model."""
     for table in lowered.tables:
         tensor = weights.get(table.name)
         native.load_table(table.id, tensor.data, tensor.source)

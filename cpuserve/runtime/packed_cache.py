@@ -204,7 +204,7 @@ class PackedCache:
         return native
 
     def _expectation(self, file: PackedFile) -> str:
-        """A line on where the weights are, and what rate follows from the disk's."""
+        """A line on where the weights are, and the token rate that the disk allows."""
         lowered, size = self._lowered, os.fstat(file.fd).st_size - HEADER_BYTES
         kept = min(size, self._config.page_cache_bytes)
         line = f"the weights are mapped from {file.path} ({format_bytes(size)}); "

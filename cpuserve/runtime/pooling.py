@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from cpuserve.core.pool import Pool
+from cpuserve.core.pooler import Pooler
 from cpuserve.loader.dense_module import Head
 
 Float64 = npt.NDArray[np.float64]
@@ -85,9 +85,9 @@ class Mean:
 POOLS: dict[str, type[LastToken | Mean]] = {"last": LastToken, "first": FirstToken, "mean": Mean}
 
 
-def make_pool(head: Head) -> Pool | None:
-    """Return a pool for one sequence of a model with this head; None if it generates text."""
-    return cast("Pool", POOLS[head.pooling](head)) if head.pooling in POOLS else None
+def make_pooler(head: Head) -> Pooler | None:
+    """Return a pooler for one sequence of a model with this head; None if it generates text."""
+    return cast("Pooler", POOLS[head.pooling](head)) if head.pooling in POOLS else None
 
 
 def _finished(vector: Float64, head: Head) -> bytes | None:

@@ -22,7 +22,7 @@ GREEDY_BELOW = 1e-5  # lower temperatures mean greedy sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class TokenScore:
     """The logprob and rank of one token, and the requested alternatives, best first."""
 
     logprob: float
@@ -31,14 +31,14 @@ class Score:
     top_logprobs: Float32
 
 
-def score(logits: Float32, token: int, num_top: int) -> Score:
+def score(logits: Float32, token: int, num_top: int) -> TokenScore:
     """Score `token` by the unmodified logits [vocab], with num_top alternatives; ties: lower id."""
     top = float(logits.max())
     log_sum = top + float(np.log(np.exp(logits.astype(np.float64) - top).sum()))
     rank = 1 + int((logits > logits[token]).sum())
     ids = _descending(logits, num_top)
     logprobs = (logits[ids] - log_sum).astype(np.float32)
-    return Score(float(logits[token]) - log_sum, rank, ids.astype(np.int32), logprobs)
+    return TokenScore(float(logits[token]) - log_sum, rank, ids.astype(np.int32), logprobs)
 
 
 class SlotSampler:

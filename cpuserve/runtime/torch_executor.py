@@ -14,7 +14,7 @@ import numpy as np
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.step import SAMPLE
-from cpuserve.program.adapters import SCALES, parse
+from cpuserve.program.lora import SCALES, parse
 from cpuserve.program.program import Program
 from cpuserve.program.view import StepView, view
 from cpuserve.quant.base import QuantTensor, Weights
@@ -163,15 +163,15 @@ class TorchSampling:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of the states in a slot that end with a block; 0 without recurrent layers."""
+        """Bytes of the recurrent states at the end of a block; 0 without recurrent layers."""
         return sum(map(_num_bytes, self._model.closed_states(0)))
 
     def read_snapshot(self, slot: int) -> Bytes:
-        """Return the states in a slot that end with a block, [snapshot_bytes]."""
+        """Return the recurrent states of a slot at the end of its block, [snapshot_bytes]."""
         return np.concatenate([_bytes_of(part) for part in self._model.closed_states(slot)])
 
     def write_snapshot(self, slot: int, data: Bytes) -> None:
-        """Overwrite the states in a slot with the result of read_snapshot."""
+        """Overwrite the recurrent states of a slot with the result of read_snapshot."""
         parts = self._model.closed_states(slot)
         ends = np.cumsum([_num_bytes(part) for part in parts])
         for part, piece in zip(parts, np.split(data, ends[:-1]), strict=True):

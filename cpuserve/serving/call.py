@@ -1,7 +1,8 @@
 """GenerateCall: a request to a model, in no dialect's words.
 
-A dialect's schema.py makes it from its own fields. `params.py` and `prompts.py` check it, so a
-fault has one text whatever the dialect. None means that the client did not set the field.
+A dialect's schema.py makes it from its own fields. `prompts.py`, `chat_prompt.py` and `params.py`
+check it, so a fault has one text whatever the dialect. None means that the client did not set the
+field.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NO_LIMIT = 2**31 - 1  # as max_tokens: up to the end of the context, whatever th
 
 # In the form of chat completions. `content` is a text, or a list of parts that are texts. Earlier
 # thoughts of an assistant are in `reasoning_content`, whatever a dialect calls it.
-Message = dict[str, Any]
+ConversationMessage = dict[str, Any]
 
 
 def thinking_variables(on: bool) -> dict[str, Any]:
@@ -95,11 +96,11 @@ class GenerateCall(CommonFields, kw_only=True):
     default_max_tokens: max_tokens if it is None; None = the rest of the context.
     logprobs: None = none, k = of the token and of k alternatives. embed: the response is a vector
     for each prompt, or for each pair its score. adapter: the LoRA adapter that the request
-    names as its model. usage_in_each: whether Usage follows the events of each output.
+    names as its model. usage_in_each: whether TokenUsage follows the events of each output.
     """
 
     prompt: str | list[str | int | list[int]] | None = None
-    messages: list[Message] | None = None
+    messages: list[ConversationMessage] | None = None
     pairs: list[tuple[str, str]] | None = None
     instruction: str | None = None
     prompt_name: str | None = None

@@ -14,7 +14,7 @@ from cpuserve.serving.backlog import Backlog
 from cpuserve.serving.call import MAX_LOGPROBS
 from cpuserve.serving.limits import ClientLimits
 from cpuserve.serving.load_progress import LoadProgress, load_message
-from cpuserve.serving.tools.learn import NO_TEMPLATE, AnswerFormat, learn_format
+from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format
 from cpuserve.tokenizer.pairs import PairEncoder
 from cpuserve.version import version
 
@@ -34,13 +34,13 @@ class ModelContext:
 
     `default_sampling` applies to requests that set no values of their own. `tokenizer` is None
     until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
-    is gone; see `unavailable`. `answers`: how the model writes calls of tools and thoughts, and
-    `shown_ids` are the special tokens that contain them as text. `kv_bytes` is
+    is gone; see `unavailable`. `learned_format` is how the model writes tool calls and thoughts,
+    and `shown_ids` are the special tokens that contain them as text. `kv_bytes` is
     what its KV cache may take. `pooling` is how it makes embeddings ("none": it generates text,
     "rank": it scores `pairs` of texts), and `vector_width` how many numbers one has.
     `adapters` are its LoRA adapters: their paths by
     the names that requests use as the model's; `adapters_change` says whether clients may load and
-    unload them (serving/adapters.py), which is done under `adapter_lock`.
+    unload them (serving/lora.py), which is done under `adapter_lock`.
     """
 
     client: EngineClient
@@ -51,7 +51,7 @@ class ModelContext:
     default_sampling: Mapping[str, int | float] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate | None = None
-    answers: AnswerFormat = NO_TEMPLATE
+    learned_format: LearnedFormat = NO_TEMPLATE
     shown_ids: frozenset[int] = frozenset()
     bounds: Limits = field(default_factory=lambda: Limits(0, 0, 0))
     build: str = ""
@@ -84,16 +84,16 @@ class ModelContext:
         self,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate,
-        answers: AnswerFormat | None = None,
+        learned_format: LearnedFormat | None = None,
     ) -> None:
         """Make the endpoints available, after tokenizer and engine are loaded.
 
-        answers: the format of the template; None = find it now.
+        learned_format: the format of the template; None = find it now.
         """
         self.tokenizer = tokenizer
         self.chat_template = chat_template
-        self.answers = answers or learn_format(chat_template)
-        self.shown_ids = self.answers.shown_ids(tokenizer)
+        self.learned_format = learned_format or learn_format(chat_template)
+        self.shown_ids = self.learned_format.shown_ids(tokenizer)
         info = self.client.info
 
         def number(name: str, otherwise: int) -> int:
@@ -127,7 +127,7 @@ class ModelContext:
     @property
     def tool_format(self) -> ToolFormat | None:
         """How the model calls tools, if that is known."""
-        return self.answers.calls
+        return self.learned_format.calls
 
     @property
     def embeds(self) -> bool:

@@ -1,11 +1,11 @@
 """Events: the parts of a response, in one order, for every dialect.
 
-An engine output of one sequence becomes a list of events: `[Progress]`, or
-`[Scored?, Text, (ToolCall | Text)*, Finish?, Usage?]`, or for an embedding
-`[Text, Embedding, Finish]`. The last list of a response is
-`[Usage]`. `Text` comes once for each output, even with an empty text, since it carries the token
-ids and logprobs, after which the text may lag (half characters, stop strings). A whole response is
-the fold of the same events as a stream, so the two cannot differ.
+An engine output of one sequence becomes a list of events: `[PromptProgress]`, or
+`[PromptScores?, Text, (ToolCallDelta | Text)*, Finish?, TokenUsage?]`, or for an embedding
+`[Text, Embedding, Finish]`. The last list of a response is `[TokenUsage]`. `Text` comes once for
+each output, even with an empty text, since it carries the token ids and logprobs; the text may come
+later (half characters, stop strings). A response that is not streamed is made of the same events as
+a stream, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.call import Prompt
 
 
-class Progress(msgspec.Struct, gc=False):
+class PromptProgress(msgspec.Struct, gc=False):
     """`processed` of the `total` prompt tokens are ready; `cached` were in the cache."""
 
     index: int
@@ -32,7 +32,7 @@ class Progress(msgspec.Struct, gc=False):
     elapsed_ms: int
 
 
-class Scored(msgspec.Struct):
+class PromptScores(msgspec.Struct):
     """The logprobs of the prompt's tokens; entry 0 is None (nothing predicts the first token)."""
 
     index: int
@@ -48,7 +48,7 @@ class Text(msgspec.Struct):
     logprobs: list[TokenLogprob] | None = None
 
 
-class ToolCall(msgspec.Struct, gc=False):
+class ToolCallDelta(msgspec.Struct, gc=False):
     """A part of the arguments of call number `call`; its first part has the id and the name."""
 
     index: int
@@ -84,7 +84,7 @@ class Finish(msgspec.Struct, gc=False):
     stop_reason: str | int | None = None
 
 
-class Usage(msgspec.Struct, gc=False):
+class TokenUsage(msgspec.Struct, gc=False):
     """Token counts so far, over all choices; each prompt counts once."""
 
     prompt: int
@@ -93,17 +93,19 @@ class Usage(msgspec.Struct, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class SequenceFailure:
     """The sequence failed. It ends the whole response: `error` is raised where events are read."""
 
     error: BaseException
 
 
-Event: TypeAlias = Progress | Scored | Text | ToolCall | Embedding | Finish | Usage
+Event: TypeAlias = (
+    PromptProgress | PromptScores | Text | ToolCallDelta | Embedding | Finish | TokenUsage
+)
 
 
 @dataclass(slots=True)
-class Call:
+class WholeToolCall:
     """A whole tool call; `after`: how many pieces of its choice's text come before it."""
 
     id: str
@@ -120,7 +122,7 @@ class Choice:
     prompt: Prompt
     scorer: int
     text: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[WholeToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     scores: list[TokenLogprob | None] | None = None
@@ -135,23 +137,23 @@ class Choice:
                 self.text.append(event.text)
                 self.token_ids += event.token_ids
                 self.logprobs += event.logprobs or ()
-            case ToolCall(id=str() as number, name=str() as name):
-                self.calls.append(Call(number, name, [event.arguments], len(self.text)))
-            case ToolCall():
+            case ToolCallDelta(id=str() as number, name=str() as name):
+                self.calls.append(WholeToolCall(number, name, [event.arguments], len(self.text)))
+            case ToolCallDelta():
                 self.calls[event.call].arguments.append(event.arguments)
-            case Scored():
+            case PromptScores():
                 self.scores = event.scores
             case Embedding():
                 self.vector = event.vector
             case Finish():
                 self.reason, self.stop_reason = event.reason, event.stop_reason
-            case Progress() | Usage():
+            case PromptProgress() | TokenUsage():
                 pass
 
     @property
-    def parts(self) -> list[str | Call]:
+    def parts(self) -> list[str | WholeToolCall]:
         """The texts between calls that are not empty, and the calls, in their order."""
-        found: list[str | Call] = []
+        found: list[str | WholeToolCall] = []
         begin = 0
         for call in self.calls:
             found += ["".join(self.text[begin : call.after]), call]
@@ -161,16 +163,16 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Folded:
+class WholeResponse:
     """The fold of all events of a response."""
 
     choices: list[Choice]
-    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    usage: TokenUsage = field(default_factory=lambda: TokenUsage(0, 0, 0))
 
     def add(self, events: list[Event]) -> None:
         """Add the next list of events."""
         for event in events:
-            if isinstance(event, Usage):
+            if isinstance(event, TokenUsage):
                 self.usage = event
             else:
                 self.choices[event.index].add(event)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.events import Progress, Usage
+from cpuserve.serving.events import PromptProgress, TokenUsage
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import Output
@@ -26,13 +26,13 @@ MAX_TIMEOUT_S = 1e6
 
 
 @dataclass(slots=True)
-class Job:
+class SequenceRequest:
     """One sequence: choice `index` of the response.
 
-    started, answering: time.monotonic() when it was made, and at its first output (0.0 before).
+    started, first_output: time.monotonic() when it was made, and at its first output (0.0 before).
     held: whether its context counts it as active. waits: whether the backlog counts it, with
-    num_queued prompt tokens. scored_by: the index of the job that computes the prompt logprobs for
-    this one, None if it computes them itself.
+    num_queued prompt tokens. scored_by: the index of the sequence that computes the prompt logprobs
+    for this one, None if it computes them itself.
     """
 
     index: int
@@ -49,13 +49,13 @@ class Job:
     waits: bool = False
     num_queued: int = 0
     started: float = field(default_factory=time.monotonic)
-    answering: float = 0.0
+    first_output: float = 0.0
 
-    def progress_of(self, output: Output) -> Progress:
+    def progress_of(self, output: Output) -> PromptProgress:
         """Return the event of an output that only reports the prompt's progress."""
         elapsed_ms = round(1000 * (time.monotonic() - self.started))
         cached, done = output.cached_tokens, output.processed
-        return Progress(self.index, len(self.prompt.ids), cached, done, elapsed_ms)
+        return PromptProgress(self.index, len(self.prompt.ids), cached, done, elapsed_ms)
 
 
 def fan_out(
@@ -63,10 +63,10 @@ def fan_out(
     prompts: list[Prompt],
     params: list[SamplingParams],
     longest_s: float | None,
-) -> list[Job]:
-    """Return n jobs for each prompt; prompt i has the choices i*n to i*n + n-1.
+) -> list[SequenceRequest]:
+    """Return n sequences for each prompt; prompt i has the choices i*n to i*n + n-1.
 
-    Jobs end with an error after the call's timeout, but at most longest_s. If the call has a
+    They end with an error after the call's timeout, but at most longest_s. If the call has a
     seed, sequence k of a prompt uses seed + k, so that the sequences differ. The first sequence of
     a prompt computes the prompt logprobs for all of its sequences.
 
@@ -85,17 +85,19 @@ def fan_out(
         _check_size(prompts, params, call.echo)
     _check_scores(prompts, params, call.echo)
     timeout = _timeout(call.timeout, longest_s)
-    jobs: list[Job] = []
+    sequences: list[SequenceRequest] = []
     for prompt, of_prompt in zip(prompts, params, strict=True):
-        first = len(jobs)
+        first = len(sequences)
         for k in range(of_prompt.n):
-            job = Job(len(jobs), prompt, of_prompt.single(k), of_prompt.n, call.priority or 0)
-            job.timeout_s = timeout
+            sequence = SequenceRequest(
+                len(sequences), prompt, of_prompt.single(k), of_prompt.n, call.priority or 0
+            )
+            sequence.timeout_s = timeout
             if k and of_prompt.prompt_logprobs is not None:
-                job.scored_by = first
-            job.progress = call.stream and call.return_progress
-            jobs.append(job)
-    return jobs
+                sequence.scored_by = first
+            sequence.progress = call.stream and call.return_progress
+            sequences.append(sequence)
+    return sequences
 
 
 def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool) -> None:
@@ -151,55 +153,55 @@ def _timeout(asked: float | None, longest_s: float | None) -> float | None:
     return asked if longest_s is None else min(asked, longest_s)
 
 
-def check_capacity(context: ModelContext, jobs: Sequence[Job]) -> None:
+def check_capacity(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
     """Raise TooManyRequests (429) if there is no capacity for these sequences, or if the first
     token would come after the call's timeout."""
-    sequences, active, most = len(jobs), context.active_sequences, context.limits.max_sequences
-    context.backlog.check(jobs[0].timeout_s)
-    if active + sequences > most:
+    count, active, most = len(sequences), context.active_sequences, context.limits.max_sequences
+    context.backlog.check(sequences[0].timeout_s)
+    if active + count > most:
         msg = (
-            f"This request needs {sequences} sequences, but {active} of at most {most} are in use: "
+            f"This request needs {count} sequences, but {active} of at most {most} are in use: "
             f"try again later"
         )
         raise context.backlog.refusal(msg)
 
 
-def admit(context: ModelContext, jobs: Sequence[Job]) -> None:
+def admit(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
     """Count sequences as waiting until `start`, and as active until `dismiss`; raises like
     check_capacity. They count before they run, so that the next check includes them."""
-    check_capacity(context, jobs)
+    check_capacity(context, sequences)
     seen: set[int] = set()
-    for job in jobs:
+    for sequence in sequences:
         # A prompt is computed once for its n sequences, so its tokens count once.
-        job.num_queued = 0 if id(job.prompt) in seen else len(job.prompt.ids)
-        seen.add(id(job.prompt))
-        job.held = job.waits = True
+        sequence.num_queued = 0 if id(sequence.prompt) in seen else len(sequence.prompt.ids)
+        seen.add(id(sequence.prompt))
+        sequence.held = sequence.waits = True
         context.active_sequences += 1
-        context.backlog.enter(job.num_queued)
+        context.backlog.enter(sequence.num_queued)
 
 
-def start(context: ModelContext, job: Job, cached_tokens: int) -> None:
-    """Count `job` as running; `cached_tokens` of its prompt were found in the prefix cache."""
-    job.waits = False
-    job.answering = time.monotonic()
-    context.backlog.start(job.num_queued, len(job.prompt.ids) - cached_tokens)
+def start(context: ModelContext, sequence: SequenceRequest, cached_tokens: int) -> None:
+    """Count `sequence` as running; `cached_tokens` of its prompt were found in the prefix cache."""
+    sequence.waits = False
+    sequence.first_output = time.monotonic()
+    context.backlog.start(sequence.num_queued, len(sequence.prompt.ids) - cached_tokens)
 
 
-def dismiss(context: ModelContext, job: Job) -> None:
-    """Stop counting `job`, which has ended or will never run; repeated calls do nothing."""
-    if job.waits:
-        context.backlog.leave(job.num_queued)
-    context.active_sequences -= job.held
-    job.held = job.waits = False
+def dismiss(context: ModelContext, sequence: SequenceRequest) -> None:
+    """Stop counting `sequence`, which has ended or will never run; repeated calls do nothing."""
+    if sequence.waits:
+        context.backlog.leave(sequence.num_queued)
+    context.active_sequences -= sequence.held
+    sequence.held = sequence.waits = False
 
 
-def usage_of(prompt_tokens: int, jobs: Sequence[Job]) -> Usage:
+def usage_of(prompt_tokens: int, sequences: Sequence[SequenceRequest]) -> TokenUsage:
     """Return the token counts of a call; `prompt_tokens` must count each prompt once."""
-    completion = sum(job.completion_tokens for job in jobs)
+    completion = sum(sequence.completion_tokens for sequence in sequences)
     cached: dict[int, int] = {}
-    for job in jobs:
-        known = cached.get(id(job.prompt), job.cached_tokens)
+    for sequence in sequences:
+        known = cached.get(id(sequence.prompt), sequence.cached_tokens)
         # Of the n sequences of a new prompt, the later ones find the blocks that the first has
         # computed. That is no cache hit of the request, so the smallest number counts.
-        cached[id(job.prompt)] = min(known, job.cached_tokens)
-    return Usage(prompt_tokens, completion, sum(cached.values()))
+        cached[id(sequence.prompt)] = min(known, sequence.cached_tokens)
+    return TokenUsage(prompt_tokens, completion, sum(cached.values()))

@@ -10,19 +10,29 @@ from typing import TYPE_CHECKING
 from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.serving.caller import CALLER
 from cpuserve.serving.cancellation import CANCELLATIONS
-from cpuserve.serving.events import Choice, Event, Failed, Folded, Progress, Scored, Usage
+from cpuserve.serving.chat_prompt import chat_prompt
+from cpuserve.serving.encode import most_counted
+from cpuserve.serving.events import (
+    Choice,
+    Event,
+    PromptProgress,
+    PromptScores,
+    SequenceFailure,
+    TokenUsage,
+    WholeResponse,
+)
 from cpuserve.serving.fan_out import admit, check_capacity, dismiss, fan_out, start, usage_of
 from cpuserve.serving.params import sampling_params
-from cpuserve.serving.prompts import chat_prompt, most_counted, prompts_of
+from cpuserve.serving.prompts import prompts_of
 from cpuserve.serving.text import TextProcessor
 from cpuserve.serving.threads import run_sized
-from cpuserve.serving.tools.use import answer_form, check_thoughts, tool_use
+from cpuserve.serving.tools.use import check_thoughts, response_structure, tool_use
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
     from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.context import ModelContext
-    from cpuserve.serving.fan_out import Job
+    from cpuserve.serving.fan_out import SequenceRequest
     from cpuserve.serving.registry import Served
     from cpuserve.serving.tools.use import ToolUse
 
@@ -39,7 +49,7 @@ async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generat
 
     served: the model of the request, which may be an adapter.
 
-    num_bytes: the size of the request's body; see prompts.chat_prompt.
+    num_bytes: the size of the request's body; see chat_prompt.
 
     Raises:
       InvalidRequest: the call cannot be answered by this model.
@@ -48,12 +58,12 @@ async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generat
     context = served.context
     _check_kind(context, call)
     call.adapter = served.adapter
-    tools = tool_use(call, context.answers)
+    tools = tool_use(call, context.learned_format)
     prompts = await prompts_of(context, call, num_bytes, tools.opening if tools else "")
     ids = [prompt.ids for prompt in prompts]
 
-    def make_jobs() -> list[Job]:
-        form = answer_form(call, tools)
+    def make_sequences() -> list[SequenceRequest]:
+        form = response_structure(call, tools)
         check_thoughts(prompts, tools, form)
         if form is not None:
             form.caller = CALLER.get()
@@ -61,10 +71,10 @@ async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generat
         return fan_out(call, prompts, params, context.limits.longest_s)
 
     num_ids = sum(map(len, ids))
-    jobs = await run_sized(num_ids // _IDS_PER_US, make_jobs)
-    check_capacity(context, jobs)
+    sequences = await run_sized(num_ids // _IDS_PER_US, make_sequences)
+    check_capacity(context, sequences)
     call.drop_inputs()
-    return Generation(context, call, jobs, num_ids, tools)
+    return Generation(context, call, sequences, num_ids, tools)
 
 
 async def count_prompt(context: ModelContext, call: GenerateCall, num_bytes: int) -> int:
@@ -75,7 +85,7 @@ async def count_prompt(context: ModelContext, call: GenerateCall, num_bytes: int
     Raises:
       InvalidRequest: the messages, the tools or the template are invalid, or it is far too long.
     """
-    tools = tool_use(call, context.answers)
+    tools = tool_use(call, context.learned_format)
     opening, most = tools.opening if tools else "", most_counted(context)
     prompt = await chat_prompt(context, call, num_bytes, most=most, opening=opening)
     return len(prompt.ids)
@@ -114,22 +124,22 @@ class Generation:
         self,
         context: ModelContext,
         call: GenerateCall,
-        jobs: list[Job],
+        sequences: list[SequenceRequest],
         prompt_tokens: int,
         tools: ToolUse | None = None,
     ) -> None:
         self.context = context
         self.call = call
-        self.jobs = jobs
+        self.sequences = sequences
         self.prompt_tokens = prompt_tokens
         self._tools = tools
 
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """Return the token counts so far."""
-        return usage_of(self.prompt_tokens, self.jobs)
+        return usage_of(self.prompt_tokens, self.sequences)
 
     def events(self) -> Events:
-        """Yield the events of all sequences as they arrive, and `[Usage]` at the end.
+        """Yield the events of all sequences as they arrive, and `[TokenUsage]` at the end.
 
         Closing the generator aborts unfinished sequences.
 
@@ -137,24 +147,28 @@ class Generation:
           TooManyRequests: there is no capacity any more.
           RequestError: a sequence failed, or the engine has ended.
         """
-        return self._one(self.jobs[0]) if len(self.jobs) == 1 else self._several()
+        return self._one(self.sequences[0]) if len(self.sequences) == 1 else self._several()
 
-    async def folded(self) -> Folded:
+    async def folded(self) -> WholeResponse:
         """Run all sequences to their ends and return the fold of their events."""
         choices = [
-            Choice(job.index, job.prompt, job.index if job.scored_by is None else job.scored_by)
-            for job in self.jobs
+            Choice(
+                sequence.index,
+                sequence.prompt,
+                sequence.index if sequence.scored_by is None else sequence.scored_by,
+            )
+            for sequence in self.sequences
         ]
-        whole = Folded(choices)
+        whole = WholeResponse(choices)
         async with aclosing(self.events()) as batches:
             async for events in batches:
                 whole.add(events)
         return whole
 
-    async def _one(self, job: Job) -> Events:
-        admit(self.context, self.jobs)
+    async def _one(self, sequence: SequenceRequest) -> Events:
+        admit(self.context, self.sequences)
         each = self.call.usage_in_each
-        async with aclosing(_run(self.context, job, self._tools)) as batches:
+        async with aclosing(_run(self.context, sequence, self._tools)) as batches:
             async for events in batches:
                 if each:
                     events.append(self.usage())
@@ -162,28 +176,32 @@ class Generation:
         yield [self.usage()]
 
     async def _several(self) -> Events:
-        jobs, context = self.jobs, self.context
-        admit(context, jobs)
-        queue: _Queue = asyncio.Queue(_QUEUED_PER_SEQUENCE * len(jobs))
+        sequences, context = self.sequences, self.context
+        admit(context, sequences)
+        queue: _Queue = asyncio.Queue(_QUEUED_PER_SEQUENCE * len(sequences))
         scores: dict[int | None, _Scores]
-        scores = {job.scored_by: _Scores() for job in jobs if job.scored_by is not None}
+        scores = {
+            sequence.scored_by: _Scores()
+            for sequence in sequences
+            if sequence.scored_by is not None
+        }
         tasks = [
             asyncio.create_task(
                 _pump(
-                    _run(context, job, self._tools),
-                    job,
+                    _run(context, sequence, self._tools),
+                    sequence,
                     queue,
-                    scores.get(job.index),
-                    scores.get(job.scored_by),
+                    scores.get(sequence.index),
+                    scores.get(sequence.scored_by),
                 )
             )
-            for job in jobs
+            for sequence in sequences
         ]
         try:
-            left = len(jobs)
+            left = len(sequences)
             while left:
                 events = await queue.get()
-                if isinstance(events, Failed):
+                if isinstance(events, SequenceFailure):
                     raise events.error
                 if events is None:
                     left -= 1
@@ -192,38 +210,38 @@ class Generation:
                     events.append(self.usage())
                 yield events
         finally:
-            for job, task in zip(jobs, tasks, strict=True):
+            for sequence, task in zip(sequences, tasks, strict=True):
                 task.cancel()
-                dismiss(context, job)  # because a task that has not started does not
+                dismiss(context, sequence)  # because a task that has not started does not
             await asyncio.gather(*tasks, return_exceptions=True)
         yield [self.usage()]
 
 
-async def _run(context: ModelContext, job: Job, tools: ToolUse | None) -> Events:
+async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse | None) -> Events:
     """Yield the events of an admitted sequence; closing the generator aborts it."""
-    metrics, params, ids = context.metrics, job.params, job.prompt.ids
-    meter = metrics.start(len(ids), params.max_tokens or 0, job.n)
+    metrics, params, ids = context.metrics, sequence.params, sequence.prompt.ids
+    meter = metrics.start(len(ids), params.max_tokens or 0, sequence.n)
     reason = "abort"
     try:
-        processor = TextProcessor(context.get_tokenizer(), ids, params, job.index)
+        processor = TextProcessor(context.get_tokenizer(), ids, params, sequence.index)
         if tools is not None:
-            processor.find_calls(tools.parser(job.index, job.prompt), context.shown_ids)
+            processor.find_calls(tools.parser(sequence.index, sequence.prompt), context.shown_ids)
         source = context.client.generate(
-            ids, params, job.priority, timeout_s=job.timeout_s, progress=job.progress
+            ids, params, sequence.priority, timeout_s=sequence.timeout_s, progress=sequence.progress
         )
         async with aclosing(source) as outputs:
             async for output in outputs:
-                if output.busy:
+                if output.queue_full:
                     raise context.backlog.refusal(output.error or "The queue is full")
                 if output.processed:
-                    yield [job.progress_of(output)]
+                    yield [sequence.progress_of(output)]
                     continue
                 events, count = processor.push(output)
-                if job.waits:
-                    start(context, job, output.cached_tokens)
+                if sequence.waits:
+                    start(context, sequence, output.cached_tokens)
                 metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
-                job.completion_tokens += count
-                job.cached_tokens = job.cached_tokens or output.cached_tokens
+                sequence.completion_tokens += count
+                sequence.cached_tokens = sequence.cached_tokens or output.cached_tokens
                 if processor.finish is not None:
                     reason = processor.finish
                     yield events
@@ -233,12 +251,12 @@ async def _run(context: ModelContext, job: Job, tools: ToolUse | None) -> Events
         reason = "error"
         raise
     finally:
-        dismiss(context, job)
+        dismiss(context, sequence)
         metrics.finish(meter, reason)
 
 
 # The events of one output, the failure of a sequence, or None at its end.
-_Queue = asyncio.Queue["list[Event] | Failed | None"]
+_Queue = asyncio.Queue["list[Event] | SequenceFailure | None"]
 
 
 class _Scores:
@@ -252,25 +270,25 @@ class _Scores:
         """Store the prompt logprobs from the first events with tokens, which contain them."""
         if not self.known.is_set():
             first = events[0]
-            self._rows = first.scores if isinstance(first, Scored) else None
+            self._rows = first.scores if isinstance(first, PromptScores) else None
             self.known.set()
 
     def put_into(self, events: list[Event], index: int) -> None:
         """Put the logprobs, which must be known, before the events of choice `index`."""
         if self._rows is not None:
-            events.insert(0, Scored(index, self._rows))
+            events.insert(0, PromptScores(index, self._rows))
 
 
 async def _pump(
     source: Events,
-    job: Job,
+    sequence: SequenceRequest,
     queue: _Queue,
     given: _Scores | None,
     taken: _Scores | None,
 ) -> None:
-    """Put the events of `job`, from `source`, into `queue`.
+    """Put the events of `sequence`, from `source`, into `queue`.
 
-    given: where to store its prompt logprobs for other jobs. taken: where to get them from.
+    given: where to store its prompt logprobs for other sequences. taken: where to get them from.
     """
     # Events that arrive before the prompt logprobs are kept here. Leaving them unread in the
     # engine's stream would be wrong, because stop strings are found only when the text is read.
@@ -278,7 +296,7 @@ async def _pump(
 
     async def show(scores: _Scores) -> None:
         await scores.known.wait()
-        scores.put_into(held[0], job.index)
+        scores.put_into(held[0], sequence.index)
         for events in held:
             await queue.put(events)
         held.clear()
@@ -286,7 +304,7 @@ async def _pump(
     try:
         async with aclosing(source) as batches:
             async for events in batches:
-                progresses = isinstance(events[0], Progress)
+                progresses = isinstance(events[0], PromptProgress)
                 if given is not None and not progresses:
                     given.give(events)
                 if taken is None or progresses:
@@ -302,4 +320,4 @@ async def _pump(
     except CANCELLATIONS:
         raise
     except BaseException as error:
-        await queue.put(Failed(error))
+        await queue.put(SequenceFailure(error))

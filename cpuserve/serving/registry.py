@@ -225,7 +225,7 @@ class ModelRegistry:
                     log.error("model %s cannot be loaded: %s", name, error)
                     msg = f"The model {name!r} cannot be loaded: {error}"
                     raise slot.failed(msg, self._clock()) from None
-                except Exception as error:  # such as a full disk: it would be the same again
+                except Exception as error:  # such as a full disk
                     log.exception("model %s cannot be loaded", name)
                     msg = f"The model {name!r} cannot be loaded: the server's log has the reason"
                     raise slot.failed(msg, self._clock()) from error
@@ -300,7 +300,7 @@ class _Slot:
             raise self._failure.refusal(now)
 
     def on_loaded(self, done: asyncio.Future[ModelContext]) -> None:
-        """Forget the load, which has ended; a failure is raised where it was awaited."""
+        """Note that loading has ended. Requests that await it get its failure."""
         self.loading = None
         if not done.cancelled():
             done.exception()

@@ -28,7 +28,7 @@ def structured_outputs(call: GenerateCall) -> StructuredOutputs | None:
             raise InvalidRequest(msg, param="structured_outputs")
         form = structured_from(call.structured_outputs)
     if form is not None and call.tools and call.tool_choice == "required":
-        # The formats of a response go with every request of an agent, and mean its texts.
+        # Agents send a response format with every request; it applies to texts, not to calls.
         if form.field != "structured_outputs":
             return None
         msg = f"{form.field} and a forced tool_choice exclude each other: set one of them"

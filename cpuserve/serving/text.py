@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import InvalidRequest, RequestError
-from cpuserve.serving.events import Embedding, Event, Finish, Scored, Text
+from cpuserve.serving.events import Embedding, Event, Finish, PromptScores, Text
 from cpuserve.tokenizer.detokenize import Detokenizer
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ class TextProcessor:
     def push(self, output: Output) -> tuple[list[Event], int]:
         """Return the events of the engine's next output, and how many tokens of it count.
 
-        The Text comes first, or after Scored; the Finish, if any, is the last. After a stop string
-        `finish` is set while the engine still runs the request: the caller has to abort it.
+        The Text comes first, or after PromptScores; the Finish, if any, is the last. After a stop
+        string `finish` is set while the engine still runs the request: the caller has to abort it.
 
         Raises:
             InvalidRequest: a field of the request was the cause.
@@ -142,7 +142,7 @@ class TextProcessor:
         text = Text(self._index, "", output.tokens, output.logprobs)
         events: list[Event] = [text]
         if output.prompt_logprobs is not None:
-            events.insert(0, Scored(self._index, output.prompt_logprobs))
+            events.insert(0, PromptScores(self._index, output.prompt_logprobs))
         if output.vector is not None:
             events.append(Embedding(self._index, output.vector))
         shown = output.tokens
@@ -176,7 +176,7 @@ class TextProcessor:
         return events, count
 
     def _read(self, shown: list[int], event: Text) -> list[Piece]:
-        """Return the pieces of the text of new tokens; without calls, `event` gets the text.
+        """Return the text and calls of new tokens; without tools, the text goes to `event`.
 
         The end of the response is looked for after each token, because tokens after the end are
         not a part of the response.

@@ -6,13 +6,13 @@ from typing import Any
 
 from cpuserve.tokenizer.traits import THOUGHTS, Traits, as_parts
 
-Message = dict[str, Any]
+ConversationMessage = dict[str, Any]
 # Between messages that become one, and between parts where a template takes a text, as in vLLM.
 _GAP = "\n\n"
 _BETWEEN_PARTS = "\n"
 
 
-def arranged(messages: list[Message], traits: Traits) -> list[Message]:
+def arranged(messages: list[ConversationMessage], traits: Traits) -> list[ConversationMessage]:
     """Return the messages in the places, roles and forms that the template takes.
 
     The content of each is a text, or a list of the texts of its parts.
@@ -23,7 +23,7 @@ def arranged(messages: list[Message], traits: Traits) -> list[Message]:
     return [_formed(_with_thoughts(message, traits), traits) for message in placed]
 
 
-def without_thoughts(messages: list[Message]) -> list[Message]:
+def without_thoughts(messages: list[ConversationMessage]) -> list[ConversationMessage]:
     """Return the messages without thoughts; the same list if there are none.
 
     Some templates refuse thoughts next to text and calls, which no client can know.
@@ -33,7 +33,7 @@ def without_thoughts(messages: list[Message]) -> list[Message]:
     return [{k: v for k, v in m.items() if k not in THOUGHTS} for m in messages]
 
 
-def _systems(messages: list[Message], traits: Traits) -> list[Message]:
+def _systems(messages: list[ConversationMessage], traits: Traits) -> list[ConversationMessage]:
     """Return the messages with system messages only where the template writes them.
 
     Agents insert instructions between turns. Templates refuse system messages there, or leave them
@@ -50,13 +50,15 @@ def _systems(messages: list[Message], traits: Traits) -> list[Message]:
     return [*head, *(_as_user(m) if m["role"] == "system" else m for m in messages[first:])]
 
 
-def _as_user(message: Message) -> Message:
+def _as_user(message: ConversationMessage) -> ConversationMessage:
     return {**message, "role": "user"}
 
 
-def _merged(messages: list[Message], roles: tuple[str, ...]) -> list[Message]:
+def _merged(
+    messages: list[ConversationMessage], roles: tuple[str, ...]
+) -> list[ConversationMessage]:
     """Return the messages with neighbours of the same role, one of these, as one message."""
-    merged: list[Message] = []
+    merged: list[ConversationMessage] = []
     for message in messages:
         last = merged[-1] if merged else None
         if (
@@ -79,7 +81,7 @@ def _joined(one: str | list[str], other: str | list[str]) -> str | list[str]:
     return [*first, *second]
 
 
-def _with_thoughts(message: Message, traits: Traits) -> Message:
+def _with_thoughts(message: ConversationMessage, traits: Traits) -> ConversationMessage:
     """Return an assistant's message with its thoughts under each name that the template reads."""
     if message["role"] != "assistant" or not any(name in message for name in THOUGHTS):
         return message
@@ -89,7 +91,7 @@ def _with_thoughts(message: Message, traits: Traits) -> Message:
     return rest if thought is None else {**rest, **dict.fromkeys(traits.thoughts, thought)}
 
 
-def _formed(message: Message, traits: Traits) -> Message:
+def _formed(message: ConversationMessage, traits: Traits) -> ConversationMessage:
     """Return a message with its content as a text or as parts."""
     content: str | list[str] = message["content"]
     # Other roles are probably written like the user.

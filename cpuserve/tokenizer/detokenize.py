@@ -11,7 +11,7 @@ from typing import Protocol
 _MAX_CHAR_TOKENS = 4
 
 
-class Spelling(Protocol):
+class TokenDecoder(Protocol):
     """The part of a tokenizer that a detokenizer needs."""
 
     @property
@@ -36,7 +36,10 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Spelling, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: TokenDecoder,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()

@@ -249,7 +249,8 @@ def _between(file: GgufFile, model: str, vocab: Vocabulary) -> int | None:
 def _surround(core: Core, tokens: list[str], ids: tuple[int | None, ...]) -> Core:
     """Let `core` put these ids around a text that is encoded with special tokens.
 
-    ids: before the first text, after each one, and before the second text of a pair.
+    ids: the id before the first text, the id after each text, and a further id between the two
+    texts of a pair; None: no id.
     """
     from tokenizers import processors
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from cpuserve.tokenizer.rendering.client import TemplateRefused
 
-Message = dict[str, Any]
-Render = Callable[[list[Message]], str]
+ConversationMessage = dict[str, Any]
+Render = Callable[[list[ConversationMessage]], str]
 
 ROLES = ("system", "user", "assistant", "tool")
 # The keys from which templates read the thoughts of an assistant's message.
@@ -29,11 +29,11 @@ _CALL = {"id": "c2f1call0", "type": "function", "function": {"name": "f", "argum
 class Traits:
     """The messages that one template takes.
 
-    texts, parts: the roles of messages with content that it writes if it is a text, or a list of
-    parts. system: whether it writes a system message that is the first, and late_system, one
-    elsewhere. alternates: it refuses two messages of a user in a row, or leaves one out. developer:
-    it knows that role. thoughts: the keys from which it reads thoughts. text_arguments: it writes
-    the arguments of a call unchanged if they are a text.
+    texts: the roles of messages that it writes if their content is a text; parts: the same for a
+    list of parts. system: it writes a system message that comes first; late_system: one that comes
+    later. alternates: it refuses two messages of a user in a row, or leaves one out. developer: it
+    knows that role. thoughts: the keys from which it reads thoughts. text_arguments: it writes the
+    arguments of a call unchanged if they are a text.
     """
 
     texts: frozenset[str] = frozenset(ROLES)
@@ -58,10 +58,10 @@ def find_traits(source: str, render: Render) -> Traits:
     """
     developer = "developer" in source
     thoughts = tuple(name for name in THOUGHTS if _reads(source, name))
-    probe = _Probe(render)
+    probe = _TraitProbe(render)
     texts = frozenset(role for role in ROLES if probe.takes(role, parts=False))
     parts = frozenset(role for role in ROLES if probe.takes(role, parts=True))
-    if not texts | parts:  # it writes nothing of any message, but perhaps of calls
+    if not texts | parts:  # it writes no message, but it may write calls
         return Traits(
             developer=developer, thoughts=thoughts, text_arguments=probe.writes_text_arguments()
         )
@@ -83,7 +83,7 @@ def _reads(source: str, name: str) -> bool:
     return re.search(rf"""[.'"]{name}\b""", source) is not None
 
 
-class _Probe:
+class _TraitProbe:
     """Renders conversations. texts: the roles that get their content as a text."""
 
     def __init__(self, render: Render) -> None:
@@ -94,9 +94,9 @@ class _Probe:
         """Whether the template writes the content of this role in this form."""
         # Text of a part that is not read as one, but written as an object, has its other key.
         content = [{**as_parts(_MARK)[0], _OTHER: _OTHER}] if parts else _MARK
-        marked: Message = {"role": role, "content": content}
-        before: list[Message] = [{"role": "user", "content": "a"}]
-        after: list[Message] = []
+        marked: ConversationMessage = {"role": role, "content": content}
+        before: list[ConversationMessage] = [{"role": "user", "content": "a"}]
+        after: list[ConversationMessage] = []
         if role == "system":
             before, after = [], before
         elif role == "user":
@@ -123,7 +123,7 @@ class _Probe:
     def writes_text_arguments(self) -> bool:
         """Whether the arguments of a call are written unchanged if they are a text."""
         function = {"name": "f", "arguments": _CUT_OFF}
-        messages: list[Message] = [
+        messages: list[ConversationMessage] = [
             self._message("user", "a"),
             {"role": "assistant", "content": "", "tool_calls": [{**_CALL, "function": function}]},
             {**self._message("tool", "b"), "tool_call_id": _CALL["id"]},
@@ -131,7 +131,7 @@ class _Probe:
         ]
         return self._shows(messages, _CUT_OFF)
 
-    def _message(self, role: str, text: str) -> Message:
+    def _message(self, role: str, text: str) -> ConversationMessage:
         return {"role": role, "content": text if role in self.texts else as_parts(text)}
 
     def writes(self, *said: tuple[str, str]) -> bool:
@@ -139,7 +139,7 @@ class _Probe:
         messages = [self._message(role, text) for role, text in said]
         return self._shows(messages, *(text for _, text in said if text in (_MARK, _OTHER)))
 
-    def _shows(self, messages: list[Message], *marks: str, but: str = "") -> bool:
+    def _shows(self, messages: list[ConversationMessage], *marks: str, but: str = "") -> bool:
         try:
             text = self._render(messages)
         except TemplateRefused:

@@ -10,7 +10,7 @@ from cpuserve.errors import TooManyRequests
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.backlog import LONGEST_RETRY_S, Backlog
 from cpuserve.serving.call import GenerateCall, Prompt
-from cpuserve.serving.fan_out import Job, admit, dismiss, start
+from cpuserve.serving.fan_out import SequenceRequest, admit, dismiss, start
 from cpuserve.serving.generate import Generation
 from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import Api, error_of
@@ -55,15 +55,15 @@ def test_prompt_that_several_sequences_share_is_counted_once():
     context = Api().context
     params = SamplingParams(max_tokens=1)
     prompts = [Prompt([5] * 20), Prompt([5] * 30)]
-    jobs = [Job(index, prompts[index // 4], params, 4) for index in range(8)]
-    admit(context, jobs)
+    sequences = [SequenceRequest(index, prompts[index // 4], params, 4) for index in range(8)]
+    admit(context, sequences)
     backlog = context.backlog
     assert (backlog.requests, backlog.tokens) == (8, 50)
-    start(context, jobs[0], 0)
-    dismiss(context, jobs[0])
+    start(context, sequences[0], 0)
+    dismiss(context, sequences[0])
     assert (backlog.requests, backlog.tokens) == (7, 30)
-    for job in jobs:
-        dismiss(context, job)
+    for sequence in sequences:
+        dismiss(context, sequence)
     assert (backlog.requests, backlog.tokens, context.active_sequences) == (0, 0, 0)
 
 
@@ -245,8 +245,10 @@ def test_request_that_ends_without_an_output_does_not_change_the_pace():
     context.backlog, clock = make()
 
     async def ask():
-        job = Job(0, Prompt([5, 6]), SamplingParams(max_tokens=1), 1)
-        return [events async for events in Generation(context, GenerateCall(), [job], 2).events()]
+        sequence = SequenceRequest(0, Prompt([5, 6]), SamplingParams(max_tokens=1), 1)
+        return [
+            events async for events in Generation(context, GenerateCall(), [sequence], 2).events()
+        ]
 
     async def hang_up():
         tasks = [asyncio.create_task(ask()) for _ in range(8)]
@@ -272,8 +274,10 @@ def test_fanned_out_requests_of_one_moment_see_each_other_and_leave_nothing_behi
 
     async def ask():
         params = SamplingParams(max_tokens=1)
-        jobs = [Job(index, Prompt([5, 6]), params, 3) for index in range(3)]
-        return [events async for events in Generation(context, GenerateCall(), jobs, 6).events()]
+        sequences = [SequenceRequest(index, Prompt([5, 6]), params, 3) for index in range(3)]
+        return [
+            events async for events in Generation(context, GenerateCall(), sequences, 6).events()
+        ]
 
     async def at_once():
         tasks = [asyncio.create_task(ask()) for _ in range(4)]

@@ -159,7 +159,7 @@ def test_an_error_without_a_request_has_openais_shape():
 @pytest.mark.parametrize("path", [path for _, path in ALL])
 def test_while_a_model_is_downloaded_an_error_has_the_shape_of_its_path(path):
     for given in (path, f"{path}?beta=true", f"{path}/", f"http://host{path}"):
-        answer = startup_server._answer_to(head("POST", given), LoadProgress())
+        answer = startup_server._response_to(head("POST", given), LoadProgress())
         top, _, body = answer.partition(b"\r\n\r\n")
         if path == "/live":
             continue
@@ -173,7 +173,7 @@ def test_both_servers_refuse_in_the_same_words():
     api.context.ready, api.context.loading = False, LoadProgress("load", 1, 4)
     for _, path in WITH_BODIES:
         shown = api.post(path)
-        early = startup_server._answer_to(head("POST", path), api.context.loading)
+        early = startup_server._response_to(head("POST", path), api.context.loading)
         ours, theirs = json.loads(early.partition(b"\r\n\r\n")[2]), shown.json()
         for body in (ours, theirs):
             body.pop("request_id", None)

@@ -9,7 +9,7 @@ import httpx
 import jsonschema
 import pytest
 
-from cpuserve.engine.grammars.jobs import MAX_OF_CALLER
+from cpuserve.engine.grammars.grammar_queue import MAX_OF_CALLER
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.tools import TEMPLATE
 from tests.helpers.patience import PATIENCE_S, until

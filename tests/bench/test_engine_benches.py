@@ -15,7 +15,7 @@ import pytest
 
 from cpuserve.bench import load, tune
 from cpuserve.cli import main as cli
-from cpuserve.engine.resident import resident_bytes
+from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.errors import StartupError
 from cpuserve.platforms import tuned
 from tests.helpers.children import child_options

@@ -175,7 +175,7 @@ def test_the_records_of_streams_beside_a_prompt_are_records(monkeypatch, capsys)
     async def learn(*_):
         pass
 
-    monkeypatch.setattr(bench, "Server", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(bench, "ServerProcess", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(bench, "learn", learn)
     monkeypatch.setattr(bench, "round_of", lambda *_: next(rounds))
     monkeypatch.setattr(sys, "argv", ["bench_itl.py", "m", "--rounds", "2"])

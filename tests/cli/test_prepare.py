@@ -18,7 +18,7 @@ from cpuserve.config.load import from_arguments
 from cpuserve.config.options import EngineOptions
 from cpuserve.core.admission import Limits
 from cpuserve.errors import ConfigError, ModelError, StartupError, TooLittleMemory
-from cpuserve.loader.safetensors import SafetensorsStore
+from cpuserve.loader.safetensors import SafetensorsFile, SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.prepare import Prepared, for_another, kv_cache_bytes, model_facts, prepare
 from cpuserve.serving.call import GenerateCall
@@ -41,6 +41,18 @@ def test_the_weights_of_matrices_are_counted_as_the_checkpoint_has_them(family):
     # A stack of matrices has three dimensions, and so has a convolution, of one column.
     matrices = [s for s in shapes if len(s) == 2 or (len(s) == 3 and s[1] > 1)]
     assert facts.matrix_weights == sum(map(math.prod, matrices))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "bert", "gemma3n"])
+def test_each_file_with_tensors_is_opened_once(family, monkeypatch):
+    """Of gemma3n the search for an untied head and the sizes of its tables read them."""
+    path, opened = tiny_model(family), []
+    real = SafetensorsFile.__init__
+    monkeypatch.setattr(
+        SafetensorsFile, "__init__", lambda self, file: (opened.append(file), real(self, file))[1]
+    )
+    model_facts(EngineOptions(), path)
+    assert sorted(opened) == sorted(path.glob("*.safetensors"))
 
 
 def test_a_model_without_attention_is_refused():

@@ -22,7 +22,7 @@ def clock(monkeypatch):
 
 
 def test_a_short_stage_says_nothing(clock, capsys):
-    progress = terminal.Progress()
+    progress = terminal.ProgressBars()
     for done in range(5):
         progress("load", done, 4)
         clock[0] += 0.01
@@ -30,7 +30,7 @@ def test_a_short_stage_says_nothing(clock, capsys):
 
 
 def test_a_long_stage_is_told_every_few_seconds_and_at_its_end(clock, capsys):
-    progress = terminal.Progress()
+    progress = terminal.ProgressBars()
     for done in range(101):
         progress("load", done << 20, 100 << 20)
         clock[0] += 0.1
@@ -41,7 +41,7 @@ def test_a_long_stage_is_told_every_few_seconds_and_at_its_end(clock, capsys):
 
 
 def test_a_stage_of_unknown_size_has_no_percentage(clock, capsys):
-    progress = terminal.Progress()
+    progress = terminal.ProgressBars()
     progress("download", 0, 0)
     clock[0] += 9
     progress("download", 5, 0)
@@ -84,7 +84,7 @@ def test_a_terminal_gets_a_bar_for_what_takes_long_and_is_left_clean(clock, monk
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("sys.stderr", screen := Screen())
-    progress = terminal.Progress()
+    progress = terminal.ProgressBars()
     progress("load", 0, 100)
     assert screen.getvalue() == "", "a bar for less would only flicker"
     clock[0] += 1

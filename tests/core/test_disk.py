@@ -14,8 +14,8 @@ import pytest
 
 from cpuserve.core.kv import files as files_module
 from cpuserve.core.kv.block_file import HEAD, SEED_BYTES
+from cpuserve.core.kv.cache_folder import FOLDER, MARK, MARK_TEXT, claim
 from cpuserve.core.kv.disk import DiskCache
-from cpuserve.core.kv.owned import FOLDER, MARK, MARK_TEXT, claim
 from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex
 from cpuserve.core.kv.tier import TierNeeds
 from cpuserve.errors import ConfigError

@@ -17,7 +17,7 @@ from cpuserve.core.request import Request
 from cpuserve.core.scheduler import Scheduler
 from cpuserve.errors import InvalidRequest
 from cpuserve.loader.dense_module import Head
-from cpuserve.runtime.pooling import make_pool
+from cpuserve.runtime.pooling import make_pooler
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import FakeModel, reference, vector_after
 
@@ -1038,7 +1038,7 @@ def test_embeddings_pool_each_token_once_beside_streams_and_after_preemption(kin
     scheduler.add(request(9, 3, max_tokens=12))
     for number, prompt in enumerate(prompts):
         pooled = request(number, 0, max_tokens=0, prompt=prompt)
-        pooled.pool = make_pool(Head(kind))
+        pooled.pooler = make_pooler(Head(kind))
         scheduler.add(pooled)
     found, preempted = {}, False
     while scheduler.has_work:
@@ -1048,7 +1048,7 @@ def test_embeddings_pool_each_token_once_beside_streams_and_after_preemption(kin
                 found[delta.request.id] = np.frombuffer(delta.vector, "<f4")
         scheduler.check_invariants()
         last = scheduler.running[-1] if scheduler.running else None
-        if not preempted and last is not None and last.pool is not None and last.num_computed:
+        if not preempted and last is not None and last.pooler is not None and last.num_computed:
             scheduler._preempt(last)
             preempted = True
     for number, prompt in enumerate(prompts):
@@ -1062,7 +1062,7 @@ def test_a_vector_that_cannot_be_normalized_ends_its_request_alone(broken):
     scheduler, model = make()
     for number in (0, 1):
         pooled = request(number, 4, max_tokens=0)
-        pooled.pool = make_pool(Head("last"))
+        pooled.pooler = make_pooler(Head("last"))
         scheduler.add(pooled)
     results = model.run(scheduler.schedule())
     results[0].vector = [broken] * 4
@@ -1078,7 +1078,7 @@ def test_a_vector_that_cannot_be_normalized_ends_its_request_alone(broken):
 
 def embed(number, num_prompt):
     pooled = request(number, num_prompt, max_tokens=0)
-    pooled.pool = make_pool(Head("mean"))
+    pooled.pooler = make_pooler(Head("mean"))
     return pooled
 
 

@@ -27,10 +27,10 @@ from cpuserve.config.cache_groups import STATES_OF_ONE, CacheUse
 from cpuserve.core.admission import Limits, check_request, output_limit
 from cpuserve.core.drafts import Drafter
 from cpuserve.core.kv.block_file import SEED_BYTES
+from cpuserve.core.kv.cache_folder import claim
 from cpuserve.core.kv.disk import DiskCache
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.offload import Offload
-from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.prefix import FORGOTTEN, PrefixChain
 from cpuserve.core.kv.swap import SwapSpace
 from cpuserve.core.kv.tier import TierNeeds

@@ -3,8 +3,8 @@
 import pytest
 
 from cpuserve.core.kv import shared
+from cpuserve.core.kv.cache_folder import FOLDER
 from cpuserve.core.kv.disk import DiskCache
-from cpuserve.core.kv.owned import FOLDER
 from cpuserve.core.kv.prefix import PrefixChain, PrefixIndex
 from cpuserve.core.kv.shared import SharedFiles
 from cpuserve.core.kv.tier import TierNeeds

@@ -1,4 +1,4 @@
-// attention, attention_merge, rope_store and latent_store against fp64 loops, and the numerics law
+// attention, attention_merge, rope_store and latent_store against fp64 loops, and batch invariance
 // bit for bit.
 #include <algorithm>
 #include <cmath>
@@ -519,16 +519,16 @@ void check_type(KvType type, const KernelTable& k) {
 
 }  // namespace
 
-KERNEL_TEST(attention_bf16_matches_fp64_and_the_law) { check_type(KvType::bf16, k); }
-KERNEL_TEST(attention_f16_matches_fp64_and_the_law) { check_type(KvType::f16, k); }
-KERNEL_TEST(attention_f32_matches_fp64_and_the_law) { check_type(KvType::f32, k); }
+KERNEL_TEST(attention_bf16_matches_fp64_and_is_batch_invariant) { check_type(KvType::bf16, k); }
+KERNEL_TEST(attention_f16_matches_fp64_and_is_batch_invariant) { check_type(KvType::f16, k); }
+KERNEL_TEST(attention_f32_matches_fp64_and_is_batch_invariant) { check_type(KvType::f32, k); }
 
-KERNEL_TEST(attention_int8_matches_fp64_and_the_law) { check_type(KvType::int8, k); }
-KERNEL_TEST(attention_e4m3_matches_fp64_and_the_law) { check_type(KvType::e4m3, k); }
-KERNEL_TEST(attention_e5m2_matches_fp64_and_the_law) { check_type(KvType::e5m2, k); }
+KERNEL_TEST(attention_int8_matches_fp64_and_is_batch_invariant) { check_type(KvType::int8, k); }
+KERNEL_TEST(attention_e4m3_matches_fp64_and_is_batch_invariant) { check_type(KvType::e4m3, k); }
+KERNEL_TEST(attention_e5m2_matches_fp64_and_is_batch_invariant) { check_type(KvType::e5m2, k); }
 
 // Encoders: a row sees the keys after its own, too, and a window reaches to both sides.
-KERNEL_TEST(attention_to_both_sides_matches_fp64_and_the_law) {
+KERNEL_TEST(attention_to_both_sides_matches_fp64_and_is_batch_invariant) {
   unsigned turn = 0;
   for (KvType type :
        {KvType::bf16, KvType::f16, KvType::f32, KvType::int8, KvType::e4m3, KvType::e5m2}) {

@@ -1,5 +1,5 @@
 // The kinds of float codes (kernels/linear/coded.h), against an fp64 reference that reads single
-// elements of the source rows by the text of their format, and the numerics law bit for bit.
+// elements of the source rows by the text of their format, and batch invariance bit for bit.
 #include <algorithm>
 
 #include "divisions.h"

@@ -1,6 +1,6 @@
 // Linear kernels of every weight kind against a plain fp64 reference that reads the packed bytes by
-// an independent implementation of the layouts in kernels/table/weights.h, and the numerics law bit
-// for bit.
+// an independent implementation of the layouts in kernels/table/weights.h, and batch invariance
+// bit for bit.
 #include <algorithm>
 
 #include "harness.h"
@@ -711,7 +711,7 @@ KERNEL_TEST(linear_nan_and_infinity_reach_their_row_and_no_other) {
   });
 }
 
-// -- the law
+// -- batch invariance
 // ---------------------------------------------------------------------------------------
 
 namespace {

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from cpuserve.engine.adapters import AdapterSlots
 from cpuserve.engine.ipc import Ask
+from cpuserve.engine.lora import AdapterSlots
 from cpuserve.errors import ModelError
 
 FOREVER_S = 3600.0
@@ -52,16 +52,16 @@ class Slots(AdapterSlots):
         number = self.begin(what, name, **details)
         self.advance(FOREVER_S)
         assert not self.changing
-        (answer,) = self.answers()
-        assert answer.id == number
-        return answer.value
+        (reply,) = self.replies()
+        assert reply.id == number
+        return reply.value
 
     def stage(self, name, path=None, in_place=False):
         return self.change("stage_adapter", name, path=f"/disk/{path or name}", in_place=in_place)
 
     def load(self, name, path=None, in_place=False):
-        answer = self.stage(name, path, in_place)
-        assert answer == {"fingerprint": f"print of {path or name}"}
+        reply = self.stage(name, path, in_place)
+        assert reply == {"fingerprint": f"print of {path or name}"}
         assert self.change("use_adapter", name) == {}
         return self.find(name).slot
 
@@ -80,18 +80,18 @@ def test_a_change_goes_on_in_portions():
     slots.begin("stage_adapter", "a", path="/disk/a", in_place=False)
     turns = 0
     while slots.changing:
-        assert not slots.answers()
+        assert not slots.replies()
         slots.advance(0.0)
         turns += 1
     assert turns == 5  # one pause while it is read, three while it is written, and the end
-    assert [answer.value for answer in slots.answers()] == [{"fingerprint": "print of a"}]
+    assert [reply.value for reply in slots.replies()] == [{"fingerprint": "print of a"}]
 
 
 def test_no_work_is_left_without_changes():
     slots = AdapterSlots()
     slots.advance(FOREVER_S)
     assert not slots.changing
-    assert slots.answers() == []
+    assert slots.replies() == []
 
 
 def test_a_dropped_adapter_leaves_its_slot():
@@ -112,9 +112,9 @@ def test_a_replaced_adapter_keeps_its_slot_until_its_requests_have_ended():
     third = slots.load("a", "a3", in_place=True)
     assert len({first, second, third}) == 3
     slots.used = {first, second, third}
-    answer = slots.stage("a", "a4", in_place=True)
-    assert "no slot is free yet" in answer["error"]
-    assert answer["fault"]
+    reply = slots.stage("a", "a4", in_place=True)
+    assert "no slot is free yet" in reply["error"]
+    assert reply["fault"]
     assert slots.find("a").fingerprint == "print of a3"
     slots.used = {second, third}
     assert slots.load("a", "a4", in_place=True) == first
@@ -137,8 +137,8 @@ def test_there_is_room_for_one_adapter_less_than_slots():
     slots = Slots()
     slots.load("a")
     slots.load("b")
-    answer = slots.stage("c")
-    assert "there is room for 2 adapters, and a, b are loaded" in answer["error"]
+    reply = slots.stage("c")
+    assert "there is room for 2 adapters, and a, b are loaded" in reply["error"]
     assert slots.load("a", "a2", in_place=True) == 2
 
 
@@ -167,5 +167,5 @@ def test_without_room_nothing_can_be_loaded():
     slots = AdapterSlots()
     slots.ask(Ask(1, "stage_adapter", {"name": "a", "path": "/disk/a", "in_place": False}))
     slots.advance(FOREVER_S)
-    (answer,) = slots.answers()
-    assert "--allow-runtime-lora-updating" in answer.value["error"]
+    (reply,) = slots.replies()
+    assert "--allow-runtime-lora-updating" in reply.value["error"]

@@ -7,9 +7,9 @@ from array import array
 
 import pytest
 
-from cpuserve.engine.adapters import AdapterSlots
 from cpuserve.engine.ipc import Abort, AddRequest, Ask, Shutdown
 from cpuserve.engine.loop import run_loop
+from cpuserve.engine.lora import AdapterSlots
 from cpuserve.runtime.executor import StepOutputs
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.fake_executor import fake_config, fake_core, reference, score
@@ -313,33 +313,33 @@ def test_roofline_waits_until_the_engine_is_idle_and_reports_do_not():
     core.handle(Ask(1, "roofline"))
     core.handle(Ask(2, "report"))
     core.handle(Ask(3, "weather"))
-    answers = {a.id: a.value for a in core.answers()}
-    assert set(answers) == {2, 3}
-    assert answers[2]["waiting"] == 1
-    assert "weather" in answers[3]["error"]
-    assert not core.answers()  # nothing is measured beside a request
+    replies = {a.id: a.value for a in core.replies()}
+    assert set(replies) == {2, 3}
+    assert replies[2]["waiting"] == 1
+    assert "weather" in replies[3]["error"]
+    assert not core.replies()  # nothing is measured beside a request
     run(core)
     parts = 0
-    while not (answers := core.answers()):
+    while not (replies := core.replies()):
         parts += 1
         assert core.probing
     assert parts == 2
-    assert [(a.id, a.value) for a in answers] == [(1, {"bytes_per_s": 1e9})]
+    assert [(a.id, a.value) for a in replies] == [(1, {"bytes_per_s": 1e9})]
     assert not core.probing
-    assert core.answers() == []
+    assert core.replies() == []
 
 
 def test_a_request_waits_for_one_part_of_the_roofline_only():
     core = fake_core()
     core.handle(Ask(1, "roofline"))
-    assert core.answers() == []  # the first part
+    assert core.replies() == []  # the first part
     add(core, 1, max_tokens=2)
-    assert core.answers() == []
+    assert core.replies() == []
     assert tokens(run(core)[1])
-    answers = []
-    while not answers:
-        answers = core.answers()
-    assert answers[0].value == {"bytes_per_s": 1e9}
+    replies = []
+    while not replies:
+        replies = core.replies()
+    assert replies[0].value == {"bytes_per_s": 1e9}
 
 
 def test_progress_is_reported_after_each_part_of_the_prompt_but_the_last():
@@ -400,15 +400,15 @@ def change(core, what, name, **details):
     core.handle(Ask(7, what, {"name": name, **details}))
     while core.changing:
         core.change_adapters()
-    (answer,) = core.answers()
-    return answer.value
+    (reply,) = core.replies()
+    return reply.value
 
 
 def load(core, name):
     """Load an adapter, in place if there is one; returns its slot, or why it has none."""
-    answer = change(core, "stage_adapter", name, path="/disk", in_place=True)
-    if "error" in answer:
-        return answer["error"]
+    reply = change(core, "stage_adapter", name, path="/disk", in_place=True)
+    if "error" in reply:
+        return reply["error"]
     change(core, "use_adapter", name)
     return core.adapters.find(name).slot
 
@@ -439,7 +439,7 @@ def test_the_loop_works_on_changes_of_adapters_while_it_is_idle():
 
 
 class Asks:
-    """A channel with one control message; it ends the engine loop after the answer."""
+    """A channel with one control message; it ends the engine loop after the reply."""
 
     def __init__(self, question):
         self.waiting, self.sent = [question], []

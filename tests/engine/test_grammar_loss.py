@@ -93,7 +93,7 @@ def test_steps_that_can_run_nothing_wait_for_the_process(monkeypatch):
         return settle(grammars, wait_s)
 
     with monkeypatch.context() as patched:
-        patched.setattr(process, "ANSWER_S", PATIENCE_S)
+        patched.setattr(process, "REPLY_S", PATIENCE_S)
         patched.setattr(client.Grammars, "settle", noted)
         engine.run(lambda: engine.core.scheduler.masks_late)
         for _ in range(5):

@@ -6,8 +6,13 @@ import threading
 import psutil
 import pytest
 
-from cpuserve.engine.grammars import client, jobs
-from cpuserve.engine.grammars.jobs import MAX_OF_CALLER, MAX_WAITING, Jobs, QueueFull
+from cpuserve.engine.grammars import client, grammar_queue
+from cpuserve.engine.grammars.grammar_queue import (
+    MAX_OF_CALLER,
+    MAX_WAITING,
+    GrammarQueue,
+    QueueFull,
+)
 from cpuserve.engine.grammars.process import Process
 from cpuserve.engine.grammars.worker import MAX_CPU_S
 from cpuserve.engine.ipc import Abort
@@ -56,7 +61,7 @@ def words(texts):
 
 
 def test_callers_take_turns_and_the_grammars_of_each_keep_their_order():
-    jobs = Jobs()
+    jobs = GrammarQueue()
     for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
         jobs.put(name, name[0])
     assert jobs.drop("a2")
@@ -67,7 +72,7 @@ def test_callers_take_turns_and_the_grammars_of_each_keep_their_order():
 
 
 def test_the_queue_and_the_share_of_a_caller_are_bounded():
-    jobs = Jobs()
+    jobs = GrammarQueue()
     for i in range(MAX_OF_CALLER):
         jobs.check("a")
         jobs.put(i, "a")
@@ -118,7 +123,7 @@ def test_a_compilation_for_nobody_ends(engine, begun):
     all_of = [{"pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwxyz"]
     left = engine.json({"type": "string", "allOf": all_of})
     grammars = engine.core._grammars
-    wait_until(lambda: grammars._process is not None and not grammars._jobs._num)
+    wait_until(lambda: grammars._process is not None and not grammars._queue._num)
     wait_until(lambda: psutil.Process(engine.process.pid).children() or not begun)
     engine.core.handle(Abort([left]))
     engine.step()
@@ -139,7 +144,7 @@ def test_a_full_queue_refuses_new_forms_but_no_known_ones(engine, gate, monkeypa
     known = choice(engine, "w0", caller="another")
     engine.step()
     (output,) = engine.outputs[full]
-    assert (output.finish, output.busy, output.fault) == ("error", True, None)
+    assert (output.finish, output.queue_full, output.fault) == ("error", True, None)
     assert output.error.startswith("The queue is full: ")
     gate.opened.set()
     engine.run()

@@ -11,15 +11,15 @@ from cpuserve.engine.ipc import (
     MAX_FRAME_BYTES,
     Abort,
     AddRequest,
-    Answer,
     Ask,
     Fatal,
     FrameError,
     FrameReader,
     Output,
-    Progress,
     Ready,
+    Reply,
     Shutdown,
+    StageProgress,
     Stats,
     StepOutput,
     TokenLogprob,
@@ -36,12 +36,12 @@ INBOUND = [
     Shutdown(),
 ]
 OUTBOUND = [
-    Progress("load", 3, 10),
+    StageProgress("load", 3, 10),
     Ready({"vocab_size": 7, "eos_ids": [1], "nested": {"a": None}}),
     StepOutput(
         [Output(1, [5], "stop", 5, [TokenLogprob(5, -0.5, 1, [(5, -0.5)])], [None])], Stats(1, 2)
     ),
-    Answer(9, {"ok": True}),
+    Reply(9, {"ok": True}),
     Fatal("broken", True),
 ]
 

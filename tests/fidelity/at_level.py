@@ -1,14 +1,15 @@
 """Answer the golden prompts with the default model at ISA levels, in this process.
 
-    python -m tests.fidelity.at_level [--model FILE] [--tokens N] [--law M,N] [LEVEL ...]
+    python -m tests.fidelity.at_level [--model FILE] [--tokens N] [--invariance M,N] [LEVEL ...]
 
 The levels are by default all that this build has and this CPU runs.
 
 At each level: greedy answers must be those of transformers in fp32 (tests/golden) up to the first
 token that led the next best by less than MARGIN, because that close a call may go either way. And
 they must have the same bits, token by token, when the prompts are computed in small pieces, on
-other threads, and together with other requests: 32 in all (with --law, the first M tokens, among N
-requests in all). Nothing but cpuserve and the model is needed, so it also runs under an emulator:
+other threads, and together with other requests: 32 in all (with --invariance, the first M tokens,
+among N requests in all). Nothing but cpuserve and the model is needed, so it also runs under an
+emulator:
 
     qemu-x86_64-static -cpu Haswell PYTHON -m tests.fidelity.at_level avx2
 """
@@ -105,7 +106,7 @@ def check_answers(model: Path, isa: str, tokens: int) -> tuple[int, list[Answer]
     return compared, alone, prompts
 
 
-def check_law(
+def check_batch_invariance(
     model: Path,
     isa: str,
     tokens: int,
@@ -138,17 +139,21 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=MODEL, help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=NUM_GREEDY, help="of each answer, at most 16")
-    parser.add_argument("--law", default=f"{NUM_GREEDY},{TOGETHER}", help="default: %(default)s")
+    parser.add_argument(
+        "--invariance", default=f"{NUM_GREEDY},{TOGETHER}", help="default: %(default)s"
+    )
     parser.add_argument("levels", nargs="*", metavar="LEVEL")
     options = parser.parse_args(argv)
-    few, requests = (int(number) for number in options.law.split(","))
+    few, requests = (int(number) for number in options.invariance.split(","))
     few = min(few, options.tokens)
     if few < 1 or not len(PROMPTS) < requests <= TOGETHER:
-        parser.error(f"--law is tokens and from {len(PROMPTS) + 1} to {TOGETHER} requests")
+        parser.error(f"--invariance is tokens and from {len(PROMPTS) + 1} to {TOGETHER} requests")
     model = resolve_model(options.model)
     for isa in options.levels or _C.isa_levels():
         compared, alone, prompts = check_answers(model, isa, options.tokens)
-        check_law(model, isa, few, [answer.first(few) for answer in alone], prompts, requests)
+        check_batch_invariance(
+            model, isa, few, [answer.first(few) for answer in alone], prompts, requests
+        )
         print(
             f"{isa}: {compared} tokens of {len(prompts)} prompts are the reference's; "
             f"the first {few} have the same bits among {requests - 1} others, in pieces, on other "

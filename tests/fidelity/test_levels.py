@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fidelity.at_level import certain, check_answers, check_law
+from tests.fidelity.at_level import certain, check_answers, check_batch_invariance
 from tests.fidelity.passages import NUM_GREEDY, reference
 from tests.helpers.depth import deep_but
 from tests.helpers.levels import LEVELS
@@ -21,7 +21,7 @@ def test_answers_are_the_references_and_the_same_bits_among_others(isa):
     model = default_model()
     compared, alone, prompts = check_answers(model, isa, FEW)
     assert compared >= 30
-    check_law(model, isa, FEW, alone, prompts)
+    check_batch_invariance(model, isa, FEW, alone, prompts)
 
 
 def test_answers_are_compared_up_to_the_first_close_call():

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cpuserve.serving.events import Text, ToolCall
+from cpuserve.serving.events import Text, ToolCallDelta
 
 INDEX = 3  # of the choice
 Found = list[str | list[str]]
@@ -41,7 +41,7 @@ def told(parser: Any, texts: Iterable[str]) -> Found:
             joined = found.pop() if found and isinstance(found[-1], str) else ""
             found.append(f"{joined}{piece.text}")
             continue
-        assert isinstance(piece, ToolCall)
+        assert isinstance(piece, ToolCallDelta)
         if piece.id is None:
             assert (piece.name, piece.call) == (None, len(ids) - 1)
             found[-1][1] += piece.arguments

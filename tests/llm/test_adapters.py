@@ -1,4 +1,4 @@
-"""LoRA adapters through the whole engine: merged weights in transformers, and the numerics law."""
+"""LoRA adapters through the whole engine: merged weights in transformers, and batch invariance."""
 
 import json
 

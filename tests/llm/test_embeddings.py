@@ -1,4 +1,4 @@
-"""Embeddings through the whole engine: transformers' vectors, and the numerics law."""
+"""Embeddings through the whole engine: transformers' vectors, and batch invariance."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Encoders through the whole engine: transformers' vectors, and the numerics law."""
+"""Encoders through the whole engine: transformers' vectors, and batch invariance."""
 
 import numpy as np
 import pytest

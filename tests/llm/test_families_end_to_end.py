@@ -1,4 +1,4 @@
-"""Every family through the whole engine: transformers' tokens, and the law.
+"""Every family through the whole engine: transformers' tokens, and batch invariance.
 
 Their weights, keys and values are fp32 here, so that no rounding separates two close logits.
 """

@@ -1,4 +1,4 @@
-"""Rerankers through the whole engine: transformers' scores, and the numerics law."""
+"""Rerankers through the whole engine: transformers' scores, and batch invariance."""
 
 import os
 

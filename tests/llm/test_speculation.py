@@ -1,4 +1,4 @@
-"""The numerics law with speculation: drafts change no token and no bit of a logprob."""
+"""Batch invariance with speculation: drafts change no token and no bit of a logprob."""
 
 from __future__ import annotations
 

@@ -6,18 +6,18 @@ import torch
 
 from cpuserve.errors import ModelError
 from cpuserve.program.interpret import Interpreter
-from cpuserve.program.parts import Part, parse, rows, stored_needs
+from cpuserve.program.parts import TensorPart, parse, rows, stored_needs
 from cpuserve.program.program import Program, WeightNeed
 from cpuserve.quant import dequantize
 from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.parts import PartWeights, transposed
 
 NAMES = {
-    "a.b[0:160].weight": Part("a.b.weight", 0, 160),
-    "a.b[3][160:320].weight": Part("a.b.weight", 160, 320, 1, 3),
-    "a.b[1:64:2].bias": Part("a.b.bias", 1, 64, 2),
-    "a.b[2:5]": Part("a.b", 2, 5),
-    "a.b[:,64:128].weight": Part("a.b.weight", 64, 128, columns=True),
+    "a.b[0:160].weight": TensorPart("a.b.weight", 0, 160),
+    "a.b[3][160:320].weight": TensorPart("a.b.weight", 160, 320, 1, 3),
+    "a.b[1:64:2].bias": TensorPart("a.b.bias", 1, 64, 2),
+    "a.b[2:5]": TensorPart("a.b", 2, 5),
+    "a.b[:,64:128].weight": TensorPart("a.b.weight", 64, 128, columns=True),
 }
 
 

@@ -21,7 +21,7 @@ KINDS = [
     ("w8_g32", "bf16"),
     ("w4_g32", "bf16"),
     ("w4m_g32", "bf16"),
-]  # others: numerics law
+]  # others: batch invariance
 PROMPT = [(i * 37 + i * i * 5) % 101 for i in range(560)]
 SHAPES = {"2-heads": Shape(layers=1), "1-head": Shape(layers=1, q_heads=3, kv_heads=1)}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cpuserve.engine.grammars.compiler import Compiler
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, Prompt
-from cpuserve.serving.tools.learn import AnswerFormat
+from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER, Qwen3CoderParser
 from cpuserve.serving.tools.use import tool_use
 from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -177,7 +177,7 @@ def matches():
 def forced(tool, name=None):
     strict = {**tool, "function": {**tool["function"], "strict": True}}
     asked = GenerateCall(tools=[strict], tool_choice="required", tool_name=name)
-    return tool_use(asked, AnswerFormat(QWEN3_CODER))
+    return tool_use(asked, LearnedFormat(QWEN3_CODER))
 
 
 @pytest.mark.parametrize("name", [None, "f"])

@@ -18,10 +18,10 @@ from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import Text
 from cpuserve.serving.tools import FORMATS as ALL
 from cpuserve.serving.tools.hermes import HERMES
-from cpuserve.serving.tools.learn import AnswerFormat
+from cpuserve.serving.tools.learn import LearnedFormat
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
 from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
-from cpuserve.serving.tools.use import answer_form, tool_use
+from cpuserve.serving.tools.use import response_structure, tool_use
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
 
@@ -35,7 +35,7 @@ def tool(name, schema=None, **more):
 
 
 def use(*tools, found=HERMES, **fields):
-    return tool_use(GenerateCall(tools=list(tools), **fields), AnswerFormat(found))
+    return tool_use(GenerateCall(tools=list(tools), **fields), LearnedFormat(found))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ FORMS = {
 def form_or_calls(found, fields, **more):
     """Return what an answer with these fields and the functions f and g must look like."""
     call = GenerateCall(tools=[tool("f", CITY), tool("g")], **fields, **more)
-    return answer_form(call, tool_use(call, AnswerFormat(found)))
+    return response_structure(call, tool_use(call, LearnedFormat(found)))
 
 
 def whole_calls(found, *calls):
@@ -222,7 +222,7 @@ def test_a_form_and_functions_that_are_too_long_together_are_refused():
     call = GenerateCall(structured_outputs={"regex": "a" * MAX_CHARS}, tools=[tool("f")])
     expected = rf"structured_outputs and tools have \d+ characters: at most {MAX_CHARS}"
     with pytest.raises(InvalidRequest, match=expected) as raised:
-        answer_form(call, tool_use(call, AnswerFormat(HERMES)))
+        response_structure(call, tool_use(call, LearnedFormat(HERMES)))
     assert raised.value.param == "structured_outputs"
 
 
@@ -276,7 +276,7 @@ def test_a_call_in_free_text_may_have_the_white_space_that_models_write(allows, 
 def test_calls_in_place_of_a_form_fit_the_schemas_of_strict_functions(allows, found):
     tools = [tool("f", city(found), strict=True), tool("g")]
     call = GenerateCall(tools=tools, **FORMS["schema"][0])
-    form = answer_form(call, tool_use(call, AnswerFormat(found)))
+    form = response_structure(call, tool_use(call, LearnedFormat(found)))
     assert allows(form, FORMS["schema"][1])
     assert allows(form, whole_calls(found, ("f", '{"city": "P"}'), ("g", '{"b": "x"}')))
     assert not allows(form, whole_calls(found, ("f", '{"b": "x"}')))
@@ -497,7 +497,7 @@ def test_a_schema_that_cannot_be_compiled_is_told_with_its_function(
     for fields in ({"tool_choice": "required"}, {}, FORMS["schema"][0]):
         call = GenerateCall(tools=tools, **fields)
         with pytest.raises(GrammarError) as raised:
-            matcher_behind(answer_form(call, tool_use(call, AnswerFormat(found))), "")
+            matcher_behind(response_structure(call, tool_use(call, LearnedFormat(found))), "")
         message = re.sub(r"#/\S*", "#", str(raised.value))  # its place depends on the format
         assert message == f"the parameters of get.it: {reason}"
 
@@ -516,7 +516,7 @@ def test_a_schema_that_is_no_json_is_refused():
     assert raised.value.param == "tools"
     call = GenerateCall(tools=[tool("f", deep, strict=True)], **FORMS["schema"][0])
     with pytest.raises(InvalidRequest, match="cannot be kept"):
-        answer_form(call, tool_use(call, AnswerFormat(HERMES)))
+        response_structure(call, tool_use(call, LearnedFormat(HERMES)))
 
 
 @pytest.mark.parametrize("found", FORMATS, ids=lambda f: f.name)

@@ -280,7 +280,7 @@ def test_requests_survive_the_death_of_the_process_that_forks(renderer):
 def test_a_job_whose_process_is_killed_again_and_again_is_503(renderer, monkeypatch):
     def dies(_self, _job):
         os.kill(renderer.pid, signal.SIGKILL)
-        raise client.Lost
+        raise client.RenderProcessLost
 
     renderer.check("x")
     monkeypatch.setattr(client.Fork, "ask", dies)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from cpuserve.api.request.content_parts import NonTextPart, Part, elsewhere, non_text_part, plain
+from cpuserve.api.request.content_parts import (
+    ContentPart,
+    NonTextPart,
+    elsewhere,
+    non_text_part,
+    plain,
+)
 from cpuserve.errors import InvalidRequest
 
 # Claude Code's first line of the system text, which is about billing and changes with each session:
@@ -41,7 +47,7 @@ def _without_billing(text: str) -> str | None:
     return more if is_more else None
 
 
-def shown(block: dict[str, Any], where: str) -> Part:
+def shown(block: dict[str, Any], where: str) -> ContentPart:
     """Return the text of a block that a user may send, or the part that replaces it.
 
     Raises:
@@ -54,14 +60,14 @@ def shown(block: dict[str, Any], where: str) -> Part:
     return non_text_part(kind, where) if show is None else show(block, where)
 
 
-def returned(content: object, where: str) -> list[Part]:
+def returned(content: object, where: str) -> list[ContentPart]:
     """Return the result of a tool, which is never refused."""
     if not isinstance(content, list):
         return [] if content is None else [plain(content)]
     return [_returned(part, f"{where}.{index}") for index, part in enumerate(content)]
 
 
-def _returned(block: object, where: str) -> Part:
+def _returned(block: object, where: str) -> ContentPart:
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(block, dict) or not isinstance(kind, str):
         return plain(block)
@@ -88,7 +94,7 @@ def text_of(block: dict[str, Any], where: str) -> str:
     return _string(block, "text", where)
 
 
-def _document(block: dict[str, Any], where: str) -> Part:
+def _document(block: dict[str, Any], where: str) -> ContentPart:
     """Return a document's title, context and text, each on a line of its own."""
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
@@ -128,7 +134,7 @@ def _tool_reference(block: dict[str, Any], where: str) -> str:
 
 
 # Other blocks than text that become text. There are no citations in responses.
-_SHOWN: dict[str, Callable[[dict[str, Any], str], Part]] = {
+_SHOWN: dict[str, Callable[[dict[str, Any], str], ContentPart]] = {
     "document": _document,
     "search_result": _search_result,
     "tool_reference": _tool_reference,

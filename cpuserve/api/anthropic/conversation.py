@@ -13,9 +13,9 @@ from cpuserve.api.anthropic.blocks import (
     system_text,
     text_of,
 )
-from cpuserve.api.request.content_parts import Part, joined
+from cpuserve.api.request.content_parts import ContentPart, joined
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import Message
+from cpuserve.serving.call import ConversationMessage
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 _FAILED = "[The tool reports an error.]"
@@ -23,7 +23,7 @@ _FAILED = "[The tool reports an error.]"
 
 def chat_messages(
     messages: list[dict[str, Any]], system: str | list[dict[str, Any]] | None, note: str = ""
-) -> list[Message]:
+) -> list[ConversationMessage]:
     """Return the messages; InvalidRequest with the path of an invalid part.
 
     A result of a tool becomes a message of the role "tool", and text next to it one of the user.
@@ -32,7 +32,7 @@ def chat_messages(
     if not messages:
         msg = "messages must be a non-empty list"
         raise InvalidRequest(msg, param="messages")
-    found: list[Message] = []
+    found: list[ConversationMessage] = []
     uses = _Uses()
     told = [text for text in (system_text(system or []), note) if text]
     if told:
@@ -94,9 +94,9 @@ class _Uses:
             refuse(where, f"{why} in the next message: send its result there")
 
 
-def _of_user(inner: list[tuple[str, dict[str, Any]]]) -> list[Message]:
-    found: list[Message] = []
-    parts: list[Part] = []
+def _of_user(inner: list[tuple[str, dict[str, Any]]]) -> list[ConversationMessage]:
+    found: list[ConversationMessage] = []
+    parts: list[ContentPart] = []
 
     def close() -> None:
         if parts or not found:
@@ -121,8 +121,8 @@ def _of_user(inner: list[tuple[str, dict[str, Any]]]) -> list[Message]:
     return found
 
 
-def _of_assistant(inner: list[tuple[str, dict[str, Any]]]) -> Message:
-    texts: list[Part] = []
+def _of_assistant(inner: list[tuple[str, dict[str, Any]]]) -> ConversationMessage:
+    texts: list[ContentPart] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for where, block in inner:
@@ -136,7 +136,7 @@ def _of_assistant(inner: list[tuple[str, dict[str, Any]]]) -> Message:
             texts.append(of_assistant(block))
         elif isinstance(thought := block.get("thinking"), str):
             thoughts.append(thought)
-    message: Message = {"role": "assistant", "content": texts}
+    message: ConversationMessage = {"role": "assistant", "content": texts}
     if thought := "\n".join(filter(None, thoughts)):
         message["reasoning_content"] = thought
     return {**message, "tool_calls": calls} if calls else message

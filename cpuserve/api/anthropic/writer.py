@@ -13,11 +13,11 @@ from cpuserve.serving.events import (
     Choice,
     Event,
     Finish,
-    Folded,
-    Progress,
+    PromptProgress,
     Text,
-    ToolCall,
-    Usage,
+    TokenUsage,
+    ToolCallDelta,
+    WholeResponse,
 )
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class MessageWriter:
         self._num_blocks = 0
         self._open: str | None = None  # the type of the block that is being written
         self._finish: Finish | None = None
-        asked, (job,) = generation.call.max_tokens, generation.jobs
+        asked, (sequence,) = generation.call.max_tokens, generation.sequences
         # Whether max_tokens was cut to the length of the context.
-        self._cut = asked is not None and (job.params.max_tokens or 0) < asked
+        self._cut = asked is not None and (sequence.params.max_tokens or 0) < asked
 
     def frames(self, events: list[Event]) -> bytes:
         """Return the frames of the events of one output."""
@@ -59,21 +59,21 @@ class MessageWriter:
             if isinstance(event, Text):
                 if event.text:
                     out += self._text(event.text)
-            elif isinstance(event, ToolCall):
+            elif isinstance(event, ToolCallDelta):
                 out += self._call(event)
             elif isinstance(event, Finish):
                 self._finish = event
-            elif isinstance(event, Progress):
+            elif isinstance(event, PromptProgress):
                 out += _frame("ping", {})
-            elif isinstance(event, Usage):
+            elif isinstance(event, TokenUsage):
                 out += self._close() + self._end(event)
         return out
 
-    def _usage_at(self, first: Event) -> Usage:
+    def _usage_at(self, first: Event) -> TokenUsage:
         """Return the usage before the response; `first`: the event at which the cache was read."""
         known = self._generation.usage()
-        cached = first.cached if isinstance(first, Progress) else known.cached
-        return Usage(known.prompt, 0, cached)
+        cached = first.cached if isinstance(first, PromptProgress) else known.cached
+        return TokenUsage(known.prompt, 0, cached)
 
     def failed(self, error: BaseException) -> bytes:
         """Return the frame of an error after the beginning of the stream."""
@@ -85,7 +85,7 @@ class MessageWriter:
             out = self._start("text", {"type": "text", "text": ""})
         return out + self._delta({"type": "text_delta", "text": text})
 
-    def _call(self, event: ToolCall) -> bytes:
+    def _call(self, event: ToolCallDelta) -> bytes:
         out = b""
         if event.id is not None:
             block: dict[str, object] = {"type": "tool_use", "id": event.id, "name": event.name}
@@ -108,19 +108,19 @@ class MessageWriter:
         self._open = None
         return _frame("content_block_stop", {"index": self._num_blocks - 1})
 
-    def _end(self, usage: Usage) -> bytes:
+    def _end(self, usage: TokenUsage) -> bytes:
         reason, sequence = self._stop(self._finish)
         body = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": _usage(usage)}
         return _frame("message_delta", body) + _frame("message_stop", {})
 
-    def whole(self, answer: Folded) -> bytes:
+    def whole(self, response: WholeResponse) -> bytes:
         """Return the whole Message as JSON."""
-        (choice,) = answer.choices
+        (choice,) = response.choices
         finish = Finish(0, choice.reason or "stop", choice.stop_reason)
-        return _to_json(self._message(_content(choice), finish, answer.usage))
+        return _to_json(self._message(_content(choice), finish, response.usage))
 
     def _message(
-        self, content: list[TextBlock | ToolUseBlock], finish: Finish | None, usage: Usage
+        self, content: list[TextBlock | ToolUseBlock], finish: Finish | None, usage: TokenUsage
     ) -> Message:
         reason, sequence = (None, None) if finish is None else self._stop(finish)
         counts = _usage(usage)
@@ -150,7 +150,7 @@ def _frame(kind: str, body: dict[str, object]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), _to_json({"type": kind, **body}))
 
 
-def _usage(usage: Usage) -> MessageUsage:
+def _usage(usage: TokenUsage) -> MessageUsage:
     return MessageUsage(usage.prompt - usage.cached, 0, usage.cached, usage.completion)
 
 

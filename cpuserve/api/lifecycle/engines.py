@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import Resolved
-    from cpuserve.engine.ipc import Progress
+    from cpuserve.engine.ipc import StageProgress
     from cpuserve.engine.replicas import ReplicaClient
 
 
 def start_engines(
-    resolved: Resolved, on_progress: Callable[[Progress], None], *, restart: bool = True
+    resolved: Resolved, on_progress: Callable[[StageProgress], None], *, restart: bool = True
 ) -> ReplicaClient:
     """Start all engine processes and return at once. restart: restart an engine that dies."""
     from cpuserve.engine.replicas import ReplicaClient, RestartPolicy

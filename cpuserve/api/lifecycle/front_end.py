@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.ipc import Stats
     from cpuserve.platforms import Platform
     from cpuserve.serving.registry import Loader
-    from cpuserve.serving.tools.learn import AnswerFormat
+    from cpuserve.serving.tools.learn import LearnedFormat
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
@@ -145,7 +145,7 @@ class FrontEnd:
             tokenizer.cancel()
             engine.cancel()
 
-    async def _load_tokenizer(self) -> tuple[Tokenizer, ChatTemplate, AnswerFormat]:
+    async def _load_tokenizer(self) -> tuple[Tokenizer, ChatTemplate, LearnedFormat]:
         # Loaded objects stay in memory: exclude them from further garbage collections. The engine
         # takes longer than the tokenizer, so this delays no response.
         gc.freeze()

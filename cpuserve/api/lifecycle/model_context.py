@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions
     from cpuserve.engine.client import EngineClient
     from cpuserve.platforms import Platform
-    from cpuserve.serving.tools.learn import AnswerFormat
+    from cpuserve.serving.tools.learn import LearnedFormat
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
@@ -77,7 +77,7 @@ def make_context(
     return context, cpu
 
 
-def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, AnswerFormat]:
+def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFormat]:
     """Return the tokenizer, the chat template and how it writes responses.
 
     It logs a warning if the template is broken.

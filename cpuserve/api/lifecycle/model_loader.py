@@ -16,7 +16,7 @@ from cpuserve.serving.limits import default_body_bytes
 
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions
-    from cpuserve.engine.ipc import Progress, Stats
+    from cpuserve.engine.ipc import StageProgress, Stats
     from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
     from cpuserve.serving.context import ModelContext
@@ -83,5 +83,5 @@ class ModelLoader:
                 os.sched_setaffinity(0, own)
 
 
-def _quietly(_progress: Progress) -> None:
+def _quietly(_progress: StageProgress) -> None:
     """Show no progress: the terminal and /health show the first model."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
-    from cpuserve.engine.ipc import Progress
+    from cpuserve.engine.ipc import StageProgress
     from cpuserve.prepare import Prepared
 
 log = get_logger("serve")
@@ -163,7 +163,7 @@ class LoadingReports:
         self._progress = progress
         self.also: ProgressFn | None = None
 
-    def __call__(self, report: Progress) -> None:
+    def __call__(self, report: StageProgress) -> None:
         """Pass on a report of the engine."""
         self.tell(report.stage, report.done, report.total)
 

@@ -77,16 +77,16 @@ class StartupServer:
         except OSError:  # the client has disconnected
             return
         connection.setblocking(False)
-        task = asyncio.ensure_future(self._answer(connection))
+        task = asyncio.ensure_future(self._respond(connection))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
 
-    async def _answer(self, connection: socket.socket) -> None:
+    async def _respond(self, connection: socket.socket) -> None:
         """Answer one request; drop a client that disconnects or sends no request."""
         reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_HEAD_BYTES)
         with suppress(OSError, EOFError, asyncio.TimeoutError, asyncio.LimitOverrunError):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_TIMEOUT_S)
-            writer.write(_answer_to(head, self._loading))
+            writer.write(_response_to(head, self._loading))
             writer.write_eof()
             await asyncio.wait_for(_drop(reader), LINGER_S)
         writer.close()
@@ -114,7 +114,7 @@ class _Response:
         return head + self.body if with_body else head
 
 
-def _answer_to(head: bytes, loading: LoadProgress) -> bytes:
+def _response_to(head: bytes, loading: LoadProgress) -> bytes:
     """Return the response to a request with this head."""
     method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     path = rest.partition(" ")[0].partition("?")[0].rstrip("/") or "/"

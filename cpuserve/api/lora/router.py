@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from cpuserve.api.lora.schema import LoadLoraRequest, UnloadLoraRequest
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import post
-from cpuserve.serving.adapters import load_adapter, unload_adapter
+from cpuserve.serving.lora import load_adapter, unload_adapter
 
 router = APIRouter()
 

@@ -22,7 +22,7 @@ from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import floats_of
 
 if TYPE_CHECKING:
-    from cpuserve.serving.events import Folded
+    from cpuserve.serving.events import WholeResponse
     from cpuserve.serving.generate import Generation
 
 router = APIRouter()
@@ -125,14 +125,14 @@ class EmbedWriter:
         self._received = received
         self._dimensions = asked.dimensions or None
 
-    def whole(self, answer: Folded) -> bytes:
+    def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
         vectors = [
             shortened(floats_of(choice.vector), self._dimensions).tolist()
-            for choice in answer.choices
+            for choice in response.choices
         ]
         model, took = self._received.served.name, time.monotonic() - self._received.begun
-        return to_json(OllamaVectors(model, vectors, nanoseconds(took), 0, answer.usage.prompt))
+        return to_json(OllamaVectors(model, vectors, nanoseconds(took), 0, response.usage.prompt))
 
 
 class EmbedOneWriter:
@@ -143,9 +143,9 @@ class EmbedOneWriter:
     ) -> None:
         pass
 
-    def whole(self, answer: Folded) -> bytes:
+    def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
-        return to_json(OllamaVector(floats_of(answer.choices[0].vector).tolist()))
+        return to_json(OllamaVector(floats_of(response.choices[0].vector).tolist()))
 
 
 def _call(texts: str | list[str], *, cut: bool) -> GenerateCall:

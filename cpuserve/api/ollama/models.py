@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.ollama.common import timestamp
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.response.openapi import json_answer
+from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
 from cpuserve.api.state import get_state
@@ -65,7 +65,7 @@ class OllamaModel(msgspec.Struct):
     capabilities: list[str]
 
 
-@router.get("/api/tags", openapi_extra=json_answer(OllamaModels, OllamaError))
+@router.get("/api/tags", openapi_extra=response_types(OllamaModels, OllamaError))
 async def tags(request: Request) -> Response:
     """List the served models."""
     models = get_state(request).models
@@ -73,7 +73,7 @@ async def tags(request: Request) -> Response:
     return json_response(OllamaModels([_listed(name, at) for name in models.names]))
 
 
-@router.get("/api/ps", openapi_extra=json_answer(OllamaModels, OllamaError))
+@router.get("/api/ps", openapi_extra=response_types(OllamaModels, OllamaError))
 async def loaded(request: Request) -> Response:
     """List the models that are loaded now, which stay so."""
     models = get_state(request).models
@@ -136,7 +136,7 @@ def _template(context: ModelContext, *, calls_tools: bool) -> str:
     return source if calls_tools or "tools" not in source.lower() else ""
 
 
-@router.get("/api/version", openapi_extra=json_answer(OllamaVersion, OllamaError))
+@router.get("/api/version", openapi_extra=response_types(OllamaVersion, OllamaError))
 async def show_version() -> Response:
     """The version of the Ollama API that this server has, and the version of cpuserve."""
     return json_response(OllamaVersion(_OLLAMA, version()))

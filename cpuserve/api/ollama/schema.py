@@ -15,8 +15,8 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import (
     NO_LIMIT,
+    ConversationMessage,
     GenerateCall,
-    Message,
     call_from,
     thinking_variables,
 )
@@ -195,7 +195,7 @@ def _check_think(think: Any) -> None:
         raise InvalidRequest(msg, param="think")
 
 
-def _message(message: dict[str, Any], where: str) -> Message:
+def _message(message: dict[str, Any], where: str) -> ConversationMessage:
     """Return a message in the form of chat completions."""
     known = {key: value for key, value in message.items() if key != "images"}
     if "tool_name" in message:

@@ -13,7 +13,15 @@ from cpuserve.api.ollama.errors import ollama_error
 from cpuserve.api.ollama.schema import OllamaAnswer, OllamaMessage
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
 from cpuserve.api.response.stream import StreamFormat
-from cpuserve.serving.events import Call, Event, Finish, Folded, Text, ToolCall, Usage
+from cpuserve.serving.events import (
+    Event,
+    Finish,
+    Text,
+    TokenUsage,
+    ToolCallDelta,
+    WholeResponse,
+    WholeToolCall,
+)
 
 if TYPE_CHECKING:
     from cpuserve.api.ollama.schema import OllamaRequest
@@ -26,12 +34,12 @@ def part_of(
     model: str, text: str, calls: list[dict[str, Any]] | None = None, *, chat: bool, **more: Any
 ) -> OllamaAnswer:
     """Return a part of a response; `more`: the fields of the last one."""
-    answer = OllamaAnswer(model=model, created_at=timestamp(time.time()), **more)
+    part = OllamaAnswer(model=model, created_at=timestamp(time.time()), **more)
     if chat:
-        answer.message = OllamaMessage("assistant", text, calls or msgspec.UNSET)
+        part.message = OllamaMessage("assistant", text, calls or msgspec.UNSET)
     else:
-        answer.response = text
-    return answer
+        part.response = text
+    return part
 
 
 class OllamaWriter:
@@ -46,10 +54,10 @@ class OllamaWriter:
         chat: bool,
     ) -> None:
         self._part = partial(part_of, received.served.name, chat=chat)
-        self._jobs = generation.jobs
+        self._sequences = generation.sequences
         self._generation = generation
         self._names: TokenNames | None = None
-        self._call: Call | None = None  # the call that is being written
+        self._call: WholeToolCall | None = None  # the call that is being written
         self._num_calls = 0
         self._reason = "stop"
         self.form = StreamFormat(b"application/x-ndjson", self._line(self._part("")))
@@ -62,16 +70,16 @@ class OllamaWriter:
                 logprobs = self._logprobs(event.logprobs)
                 if event.text or "logprobs" in logprobs:
                     out += self._line(self._part(event.text, **logprobs))
-            elif isinstance(event, ToolCall):
+            elif isinstance(event, ToolCallDelta):
                 if event.id is not None:
                     out += self._end_call()
-                    self._call = Call(event.id, event.name or "")
+                    self._call = WholeToolCall(event.id, event.name or "")
                 if self._call is not None:
                     self._call.arguments.append(event.arguments)
             elif isinstance(event, Finish):
                 out += self._end_call()
                 self._reason = event.reason
-            elif isinstance(event, Usage):
+            elif isinstance(event, TokenUsage):
                 out += self._line(self._part("", **self._end(event)))
         return out
 
@@ -87,12 +95,12 @@ class OllamaWriter:
         """Return the line of an error after the beginning of the stream."""
         return ollama_error(error) + b"\n"
 
-    def whole(self, answer: Folded) -> bytes:
+    def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
-        (choice,) = answer.choices
+        (choice,) = response.choices
         self._reason = choice.reason or "stop"
         calls = [_call_body(call, number) for number, call in enumerate(choice.calls)]
-        told = {**self._logprobs(choice.logprobs), **self._end(answer.usage)}
+        told = {**self._logprobs(choice.logprobs), **self._end(response.usage)}
         return to_json(self._part("".join(choice.text), calls, **told))
 
     def _logprobs(self, entries: list[TokenLogprob] | None) -> dict[str, Any]:
@@ -102,29 +110,29 @@ class OllamaWriter:
         if self._names is None:
             tokenizer = self._generation.context.get_tokenizer()
             self._names = TokenNames(tokenizer, as_ids=False, skip_special_tokens=True)
-        top = self._jobs[0].params.logprobs or 0
+        top = self._sequences[0].params.logprobs or 0
         return {"logprobs": chat_logprobs(entries, top, self._names).content}
 
     def _line(self, part: OllamaAnswer) -> bytes:
         return to_json(part) + b"\n"
 
-    def _end(self, usage: Usage) -> dict[str, Any]:
-        (job,) = self._jobs
+    def _end(self, usage: TokenUsage) -> dict[str, Any]:
+        (sequence,) = self._sequences
         now = time.monotonic()
-        begun = job.answering or now
+        begun = sequence.first_output or now
         return {
             "done": True,
             "done_reason": "length" if self._reason == "length" else "stop",
-            "total_duration": nanoseconds(now - job.started),
+            "total_duration": nanoseconds(now - sequence.started),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt,
-            "prompt_eval_duration": nanoseconds(begun - job.started),
+            "prompt_eval_duration": nanoseconds(begun - sequence.started),
             "eval_count": usage.completion,
             "eval_duration": nanoseconds(now - begun),
         }
 
 
-def _call_body(call: Call, number: int) -> dict[str, Any]:
+def _call_body(call: WholeToolCall, number: int) -> dict[str, Any]:
     """Return a call; arguments that are no JSON object, cut short or nested too deeply, are {}."""
     arguments = msgspec.Raw("".join(call.arguments).encode())
     try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_fields_together(request: GenerationRequest) -> None:
-    """Raise InvalidRequest for fields that are not supported with the values of others."""
+    """Raise InvalidRequest for combinations of fields that are not supported."""
     check_repeat_last_n(
         request.repeat_last_n,
         (request.repeat_penalty, 1),

@@ -17,7 +17,7 @@ from cpuserve.api.response.stream import StreamFormat
 if TYPE_CHECKING:
     from cpuserve.api.openai.schema import StreamOptions
     from cpuserve.api.request.context import RequestContext
-    from cpuserve.serving.events import Progress, Usage
+    from cpuserve.serving.events import PromptProgress, TokenUsage
 
 to_json = msgspec.json.Encoder().encode
 
@@ -73,7 +73,7 @@ class ChunkFormat:
         )
 
     def chunk(
-        self, index: int, members: bytes, usage: Usage | None = None, more: bytes = b""
+        self, index: int, members: bytes, usage: TokenUsage | None = None, more: bytes = b""
     ) -> bytes:
         """Return a chunk of one choice.
 
@@ -82,14 +82,14 @@ class ChunkFormat:
         shown = self._null_usage if usage is None else b',"usage":' + to_json(usage_body(usage))
         return b"%b%d%b}]%b%b}\n\n" % (self._open, index, members, shown, more)
 
-    def usage_chunk(self, usage: Usage) -> bytes:
+    def usage_chunk(self, usage: TokenUsage) -> bytes:
         """Return the last chunk, with the usage and no choices; b"" without `with_usage`."""
         if not self._null_usage:
             return b""
         return self._head + b',"choices":[],"usage":' + to_json(usage_body(usage)) + b"}\n\n"
 
 
-def progress_member(event: Progress) -> bytes:
+def progress_member(event: PromptProgress) -> bytes:
     """Return the prompt's progress as a JSON member of a chunk, as llama-server sends it."""
     report = {
         "total": event.total,

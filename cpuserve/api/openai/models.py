@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.response.openapi import json_answer
+from cpuserve.api.response.openapi import response_types
 from cpuserve.api.state import get_state
 from cpuserve.serving.registry import ModelRegistry
 
@@ -53,7 +53,7 @@ def _card(models: ModelRegistry, name: str) -> ModelCard:
     )
 
 
-@router.get("/v1/models", openapi_extra=json_answer(ModelList))
+@router.get("/v1/models", openapi_extra=response_types(ModelList))
 async def list_models(request: Request) -> Response:
     """List the served models."""
     models = get_state(request).models
@@ -61,7 +61,7 @@ async def list_models(request: Request) -> Response:
     return Response(msgspec.json.encode(cards), media_type="application/json")
 
 
-@router.get("/v1/models/{name:path}", openapi_extra=json_answer(ModelCard))
+@router.get("/v1/models/{name:path}", openapi_extra=response_types(ModelCard))
 async def get_model(request: Request, name: str) -> Response:
     """Describe one served model name; 404 for others."""
     models = get_state(request).models

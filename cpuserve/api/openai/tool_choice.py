@@ -23,7 +23,7 @@ class ToolChoice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class FunctionWords:
     """How an API spells functions in a choice.
 
     name_of: returns the name in one, None if it has no valid form. function, allowed: a function,
@@ -40,7 +40,7 @@ class Spelling:
 
 
 def tool_choice(
-    choice: str | dict[str, Any] | None, tools: list[dict[str, Any]] | None, spelling: Spelling
+    choice: str | dict[str, Any] | None, tools: list[dict[str, Any]] | None, words: FunctionWords
 ) -> ToolChoice:
     """Return what `choice` means for `tools`, which are in the form of chat completions.
 
@@ -51,10 +51,10 @@ def tool_choice(
     if not isinstance(choice, dict):
         return ToolChoice(choice or "auto", None, tools)
     if choice.get("type") == "allowed_tools":
-        return _allowed_tools(choice, tools or [], spelling)
-    name = spelling.name_of(choice)
+        return _allowed_tools(choice, tools or [], words)
+    name = words.name_of(choice)
     if name is None:
-        msg = f"tool_choice must be a word, {spelling.function}, or {spelling.allowed}"
+        msg = f"tool_choice must be a word, {words.function}, or {words.allowed}"
         raise InvalidRequest(msg, param="tool_choice")
     return ToolChoice("required", name, tools)
 
@@ -85,10 +85,10 @@ def plain_choice(choice: T) -> T | str:
 
 
 def _allowed_tools(
-    choice: dict[str, Any], tools: list[dict[str, Any]], spelling: Spelling
+    choice: dict[str, Any], tools: list[dict[str, Any]], words: FunctionWords
 ) -> ToolChoice:
     """Return the choice of `allowed_tools`: the model sees only the tools in it."""
-    inner = spelling.inner
+    inner = words.inner
     allowed = choice.get(inner) if inner else choice
     mode, chosen = None, None
     if isinstance(allowed, dict):
@@ -97,12 +97,12 @@ def _allowed_tools(
         where = f"tool_choice.{inner}" if inner else "tool_choice"
         msg = (
             f'{where} must have the mode "auto" or "required", and tools: a list '
-            f"of {spelling.function} that is not empty"
+            f"of {words.function} that is not empty"
         )
         raise InvalidRequest(msg, param="tool_choice")
     # If all of them would be skipped, the message has the first one.
-    chosen = [tool for tool in chosen if not spelling.skips(tool)] or chosen
-    names = [spelling.name_of(tool) for tool in chosen]
+    chosen = [tool for tool in chosen if not words.skips(tool)] or chosen
+    names = [words.name_of(tool) for tool in chosen]
     offered = {function_name(tool) for tool in tools} - {None}
     for tool, name in zip(chosen, names, strict=True):
         if name not in offered:

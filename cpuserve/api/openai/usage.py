@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cpuserve.serving import events
 
 
-def usage_body(usage: events.Usage) -> Usage:
+def usage_body(usage: events.TokenUsage) -> Usage:
     """Return the counts as the `usage` member of a response."""
     return Usage(
         usage.prompt,

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import Message
+from cpuserve.serving.call import ConversationMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class NonTextPart:
         return f"[{self.what[:1].upper()}{self.what[1:]} was left out: you can read text only.]"
 
 
-Part: TypeAlias = str | NonTextPart
+ContentPart: TypeAlias = str | NonTextPart
 
 _NOUNS = {
     "image": "an image",
@@ -96,7 +96,7 @@ def _is_shown(key: str, value: Any) -> bool:
     return not (isinstance(value, str) and len(value) > _LONGEST_WORD and not _SPACE.search(value))
 
 
-def joined(messages: list[Message], param: str) -> list[Message]:
+def joined(messages: list[ConversationMessage], param: str) -> list[ConversationMessage]:
     """Return the messages, with the parts of each content joined by newlines.
 
     Raises:
@@ -110,7 +110,7 @@ def joined(messages: list[Message], param: str) -> list[Message]:
     return messages
 
 
-def lines_for(messages: list[Message], param: str) -> list[Message]:
+def lines_for(messages: list[ConversationMessage], param: str) -> list[ConversationMessage]:
     """Put a line of text in the place of each NonTextPart in the messages' lists, and return them.
 
     A tool's results and earlier turns stay in a conversation, so it would be lost if these were

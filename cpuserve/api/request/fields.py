@@ -29,8 +29,8 @@ class Refused(NamedTuple):
     """A field that is refused by name, because ignoring it would change the response.
 
     why: the message after the name. None, false and empty values count as not set, because clients
-    send them. off: further values that change nothing. sets: values that change something although
-    they look like none. code: the code of the error.
+    send them. off: further values that count as not set. sets: values that count as set although
+    they are false or empty. code: the code of the error.
     """
 
     name: str
@@ -281,9 +281,9 @@ def refused_names(asked: object) -> set[str]:
 
 
 def check_repeat_last_n(value: int | None, *penalties: tuple[float | None, float]) -> None:
-    """Raise InvalidRequest if penalties should count fewer tokens than they do here: all.
+    """Raise InvalidRequest if penalties are on and limited to the last `value` tokens.
 
-    penalties: the value of each, and the one that switches it off.
+    penalties: (the value of a penalty, the value that switches it off) of each.
     """
     if value in (None, -1) or all(given in (None, off) for given, off in penalties):
         return

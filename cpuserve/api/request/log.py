@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from cpuserve.serving.events import Usage
+    from cpuserve.serving.events import TokenUsage
 
 log = get_logger("requests")
 
@@ -44,7 +44,7 @@ class RequestRecord:
     status: int = 0
     failure: tuple[int, str] | None = None
     gone: bool = False
-    usage: Callable[[], Usage] | None = None
+    usage: Callable[[], TokenUsage] | None = None
     begun: float = field(default_factory=time.monotonic)
 
     def write(self, method: str, route: str) -> None:

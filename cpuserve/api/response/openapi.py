@@ -22,7 +22,7 @@ def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
 
 
-def json_answer(
+def response_types(
     response: type[msgspec.Struct], error: type[msgspec.Struct] = ErrorBody
 ) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that responds with `response`, or with `error`."""
@@ -43,13 +43,13 @@ def json_body(
     stream: the media type of its streams, if it has some.
     """
     body = {"required": True, "content": _ref(request)}
-    described = {"requestBody": body, **json_answer(response, error)}
+    described = {"requestBody": body, **response_types(response, error)}
     if stream is not None:
         described["responses"]["200"]["content"][stream] = {"schema": {"type": "string"}}
     return described
 
 
-def text_answer(request: type[msgspec.Struct]) -> dict[str, Any]:
+def text_response_type(request: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that takes `request` and responds with a text."""
     text = {"description": "Success", "content": {"text/plain": {"schema": {"type": "string"}}}}
     described = json_body(request, ErrorBody)
@@ -57,7 +57,7 @@ def text_answer(request: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def install_schema(app: FastAPI) -> None:
-    """Add the types that json_body and json_answer name to the app's /openapi.json."""
+    """Add the types that json_body and response_types name to the app's /openapi.json."""
     base = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from cpuserve.api.response.direct_body import DirectBody
-    from cpuserve.serving.events import Usage
+    from cpuserve.serving.events import TokenUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _count_by(usage: Callable[[], Usage] | None, scope: Scope) -> None:
+def _count_by(usage: Callable[[], TokenUsage] | None, scope: Scope) -> None:
     if RECORD in scope:
         scope[RECORD].usage = usage
 
@@ -69,7 +69,7 @@ class JsonResult(Response):
     """Sends the JSON bytes of a coroutine, which is cancelled when the client disconnects."""
 
     def __init__(
-        self, work: Callable[[], Awaitable[bytes]], usage: Callable[[], Usage] | None = None
+        self, work: Callable[[], Awaitable[bytes]], usage: Callable[[], TokenUsage] | None = None
     ) -> None:
         """`usage`: counts the tokens so far, for the log."""
         super().__init__()
@@ -79,9 +79,9 @@ class JsonResult(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond, or raise the error of the coroutine."""
         _count_by(self._usage, scope)
-        await until_gone(receive, self._answer(scope, receive, send))
+        await until_gone(receive, self._respond(scope, receive, send))
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._work()
         await Response(body, 200, media_type="application/json")(scope, receive, send)
 
@@ -102,7 +102,7 @@ class EventStream(Response):
         silent_s: float,
         form: StreamFormat,
         failed: Callable[[BaseException], bytes],
-        usage: Callable[[], Usage] | None = None,
+        usage: Callable[[], TokenUsage] | None = None,
     ) -> None:
         super().__init__()
         self._usage = usage

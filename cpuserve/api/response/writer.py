@@ -11,7 +11,7 @@ import msgspec
 from fastapi import Response
 
 from cpuserve.api.response.stream import EventStream, JsonResult, StreamFormat
-from cpuserve.serving.events import Event, Folded, Scored, num_entries
+from cpuserve.serving.events import Event, PromptScores, WholeResponse, num_entries
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Writer(Protocol):
     """Writes the response to one request in a dialect."""
 
-    def whole(self, answer: Folded) -> bytes:
+    def whole(self, response: WholeResponse) -> bytes:
         """Return a response that is no stream, as JSON."""
 
 
@@ -50,8 +50,8 @@ def respond(generation: Generation, writer: Writer) -> Response:
         return EventStream(frames, silent_s, streams.form, streams.failed, generation.usage)
 
     async def body() -> bytes:
-        answer = await generation.folded()
-        return await run_sized(answer.num_shown, lambda: writer.whole(answer))
+        response = await generation.folded()
+        return await run_sized(response.num_shown, lambda: writer.whole(response))
 
     return JsonResult(body, generation.usage)
 
@@ -65,7 +65,7 @@ async def _frames(generation: Generation, writer: StreamWriter) -> AsyncGenerato
     async with aclosing(generation.events()) as batches:
         async for events in batches:
             first = events[0]
-            if isinstance(first, Scored):
+            if isinstance(first, PromptScores):
                 size = num_entries(first.scores)
                 frames = await run_sized(size, partial(writer.frames, events))
             else:

@@ -19,7 +19,7 @@ from cpuserve.api.scores.schema import (
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
     from cpuserve.api.scores.schema import RerankRequest, ScoreRequest
-    from cpuserve.serving.events import Folded
+    from cpuserve.serving.events import WholeResponse
     from cpuserve.serving.generate import Generation
     from cpuserve.serving.similarity import PairScores
 
@@ -38,18 +38,18 @@ class RerankWriter:
         self._asked = asked
         self._scores = scores
 
-    def whole(self, answer: Folded) -> bytes:
+    def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
         asked, received = self._asked, self._received
         texts = texts_of(asked.documents, "documents")
         shown = asked.return_documents is not False
-        ranked = sorted(enumerate(self._scores.of(_vectors(answer))), key=lambda item: -item[1])
+        ranked = sorted(enumerate(self._scores.of(_vectors(response))), key=lambda item: -item[1])
         results = [
             RerankResult(index, score, Document(texts[index]) if shown else None)
             for index, score in ranked[: asked.top_n]
         ]
         model = received.served.name
-        return msgspec.json.encode(RerankAnswer(received.id, model, _usage(answer), results))
+        return msgspec.json.encode(RerankAnswer(received.id, model, _usage(response), results))
 
 
 class ScoreWriter:
@@ -65,18 +65,18 @@ class ScoreWriter:
         self._received = received
         self._scores = scores
 
-    def whole(self, answer: Folded) -> bytes:
+    def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
-        received, found = self._received, self._scores.of(_vectors(answer))
+        received, found = self._received, self._scores.of(_vectors(response))
         items = [ScoreItem(index, "score", score) for index, score in enumerate(found)]
-        model, usage = received.served.name, _usage(answer)
+        model, usage = received.served.name, _usage(response)
         whole = ScoreAnswer(received.id, "list", received.created, model, items, usage)
         return msgspec.json.encode(whole)
 
 
-def _vectors(answer: Folded) -> list[bytes]:
-    return [choice.vector for choice in answer.choices]
+def _vectors(response: WholeResponse) -> list[bytes]:
+    return [choice.vector for choice in response.choices]
 
 
-def _usage(answer: Folded) -> ScoringUsage:
-    return ScoringUsage(answer.usage.prompt, answer.usage.prompt)
+def _usage(response: WholeResponse) -> ScoringUsage:
+    return ScoringUsage(response.usage.prompt, response.usage.prompt)

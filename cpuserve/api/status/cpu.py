@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.response.openapi import json_answer
+from cpuserve.api.response.openapi import response_types
 from cpuserve.api.state import get_state
 from cpuserve.api.status.cpu_view import CpuReport
 from cpuserve.errors import DeadlineExceeded, NotFound
@@ -17,7 +17,7 @@ router = APIRouter()
 REPORT_S = 10.0  # how long the engine may take to finish its step and respond
 
 
-@router.get("/v1/cpu", openapi_extra=json_answer(CpuReport))
+@router.get("/v1/cpu", openapi_extra=response_types(CpuReport))
 async def show_cpu(request: Request) -> Response:
     """Report the machine, the thread placement and the utilization of the last ten seconds.
 

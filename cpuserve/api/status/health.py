@@ -27,10 +27,10 @@ async def health(request: Request) -> Response:
     unhealthy = state.unhealthy()
     if unhealthy is not None:
         status, reason = unhealthy
-        answer = error_response(ServiceUnavailable(reason))
+        response = error_response(ServiceUnavailable(reason))
         loading = state.context.loading if status == "loading" else None
-        shown = health_body(bytes(answer.body), status, loading)
-        headers = {"retry-after": answer.headers["retry-after"]}
+        shown = health_body(bytes(response.body), status, loading)
+        headers = {"retry-after": response.headers["retry-after"]}
         return Response(shown, 503, headers, media_type="application/json")
     replicas = state.context.client.replicas
     up = sum(replica.serves for replica in replicas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.response.openapi import json_answer
+from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.unknown_route import BASE
 from cpuserve.api.state import get_state
 from cpuserve.version import version
@@ -23,7 +23,7 @@ class Welcome(msgspec.Struct):
     routes: list[str]
 
 
-@router.get("/", openapi_extra=json_answer(Welcome))
+@router.get("/", openapi_extra=response_types(Welcome))
 async def welcome(request: Request) -> Response:
     """Describe this server and list its routes."""
     names = get_state(request).models.names
@@ -31,5 +31,5 @@ async def welcome(request: Request) -> Response:
         f"This is cpuserve, an inference server with OpenAI's API. The base URL for clients is the "
         f"address of this page followed by {BASE}."
     )
-    answer = Welcome("cpuserve", version(), message, list(names), request.app.state.paths)
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    welcome = Welcome("cpuserve", version(), message, list(names), request.app.state.paths)
+    return Response(msgspec.json.encode(welcome), media_type="application/json")

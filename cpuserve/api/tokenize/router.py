@@ -10,7 +10,7 @@ from cpuserve.api.openai.chat.schema import without_custom
 from cpuserve.api.openai.logprobs import TokenNames
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import check_fields
-from cpuserve.api.response.openapi import json_answer
+from cpuserve.api.response.openapi import response_types
 from cpuserve.api.route import post
 from cpuserve.api.state import get_state
 from cpuserve.api.tokenize.schema import (
@@ -22,9 +22,10 @@ from cpuserve.api.tokenize.schema import (
 )
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import call_from
+from cpuserve.serving.chat_prompt import chat_prompt
 from cpuserve.serving.context import ModelContext
+from cpuserve.serving.encode import encode, most_counted
 from cpuserve.serving.params import check_token_ids
-from cpuserve.serving.prompts import chat_prompt, encode, most_counted
 from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.use import tool_use
 
@@ -46,11 +47,11 @@ async def tokenize(received: RequestContext, asked: TokenizeRequest) -> Response
     await received.choose(asked.model)
     check_fields(asked)
     ids = await _token_ids(received.context, asked, received.body_bytes)
-    body = await run_sized(len(ids), lambda: _answer(received.context, asked, ids))
+    body = await run_sized(len(ids), lambda: _token_body(received.context, asked, ids))
     return Response(body, media_type="application/json")
 
 
-def _answer(context: ModelContext, asked: TokenizeRequest, ids: list[int]) -> bytes:
+def _token_body(context: ModelContext, asked: TokenizeRequest, ids: list[int]) -> bytes:
     strings = None
     if asked.return_token_strs:
         names = TokenNames(context.get_tokenizer(), as_ids=False, skip_special_tokens=False)
@@ -68,7 +69,7 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
     if asked.messages is not None:
         messages, tools = chat_messages(asked.messages or []), without_custom(asked.tools)
         call = call_from(asked, messages=messages, tools=tools)
-        tool_use(call, context.answers)  # refuses what chat completions refuse
+        tool_use(call, context.learned_format)  # refuses what chat completions refuse
         return (await chat_prompt(context, call, num_bytes, most=most)).ids
     text, default = (asked.prompt, True) if asked.prompt is not None else (asked.content, False)
     wishes = (asked.add_special_tokens, asked.add_special, default)
@@ -77,7 +78,7 @@ async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: i
     return ids
 
 
-@router.get("/tokenizer_info", openapi_extra=json_answer(TokenizerInfo))
+@router.get("/tokenizer_info", openapi_extra=response_types(TokenizerInfo))
 async def tokenizer_info(request: Request) -> Response:
     """Describe the tokenizer of the first model: its special tokens and its chat template."""
     state = get_state(request)

@@ -1,6 +1,6 @@
 """DiskCache: KV blocks on disk, one file per block, which survive a restart.
 
-FOLDER is DIR/cpuserve-prefix-cache (owned.py); nothing else in DIR is touched.
+FOLDER is DIR/cpuserve-prefix-cache (cache_folder.py); nothing else in DIR is touched.
 
 FOLDER/CACHEDIR.TAG          marks the folder as made by cpuserve
 FOLDER/seed                  32 random bytes that block hashes start from, so that nobody can
@@ -34,8 +34,8 @@ from cpuserve.core.kv.block_file import (
     file_key,
     file_name,
 )
+from cpuserve.core.kv.cache_folder import claim
 from cpuserve.core.kv.files import BlockFiles
-from cpuserve.core.kv.owned import claim
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
 from cpuserve.log import get_logger
@@ -87,7 +87,7 @@ class DiskCache:
         self._queue: queue.SimpleQueue[tuple[BlockName, Data] | None] = queue.SimpleQueue()
         self._queue_bytes = queue_bytes
         self._queued_bytes = 0
-        self._room = threading.Condition()  # of the queue; guards _queued_bytes
+        self._room = threading.Condition()  # protects _queued_bytes; notified when it shrinks
         self._cpus = cpus
         self._thread = threading.Thread(target=self._run, name="cpuserve-kv-disk", daemon=True)
         self._thread.start()

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from cpuserve.core.kv.owned import FOLDER, is_marked
+from cpuserve.core.kv.cache_folder import FOLDER, is_marked
 from cpuserve.log import get_logger
 
 # Only these names are considered: folders, one per model with its settings, and files in them.

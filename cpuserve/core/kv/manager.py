@@ -257,9 +257,10 @@ class KvManager:
     ) -> None:
         """Publish the full blocks among the first `num_tokens` tokens, so that others find them.
 
-        computed: the tokens have run. Then a block is replaced by a published one with equal
-        content. Before that it is kept, because its tokens still have to be written to it. A state
-        cannot be found before it is computed: recurrent layers would read it in the same step.
+        computed: the tokens have been computed. A computed block is replaced by a published block
+        with equal content. A block that is not computed is kept, because the next step writes to
+        it. States are published only when they are computed, since a request that found one earlier
+        would read it in the same step.
         """
         if not self.prefix_caching or (self.has_states and not computed):
             return
@@ -307,7 +308,7 @@ class KvManager:
         if entry.blocks[-1] != FORGOTTEN or computed // self.block_size != index + 1:
             return
         own = next((s for s in tables[-1][index:] if s != self.gone), self.gone)
-        # A slot that serves later tokens as well has been changed by the next chunk that was full.
+        # If the slot also serves later tokens, their next full chunk has overwritten the state.
         if tables[-1][index] == self.gone and computed % self.block_size >= self.state_chunk:
             return
         if own != self.gone:
@@ -337,9 +338,9 @@ class KvManager:
     ) -> RestorePlan | None:
         """Return what can be restored after `computed` tokens (never the last token), or None.
 
-        A sequence can only go on where every group can serve it. Of a group that keeps everything
-        (or one, if none does), all blocks up to there are restored; of a window those that it
-        covers; of states the last.
+        A sequence can continue only after tokens that every group has. A group that keeps all
+        tokens needs all its blocks up to there, a group with a window needs the blocks in the
+        window, and the group of states needs the last one.
         """
         size, index = self.block_size, chain.num_entries
         if self.offload is None or not self.prefix_caching or chain.failed:

@@ -14,7 +14,7 @@ class BlockPool:
     A block is in use (it has references), cached (it has none, but its content is kept: see `keep`)
     or free. `take` hands out free blocks first and then evicts cached ones in least-recently-used
     order; it calls `on_evict(block)` before it reuses a block. `continuations(block)` returns the
-    blocks that can be used only together with `block`, each after those that it depends on itself;
+    blocks of longer prefixes, which cannot be used without `block`, each after its predecessors;
     they are evicted before `block`.
 
     The free list is a stack that starts with the low ids on top. Memory of a KV block is committed
@@ -84,7 +84,7 @@ class BlockPool:
                 self._free.append(block)
 
     def keep(self, blocks: Iterable[BlockId]) -> None:
-        """Cache `blocks`, which are in use, after their last release, instead of freeing them."""
+        """Cache `blocks`, which are in use, at their last release instead of freeing them."""
         for block in blocks:
             assert self._references[block] > 0, f"block {block} is not in use"
             self._kept[block] = 1

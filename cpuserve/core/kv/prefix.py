@@ -62,8 +62,9 @@ class FoundPrefix:
     """The result of the last search for the prefix of a waiting sequence.
 
     entries: the entries of its first blocks; each is the parent of the next. revivals:
-    `PrefixIndex.revivals` at that time. served: how many of these blocks every cache group could
-    serve when the last entry, `revivals` and `PrefixIndex.alterations` were `served_of`.
+    `PrefixIndex.revivals` at the time of the search. served: how many of these blocks every cache
+    group has. served_of: the last entry, `revivals` and `PrefixIndex.alterations` when `served` was
+    counted; it is counted again if one of them has changed.
     """
 
     entries: list[CachedBlock] = field(default_factory=list)
@@ -81,7 +82,7 @@ class FoundPrefix:
 class PrefixMatch:
     """The entries with the blocks of the first `num_tokens` tokens of a sequence.
 
-    tables: the beginning of the block table of each cache group. blocks: those that they share.
+    tables: the beginning of the block table of each cache group. blocks: the cached blocks in them.
     branch: how many entries were found; fewer of them can be used if a group has lost blocks.
     """
 
@@ -96,8 +97,8 @@ class PrefixMatch:
 class RestorePlan:
     """The blocks begin .. end - 1 of a sequence, which come from the cache or an offload tier.
 
-    tier: the slowest one of those that have them. has_state: the last block comes with the states
-    of recurrent layers, from such a tier.
+    tier: the slowest tier that has one of them. has_state: the states of recurrent layers at the
+    end of the last block are restored from a tier as well.
     """
 
     begin: int
@@ -306,7 +307,7 @@ class PrefixIndex:
         return True
 
     def empty(self, entry: CachedBlock, group: int) -> None:
-        """Take the block of `group` from `entry`, which stays in the index."""
+        """Remove the block of `group` from `entry`; the entry stays in the index without it."""
         del self._by_block[entry.blocks[group]]
         entry.blocks[group] = FORGOTTEN
         self.alterations += 1

@@ -40,7 +40,7 @@ class PublishedBlocks:
         return self.states if block > self.gone else self.pool
 
     def keep(self, entries: Sequence[CachedBlock]) -> None:
-        """Keep the blocks of the new `entries` after their last use."""
+        """Keep the content of the blocks of new `entries` when no request uses them any more."""
         for group, pool in enumerate(self.pools):
             blocks = [entry.blocks[group] for entry in entries]
             pool.keep([block for block in blocks if block != FORGOTTEN])

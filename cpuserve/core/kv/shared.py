@@ -21,7 +21,7 @@ from cpuserve.core.kv.block_file import (
     file_key,
     file_name,
 )
-from cpuserve.core.kv.owned import FOLDER
+from cpuserve.core.kv.cache_folder import FOLDER
 from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
 from cpuserve.log import get_logger

@@ -89,7 +89,7 @@ class SwapSpace:
         return entry
 
     def filled(self, entry: CachedBlock, group: int) -> None:
-        """Remove the block of `entry` in `group`, which the cache has again."""
+        """Remove the block of `entry` in `group`, because the KV cache has computed it again."""
         self._take(entry.key, group)
 
     def close(self, wait_s: float) -> None:

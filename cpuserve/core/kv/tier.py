@@ -81,7 +81,7 @@ class Tier(Protocol):
         """
 
     def filled(self, entry: CachedBlock, group: int) -> None:
-        """Note that the cache has the block of `entry` again."""
+        """Note that the KV cache has the block of `entry` again."""
 
     def close(self, wait_s: float) -> None:
         """Finish the writes, within about `wait_s` seconds."""

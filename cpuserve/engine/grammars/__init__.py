@@ -1,1 +1,1 @@
-"""Grammars: a process compiles them and fills the masks of tokens that may follow."""
+"""Grammars: a process compiles them and fills the bitmasks of tokens that may follow."""

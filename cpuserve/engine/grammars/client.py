@@ -1,13 +1,13 @@
-"""The engine's side of grammars: which ones are compiled, and the masks of the next step.
+"""The engine's side of grammars: which ones are compiled, and the bitmasks of the next step.
 
-Nothing of this exists before the first request with a grammar: no process, no library, no masks.
+Nothing of this exists before the first request with a grammar: no process, no library, no bitmasks.
 
 `add` decides whether a request is ready. A thread starts the process and waits for compilations,
-and `collect` hands over the results so far. There is one mask for each slot. `begin_fill` asks for
-the masks of the requests that run, right after a step, and `masks_for` returns them before the
-next. If they do not come soon, requests with grammars wait, and the others go on. A process that
-ends, or does not reply for ANSWER_S, is replaced: the grammars in use are compiled again, and their
-texts go on where they were.
+and `collect` hands over the results so far. There is one bitmask for each request slot. Right after
+a step, `begin_fill` asks for the bitmasks of the requests that run, and `masks_for` returns them
+before the next step. If they do not come soon, requests with grammars wait, and the others go on.
+A process that ends, or does not reply for REPLY_S, is replaced: the grammars in use are compiled
+again, and their requests continue.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ import numpy as np
 
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.request import Request
-from cpuserve.engine.grammars.jobs import Jobs
+from cpuserve.engine.grammars.grammar_queue import GrammarQueue
 from cpuserve.engine.grammars.messages import Compile, Fill, Row, Start
-from cpuserve.engine.grammars.process import Lost, Process
+from cpuserve.engine.grammars.process import GrammarProcessLost, Process
 from cpuserve.errors import LIMITS
 from cpuserve.ids import RequestId
 from cpuserve.log import get_logger
 from cpuserve.runtime.executor import Int32, mask_words
 
 MAX_GRAMMARS = 64  # compiled grammars that are kept, without those in use
-# Bytes that all grammars may take, before those that nobody uses are dropped, and before no
-# further one is compiled until a request has ended. A schema of 160 kB takes 5 MB when it is
-# compiled, and any grammar up to some 40 MB after many different texts.
+# Above MAX_KEPT_BYTES for all compiled grammars, those that no request uses are dropped. Above
+# MAX_USED_BYTES, no grammar is compiled until a request has ended. A schema of 160 kB takes 5 MB
+# when it is compiled, and a grammar may grow to 40 MB while it matches many different texts.
 MAX_KEPT_BYTES = 128 << 20
 MAX_USED_BYTES = 512 << 20
-# So long all requests wait for masks. It is ten times the time of the slowest mask.
+# All requests of a step wait so long for bitmasks: ten times the time of the slowest bitmask.
 GRACE_S = 0.1
-# A grammar may be what ends the process: a request survives one end.
+# The grammar of a request may have ended the process, so a request fails after its second loss.
 MAX_LOSSES = 1
 
 Key = tuple[str, str]
@@ -67,11 +67,11 @@ class _Grammar:
 
 
 @dataclass(slots=True)
-class _Answer:
+class _GrammarRequest:
     """An unfinished request with a grammar.
 
     taken: how many of its output tokens the matcher has; -1 = there is no matcher yet. filled: the
-    slot with the mask for the next token, and how often the request had been preempted then.
+    slot with the bitmask for the next token, and how often the request had been preempted then.
     losses: how often its matcher was lost.
     """
 
@@ -101,7 +101,7 @@ class Grammars:
     ) -> None:
         num_masks = min(config.max_num_seqs, config.max_num_batched_tokens)
         ends, words = sorted(eos_ids), mask_words(vocab)
-        # Of two cores, with others at work on them, a second thread cost more than it gained.
+        # Half of the cores: on two busy cores, a second thread cost more time than it saved.
         cpus, threads = config.compute_cpus, max(config.threads // 2, 1)
         behind = config.frontend_cpus or cpus
         self._start = Start(
@@ -109,9 +109,9 @@ class Grammars:
         )
         self._wake = wake
         self._known: OrderedDict[Key, _Grammar] = OrderedDict()
-        self._answers: dict[RequestId, _Answer] = {}
+        self._requests: dict[RequestId, _GrammarRequest] = {}
         self._num_grammars = 0
-        self._jobs: Jobs[_Grammar] = Jobs()
+        self._queue: GrammarQueue[_Grammar] = GrammarQueue()
         self._room = threading.Event()  # for another grammar
         self._room.set()
         self._done: deque[tuple[_Grammar, Process | None, str, bool]] = deque()
@@ -142,7 +142,7 @@ class Grammars:
         self._known.move_to_end(wanted.key)
         if grammar.error:
             return grammar.error
-        self._answers[request.id] = _Answer(grammar)
+        self._requests[request.id] = _GrammarRequest(grammar)
         grammar.users.add(request.id)
         request.ready = not grammar.is_compiling
         if grammar.is_compiling:
@@ -150,20 +150,20 @@ class Grammars:
         return ""
 
     def _compile(self, key: Key, caller: str) -> _Grammar:
-        self._jobs.check(caller)
+        self._queue.check(caller)
         self._num_grammars += 1
         grammar = self._known[key] = _Grammar(self._num_grammars, key)
         if self._thread is None:
             self._thread = threading.Thread(
-                target=self._run_jobs, name="cpuserve-grammars", daemon=True
+                target=self._run_queue, name="cpuserve-grammars", daemon=True
             )
             self._thread.start()
-        self._jobs.put(grammar, caller)
+        self._queue.put(grammar, caller)
         return grammar
 
-    def _run_jobs(self) -> None:
+    def _run_queue(self) -> None:
         """Compile the wanted grammars, one after another; the body of the thread."""
-        while (grammar := self._jobs.take()) is not None:
+        while (grammar := self._queue.take()) is not None:
             self._room.wait()
             if grammar.dropped:
                 continue
@@ -181,7 +181,7 @@ class Grammars:
                 if self._process is None or self._process.lost:
                     self._process = Process(self._start)
                 return self._process.compile(Compile(grammar.number, *grammar.key)), True
-            except Lost as lost:
+            except GrammarProcessLost as lost:
                 error = str(lost)
                 if self._process is not None:
                     self._process.end()
@@ -220,7 +220,7 @@ class Grammars:
     def _refuse(self, grammar: _Grammar, fault: bool) -> None:
         """Forget the requests that wait for this grammar, and end those that run with it."""
         for number in grammar.waiting:
-            del self._answers[number]
+            del self._requests[number]
             grammar.users.discard(number)
         self._errors.update(dict.fromkeys(grammar.users, grammar.error))
         if not fault:
@@ -230,14 +230,14 @@ class Grammars:
 
     def forget_all_but(self, requests: Container[RequestId]) -> None:
         """Forget every request that is not in `requests`."""
-        gone = [number for number in self._answers if number not in requests]
+        gone = [number for number in self._requests if number not in requests]
         for number in gone:
-            answer = self._answers.pop(number)
-            if answer.taken >= 0:
+            ended = self._requests.pop(number)
+            if ended.taken >= 0:
                 self._gone.append(number)
             self._errors.pop(number, None)
             self._ended.discard(number)
-            self._leave(answer.grammar, number)
+            self._leave(ended.grammar, number)
         if gone:
             self._forget_old()
 
@@ -251,7 +251,7 @@ class Grammars:
         grammar.dropped = True
         del self._known[grammar.key]
         self._again.discard(grammar.number)
-        if not self._jobs.drop(grammar):
+        if not self._queue.drop(grammar):
             self._drop_from(self._process, [grammar.number])
 
     def _forget_old(self) -> None:
@@ -270,7 +270,7 @@ class Grammars:
         self._drop_from(live, [g.number for g in old if g.process is live])
         if live is not None:
             live.memory -= live.memory * len(old) // max(len(ready), 1)
-        # Answers wait for the grammars that are compiled again, and do not end before.
+        # No request ends while its grammar is compiled again, so that must not wait for room.
         is_free = live is None or live.memory <= MAX_USED_BYTES or len(old) == len(ready)
         if is_free or self._again:
             self._room.set()
@@ -283,18 +283,18 @@ class Grammars:
         gone = []
         if process is self._live:
             gone, self._gone = self._gone, []
-        with suppress(Lost):
+        with suppress(GrammarProcessLost):
             process.drop(numbers, gone)
 
-    # --- masks --------------------------------------------------------------------------------
+    # --- bitmasks ----------------------------------------------------------------------------
 
     @property
     def in_use(self) -> bool:
         """Whether a request with a grammar runs or waits."""
-        return bool(self._answers)
+        return bool(self._requests)
 
     def begin_fill(self, requests: Iterable[Request]) -> None:
-        """Ask for the masks of these running requests, if they are not known; do not wait.
+        """Ask for the bitmasks of these running requests, if they are not known; do not wait.
 
         All of them sample in the next step.
         """
@@ -302,18 +302,18 @@ class Grammars:
             return
         rows: list[Row] = []
         for request in requests:
-            answer = self._answers[request.id]
+            entry = self._requests[request.id]
             where = (request.slot, request.num_preemptions)
-            if answer.filled == where and answer.taken == request.num_output:
+            if entry.filled == where and entry.taken == request.num_output:
                 continue
             if request.id in self._errors:
                 continue
-            assert answer.grammar.process is self._live, "the grammar is not ready"
-            begins = answer.taken < 0
-            new = request.token_ids[request.num_prompt + max(answer.taken, 0) :]
+            assert entry.grammar.process is self._live, "the grammar is not ready"
+            begins = entry.taken < 0
+            new = request.token_ids[request.num_prompt + max(entry.taken, 0) :]
             ends = request.params.stop_token_ids if begins else []
-            rows.append(Row(request.id, answer.grammar.number, request.slot, new, begins, ends))
-            answer.taken, answer.filled = request.num_output, where
+            rows.append(Row(request.id, entry.grammar.number, request.slot, new, begins, ends))
+            entry.taken, entry.filled = request.num_output, where
         if rows:
             self._ask(rows)
 
@@ -323,7 +323,7 @@ class Grammars:
         try:
             self._live.ask(Fill(rows, gone))
             self._asked = True
-        except Lost as lost:
+        except GrammarProcessLost as lost:
             self._lose(self._live, str(lost))
 
     def settle(self, wait_s: float) -> bool:
@@ -339,8 +339,8 @@ class Grammars:
             return True
         assert self._live is not None, "there is no process"
         try:
-            filled = self._live.answer(wait_s)
-        except Lost as lost:
+            filled = self._live.reply(wait_s)
+        except GrammarProcessLost as lost:
             self._lose(self._live, str(lost))
             return not self._again
         if filled is None:
@@ -354,7 +354,7 @@ class Grammars:
         return True
 
     def _look_for_loss(self) -> None:
-        """Notice the end of the process that the thread has seen."""
+        """Replace the process if the thread that talks to it has seen that it ended."""
         if self._live is not None and self._live.lost:
             self._lose(self._live, "the process for grammars has ended")
 
@@ -369,21 +369,21 @@ class Grammars:
             grammar.process = None
             if grammar.users:
                 self._again.add(grammar.number)
-                self._jobs.put(grammar, "")
+                self._queue.put(grammar, "")
             else:
                 del self._known[grammar.key]
-        for number, answer in self._answers.items():
-            if answer.taken < 0:
+        for number, entry in self._requests.items():
+            if entry.taken < 0:
                 continue
-            answer.taken, answer.filled = -1, (-1, 0)
-            answer.losses += 1
-            if answer.losses > MAX_LOSSES:
+            entry.taken, entry.filled = -1, (-1, 0)
+            entry.losses += 1
+            if entry.losses > MAX_LOSSES:
                 self._errors[number] = why
 
     def masks_for(self, requests: Sequence[Request]) -> Int32 | None:
-        """Return the masks [slots, words] for a step where these requests sample.
+        """Return the bitmasks [slots, words] for a step where these requests sample.
 
-        A mask that could not be filled allows nothing; `error_of` says why. None: they are late,
+        A bitmask that could not be filled allows nothing; `error_of` says why. None: they are late,
         until `settle` says otherwise.
         """
         ready = self.settle(GRACE_S)
@@ -400,7 +400,7 @@ class Grammars:
         return self._live.masks
 
     def error_of(self, request: Request) -> str | None:
-        """Return why the mask of a request could not be filled, if it could not."""
+        """Return why the bitmask of a request could not be filled, if it could not."""
         return self._errors.get(request.id)
 
     def is_complete(self, request: Request) -> bool:
@@ -410,7 +410,7 @@ class Grammars:
     def close(self) -> None:
         """End the process."""
         self._closing = True
-        self._jobs.close()
+        self._queue.close()
         self._room.set()
         while self._thread is not None and self._thread.is_alive():
             if self._process is not None:

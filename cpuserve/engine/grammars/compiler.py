@@ -48,8 +48,8 @@ LIMITS = {
     "verbose_errors": False,
 }
 MOST_CHARS = 600  # of a message
-# Words of the library when one of these limits ended it. Which limit comes first, its own or the
-# limit of CPU time, depends on the machine: the client reads the same first words.
+# Words in the messages of the library when it has reached one of these limits. On another machine
+# the same grammar may reach the limit of CPU time first, so both errors begin alike for clients.
 LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determine if regex is")
 
 # For each of these patterns, the library knows which tokens match. It asks first whether all tokens
@@ -82,9 +82,9 @@ class GrammarError(Exception):
 
 
 class Compiler:
-    """Compiles grammars for one tokenizer, and fills masks.
+    """Compiles grammars for one tokenizer, and fills bitmasks.
 
-    threads: how many threads fill the masks of several requests.
+    threads: how many threads fill the bitmasks of several requests.
 
     Raises:
         GrammarError: the library cannot use the tokenizer.
@@ -98,7 +98,8 @@ class Compiler:
             msg = "the model has no token that ends an answer, which a grammar needs"
             raise GrammarError(msg)
         self.words = mask_words(vocab)
-        # The library (before 1.7) knows one end. It takes ends that are not special for text.
+        # The library (before 1.7) knows only one end-of-sequence token, and reads an end token that
+        # is not special as text.
         special = [i for i in eos_ids if i in loaded.special_ids]
         self._end = (special or list(eos_ids))[0]
         self._knows_end = bool(special)
@@ -147,8 +148,8 @@ class Compiler:
     def _with_calls(self, kind: str, text: str, calls: str) -> str:
         """Return the grammar of structured output or tool calls."""
         form = self.prepare(kind, text)
-        # The form is compiled alone first, so that errors in it read as they do without tools. The
-        # mask finds forms that no text matches.
+        # The grammar is compiled without calls first, so that its errors read as they do without
+        # tools. The bitmask finds grammars that no text matches.
         self.fill(self.compile(form), np.zeros(self.words, np.int32), ())
         calls = self._with_tokens(calls)
         self.compile(calls)  # as are the calls, so that an error in a schema refers to its function
@@ -190,13 +191,13 @@ class Compiler:
         stop_ids: further tokens that may end it.
 
         Raises:
-            GrammarError: the mask would take too long, or no token can follow.
+            GrammarError: the bitmask would take too long, or no token can follow.
         """
         self.compute(mask.reshape(1, -1), [(matcher, 0)], 1)
         return self.finish(matcher, mask, stop_ids)
 
     def compute(self, masks: Mask, rows: list[tuple[Any, int]], grammars: int) -> None:
-        """Fill mask [row] for each (matcher, row); `finish` must follow for each of them.
+        """Fill bitmask [row] for each (matcher, row); `finish` must follow for each of them.
 
         grammars: the number of different grammars. Matchers of one grammar follow each other:
         they share its automaton, and only one thread at a time can use it.
@@ -219,11 +220,11 @@ class Compiler:
     def finish(
         self, matcher: Any, mask: Mask, stop_ids: Sequence[int], tail: bytes | None = None
     ) -> bool:
-        """Complete a computed mask; as `fill`.
+        """Complete a computed bitmask; as `fill`.
 
         tail: the end of a JSON text, from `tails`; None = another text.
         """
-        if matcher.is_error():  # even if the mask allows nothing
+        if matcher.is_error():  # even if the bitmask allows nothing
             raise GrammarError(_short(matcher.get_error()))
         if not self._set_ends(matcher, mask, stop_ids) and not mask.any():
             msg = "no token can follow the text so far"
@@ -260,7 +261,7 @@ def is_json(kind: str, text: str) -> bool:
 
 
 def take(matcher: Any, tokens: Sequence[int]) -> None:
-    """Advance a matcher by tokens that its masks allowed; GrammarError if it cannot."""
+    """Advance a matcher by tokens that its bitmasks allowed; GrammarError if it cannot."""
     if tokens and not matcher.consume_tokens(list(tokens)):
         raise GrammarError(_short(matcher.get_error()))
 

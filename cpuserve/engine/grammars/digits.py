@@ -1,9 +1,9 @@
-"""Numbers in JSON end: at 20 digits of an integer, and at the range of a double.
+"""Limits the numbers in JSON: to 20 digits of an integer, and to the range of a double.
 
 Grammars allow any number of digits, and small models write them until max_tokens. The library has
-no bound for them, so this takes digits out of its masks. It sees a number without reading the text
-from its beginning: after digits, a mask that allows what ends a number, and no quotation mark, is
-not the one of a string.
+no bound for them, so this removes digits from its bitmasks. It recognizes a number without reading
+the text from its beginning: the text ends with digits, and the bitmask allows the characters after
+a number but no quotation mark, which it would allow in a string.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Digits:
         return np.packbits(mask, bitorder="little").view(np.int32)
 
     def bound(self, tail: bytes, mask: Mask) -> None:
-        """Take tokens out of a mask that would make the number at the end of a text too long.
+        """Take tokens out of a bitmask that would make the number at the end of a text too long.
 
         tail: from `tail_after`.
         """
@@ -77,7 +77,7 @@ class Digits:
             mask &= ~self._longer_than(MAX_INTEGER - len(whole))
 
     def _longer_than(self, number: int) -> Mask:
-        """Return the mask of tokens that begin with more digits."""
+        """Return the bitmask of the tokens that begin with more than `number` digits."""
         if number not in self._longer:
             ids = [i for i, digits in self._digits.items() if len(digits) > number]
             self._longer[number] = self._mask(ids)
@@ -92,7 +92,7 @@ class Digits:
 
 
 class Tails:
-    """The characters of numbers that the tokens of a tokenizer leave at the end of a text."""
+    """Finds the unfinished number at the end of a text, from the tokens of the text."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._bytes = token_bytes

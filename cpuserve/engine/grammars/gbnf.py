@@ -254,7 +254,7 @@ class _Parser:
         return True
 
     def _space(self, *, lines: bool = False) -> None:
-        """Pass over white space and comments, and over line breaks if `lines`."""
+        """Skip white space and comments, and line breaks if `lines`."""
         space = _SPACE_LINES if lines else _SPACE
         found = space.match(self._text, self._at)
         self._at = found.end() if found else self._at

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-READ_S = 0.25  # reading takes some microseconds, as much as a mask
+READ_S = 0.25  # reading takes some microseconds, as much as a bitmask
 
 
 class Memory:

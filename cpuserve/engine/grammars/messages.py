@@ -1,7 +1,7 @@
 """Messages between the engine and its process for grammars; framing as in engine/ipc.py.
 
 There are two connections. Over the first, grammars are compiled, one reply for each. Over the
-second, masks are filled before a step; it is never blocked by a compilation.
+second, bitmasks are filled before a step; it is never blocked by a compilation.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ ALIVE_S = 0.5
 
 
 class Start(msgspec.Struct, tag="start", array_like=True):
-    """The first message: where the tokenizer is, and the shape of the memory of the masks.
+    """The first message: where the tokenizer is, and the shape of the memory of the bitmasks.
 
-    vocab: ids of the model. eos_ids: tokens that end a response. num_masks: masks of mask_words
-    words. cpus: those on which masks are filled, None = all. threads: how many fill them.
+    vocab: ids of the model. eos_ids: tokens that end a response. num_masks: bitmasks of mask_words
+    words. cpus: those on which bitmasks are filled, None = all. threads: how many fill them.
     background_cpus: where grammars are compiled, None = on any CPU.
     """
 
@@ -79,7 +79,7 @@ class Row(msgspec.Struct, array_like=True):
 
 
 class Fill(msgspec.Struct, tag="fill", array_like=True):
-    """Fill the masks of these rows; forget the matchers of the requests in `gone`."""
+    """Fill the bitmasks of these rows; forget the matchers of the requests in `gone`."""
 
     rows: list[Row]
     gone: list[int]
@@ -88,7 +88,7 @@ class Fill(msgspec.Struct, tag="fill", array_like=True):
 class Filled(msgspec.Struct, tag="filled", array_like=True):
     """The reply to Fill.
 
-    failed: messages by request; their masks allow nothing. ended: requests with a complete text:
+    failed: messages by request; their bitmasks allow nothing. ended: requests with a complete text:
     only an end may follow. memory: bytes of all grammars and matchers, 0 where it is not known.
     """
 

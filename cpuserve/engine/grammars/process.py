@@ -1,4 +1,4 @@
-"""The engine's end of the process for grammars: its connections, and the memory of the masks."""
+"""The engine's end of the process for grammars: its connections, and the memory of the bitmasks."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ importlib.import_module("{module}")
 sys.exit(sys.modules["{module}"].main())
 """
 RECEIVE_BYTES = 1 << 16
-# A mask takes 50 us, and at most 10 ms; a compilation reports every ALIVE_S. Longer waits mean that
-# the process does not run at all.
-ANSWER_S = 2.0
+# A bitmask takes 50 us, and at most 10 ms; a compilation reports every ALIVE_S. Longer waits mean
+# that the process does not run at all.
+REPLY_S = 2.0
 START_S = 60.0  # imports, and loading a tokenizer
 
 ENDED = "the process for grammars has ended"
 SILENT = "the process for grammars does not answer"
 
 
-class Lost(Exception):
+class GrammarProcessLost(Exception):
     """The process for grammars has ended or does not reply."""
 
 
-class Silent(Lost):
-    """The process has not answered in time."""
+class GrammarProcessSilent(GrammarProcessLost):
+    """The process has not replied in time."""
 
 
 class Process:
@@ -96,66 +96,69 @@ class Process:
     def compile(self, grammar: Compile) -> str:
         """Return why a grammar does not compile, or "" if it is ready.
 
-        Raises Lost if the process does not reply.
+        Raises GrammarProcessLost if the process does not reply.
         """
         self._send(self._compiling, grammar, self._patience_s)
-        while isinstance(answer := self._receive(self._compiling, self._patience_s), Alive):
-            self._patience_s = ANSWER_S  # it has started
-        assert isinstance(answer, Compiled), f"{answer} is no answer to Compile"
-        assert answer.number == grammar.number, "an answer to another Compile"
-        self.memory = answer.memory
-        return answer.error
+        while isinstance(reply := self._receive(self._compiling, self._patience_s), Alive):
+            self._patience_s = REPLY_S  # it has started
+        assert isinstance(reply, Compiled), f"{reply} is no reply to Compile"
+        assert reply.number == grammar.number, "a reply to another Compile"
+        self.memory = reply.memory
+        return reply.error
 
     def drop(self, numbers: list[int], gone: list[int]) -> None:
         """Forget these grammars, and the matchers of the requests in `gone`.
 
-        Raises Lost if the process does not take the message.
+        Raises GrammarProcessLost if the process does not take the message.
         """
-        self._send(self._filling, Drop(numbers, gone), ANSWER_S)
+        self._send(self._filling, Drop(numbers, gone), REPLY_S)
 
     def ask(self, fill: Fill) -> None:
-        """Ask for masks; then call `answer`. Raises Lost if the process does not reply."""
-        self._asked = time.monotonic()
-        self._send(self._filling, fill, ANSWER_S)
+        """Ask for bitmasks; then call `reply`.
 
-    def answer(self, wait_s: float = ANSWER_S) -> Filled | None:
+        Raises GrammarProcessLost if the process does not take the message.
+        """
+        self._asked = time.monotonic()
+        self._send(self._filling, fill, REPLY_S)
+
+    def reply(self, wait_s: float = REPLY_S) -> Filled | None:
         """Return the reply to Fill, or None if it does not come within `wait_s`.
 
-        Raises Lost if the process has ended, or has not answered for ANSWER_S.
+        Raises GrammarProcessLost if the process has ended, or has not replied for REPLY_S.
         """
         try:
-            answer = self._receive(self._filling, wait_s)
-        except Silent:
-            if time.monotonic() - self._asked < ANSWER_S:
+            reply = self._receive(self._filling, wait_s)
+        except GrammarProcessSilent:
+            if time.monotonic() - self._asked < REPLY_S:
                 return None
             raise
-        assert isinstance(answer, Filled), f"{answer} is no answer to Fill"
-        self.memory = answer.memory
-        return answer
+        assert isinstance(reply, Filled), f"{reply} is no reply to Fill"
+        self.memory = reply.memory
+        return reply
 
     def _send(self, sock: socket.socket, message: msgspec.Struct, wait_s: float) -> None:
         try:
             sock.settimeout(wait_s)
             sock.sendall(encode_frame(message))
         except TimeoutError as error:
-            raise Silent(SILENT) from error
+            raise GrammarProcessSilent(SILENT) from error
         except OSError as error:
-            raise Lost(ENDED) from error
+            raise GrammarProcessLost(ENDED) from error
 
     def _receive(self, sock: socket.socket, wait_s: float) -> Outbound:
-        """Return the next message; raises Silent if it does not come within `wait_s`."""
+        """Return the next message; GrammarProcessSilent if none comes within `wait_s`."""
         messages = self._messages[sock]
         try:
             sock.settimeout(wait_s)
             while not messages:
                 data = sock.recv(RECEIVE_BYTES)
                 if not data:
-                    raise Lost(ENDED)
+                    raise GrammarProcessLost(ENDED)
                 messages += self._frames[sock].feed(data)
         except (TimeoutError, BlockingIOError) as error:
-            raise Silent(SILENT) from error
+            raise GrammarProcessSilent(SILENT) from error
         except OSError as error:
-            raise Lost(ENDED) from error
+            raise GrammarProcessLost(ENDED) from error
         found: Outbound = messages.popleft()
         return found
 

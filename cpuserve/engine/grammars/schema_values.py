@@ -30,7 +30,7 @@ _OF_DAY = f"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
 _DURATION = f"P(({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)({_OF_DAY})?|{_OF_DAY}|{_N}W)"
 
 # The library writes a label of a domain as x([x-]*x)?; it does not see there that any x may
-# follow: masks take milliseconds. This pattern means the same as its format.
+# follow: bitmasks take milliseconds. This pattern means the same as its format.
 _LABEL = "[a-zA-Z0-9]+(-+[a-zA-Z0-9]+)*"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
 _BYTE = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
@@ -45,7 +45,7 @@ PATTERNS = {
 }
 KEPT_FORMATS = ("hostname", "ipv4", "ipv6", "uuid", "uri")
 
-# Zod's pattern of an email begins so; the format says the same.
+# The beginning of Zod's pattern for emails; with format: email it is not needed.
 _ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)"
 _AROUND = re.compile(r"\(\?(<?[=!])")
 _GROUP = re.compile(r"\\([1-9]|k<)")
@@ -53,14 +53,14 @@ _ESCAPED = re.compile(r"\\.", re.DOTALL)
 
 
 def formatted(name: str) -> dict[str, str]:
-    """Return what keeps a format; {} for one that is an annotation, as unknown ones are."""
+    """Return the keywords that enforce a format; {} for a format that is only an annotation."""
     if name in PATTERNS:
         return {"pattern": PATTERNS[name]}
     return {"format": name} if name in KEPT_FORMATS else {}
 
 
 def checked_pattern(pattern: Any, of_format: Any = None) -> str:
-    """Return a regular expression that the library reads as it is meant; ValueError if none is."""
+    """Return `pattern` as the library has to get it; ValueError if it cannot be enforced."""
     if not isinstance(pattern, str):
         msg = "must be a text"
         raise ValueError(msg)

@@ -31,7 +31,7 @@ from cpuserve.engine.grammars.schema_values import (
 )
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-# Of each, a product of two schemas is built.
+# The most dependencies and `contains` in a schema: each multiplies the size of the grammar.
 MAX_DEPENDENCIES = 8
 MAX_CONTAINS = 64
 
@@ -110,8 +110,8 @@ class _Converter:
     ) -> Schema:
         """Return a converted schema.
 
-        rest: what members are that it does not describe; None: nothing is known of them here, as
-        where the schema is a part of another one. beside: further names that are described.
+        rest: the schema of members that it does not describe; None: another schema decides, of
+        which this one is a part. beside: the names of members that others describe.
         """
         if isinstance(schema, bool):
             return schema
@@ -122,7 +122,7 @@ class _Converter:
 
 
 class _Place:
-    """One schema of the document. _out: for the library; _more: schemas that must hold as well."""
+    """One schema. _out: its form for the grammar library; _more: further schemas that must hold."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Place:
         return out
 
     def _described(self, facts: Facts) -> dict[str, None]:
-        """Return the members that an object may have which is closed here."""
+        """Return the members that an object may have if this schema allows no others."""
         return facts.names if _UNEVALUATED in self._schema else facts.allowed
 
     def _close(self, rest: Schema) -> None:
@@ -242,7 +242,7 @@ class _Place:
         return self._of.place(value, "/".join([self._at, *map(escaped, path)]), self._of.rest)
 
     def _part(self, value: Any, *path: object) -> Schema:
-        """Return another schema of the same value, which is closed with this one."""
+        """Convert another schema that the same value must fit; both close the object together."""
         rest = self._given if self._is_one_part else None
         return self._of.place(value, "/".join([self._at, *map(escaped, path)]), rest)
 

@@ -5,9 +5,9 @@ all memory, compute for hours or overflow its stack, and loading a tokenizer hol
 seconds. An engine would stop all streams meanwhile, or end.
 
 Each grammar is compiled twice. First in a fork, which ends at a limit of CPU time or memory; a
-grammar that passes is compiled again, on a thread, and kept. Meanwhile this thread fills masks.
-This process forks only while no other thread of it works: the library's threads, which fill masks
-of several grammars, sleep then, and the fork does not use them.
+grammar that passes is compiled again, on a thread, and kept. Meanwhile this thread fills bitmasks.
+This process forks only while no other thread of it works: the library's threads, which fill
+bitmasks of several grammars, sleep then, and the fork does not use them.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Worker:
                 self._job.cancel()
         for wanted in [job for job in self._jobs if job.number in message.numbers]:
             self._jobs.remove(wanted)
-            self._answer(wanted.number, NOT_WANTED)
+            self._reply(wanted.number, NOT_WANTED)
         for number in message.gone:
             self._matchers.pop(number, None)
         self._memory_of.give_back()
@@ -154,7 +154,7 @@ class Worker:
             error, prepared = job.result()
             self._job = None
             if error:
-                self._answer(job.number, error)
+                self._reply(job.number, error)
             else:
                 self._watch(
                     _Compilation(self._compiler, job.number, prepared, self._background_cpus)
@@ -164,11 +164,11 @@ class Worker:
             self._job = None
             if job.matcher is not None:
                 self._grammars[job.number] = job.matcher
-            self._answer(job.number, job.error)
+            self._reply(job.number, job.error)
         while self._job is None and self._jobs:
             wanted = self._jobs.popleft()
             if self._error:
-                self._answer(wanted.number, self._error)
+                self._reply(wanted.number, self._error)
             else:
                 if is_json(wanted.kind, wanted.text):
                     self._in_json.add(wanted.number)
@@ -182,38 +182,38 @@ class Worker:
     def _unwatch(self, pipe: int) -> None:
         self._selector.unregister(pipe)
 
-    def _answer(self, number: int, error: str) -> None:
+    def _reply(self, number: int, error: str) -> None:
         memory = self._memory_of.grown()
         self._compiling.sendall(encode_frame(Compiled(number, error, memory)))
 
-    # --- masks --------------------------------------------------------------------------------
+    # --- bitmasks --------------------------------------------------------------------------------
 
     def _fill(self, message: Fill) -> Filled:
         for number in message.gone:
             self._matchers.pop(number, None)
-        answer = Filled({}, [], 0)
+        reply = Filled({}, [], 0)
         ready = []
         for row in sorted(message.rows, key=lambda row: row.grammar):
             try:
                 ready.append((row, self._advance(row)))
             except Exception as error:
-                self._fail(row, error, answer)
+                self._fail(row, error, reply)
         rows = [(of_row.matcher, row.mask) for row, of_row in ready]
         self._compiler.compute(self._masks, rows, len({row.grammar for row, _ in ready}))
         for row, its in ready:
             try:
                 mask = self._masks[row.mask]
                 if self._compiler.finish(its.matcher, mask, its.stop_ids, its.tail):
-                    answer.ended.append(row.request)
+                    reply.ended.append(row.request)
             except Exception as error:
-                self._fail(row, error, answer)
-        answer.memory = self._memory_of.grown_lately()
-        return answer
+                self._fail(row, error, reply)
+        reply.memory = self._memory_of.grown_lately()
+        return reply
 
-    def _fail(self, row: Row, error: Exception, answer: Filled) -> None:
+    def _fail(self, row: Row, error: Exception, reply: Filled) -> None:
         """End this request alone."""
         self._masks[row.mask] = 0
-        answer.failed[row.request] = str(error)
+        reply.failed[row.request] = str(error)
 
     def _advance(self, row: Row) -> _Matcher:
         """Return the matcher of a request after it has taken the row's tokens."""
@@ -230,7 +230,7 @@ class Worker:
 
 @dataclass(slots=True)
 class _Matcher:
-    """The state of one request. tail: the end of its text, if that has JSON in it."""
+    """The matcher of one request. tail: the last bytes of its text, None if no JSON is expected."""
 
     matcher: Any
     stop_ids: list[int]
@@ -358,7 +358,7 @@ class _Compilation:
         try:
             yield_to_streams(cpus)
             matcher = compiler.compile(prepared)
-            # The first mask builds most of the automaton, which copies share.
+            # The first bitmask builds most of the automaton, which copies share.
             compiler.fill(matcher.deep_copy(), np.zeros(compiler.words, np.int32), ())
             self.matcher, self.error = matcher, ""
         except Exception as error:  # the reply

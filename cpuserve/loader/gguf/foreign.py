@@ -1,4 +1,4 @@
-"""Numbers of tensor types in GGUF files that other programs write, and those that are gone.
+"""Numbers of tensor types that llama.cpp does not read: removed ones, and those of its forks.
 
 A file with such a type is not broken, but only the program that wrote it can read it. The numbers
 come from ggml.h in llama.cpp and in its fork ik_llama.cpp.

@@ -14,7 +14,7 @@ class Keys:
     """Typed access to the metadata of one architecture; errors name the key and its value."""
 
     def __init__(self, file: GgufFile, arch: str, *, mixed: bool = False) -> None:
-        """mixed: layers may differ in size; for a number of each layer the first counts."""
+        """mixed: a value may be a list with one number for each layer; the first is used."""
         self.file = file
         self.arch = arch
         self.mixed = mixed
@@ -26,7 +26,7 @@ class Keys:
     def count(self, key: str, default: int | None = None, *, some: bool = False) -> int:
         """A positive integer; without a default the key is required.
 
-        some: there may be one for each layer, which is 0 for layers without it.
+        some: the file may have one for each layer, with 0 for the layers that have no such part.
         """
         value = self.raw(key)
         if value is None and default is not None:

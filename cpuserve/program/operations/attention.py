@@ -345,7 +345,7 @@ class AttentionBuilder(BaseBuilder):
         return out
 
     def split_gates(self, x: ValueId) -> ValueId:
-        """Queries, keys and values of x, then its gates; a head of x has a query and a gate."""
+        """Return x with all gates at its end; in x, the gate of each head follows its query."""
         heads, head_dim, width = self._spec.q_heads, self._spec.head_dim, self._width(x)
         out = self._value(f"{self._values[x].name} sorted", width)
         self._ops.append(SplitGates(x, out, heads, head_dim, width))

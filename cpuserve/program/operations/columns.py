@@ -209,7 +209,7 @@ class ColumnsBuilder(BaseBuilder):
     """Appends operations on columns."""
 
     def multiply(self, x: ValueId, *, to: ValueId, column: int = 0) -> None:
-        """Multiply `to` by the columns of x from `column` on; in place."""
+        """Multiply `to`, in place, by as many columns of x, from `column` on."""
         width = self._width(to)
         self._check_columns("multiply", x, column, width)
         self._ops.append(Gate(x, to, width, column, plain=True))

@@ -91,7 +91,7 @@ class PositionEmbed(Op, frozen=True):
         to.emit(lambda: to.native.position_embed(to.value(self.x), table, self.rows, self.offset))
 
     def _rows(self, read: ReadFn) -> Float32:
-        """The rows that are added by position [rows, width], token type 0 included."""
+        """The rows [rows, width] to add at each position; they include the row of token type 0."""
         import numpy as np
 
         zeros = (self.rows, self.width)

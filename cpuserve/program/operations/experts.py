@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import ModelError
-from cpuserve.program.adapters import SCALES, name_a, name_b
-from cpuserve.program.adapters import parse as parse_adapter
 from cpuserve.program.base_builder import BaseBuilder, join, then_width
 from cpuserve.program.loads import Orders
+from cpuserve.program.lora import SCALES, name_a, name_b
+from cpuserve.program.lora import parse as parse_adapter
 from cpuserve.program.ops import Op, Then, ValueId, split_then
 from cpuserve.program.row_formats import WHOLE_ROW, combined_format
 
@@ -267,7 +267,7 @@ def routed_rows(routing: Tensor, chosen: int) -> Tensor:
 
 
 def combined_from(value: ValueId, ops: Iterable[Op]) -> ExpertLinear | None:
-    """The op that writes `value`, if these are results of experts that only Combine reads.
+    """The op of experts that writes `value`; None if an op other than Combine reads the value.
 
     ops: at least those that read or write the value.
     """

@@ -62,7 +62,7 @@ class HeadLinear(Op, frozen=True):
         return kind if kind.startswith("dense") else "dense_bf16"
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
-        """The format that the kind of its matrices multiplies."""
+        """The row format that x has to have for the weight kind of the matrices; f32 for others."""
         return {ACT_FORMAT[self._kind(to)]} if value == self.x else {"f32"}
 
     def can_write(self, rows: str, to: Lowering) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 from cpuserve.errors import ModelError
 from cpuserve.program.operations.dense import DenseBuilder
 from cpuserve.program.operations.experts import Combine, Dispatch
-from cpuserve.program.ops import Op, Score, Then, ValueId
+from cpuserve.program.ops import Op, RouterScore, Then, ValueId
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +56,7 @@ class Route(Op, frozen=True):
     out: ValueId
     experts: int
     chosen: int
-    score: Score = "softmax"
+    score: RouterScore = "softmax"
     renormalize: bool = False
     scale: float = 1.0
     bias: str | None = None
@@ -110,7 +110,7 @@ class MixtureBuilder(DenseBuilder):
         chosen: int,
         to: ValueId | None,
         then: Then = "silu_mul",
-        score: Score = "softmax",
+        score: RouterScore = "softmax",
         renormalize: bool = False,
         scale: float = 1.0,
         bias: str | None = None,
@@ -123,9 +123,10 @@ class MixtureBuilder(DenseBuilder):
 
         router: the matrix [experts, width of h] of the router, which multiplies `routed_by` (None:
         h). experts: the matrices of each expert: gate and up [features, width of h], then
-        down [width of `to`, features]. bias, factors: weights [experts] by full name, added to the
-        scores for the choice alone, and multiplied by the weights. groups: these groups of experts
-        limit the choice. biased: the router and all matrices of experts have biases.
+        down [width of `to`, features]. bias: the full name of a vector [experts] that is added to
+        the scores, for the choice only. factors: the full name of a vector [experts] by which the
+        weights of the experts are multiplied. groups: limit the choice to groups of experts.
+        biased: the router and all matrices of experts have biases.
         """
         count, width = len(experts), self._width(h)
         if self._adapters is not None:

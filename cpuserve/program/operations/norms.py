@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class RmsNorm(Op, frozen=True):
     """out = x / sqrt(mean(x^2) + eps) * w, with w = weight, or weight + 1 if `plus_one` (Gemma).
 
-    scale: w is multiplied by it.
+    scale: a factor of w.
     """
 
     x: ValueId
@@ -177,7 +177,7 @@ class NormsBuilder(BaseBuilder):
     ) -> None:
         """RmsNorm of each of `parts` parts of x, `width` columns from `column` on; in place.
 
-        name: None if it has no weight.
+        name: the name of the weight; None if the norm has no weight.
         """
         self._check_columns(f"{name or 'norm'}: x", x, column, parts * width)
         weight = None if name is None else self._need(f"{name}.weight", (width,), "vector")

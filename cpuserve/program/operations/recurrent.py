@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cpuserve.program.reference.mamba import ConvInputs, Mamba2States
     from cpuserve.program.reference.recurrent import DeltaStates
 
-# A unit of a recurrent layer is the part of a sequence for one thread: many enough for all threads
-# to have some, and large enough that claiming one costs little.
+# Threads claim a recurrent layer unit by unit: some channels or heads of one sequence. Units are
+# small enough that every thread gets some, and large enough that claiming one costs little.
 CONV_CHANNELS = 256  # the most channels of a short convolution
 STATE_HEADS = 8  # the most heads of Mamba2: the kernel reads as many states side by side
 
@@ -109,10 +109,10 @@ class GatedDelta(Op, frozen=True):
     def make_states(self, slots: int) -> DeltaStates:
         """The states and open rows of the layer."""
         from cpuserve.program.reference.attention import BLOCK
-        from cpuserve.program.reference.recurrent import DeltaSizes, DeltaStates
+        from cpuserve.program.reference.recurrent import DeltaShape, DeltaStates
 
         heads = (self.key_heads, self.value_heads, self.key_width, self.value_width)
-        return DeltaStates(DeltaSizes(*heads, self.taps, self.eps, self.tiled), slots, BLOCK)
+        return DeltaStates(DeltaShape(*heads, self.taps, self.eps, self.tiled), slots, BLOCK)
 
 
 class ShortConv(Op, frozen=True):
@@ -158,7 +158,7 @@ class ShortConv(Op, frozen=True):
         return F.silu(out) if self.silu else out
 
     def make_states(self, slots: int) -> ConvInputs:
-        """The last inputs of the layer."""
+        """The inputs of the layer that the next tokens need, by state slot."""
         from cpuserve.program.reference.mamba import ConvInputs
 
         return ConvInputs(self.channels, self.taps, slots)
@@ -224,10 +224,10 @@ class Mamba2(Op, frozen=True):
 
     def make_states(self, slots: int) -> Mamba2States:
         """The states and open rows of the layer."""
-        from cpuserve.program.reference.mamba import Mamba2Sizes, Mamba2States
+        from cpuserve.program.reference.mamba import Mamba2Shape, Mamba2States
 
         widths = (self.key_width, self.value_width)
-        sizes = Mamba2Sizes(self.heads, self.groups, *widths, self.low, self.high)
+        sizes = Mamba2Shape(self.heads, self.groups, *widths, self.low, self.high)
         return Mamba2States(sizes, slots)
 
 
@@ -322,7 +322,8 @@ class RecurrentBuilder(BaseBuilder):
         """The state space of Mamba2 over x: [T, heads * value_width].
 
         The weights of layer `name` are A_log, dt_bias and D. See `Mamba2` for the columns
-        of x. steps: has a column of each head from `column` on; limits: of what becomes of it.
+        of x. steps: has the step size of each head in a column from `column` on; limits: the range
+        of a step size.
         """
         if heads % groups:
             msg = f"{name}: {heads} heads cannot form {groups} equal groups"

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cpuserve.config.cache_groups import STATE_CHUNK
-from cpuserve.program.reference.recurrent import Part
+from cpuserve.program.reference.recurrent import ChunkRows
 
 
 class ConvInputs:
@@ -28,7 +28,7 @@ class ConvInputs:
         """A view of the inputs before the next chunk."""
         return (self._tail[slot],)
 
-    def run(self, x: Tensor, part: Part, weight: Tensor) -> Tensor:
+    def run(self, x: Tensor, part: ChunkRows, weight: Tensor) -> Tensor:
         """The convolution of x [rows of the part, channels]; weight [channels, 1, taps]."""
         num_open, n = part.num_open, len(x)
         self._open[part.slot, num_open : num_open + n] = x
@@ -52,7 +52,7 @@ class Mamba2Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2Sizes:
+class Mamba2Shape:
     """The sizes of a Mamba2 layer and the limits of its steps, as the op calls them."""
 
     heads: int
@@ -71,7 +71,7 @@ class Mamba2States:
         o_t = exp(G_t) S^T C_t + sum over i <= t of exp(G_t - G_i) (B_i . C_t) u_i + d x_t
     """
 
-    def __init__(self, op: Mamba2Sizes, slots: int) -> None:
+    def __init__(self, op: Mamba2Shape, slots: int) -> None:
         self._op = op
         self._state = torch.zeros(slots, op.heads, op.key_width, op.value_width)
         self._keys = torch.zeros(slots, STATE_CHUNK, op.heads, op.key_width)
@@ -82,7 +82,7 @@ class Mamba2States:
         """A view of the closed state in a slot."""
         return (self._state[slot],)
 
-    def run(self, x: Tensor, steps: Tensor, part: Part, w: Mamba2Weights) -> Tensor:
+    def run(self, x: Tensor, steps: Tensor, part: ChunkRows, w: Mamba2Weights) -> Tensor:
         """The output [rows of the part, heads * value_width]; steps [rows, heads]."""
         op, n, each = self._op, len(x), self._op.heads // self._op.groups
         shared = op.groups * op.key_width

@@ -16,7 +16,7 @@ LENGTH_EPS = 1e-6  # of the squared length of a query or key
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChunkRows:
     """Rows [first, end) of a sequence's part of a step, all in one chunk.
 
     `num_open` rows of the chunk precede them in `slot`. closed: the slot of the last closed
@@ -35,7 +35,7 @@ class Part:
         return self.num_open + self.end - self.first == STATE_CHUNK
 
 
-def parts_of(n: int, start: int, table: Int32, gone: int, block: int) -> Iterator[Part]:
+def parts_of(n: int, start: int, table: Int32, gone: int, block: int) -> Iterator[ChunkRows]:
     """The n rows of tokens start, start + 1... of a sequence, by chunk.
 
     table: the sequence's state slots, each for `block` tokens; `gone` where there is none.
@@ -47,7 +47,7 @@ def parts_of(n: int, start: int, table: Int32, gone: int, block: int) -> Iterato
         end = min(n, done + base + STATE_CHUNK - at)
         slot = state_slot(table, at // block, gone)
         closed = state_slot(table, (base - 1) // block, gone) if base else -1
-        yield Part(done, end, at - base, slot, closed)
+        yield ChunkRows(done, end, at - base, slot, closed)
         done = end
 
 
@@ -62,7 +62,7 @@ class DeltaWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaSizes:
+class DeltaShape:
     """The sizes of a GatedDelta layer, as the op calls them."""
 
     key_heads: int
@@ -83,11 +83,11 @@ class DeltaStates:
 
         mem_t = exp(G_t) (S^T k_t) + sum over i < t of exp(G_t - G_i) (k_i . k_t) u_i
 
-    and so for o_t, with q_t and i <= t. So nothing depends on how a sequence is cut into steps, and
-    rejected tokens are dropped by forgetting their rows.
+    o_t is computed alike from q_t, with i <= t. The result therefore does not depend on how a
+    sequence is divided into steps, and rejected draft tokens are dropped with their rows.
     """
 
-    def __init__(self, op: DeltaSizes, slots: int, block: int) -> None:
+    def __init__(self, op: DeltaShape, slots: int, block: int) -> None:
         self._op, self._block = op, block
         self._each = op.value_heads // op.key_heads
         channels = 2 * op.key_heads * op.key_width + op.value_heads * op.value_width

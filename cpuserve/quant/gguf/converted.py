@@ -27,7 +27,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Conversion(NamedTuple):
-    """How a type is rewritten, and `to` what: a type, or bits and a weight kind.
+    """How blocks of a GGUF type are converted. to: a text for people, such as another type.
 
     Each block of `weights` weights in `nbytes` bytes becomes one of `source` in `built` bytes.
     """

@@ -37,7 +37,7 @@ NVFP4 = "NVFP4"
 WEIGHTS, SIZE = 64, 36  # of a block
 # Ends of the names of factors and of input scales; the text before them is the matrix.
 FACTOR, INPUT = "_scale", "input_scale"
-MAGNITUDE = 127  # the bits of a scale without its sign, and also the code of no number
+MAGNITUDE = 127  # the bits of an FP8 scale without its sign; all of them set is NaN
 NO_NUMBER = 255
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from cpuserve.sampling.structured import OTHER_TOKENS
-from cpuserve.serving.events import Text, ToolCall
+from cpuserve.serving.events import Text, ToolCallDelta
 from cpuserve.serving.tools.thoughts import Around
 
-Piece: TypeAlias = Text | ToolCall
+Piece: TypeAlias = Text | ToolCallDelta
 JsonSchema: TypeAlias = Mapping[str, Any]
 Schemas: TypeAlias = Mapping[str, JsonSchema]
 OptionalSchemas: TypeAlias = Mapping[str, JsonSchema | None]

@@ -160,7 +160,7 @@ class HarmonyParser(CallParser):
         return False
 
     def _in_call(self) -> bool:
-        """Tell the arguments, which are one JSON object."""
+        """Pass on the arguments of a call, which are one JSON object."""
         text, scanner, told = self._held, self._scanner, 0
         for at, char in enumerate(text):
             scanner.push(char)

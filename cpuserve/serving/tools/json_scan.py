@@ -25,7 +25,7 @@ class ObjectScanner:
         self.broken = False
         self._key: list[str] = []
         self._value: list[str] = []
-        self._expects = "{"  # the characters that may come, or "key" or "value"
+        self._expects = "{"  # characters that may follow, or "key" or "value"
         self._depth = 0
         self._quoted = False
         self._escaped = False

@@ -1,7 +1,7 @@
 """Learn how a model writes responses, from what its chat template renders for probe conversations.
 
-A call with known arguments is rendered as a turn of the assistant, then read. A format is accepted
-only if it reads the very call, and the text before it.
+A call with known arguments is rendered as a turn of the assistant, and each known format tries to
+read it. A format is accepted only if it reads the same call, and the text before it.
 """
 
 from __future__ import annotations
@@ -77,12 +77,13 @@ _FOREIGN = (
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFormat:
+class LearnedFormat:
     """How a model writes responses.
 
-    calls: None = it calls no tools, or in a way that is not known. why: the result and its reason,
-    for people. gap: the text of the template between a text and a call. whole: the format of all
-    responses, including those without tools; None = they are text, with thoughts between tags.
+    calls: the format of tool calls; None = the model calls no tools, or in an unknown format. why:
+    the reason for `calls`, for people. gap: the text that the template writes between a text
+    and a call. tags: the texts that begin and end a thought. whole: the format of all responses,
+    even without tools; None = a response is text, with thoughts between tags.
     """
 
     calls: ToolFormat | None
@@ -104,48 +105,48 @@ class AnswerFormat:
         return Around(self.gap, self.tags, thinks, continues)
 
 
-NO_TEMPLATE = AnswerFormat(None, "the model has no chat template")
+NO_TEMPLATE = LearnedFormat(None, "the model has no chat template")
 
 
-def learn_format(template: ChatTemplate) -> AnswerFormat:
+def learn_format(template: ChatTemplate) -> LearnedFormat:
     """Return how a model with this template writes responses; it renders some conversations."""
     source = template.tool_source
     if source is None:
         return NO_TEMPLATE
-    probe = _Probe(template)
+    probe = _ProbeConversations(template)
     whole = next((f for f in FORMATS if isinstance(f, WholeFormat) and probe.writes(f)), None)
     return replace(_learn_calls(source, probe), whole=whole)
 
 
-def _learn_calls(source: str, probe: _Probe) -> AnswerFormat:
+def _learn_calls(source: str, probe: _ProbeConversations) -> LearnedFormat:
     tags = tags_in(source)
     if probe.fault:
-        return AnswerFormat(
+        return LearnedFormat(
             None, f"the template does not render a request: {probe.fault}", "", tags
         )
     if not probe.shows_tools:
-        return AnswerFormat(None, "the template does not show tools to the model", "", tags)
-    alone, spoken = probe.answer("", 1), probe.answer(_TEXT, 1)
+        return LearnedFormat(None, "the template does not show tools to the model", "", tags)
+    alone, spoken = probe.response("", 1), probe.response(_TEXT, 1)
     if alone is None and spoken is None:
         return _from_instructions(source, probe, tags)
     gap = _gap(spoken)
     for found in FORMATS:
         around = Around(gap, tags)
         told = [(text, n) for text in ("", _TEXT) for n in (1, 2)]
-        read = [_reads(found, around, probe.answer(text, n), text, n) for text, n in told]
+        read = [_reads(found, around, probe.response(text, n), text, n) for text, n in told]
         if False not in read and True in read:
-            return AnswerFormat(found, "the template's own calls are read back", gap, tags)
-    return AnswerFormat(None, _written(alone or spoken or ""), gap, tags)
+            return LearnedFormat(found, "the template's own calls are read back", gap, tags)
+    return LearnedFormat(None, _written(alone or spoken or ""), gap, tags)
 
 
-class _Probe:
+class _ProbeConversations:
     """The output of the template for probe conversations."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self.fault = ""
         self._asked = [{"role": "user", "content": _QUESTION}]
-        self._answers: dict[tuple[str, int], str | None] = {}
+        self._responses: dict[tuple[str, int], str | None] = {}
         self.prompt = self._render(self._asked, prompt=True) or ""
         plain = self._render(self._asked, prompt=True, tools=False) or ""
         self.shows_tools = _NAMES[0] in self.prompt
@@ -158,14 +159,14 @@ class _Probe:
         """Return whether the template writes texts in a format of whole responses."""
         return found.begins_texts(self._before)
 
-    def answer(self, text: str, num_calls: int) -> str | None:
+    def response(self, text: str, num_calls: int) -> str | None:
         """Return how a response with calls is written; None if the template cannot write it."""
         key = (text, num_calls)
-        if key not in self._answers:
+        if key not in self._responses:
             turn = {"role": "assistant", "content": text, "tool_calls": _CALLS[:num_calls]}
             whole = self._render([*self._asked, turn])
-            self._answers[key] = None if whole is None else self._cut(whole, num_calls)
-        return self._answers[key]
+            self._responses[key] = None if whole is None else self._cut(whole, num_calls)
+        return self._responses[key]
 
     def _cut(self, whole: str, num_calls: int) -> str | None:
         """Return the part of a conversation that is the response; None if calls are missing."""
@@ -176,12 +177,12 @@ class _Probe:
         else:
             same = os.path.commonprefix([whole, self._before or self.prompt])
             begin = 1 + max(same.rfind(end) for end in (">", "]", "\n"))
-        answer = whole[begin:]
-        if not all(name in answer for name in _NAMES[:num_calls]):
+        response = whole[begin:]
+        if not all(name in response for name in _NAMES[:num_calls]):
             return None
-        if self._after and answer.endswith(self._after):
-            return answer.removesuffix(self._after)
-        return _END.sub("", answer)
+        if self._after and response.endswith(self._after):
+            return response.removesuffix(self._after)
+        return _END.sub("", response)
 
     def _render(self, messages: Any, *, prompt: bool = False, tools: bool = True) -> str | None:
         try:
@@ -194,14 +195,14 @@ class _Probe:
             return None
 
 
-def _from_instructions(source: str, probe: _Probe, tags: ThinkTags) -> AnswerFormat:
+def _from_instructions(source: str, probe: _ProbeConversations, tags: ThinkTags) -> LearnedFormat:
     """Return the format that the template asks for, where it writes no calls of earlier turns."""
     for found in FORMATS:
         if found.asks_for_calls(probe.instructions):
-            return AnswerFormat(found, "the template asks for it, but writes no calls", "", tags)
+            return LearnedFormat(found, "the template asks for it, but writes no calls", "", tags)
     named = _named(source)
     perhaps = f" (perhaps as {named})" if named else ""
-    return AnswerFormat(
+    return LearnedFormat(
         None, f"the template does not show how calls are written{perhaps}", "", tags
     )
 
@@ -215,16 +216,16 @@ def _gap(spoken: str | None) -> str:
 
 
 def _reads(
-    found: ToolFormat, around: Around, answer: str | None, text: str, num_calls: int
+    found: ToolFormat, around: Around, response: str | None, text: str, num_calls: int
 ) -> bool | None:
     """Return whether the format reads a response as it was rendered; None if there is none.
 
     Some templates leave out a text before calls.
     """
-    if answer is None:
+    if response is None:
         return None
     parser = found.parser(0, schemas=_SCHEMAS, around=around)
-    pieces = parser.push(answer) + parser.flush()
+    pieces = parser.push(response) + parser.flush()
     said = "".join(piece.text for piece in pieces if isinstance(piece, Text))
     calls: list[list[str]] = []
     for piece in pieces:
@@ -246,11 +247,11 @@ def _loaded(text: str) -> Any:
         return None
 
 
-def _written(answer: str) -> str:
+def _written(response: str) -> str:
     """Return words for a format that is not known: its name, and the beginning of a call."""
-    begun = (answer.partition(_TEXT)[2] or answer).replace(_NAMES[0], "NAME")
+    begun = (response.partition(_TEXT)[2] or response).replace(_NAMES[0], "NAME")
     shown = f"{_shown(begun.strip(), 48)} ..."
-    known = _named(answer)
+    known = _named(response)
     return f"calls are written as {known} ({shown})" if known else f"calls are written as {shown}"
 
 

@@ -124,7 +124,7 @@ class Llama3JsonParser(JsonCallParser):
     markers = (TAG,)
     _may_begin = True  # a call may begin: there was nothing but calls, or a tag, or a thought
     _follows_call = False  # nothing but white space and semicolons has followed a call
-    _parted = False  # there was a semicolon among them
+    _parted = False  # there was a semicolon after it
 
     def _end(self) -> None:
         """Say text, or an object that never became a call."""

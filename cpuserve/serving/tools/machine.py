@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from cpuserve.serving.events import Text, ToolCall
+from cpuserve.serving.events import Text, ToolCallDelta
 from cpuserve.serving.tools.base import Piece, new_call_id
 from cpuserve.serving.tools.thoughts import Around
 
@@ -21,9 +21,9 @@ class CallParser(ABC):
     which then looks at the rest. A thought passes on as text, with its tags: its content is
     no call. `markers` begin a call in text.
 
-    White space is the model's, and passes on, with three exceptions. Text that the template
-    writes between a text and a call (`around.gap`) is dropped. So is text of nothing but white
-    space before, between and after calls. Texts that only calls divide stay divided.
+    White space that the model writes passes on, except for the text that the template writes
+    between a text and a call (`around.gap`), and for white space alone before, between or after
+    calls. Texts before and after a call are not joined.
     """
 
     markers: tuple[str, ...]
@@ -80,7 +80,7 @@ class CallParser(ABC):
 
     @property
     def ends_with_call(self) -> bool:
-        """Whether only what belongs to the format has followed the last call, which is complete."""
+        """Whether the last call is complete, and only markers of the format have followed it."""
         return self.last_closed and self._is_at_call
 
     @abstractmethod
@@ -175,9 +175,9 @@ class CallParser(ABC):
         self._held = held[len(held) - kept :]
 
     def _to_end_marker(self, marker: str) -> bool:
-        """Whether it is known if the marker follows a call; white space may come before it.
+        """Drop the marker after a call, if it follows; return whether that is already known.
 
-        The marker is dropped with that white space, which else is text.
+        White space may come before the marker, and is dropped with it; otherwise it is text.
         """
         rest = self._held.lstrip(_SPACE)
         self._lead.append(self._held[: len(self._held) - len(rest)])
@@ -200,7 +200,7 @@ class CallParser(ABC):
         self._lead.clear()
         self._blanks.clear()
         number = self.num_calls - 1
-        self._pieces.append(ToolCall(self._index, number, arguments, self._new_id(), name))
+        self._pieces.append(ToolCallDelta(self._index, number, arguments, self._new_id(), name))
 
     def _close_call(self) -> None:
         """Count the last call as complete."""
@@ -210,4 +210,4 @@ class CallParser(ABC):
     def _continue_call(self, arguments: str) -> None:
         """Tell more of the last call's arguments."""
         if arguments:
-            self._pieces.append(ToolCall(self._index, self.num_calls - 1, arguments))
+            self._pieces.append(ToolCallDelta(self._index, self.num_calls - 1, arguments))

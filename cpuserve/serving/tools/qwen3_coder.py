@@ -44,7 +44,7 @@ _NAME = re.compile(r"[^<>\r\n]{1,128}")
 _SPACE = " \t\r\n"
 _VALUE_ENDS = (VALUE_END, PARAMETER, END)
 _TEXT_OR_NULL = {"string", "null"}
-# Of a string: no tag is in it, because that would end it.
+# A string value may not contain a tag, because the tag would end it.
 _TEXT = r"TEXT: /(.|\n)*/ & ~/(.|\n)*(<parameter=|<\/function>)(.|\n)*/"
 
 
@@ -289,7 +289,7 @@ class Qwen3CoderParser(CallParser):
             self._held = self._held[at + len(tag) * (tag == VALUE_END) :]
             self._state = self._between
             return value, True
-        # A line break may come before the end, and the end may have begun already.
+        # Hold back text that may be the beginning of the end tag, and a line break before it.
         held = self._held
         longest = min(max(map(len, _VALUE_ENDS)) - 1, len(held))
         tails = (n for n in range(longest, 0, -1) if _may_end(held[len(held) - n :]))

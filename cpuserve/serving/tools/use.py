@@ -26,7 +26,7 @@ from cpuserve.serving.tools.base import (
 if TYPE_CHECKING:
     from cpuserve.serving.call import GenerateCall, Prompt
     from cpuserve.serving.tools.base import ToolFormat, ToolParser
-    from cpuserve.serving.tools.learn import AnswerFormat
+    from cpuserve.serving.tools.learn import LearnedFormat
 
 MAX_TOOLS = 512
 # Templates write the name into the prompt, and a call is found by its name.
@@ -43,7 +43,7 @@ class ToolUse:
     """
 
     format: ToolFormat
-    answers: AnswerFormat
+    learned_format: LearnedFormat
     opening: str = ""
     most_calls: int | None = None
     form: StructuredOutputs | None = None
@@ -52,7 +52,7 @@ class ToolUse:
 
     def parser(self, index: int, prompt: Prompt) -> ToolParser:
         """Return the parser of one choice's text, which follows a prompt."""
-        around = self.answers.around(thinks=prompt.thinks, continues=prompt.continues)
+        around = self.learned_format.around(thinks=prompt.thinks, continues=prompt.continues)
         parser = self.format.parser(index, self.opening, self.schemas, around)
         parser.most_calls = self.most_calls
         return parser
@@ -64,7 +64,7 @@ class ToolUse:
             return self.format.grammar(self.kept, None, several=several, whole=True)
 
 
-def answer_form(call: GenerateCall, tools: ToolUse | None) -> StructuredOutputs | None:
+def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredOutputs | None:
     """Return the grammar or schema of the response, None = none.
 
     It is of the form that the request asks for, or calls tools, if the model may. A grammar of the
@@ -100,7 +100,7 @@ def check_thoughts(
     raise unsupported(msg, field)
 
 
-def tool_use(call: GenerateCall, found: AnswerFormat) -> ToolUse | None:
+def tool_use(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
     """Return how the model may call tools, or None; `found`: how it writes responses.
 
     Raises:
@@ -127,7 +127,7 @@ def tool_use(call: GenerateCall, found: AnswerFormat) -> ToolUse | None:
     return _with_tools(call, found, _readable(found))
 
 
-def _readable(found: AnswerFormat) -> ToolFormat:
+def _readable(found: LearnedFormat) -> ToolFormat:
     """Return the format of calls; InvalidRequest if there is none."""
     if found.calls is not None:
         return found.calls
@@ -139,7 +139,7 @@ def _readable(found: AnswerFormat) -> ToolFormat:
     raise unsupported(msg, "tools")
 
 
-def _without_tools(call: GenerateCall, found: AnswerFormat) -> ToolUse | None:
+def _without_tools(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
     """Return how a response without calls is read; None if it is only text."""
     if found.whole is None or call.messages is None:
         return None
@@ -154,7 +154,7 @@ def _form_opening(call: GenerateCall, calls: ToolFormat) -> str:
     return calls.form_opening
 
 
-def _with_tools(call: GenerateCall, found: AnswerFormat, calls: ToolFormat) -> ToolUse:
+def _with_tools(call: GenerateCall, found: LearnedFormat, calls: ToolFormat) -> ToolUse:
     most = 1 if call.tool_name is not None or call.parallel_tool_calls is False else None
     schemas = _schemas(call.tools or []) if calls.reads_schemas else NO_SCHEMAS
     kept = _strict(call)

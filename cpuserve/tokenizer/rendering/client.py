@@ -30,7 +30,7 @@ from cpuserve.tokenizer.rendering.wire import (
     RENDERED,
     STOPPED,
     UNLIMITED,
-    Job,
+    RenderJob,
     packed,
     receive,
     send,
@@ -44,7 +44,7 @@ sys.exit(main())
 # Templates render a chat of 5 MB in 0.1 s; other processes may use the CPU meanwhile.
 MAX_CPU_S = 5.0
 MAX_WALL_S = 20.0
-SILENT_S = 5.0  # after the limits: the process does not run at all
+SILENT_S = 5.0  # further waiting after MAX_WALL_S; a process that is still silent is ended
 # Templates that copy each text a few times, in strings of 4 bytes a character, take 16 bytes for
 # each byte of their variables.
 MEMORY_BYTES = 64 << 20
@@ -70,7 +70,7 @@ class TemplateStopped(InvalidRequest):
     """The template reached a limit."""
 
 
-class Lost(Exception):
+class RenderProcessLost(Exception):
     """A process has ended or does not respond. timeout: it is alive, and silent."""
 
     def __init__(self, *, timeout: bool = False) -> None:
@@ -82,7 +82,7 @@ class Lost(Exception):
 class Fork:
     """One process that renders: our end of its connection, and the templates that it knows."""
 
-    server: Server
+    server: RenderServer
     sock: socket.socket
     known: set[bytes] = field(default_factory=set)
 
@@ -93,25 +93,25 @@ class Fork:
         poll.register(self.sock, select.POLLIN)
         return not poll.poll(0)
 
-    def ask(self, job: Job) -> tuple[bytes, bytes]:
-        """Return the kind and the text of the reply. Raises Lost."""
+    def ask(self, job: RenderJob) -> tuple[bytes, bytes]:
+        """Return the kind and the text of the reply. Raises RenderProcessLost."""
         self.sock.settimeout(job.wall_s + SILENT_S)
         try:
             send(self.sock, msgspec.msgpack.encode(job))
             reply = receive(self.sock)
         except TimeoutError:
-            raise Lost(timeout=True) from None
+            raise RenderProcessLost(timeout=True) from None
         except OSError:
-            raise Lost from None
+            raise RenderProcessLost from None
         if reply is None:
-            raise Lost
+            raise RenderProcessLost
         kind, text = reply[:1], reply[1:]
         if kind == RENDERED:  # another kind may mean that it did not compile
             self.known.add(job.template)
         return kind, text
 
 
-class Server:
+class RenderServer:
     """The process that forks those that render."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Server:
         return False
 
     def fork(self) -> Fork:
-        """Return a new process. Raises Lost if the server does not respond or cannot fork."""
+        """Return a new process; RenderProcessLost if the server does not respond or cannot fork."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -150,7 +150,7 @@ class Server:
         except OSError:
             pass
         ours.close()
-        raise Lost
+        raise RenderProcessLost
 
     def close(self) -> None:
         """End it and its forks."""
@@ -184,7 +184,7 @@ class Renderer:
         self.cpu_s = cpu_s
         self.wall_s = wall_s
         self._lock = Lock()
-        self._server: Server | None = None
+        self._server: RenderServer | None = None
         self._idle: list[Fork] = []
         self.closings = 0
 
@@ -240,9 +240,9 @@ class Renderer:
             new = None if name in fork.known else code
             started = time.monotonic()
             try:
-                job = Job(name, new, data, self.cpu_s, self.wall_s, memory, most)
+                job = RenderJob(name, new, data, self.cpu_s, self.wall_s, memory, most)
                 kind, text = fork.ask(job)
-            except Lost as lost:
+            except RenderProcessLost as lost:
                 fork.sock.close()
                 if self._is_gone(fork.server, lost):
                     continue
@@ -279,9 +279,9 @@ class Renderer:
                 if self._server is None:
                     atexit.unregister(self.close)
                     atexit.register(self.close)
-                    self._server = Server()
+                    self._server = RenderServer()
                 return self._server.fork()
-            except Lost:
+            except RenderProcessLost:
                 self._end()
             except OSError as error:
                 reason = error
@@ -297,7 +297,7 @@ class Renderer:
                 return
         fork.sock.close()
 
-    def _is_gone(self, server: Server, lost: Lost) -> bool:
+    def _is_gone(self, server: RenderServer, lost: RenderProcessLost) -> bool:
         """Whether `server` ended, and not the fork alone; it is ended here if one is silent."""
         with self._lock:
             if self._server is not server:

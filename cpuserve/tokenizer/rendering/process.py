@@ -32,7 +32,7 @@ from cpuserve.tokenizer.rendering.wire import (
     RENDERED,
     STOPPED,
     UNLIMITED,
-    Job,
+    RenderJob,
     receive,
     send,
     unpacked,
@@ -98,7 +98,7 @@ class _Worker:
 
     def do(self, body: bytes) -> tuple[bytes, bytes]:
         """Return the kind and the text of the reply to a job."""
-        job = msgspec.msgpack.decode(body, type=Job)
+        job = msgspec.msgpack.decode(body, type=RenderJob)
         del body
         self._begin(job)
         try:
@@ -113,7 +113,7 @@ class _Worker:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: RenderJob) -> None:
         """Let the kernel end this process at the limits of a job.
 
         RLIMIT_CPU counts a whole life in seconds, so a timer of CPU time takes its place here.
@@ -128,7 +128,7 @@ class _Worker:
         signal.setitimer(signal.ITIMER_PROF, job.cpu_s)  # SIGPROF ends the process
         signal.setitimer(signal.ITIMER_REAL, job.wall_s)  # SIGALRM too
 
-    def _render(self, job: Job) -> tuple[bytes, bytes]:
+    def _render(self, job: RenderJob) -> tuple[bytes, bytes]:
         if job.source is not None:
             source = job.source.decode("utf-8", "surrogatepass")
             self._templates[job.template] = ChatEnvironment().from_string(source)

@@ -1,6 +1,6 @@
 """Messages between a renderer and its processes: a length of 8 bytes, then one body.
 
-A job is a msgpack of Job. A reply is one byte for its kind, then a text.
+A job is a msgpack of RenderJob. A reply is one byte for its kind, then a text.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 RENDERED, REFUSED, STOPPED = b"+", b"-", b"!"
-# A fork is ready; its system limits memory, or cannot.
+# A fork is ready, with a limit on its memory, or without one where the system has none.
 READY, UNLIMITED = b"r", b"u"
 LENGTH_BYTES = 8
 RECEIVE_BYTES = 1 << 20
 
 
-class Job(msgspec.Struct, array_like=True):
+class RenderJob(msgspec.Struct, array_like=True):
     """Render a template, or only compile it.
 
     template: its name. source: its text, in the first job of a connection that uses it.

@@ -474,7 +474,7 @@ static void attention(const AttentionArgs& a) noexcept {
 #endif
 }
 
-// The kernel for a cache of what Kv multiplies.
+// The attention kernel for a cache with elements of type Kv.
 template <class Kv>
 static constexpr AttentionKernel attention_kernel() {
   AttentionKernel kernel{attention<Kv>};

@@ -37,9 +37,9 @@ struct PairBlocks {
 // 8 tiles of 16 steps, for the 1,024 lines of the next chunk.
 constexpr int kLightLines = 8;
 
-// Elements of a block's keys, and of its values.
+// The number of elements in the keys of a block, and in its values.
 inline size_t half_size(int hd) { return static_cast<size_t>(kBlock * hd); }
-// Two blocks of values with zeros where no key is, and the last dims of two tiles of keys.
+// Copies of two blocks of values (0 where there is no key), and the last dims of two key tiles.
 inline size_t value_copy_bytes(int hd) { return half_size(hd) * sizeof(uint16_t); }
 inline size_t spare_bytes(int hd) { return 2 * value_copy_bytes(hd) + kJobColumns * kTileBytes; }
 template <class Kv>

@@ -120,7 +120,7 @@ static inline void weigh_blocks(const Row& r, int first, int last, float largest
   }
 }
 
-// The masses of the row, by block and in total. `weighed`: the masses of blocks are there.
+// Returns the mass of the row. `weighed`: the masses of its blocks have been computed.
 static inline double weigh_row(const Row& r, float largest, float inverse, bool weighed,
                                float* mass, double* block_mass) {
   if (!weighed) weigh_blocks(r, 0, r.blocks, largest, inverse, mass, block_mass);

@@ -329,8 +329,8 @@ struct PlaneBlocks : PlaneShape<W> {
     return set1_quad(reinterpret_cast<const int8_t*>(pairs + static_cast<size_t>(r) * at.x_stride));
   }
 
-  // Adds quads [kQuad, kEnd) of a group times their scale, the second of each pair if kSecond. With
-  // it comes the part of the zero of the codes of both.
+  // Adds the products of quads [kQuad, kEnd) times the first scale of a pair of groups, or the
+  // second one (kSecond). With the second it subtracts the zero point of the codes of both groups.
   template <int NPF, bool kKept, int kQuad, int kEnd, bool kSecond, int MR, int NV>
   CPUSERVE_INLINE void add_sub(I (&sum)[MR][NV], float* memory, const PlaneAt& at,
                                const Q (&scales)[NV], const uint8_t* pairs) {

@@ -30,8 +30,8 @@ namespace cpuserve {
 //     nibbles of a byte are k and k + 1 (kernels/linear/coded.h).
 //   w8z_g32 w8z_g128   [n/16][k/32 or 128] of { fp16 scale[16]; s8 zero[16]; u8 q[..][16][4] }
 //   w4z_g32 w4z_g64    [n/16][k/32 or 64] of the same, 4 bits         act q8g32
-//     w = s * (q - 128 - zero) of 8 bits, s * (q - zero) of 4 bits. Groups of rows are of 32 also
-//     where the groups of weights are larger.
+//     w = s * (q - 128 - zero) for 8 bits, s * (q - zero) for 4 bits. Activations are quantized in
+//     groups of 32, even if the groups of weights are larger.
 //   w2z_g32 w2z_g64 w2z_g128 w2z_g256   [n/16][k/32, 64, 128 or 256]  act q8g32
 //   w3z_g32 w3z_g64 w3z_g128 w3z_g256   of { fp16 scale[16]; zero points of 4 bits; planes }
 //     w = s * (q - zero). Planes of bits as in GGUF types.

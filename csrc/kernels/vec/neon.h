@@ -252,7 +252,7 @@ CPUSERVE_INLINE Q shift_right(Q x, int n) { return {vshlq_u8(x.v, vdupq_n_s8((in
 CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   return {vqtbl1q_u8(vld1q_u8(table), index.v)};
 }
-// As signed bytes: u8 - 128, or u8 itself where it is below 128.
+// u8 - 128 as signed bytes. as_signed() keeps the value of bytes below 128.
 CPUSERVE_INLINE int8x16_t less128(Q u) {
   return vreinterpretq_s8_u8(veorq_u8(u.v, vdupq_n_u8(0x80)));
 }

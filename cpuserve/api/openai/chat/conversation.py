@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cpuserve.api.request.content_parts import NonTextPart, lines_for, non_text_part, plain
-from cpuserve.serving.call import Message
+from cpuserve.serving.call import ConversationMessage
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 # Fields of clients for the model's earlier thoughts; the first with a text counts.
@@ -13,7 +13,7 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _CHANGED = frozenset((*_THOUGHTS, "tool_calls"))
 
 
-def chat_messages(messages: list[dict[str, Any]]) -> list[Message]:
+def chat_messages(messages: list[dict[str, Any]]) -> list[ConversationMessage]:
     """Return the messages with text only, and with an assistant's thoughts in one field.
 
     Its other fields stay, and are checked where the template is rendered.
@@ -39,7 +39,7 @@ def _is_plain(message: dict[str, Any]) -> bool:
     return isinstance(message.get("content"), str) and _CHANGED.isdisjoint(message)
 
 
-def _message(message: dict[str, Any], where: str) -> Message:
+def _message(message: dict[str, Any], where: str) -> ConversationMessage:
     role, content = message.get("role"), message.get("content")
     if role == "assistant":
         return _of_assistant(message, where)
@@ -50,7 +50,7 @@ def _message(message: dict[str, Any], where: str) -> Message:
     return message
 
 
-def _of_assistant(message: dict[str, Any], where: str) -> Message:
+def _of_assistant(message: dict[str, Any], where: str) -> ConversationMessage:
     found = {name: value for name, value in message.items() if name not in _THOUGHTS}
     thoughts = [message[name] for name in _THOUGHTS if isinstance(message.get(name), str)]
     content = message.get("content")

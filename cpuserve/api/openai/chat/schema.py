@@ -14,13 +14,13 @@ from cpuserve.api.openai.checks import (
     usage_in_each,
 )
 from cpuserve.api.openai.schema import GenerationRequest, PromptLogprobs, Usage
-from cpuserve.api.openai.tool_choice import Spelling, check_offers, function_name, tool_choice
+from cpuserve.api.openai.tool_choice import FunctionWords, check_offers, function_name, tool_choice
 from cpuserve.api.request.fields import is_set, refused_names, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs
 
-_SPELLING = Spelling(
+_WORDS = FunctionWords(
     function_name,
     function='{"type": "function", "function": {"name": ...}}',
     allowed='{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
@@ -133,7 +133,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
         msg = "echo is not supported yet by chat completions: use /v1/completions"
         raise unsupported(msg, "echo")
     functions = without_custom(request.tools, request.tool_choice)
-    choice, function, tools = tool_choice(request.tool_choice, functions, _SPELLING)
+    choice, function, tools = tool_choice(request.tool_choice, functions, _WORDS)
     most = length(request, request.max_completion_tokens)
     return call_from(
         request,
@@ -155,7 +155,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
 def without_custom(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None = None
 ) -> list[dict[str, Any]] | None:
-    """Return the tools without those that the model writes freely; see `check_offers`."""
+    """Return the tools without custom ones, which take free text; see `check_offers`."""
     if not tools:
         return tools
     kept = [tool for tool in tools if not _is_custom(tool)]

@@ -15,11 +15,11 @@ from cpuserve.serving.events import (
     Choice,
     Event,
     Finish,
-    Folded,
-    Progress,
+    PromptProgress,
     Text,
-    ToolCall,
-    Usage,
+    TokenUsage,
+    ToolCallDelta,
+    WholeResponse,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class ChatWriter:
     def __init__(
         self, received: RequestContext, asked: ChatRequest, generation: Generation
     ) -> None:
-        first = generation.jobs[0]
+        first = generation.sequences[0]
         self._received = received
         self._model = received.served.name
         self._ids = bool(asked.return_token_ids)
@@ -53,16 +53,16 @@ class ChatWriter:
             as_ids=bool(asked.return_tokens_as_token_ids),
             skip_special_tokens=first.params.skip_special_tokens,
         )
-        self._started = [False] * len(generation.jobs)
+        self._started = [False] * len(generation.sequences)
 
     def frames(self, events: list[Event]) -> bytes:
         """Return the chunks of the events of one output; b"" if they have nothing to show yet."""
         first, last = events[0], events[-1]
-        if isinstance(first, Usage):
+        if isinstance(first, TokenUsage):
             return self._chunks.usage_chunk(first)
-        index, usage = first.index, last if isinstance(last, Usage) else None
+        index, usage = first.index, last if isinstance(last, TokenUsage) else None
         out = b""
-        if not (self._started[index] or isinstance(first, Progress)):
+        if not (self._started[index] or isinstance(first, PromptProgress)):
             self._started[index] = True
             more = b',"prompt_token_ids":' + to_json(self._prompt_ids) if self._ids else b""
             out = self._chunks.chunk(index, _ROLE, usage, more)
@@ -70,7 +70,7 @@ class ChatWriter:
             if isinstance(event, Text):
                 if event.text or (event.token_ids and (self._top is not None or self._ids)):
                     out += self._chunks.chunk(index, self._text(event), usage)
-            elif isinstance(event, ToolCall):
+            elif isinstance(event, ToolCallDelta):
                 out += self._chunks.chunk(index, _call_part(event), usage)
             elif isinstance(event, Finish):
                 members = b',"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b' % (
@@ -78,7 +78,7 @@ class ChatWriter:
                     to_json(event.stop_reason),
                 )
                 out += self._chunks.chunk(index, members, usage)
-            elif isinstance(event, Progress):
+            elif isinstance(event, PromptProgress):
                 out += self._chunks.chunk(index, _NOTHING, usage, progress_member(event))
         return out
 
@@ -98,7 +98,7 @@ class ChatWriter:
         """Return the event of an error after the beginning of the stream."""
         return error_chunk(error)
 
-    def whole(self, answer: Folded) -> bytes:
+    def whole(self, response: WholeResponse) -> bytes:
         """Return the whole ChatCompletion as JSON."""
         received = self._received
         return msgspec.json.encode(
@@ -108,9 +108,9 @@ class ChatWriter:
                 received.created,
                 self._model,
                 received.context.fingerprint,
-                [self._choice(choice) for choice in answer.choices],
-                usage_body(answer.usage),
-                prompt_logprobs(answer.choices[0].scores, self._prompt_top, self._names),
+                [self._choice(choice) for choice in response.choices],
+                usage_body(response.usage),
+                prompt_logprobs(response.choices[0].scores, self._prompt_top, self._names),
                 self._prompt_ids if self._ids else msgspec.UNSET,
             )
         )
@@ -129,7 +129,7 @@ class ChatWriter:
         )
 
 
-def _call_part(event: ToolCall) -> bytes:
+def _call_part(event: ToolCallDelta) -> bytes:
     """Return the members of a chunk with a part of a call; the first part has id and name."""
     function: dict[str, object] = {"arguments": event.arguments}
     part: dict[str, object] = {"index": event.call, "function": function}

@@ -10,7 +10,16 @@ from cpuserve.api.openai.chunks import FORM, ChunkFormat, error_chunk, progress_
 from cpuserve.api.openai.completions.schema import Completion, CompletionChoice
 from cpuserve.api.openai.logprobs import LegacyBuilder, TokenNames, joined, prompt_logprobs
 from cpuserve.api.openai.usage import usage_body
-from cpuserve.serving.events import Choice, Event, Finish, Folded, Progress, Scored, Text, Usage
+from cpuserve.serving.events import (
+    Choice,
+    Event,
+    Finish,
+    PromptProgress,
+    PromptScores,
+    Text,
+    TokenUsage,
+    WholeResponse,
+)
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.completions.schema import CompletionRequest, LegacyLogprobs
@@ -32,32 +41,34 @@ class CompletionWriter:
     def __init__(
         self, received: RequestContext, asked: CompletionRequest, generation: Generation
     ) -> None:
-        jobs = generation.jobs
+        sequences = generation.sequences
         self._received = received
         self._model = received.served.name
         self._ids = bool(asked.return_token_ids)
         self._prompt_top = asked.prompt_logprobs
         options = asked.stream_options
         self._chunks = ChunkFormat.of(received, "text_completion", options)
-        echo, skip_special = bool(asked.echo), jobs[0].params.skip_special_tokens
+        echo, skip_special = bool(asked.echo), sequences[0].params.skip_special_tokens
         self._names = TokenNames(
             received.context.get_tokenizer(),
             as_ids=bool(asked.return_tokens_as_token_ids),
             skip_special_tokens=skip_special,
         )
         self._parts = [
-            _Part(received, self._names, job.prompt, job.params.logprobs, echo, skip_special)
-            for job in jobs
+            _Part(
+                received, self._names, sequence.prompt, sequence.params.logprobs, echo, skip_special
+            )
+            for sequence in sequences
         ]
         self._scored: dict[int, PromptLogprobs | None] = {}
 
     def frames(self, events: list[Event]) -> bytes:
         """Return the chunk of the events of one output; b"" if they have nothing to show yet."""
         first, last = events[0], events[-1]
-        if isinstance(first, Usage):
+        if isinstance(first, TokenUsage):
             return self._chunks.usage_chunk(first)
-        index, usage = first.index, last if isinstance(last, Usage) else None
-        if isinstance(first, Progress):
+        index, usage = first.index, last if isinstance(last, TokenUsage) else None
+        if isinstance(first, PromptProgress):
             return self._chunks.chunk(index, _NOTHING, None, progress_member(first))
         members = self._members(self._parts[index], events)
         return self._chunks.chunk(index, members, usage) if members else b""
@@ -69,7 +80,7 @@ class CompletionWriter:
                 text, tokens, entries = event.text, event.token_ids, event.logprobs
             elif isinstance(event, Finish):
                 finish = event
-            elif isinstance(event, Scored):
+            elif isinstance(event, PromptScores):
                 scores = event.scores
         first = part.first
         text = part.echoed_text() + text
@@ -94,7 +105,7 @@ class CompletionWriter:
         """Return the event of an error after the beginning of the stream."""
         return error_chunk(error)
 
-    def whole(self, answer: Folded) -> bytes:
+    def whole(self, response: WholeResponse) -> bytes:
         """Return the whole Completion as JSON."""
         received = self._received
         return msgspec.json.encode(
@@ -104,8 +115,8 @@ class CompletionWriter:
                 received.created,
                 self._model,
                 received.context.fingerprint,
-                [self._choice(choice) for choice in answer.choices],
-                usage_body(answer.usage),
+                [self._choice(choice) for choice in response.choices],
+                usage_body(response.usage),
             )
         )
 

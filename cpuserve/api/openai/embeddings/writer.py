@@ -16,7 +16,7 @@ from cpuserve.serving.events import floats_of
 if TYPE_CHECKING:
     from cpuserve.api.openai.embeddings.schema import EmbeddingRequest
     from cpuserve.api.request.context import RequestContext
-    from cpuserve.serving.events import Folded
+    from cpuserve.serving.events import WholeResponse
     from cpuserve.serving.generate import Generation
 
 
@@ -29,16 +29,16 @@ class EmbeddingWriter:
         self._model = received.served.name
         self._asked = asked
 
-    def whole(self, answer: Folded) -> bytes:
+    def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
-        as_text, prompt = self._asked.encoding_format == "base64", answer.usage.prompt
+        as_text, prompt = self._asked.encoding_format == "base64", response.usage.prompt
 
         def item(index: int, vector: bytes) -> EmbeddingItem:
             values = shortened(floats_of(vector), self._asked.dimensions)
             shown = _base64(values) if as_text else values.tolist()
             return EmbeddingItem("embedding", index, shown)
 
-        data = [item(choice.index, choice.vector) for choice in answer.choices]
+        data = [item(choice.index, choice.vector) for choice in response.choices]
         usage = EmbeddingUsage(prompt, prompt)
         return msgspec.json.encode(EmbeddingAnswer("list", data, self._model, usage))
 

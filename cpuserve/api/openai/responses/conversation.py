@@ -13,12 +13,12 @@ from cpuserve.api.openai.responses.foreign_items import (
     thoughts_of,
 )
 from cpuserve.api.openai.responses.tools import flat_name
-from cpuserve.api.request.content_parts import Part, joined, non_text_part, plain
+from cpuserve.api.request.content_parts import ContentPart, joined, non_text_part, plain
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import Message, unsupported
+from cpuserve.serving.call import ConversationMessage, unsupported
 
 _ROLES = ("user", "assistant", "system", "developer")
-# The types of parts that are text, and the members that have it.
+# The type of each content part with text, and the member that has the text.
 _TEXTS = {
     "input_text": "text",
     "output_text": "text",
@@ -31,7 +31,9 @@ _REFERENCE = (
 )
 
 
-def chat_messages(items: str | list[dict[str, Any]], instructions: str | None) -> list[Message]:
+def chat_messages(
+    items: str | list[dict[str, Any]], instructions: str | None
+) -> list[ConversationMessage]:
     """Return the messages; InvalidRequest with the path of an invalid part.
 
     The items of one turn of the assistant become one message: templates write the calls of a
@@ -59,10 +61,10 @@ class _Conversation:
     """The messages of the items so far, and the calls among them, which each need an output."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[ConversationMessage] = []
         self._thoughts: list[str] = []  # of the assistant's next message or call
         self._known: set[str] = set()
-        self._open: dict[str, str] = {}  # what calls without an output are, by their call_ids
+        self._open: dict[str, str] = {}  # calls without an output by call_id: place and type
 
     def add(self, item: dict[str, Any], where: str) -> None:
         """Add the next item."""
@@ -103,11 +105,11 @@ class _Conversation:
             parts = _parts(item.get("content"), f"{where}.content")
             self._append({"role": role, "content": parts})
 
-    def _append(self, message: Message) -> None:
+    def _append(self, message: ConversationMessage) -> None:
         self._thoughts.clear()  # of a turn that ended before it said something
         self.messages.append(message)
 
-    def _in_turn(self) -> Message:
+    def _in_turn(self) -> ConversationMessage:
         """Return the assistant's message that the next part of its turn belongs to."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": []})
@@ -147,7 +149,7 @@ class _Conversation:
             _refuse(what, why)
 
 
-def _parts(content: object, where: str) -> list[Part]:
+def _parts(content: object, where: str) -> list[ContentPart]:
     """Return a string, or the parts of a list, as parts that are text or replace something else.
 
     Raises:
@@ -160,7 +162,7 @@ def _parts(content: object, where: str) -> list[Part]:
     return [_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
 
 
-def _part(part: object, where: str) -> Part:
+def _part(part: object, where: str) -> ContentPart:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         _refuse(where, 'must be a part with a type, such as {"type": "input_text", "text": ""}')
@@ -172,7 +174,7 @@ def _part(part: object, where: str) -> Part:
     return text
 
 
-def _returned(content: object, where: str) -> list[Part]:
+def _returned(content: object, where: str) -> list[ContentPart]:
     """Return the text of a tool or the model, which is never refused."""
     if isinstance(content, dict) and isinstance(content.get("type"), str):
         content = [content]
@@ -181,7 +183,7 @@ def _returned(content: object, where: str) -> list[Part]:
     return [_any_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
 
 
-def _any_part(part: object, where: str) -> Part:
+def _any_part(part: object, where: str) -> ContentPart:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         return plain(part)

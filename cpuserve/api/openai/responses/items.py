@@ -14,7 +14,7 @@ from cpuserve.api.openai.responses.response_object import (
     ResponseText,
 )
 from cpuserve.api.openai.responses.tools import Namespaces
-from cpuserve.serving.events import Call, Choice
+from cpuserve.serving.events import Choice, WholeToolCall
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Item:
     request_id: str
     index: int
     namespaces: Namespaces
-    call: Call | None = None
+    call: WholeToolCall | None = None
     text: list[str] = field(default_factory=list)
     logprobs: list[ChatLogprob] = field(default_factory=list)
 
@@ -52,7 +52,7 @@ class Item:
         status = "completed" if reason in ("", "tool_calls") else "incomplete"
         return self._of(self.call, status, "".join(self.call.arguments))
 
-    def _of(self, call: Call, status: str, arguments: str) -> ResponseCall:
+    def _of(self, call: WholeToolCall, status: str, arguments: str) -> ResponseCall:
         namespace, name = self.namespaces.get(call.name, (msgspec.UNSET, call.name))
         return ResponseCall(self.id, status, call.id, name, arguments, namespace)
 

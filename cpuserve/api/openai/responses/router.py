@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what says that no response is stored."""
+"""POST /v1/responses. Requests for stored responses get 404, because none is stored."""
 
 from __future__ import annotations
 

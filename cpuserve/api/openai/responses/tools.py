@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from cpuserve.api.openai.tool_choice import Spelling, ToolChoice, check_offers, tool_choice
+from cpuserve.api.openai.tool_choice import FunctionWords, ToolChoice, check_offers, tool_choice
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.tools.use import check_function
 
@@ -50,7 +50,7 @@ def chosen_tools(
     functions = [_function(offered) for offered in _offered(tools or [])]
     others = {str(tool["type"]) for tool in tools or [] if not is_function(tool)}
     check_offers(functions, others, choice)
-    return tool_choice(choice, functions, _SPELLING)
+    return tool_choice(choice, functions, _WORDS)
 
 
 def is_function(tool: object) -> bool:
@@ -89,7 +89,7 @@ def _name(tool: object) -> str | None:
     return name if isinstance(name, str) else None
 
 
-_SPELLING = Spelling(
+_WORDS = FunctionWords(
     _name,
     function=_FUNCTION,
     allowed='{"type": "allowed_tools", "mode": ..., "tools": [...]}: this server can run no tools',

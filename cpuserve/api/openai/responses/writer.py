@@ -23,7 +23,16 @@ from cpuserve.api.openai.responses.tools import namespaces_of
 from cpuserve.api.response.error_json import public_message
 from cpuserve.api.response.stream import StreamFormat
 from cpuserve.errors import RequestError
-from cpuserve.serving.events import Call, Event, Finish, Folded, Progress, Text, ToolCall, Usage
+from cpuserve.serving.events import (
+    Event,
+    Finish,
+    PromptProgress,
+    Text,
+    TokenUsage,
+    ToolCallDelta,
+    WholeResponse,
+    WholeToolCall,
+)
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.chat.schema import ChatLogprob
@@ -49,7 +58,7 @@ class ResponseWriter:
     def __init__(
         self, received: RequestContext, asked: ResponsesRequest, generation: Generation
     ) -> None:
-        params = generation.jobs[0].params
+        params = generation.sequences[0].params
         self._request_id = received.request_id
         self._response = begun(received, asked, params)
         # Agents offer tools of 40 kB, so only the last event repeats them.
@@ -74,18 +83,20 @@ class ResponseWriter:
             out = self._frame("response.created", response=self._brief)
             out += self._frame("response.in_progress", response=self._brief)
             self._told_at = time.monotonic()
-        elif isinstance(events[0], Progress) and time.monotonic() - self._told_at >= _PERIOD_S:
+        elif (
+            isinstance(events[0], PromptProgress) and time.monotonic() - self._told_at >= _PERIOD_S
+        ):
             out = self._frame("response.in_progress", response=self._brief)
             self._told_at = time.monotonic()
         for event in events:
             if isinstance(event, Text):
                 if event.text or (event.token_ids and self._top is not None):
                     out += self._text(event)
-            elif isinstance(event, ToolCall):
+            elif isinstance(event, ToolCallDelta):
                 out += self._call(event)
             elif isinstance(event, Finish):
                 self._reason = event.reason
-            elif isinstance(event, Usage):
+            elif isinstance(event, TokenUsage):
                 out += self._end(event)
         return out
 
@@ -99,12 +110,12 @@ class ResponseWriter:
             "response.failed", response=msgspec.structs.replace(self._response, **told)
         )
 
-    def whole(self, answer: Folded) -> bytes:
+    def whole(self, response: WholeResponse) -> bytes:
         """Return the whole Response as JSON."""
-        (choice,) = answer.choices
+        (choice,) = response.choices
         logprobs = self._logprobs(choice.logprobs)
         self._output = items_of(choice, self._request_id, self._namespaces, logprobs)
-        return _to_json(self._ended(choice.reason or "stop", answer.usage))
+        return _to_json(self._ended(choice.reason or "stop", response.usage))
 
     def _text(self, event: Text) -> bytes:
         out, item = b"", self._open
@@ -117,17 +128,17 @@ class ResponseWriter:
         told = {"content_index": 0, "delta": event.text, "logprobs": logprobs}
         return out + self._of(item, "output_text.delta", **told)
 
-    def _call(self, event: ToolCall) -> bytes:
+    def _call(self, event: ToolCallDelta) -> bytes:
         out, item = b"", self._open
         if event.id is not None or item is None or item.call is None:
-            out, item = self._start(Call(event.id or "", event.name or ""))
+            out, item = self._start(WholeToolCall(event.id or "", event.name or ""))
         assert item.call is not None
         if event.arguments:
             item.call.arguments.append(event.arguments)
             out += self._of(item, "function_call_arguments.delta", delta=event.arguments)
         return out
 
-    def _start(self, call: Call | None) -> tuple[bytes, Item]:
+    def _start(self, call: WholeToolCall | None) -> tuple[bytes, Item]:
         """Close the open item, and open one; return the frames and the new item."""
         out = self._close()
         self._open = item = Item(self._request_id, len(self._output), self._namespaces, call)
@@ -153,7 +164,7 @@ class ResponseWriter:
         done = {"output_index": item.index, "item": self._output[-1]}
         return out + self._frame("response.output_item.done", **done)
 
-    def _end(self, usage: Usage) -> bytes:
+    def _end(self, usage: TokenUsage) -> bytes:
         out = b""
         if self._open is None:  # a response without any text is an empty message
             out = self._text(Text(0, "", [], []))
@@ -161,7 +172,7 @@ class ResponseWriter:
         response = self._ended(self._reason, usage)
         return out + self._frame(f"response.{response.status}", response=response)
 
-    def _ended(self, reason: str, usage: Usage) -> Response:
+    def _ended(self, reason: str, usage: TokenUsage) -> Response:
         """Return the Response at its end, with the output that is written."""
         cut = reason == "length"
         return msgspec.structs.replace(
@@ -197,7 +208,7 @@ def _cause(error: BaseException) -> str:
     return "invalid_prompt" if status < 500 else "server_error"
 
 
-def _usage(usage: Usage) -> ResponseUsage:
+def _usage(usage: TokenUsage) -> ResponseUsage:
     return ResponseUsage(
         usage.prompt,
         InputDetails(usage.cached),

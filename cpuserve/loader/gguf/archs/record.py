@@ -18,9 +18,9 @@ def nothing(_: Keys) -> dict[str, Any]:
 class GgufArch:
     """How files of one architecture become a Hugging Face model.
 
-    family: its entry of "architectures". blocks, top: Hugging Face names of a block's tensors, and
-    of those outside of blocks, where they differ from Llama's; layers: what comes before the number
-    of a block. settings: entries of config.json that not all architectures have.
+    family: its entry of "architectures". blocks: the Hugging Face names of the tensors of a block
+    that differ from those of Llama; top: the same for tensors outside of blocks; layers: the name
+    before the number of a block. settings: entries of config.json that not all architectures have.
     eps: the config's key for the epsilon of norms; layer_norm: whether they are layer norms.
     interleaved: the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
     added_norms: it adds 1 to the weights of norms, which the family stores without; not to those

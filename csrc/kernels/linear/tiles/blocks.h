@@ -6,7 +6,7 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Kinds of GGUF with blocks of 256. Line numbers count lines of 64 weights, as if each took one
+// GGUF kinds with blocks of 256. Line numbers count lines of 64 weights, as if each took one
 // byte, although most kinds unpack a weight to two.
 template <class G>
 struct BlockTiles {

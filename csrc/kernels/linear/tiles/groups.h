@@ -94,7 +94,7 @@ struct GroupTiles {
     }
   }
 
-  // Loads the tiles of the products at `line`.
+  // Loads the tile registers with rows and weights of K from `line` on.
   template <int RT, int NP>
   static __attribute__((always_inline)) inline void load_tiles(const TileJob& t, int64_t line) {
     const uint8_t* w = t.lines + (line - t.line0) * kTileLineBytes;

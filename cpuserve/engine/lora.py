@@ -1,6 +1,6 @@
 """The LoRA adapters of an engine: their names, the slots that hold them, and changes of them.
 
-A change is asked for and answered like a report. It comes in two parts, so that several engines
+A change is asked for like a report, with a Reply. It comes in two parts, so that several engines
 change together or not at all: "stage_adapter" fills a free slot, between steps and in portions, and
 "use_adapter" assigns its name; "drop_adapter" forgets it. "unload_adapter" takes a name away.
 Running requests keep their slot, which is free once the last one has ended.
@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.engine.ipc import Answer, Ask
+from cpuserve.engine.ipc import Ask, Reply
 from cpuserve.errors import ModelError
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
-    from cpuserve.loader.adapter_files import Adapter
-    from cpuserve.loader.adapters import AdapterReader
+    from cpuserve.loader.lora import AdapterReader
+    from cpuserve.loader.lora_files import Adapter
     from cpuserve.models.spec import ModelSpec
     from cpuserve.program.program import Program
     from cpuserve.quant.base import Weights
@@ -36,7 +36,7 @@ CHANGES = ("stage_adapter", "use_adapter", "drop_adapter", "unload_adapter")
 
 # Overwrites the matrices of a slot, one at each turn.
 Load = Callable[[int, "Adapter"], Iterator[None]]
-Reply = dict[str, object]
+ReplyBody = dict[str, object]
 
 log = get_logger("engine")
 
@@ -62,8 +62,8 @@ class AdapterSlots:
         self._named: dict[str, LoadedAdapter] = {}
         self._staged: tuple[str, LoadedAdapter] | None = None
         self._asked: deque[Ask] = deque()
-        self._work: Generator[None, None, Reply] | None = None
-        self._answers: list[Answer] = []
+        self._work: Generator[None, None, ReplyBody] | None = None
+        self._replies: list[Reply] = []
         self.in_use: Callable[[], Collection[int]] = tuple  # the slots of requests
 
     def find(self, name: str) -> LoadedAdapter | None:
@@ -86,9 +86,9 @@ class AdapterSlots:
         """Take a change, which begins when those before it are done."""
         self._asked.append(message)
 
-    def answers(self) -> list[Answer]:
+    def replies(self) -> list[Reply]:
         """Return the replies to changes that are done."""
-        done, self._answers = self._answers, []
+        done, self._replies = self._replies, []
         return done
 
     @property
@@ -119,9 +119,9 @@ class AdapterSlots:
             return
         self._work = None
         self._asked.popleft()
-        self._answers.append(Answer(ask.id, reply))
+        self._replies.append(Reply(ask.id, reply))
 
-    def _change(self, what: str, **details: Any) -> Generator[None, None, Reply]:
+    def _change(self, what: str, **details: Any) -> Generator[None, None, ReplyBody]:
         name = details["name"]
         if what == "stage_adapter":
             return (yield from self._stage(name, details["path"], details["in_place"]))
@@ -134,7 +134,7 @@ class AdapterSlots:
             return {"error": f"there is nothing to {what} for {name!r}", "fault": False}
         return {}
 
-    def _stage(self, name: str, path: str, in_place: bool) -> Generator[None, None, Reply]:
+    def _stage(self, name: str, path: str, in_place: bool) -> Generator[None, None, ReplyBody]:
         """Load an adapter into a free slot; ModelError if it cannot be served."""
         self._staged = None
         if self._reader is None or self._load is None:
@@ -174,7 +174,7 @@ class AdaptedModel:
     """A model with adapters: its Program and weights, and the slots that its executor fills."""
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, program: Program) -> None:
-        from cpuserve.loader.adapters import AdapterReader, summary
+        from cpuserve.loader.lora import AdapterReader, summary
         from cpuserve.models import build_program
 
         self._reader = AdapterReader(spec, program, config.adapter_rank or None)
@@ -191,13 +191,13 @@ class AdaptedModel:
 
     def weights(self, base: Weights) -> Weights:
         """The weights of the Program, with zeros for adapters."""
-        from cpuserve.loader.adapters import AdaptedWeights
+        from cpuserve.loader.lora import AdaptedWeights
 
         return AdaptedWeights(base, self.program)
 
     def slots(self, executor: Executor) -> AdapterSlots:
         """The slots of `executor`, with the adapters of the start."""
-        from cpuserve.loader.adapters import AdapterMatrices
+        from cpuserve.loader.lora import AdapterMatrices
 
         def load(slot: int, adapter: Adapter) -> Iterator[None]:
             matrices = AdapterMatrices(self.program, self._room.rank, adapter)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# A grammar takes up to 3 s of CPU time, most take some 10 ms. A caller with this many forms that
+# A grammar takes up to 3 s of CPU time, most take some 10 ms. A caller with this many grammars that
 # nobody has sent before is a batch, which can wait for its own.
 MAX_WAITING = 64
 MAX_OF_CALLER = 32
@@ -23,7 +23,7 @@ class QueueFull(Exception):
     """Too many grammars wait; the message says how many, and of whom."""
 
 
-class Jobs(Generic[T]):
+class GrammarQueue(Generic[T]):
     """Grammars by caller, each at most once."""
 
     def __init__(self) -> None:
@@ -51,21 +51,21 @@ class Jobs(Generic[T]):
                 )
                 raise QueueFull(msg)
 
-    def put(self, job: T, caller: str) -> None:
+    def put(self, grammar: T, caller: str) -> None:
         """Add a grammar of this caller, whether or not there is a place."""
         with self._changed:
-            self._of.setdefault(caller, deque()).append(job)
+            self._of.setdefault(caller, deque()).append(grammar)
             self._num += 1
             self._changed.notify()
 
-    def drop(self, job: T) -> bool:
+    def drop(self, grammar: T) -> bool:
         """Remove a grammar; False if it does not wait (any more)."""
         with self._changed:
-            for caller, jobs in self._of.items():
-                if job in jobs:
-                    jobs.remove(job)
+            for caller, waiting in self._of.items():
+                if grammar in waiting:
+                    waiting.remove(grammar)
                     self._num -= 1
-                    if not jobs:
+                    if not waiting:
                         del self._of[caller]
                     return True
         return False
@@ -76,14 +76,14 @@ class Jobs(Generic[T]):
             self._changed.wait_for(lambda: self._closed or self._of)
             if self._closed:
                 return None
-            caller, jobs = next(iter(self._of.items()))
-            job = jobs.popleft()
+            caller, waiting = next(iter(self._of.items()))
+            grammar = waiting.popleft()
             self._num -= 1
-            if jobs:
+            if waiting:
                 self._of.move_to_end(caller)
             else:
                 del self._of[caller]
-            return job
+            return grammar
 
     def close(self) -> None:
         """Let `take` return None from now on."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
 
 
-def answer_decisions(config: EngineConfig) -> list[Decision]:
+def tool_call_decisions(config: EngineConfig) -> list[Decision]:
     """Return the format of tool calls that was found, and how; nothing for an embedding model."""
     if config.pooling != "none":
         return []

@@ -1,4 +1,4 @@
-"""The numerics law through the whole engine, for each kind of model and with everything on.
+"""Batch invariance through the whole engine, for each kind of model and with everything on.
 
 What a request answers, tokens and logprobs, is compared bit for bit with what an engine on one
 thread answers that serves it alone, caches no prefixes and guesses nothing.

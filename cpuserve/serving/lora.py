@@ -45,11 +45,11 @@ async def load_adapter(models: ModelRegistry, name: str, path: str, in_place: bo
                 "server. Adapters are loaded from its disk only: give the path of one there"
             )
             raise NotFound(msg, param="lora_path")
-        answer = await context.client.ask("load_adapter", name=name, path=path, in_place=in_place)
-        if "error" in answer:
-            if not answer.get("fault"):
-                raise RequestError(str(answer["error"]))
-            raise InvalidRequest(str(answer["error"]), param="lora_path")
+        reply = await context.client.ask("load_adapter", name=name, path=path, in_place=in_place)
+        if "error" in reply:
+            if not reply.get("fault"):
+                raise RequestError(str(reply["error"]))
+            raise InvalidRequest(str(reply["error"]), param="lora_path")
         context.adapters[name] = path
         log.info("adapter %s is loaded from %s", name, path)
 

@@ -1,4 +1,4 @@
-"""Adapters in options: NAME=PATH, or the JSON object of --lora-modules in vLLM."""
+"""LoRA adapters in options: NAME=PATH, or the JSON object of --lora-modules in vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numerics law at the executor: a row's logits depend on its own tokens only, bit for bit.
+"""Batch invariance at the executor: a row's logits depend on its own tokens only, bit for bit.
 
 Whatever the rows in the step, the threads, the chunks and the neighbours, at every ISA level this
 CPU has and for every weight kind, with activations in one term and in two.

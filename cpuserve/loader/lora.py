@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cpuserve.loader.adapter_files import (
+from cpuserve.loader.lora_files import (
     CONFIG,
     Adapter,
     Float32,
@@ -19,7 +19,7 @@ from cpuserve.loader.adapter_files import (
     weights_file,
 )
 from cpuserve.loader.mapped import AnyFile, copy_file, regular_file
-from cpuserve.program.adapters import SCALES, Adapters, parse
+from cpuserve.program.lora import SCALES, Adapters, parse
 from cpuserve.program.operations.dense import Embed, Linear, Logits
 from cpuserve.program.parts import parse as parse_part
 from cpuserve.program.parts import stored_needs

@@ -1,4 +1,4 @@
-"""Pool: how the vectors of a sequence's tokens become one embedding, or one score."""
+"""Pooler: makes one embedding, or one score, of the vectors of the tokens of a sequence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Pool(Protocol):
+class Pooler(Protocol):
     """Collects the vectors of one sequence, in the order of its tokens; see runtime/pooling.py."""
 
     reads_prefixes: bool

@@ -1,0 +1,116 @@
+"""Turn the messages of a call into the token ids of a prompt, with the chat template."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import ConversationMessage, GenerateCall, Prompt
+from cpuserve.serving.encode import encode
+from cpuserve.serving.threads import run_rendering
+from cpuserve.serving.tools.thoughts import begins_thought, leaves_thought_open
+from cpuserve.tokenizer.chat import checked_variables
+from cpuserve.tokenizer.messages import message_content
+
+if TYPE_CHECKING:
+    from cpuserve.serving.context import ModelContext
+
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+async def chat_prompt(
+    context: ModelContext,
+    call: GenerateCall,
+    num_bytes: int,
+    *,
+    most: int | None = None,
+    opening: str = "",
+) -> Prompt:
+    """Return the token ids of the messages, rendered with the chat template; most: see `encode`.
+
+    opening: the beginning of the response, which is not the model's choice.
+
+    num_bytes: the size of the request's body. It decides which renders this one waits for.
+    """
+    text = await run_rendering(num_bytes, lambda: render_chat(context, call))
+    add_special = bool(call.add_special_tokens)
+    (ids,) = await encode(context, [text + opening], add_special_tokens=add_special, most=most)
+    continues = bool(call.continue_final_message)
+    return Prompt(ids, thinks=_thinks(context, call, text), continues=continues)
+
+
+def render_chat(context: ModelContext, call: GenerateCall) -> str:
+    """Return the prompt text; InvalidRequest if the messages or the template are invalid."""
+    continue_final = bool(call.continue_final_message)
+    generation_prompt = call.add_generation_prompt
+    if generation_prompt is None:
+        generation_prompt = not continue_final
+    if continue_final and generation_prompt:
+        msg = (
+            "add_generation_prompt and continue_final_message cannot both be true: set one of them"
+        )
+        raise InvalidRequest(msg, param="continue_final_message")
+    kwargs = {**_effort(call), **checked_variables(call.chat_template_kwargs or {})}
+    render, messages = context.get_chat_template().render, call.messages
+    tools = None if call.tool_choice == "none" else call.tools
+    if not (continue_final and messages):
+        return render(messages, add_generation_prompt=generation_prompt, tools=tools, **kwargs)
+    marked, mark = _marked(messages)
+    return _cut(render(marked, add_generation_prompt=False, tools=tools, **kwargs), mark)
+
+
+def _effort(call: GenerateCall) -> dict[str, Any]:
+    """Return the template variables that reasoning_effort sets; a template reads one."""
+    effort = call.reasoning_effort
+    if effort is None:
+        return {}
+    if effort not in REASONING_EFFORTS:
+        known = ", ".join(REASONING_EFFORTS)
+        msg = f"reasoning_effort must be one of {known}, got {effort[:80]!r}"
+        raise InvalidRequest(msg, param="reasoning_effort")
+    thinking = {"enable_thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **thinking}
+
+
+def _marked(messages: list[ConversationMessage]) -> tuple[list[ConversationMessage], str]:
+    """Return copies of the messages with a unique mark at the end of the last text, and the mark.
+
+    A search for the text itself could find it elsewhere, for example in an end-of-turn marker. The
+    mark also protects trailing spaces of the text from templates that strip it.
+    """
+    final = messages[-1]
+    if final.get("tool_calls"):
+        msg = (
+            "The last message cannot be continued, because it has tool_calls, which end it: send "
+            "the results of the calls behind it, or set continue_final_message to false"
+        )
+        raise InvalidRequest(msg, param="continue_final_message")
+    mark = f"end{uuid.uuid4().hex}"
+    content = message_content(final, f"messages[{len(messages) - 1}]")
+    if isinstance(content, str):
+        marked: str | list[str] = content + mark
+    else:
+        marked = [*content[:-1], "".join(content[-1:]) + mark]
+    return [*messages[:-1], {**final, "content": marked}], mark
+
+
+def _cut(text: str, mark: str) -> str:
+    """Return `text` up to the mark, so that the model continues the last message."""
+    at = text.rfind(mark)
+    if at < 0:
+        msg = (
+            "continue_final_message is not possible, because the chat template omits the content "
+            "of the last message: set it to false"
+        )
+        raise InvalidRequest(msg, param="continue_final_message")
+    return text[:at].replace(mark, "")  # a template may contain the text twice
+
+
+def _thinks(context: ModelContext, call: GenerateCall, text: str) -> bool:
+    """Return whether the rendered messages end within a thought, which the model continues."""
+    tags = context.learned_format.tags
+    if call.continue_final_message and call.messages:
+        content = message_content(call.messages[-1], "messages")
+        return leaves_thought_open(content if isinstance(content, str) else "".join(content), tags)
+    return begins_thought(text, tags)
