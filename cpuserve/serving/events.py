@@ -1,11 +1,11 @@
 """Events: the parts of a response, in one order, for every dialect.
 
 An engine output of one sequence becomes a list of events: `[Progress]`, or
-`[Scored?, Text, (ToolCall | Text)*, Finish?, Usage?]`, or for an embedding
-`[Text, Embedding, Finish]`. The last list of a response is
-`[Usage]`. `Text` comes once for each output, even with an empty text, since it carries the token
-ids and logprobs, after which the text may lag (half characters, stop strings). A whole response is
-the fold of the same events as a stream, so the two cannot differ.
+`[Scored?, Text, (Thought | ToolCall | Text)*, Finish?, Usage?]`, or for an embedding
+`[Text, Embedding, Finish]`. The last list of a response is `[Usage]`. `Text` comes once for each
+output, even with an empty text, since it carries the token ids and logprobs, after which the text
+may lag (half characters, stop strings). A whole response is the fold of the same events as a
+stream, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -40,12 +40,22 @@ class Scored(msgspec.Struct):
 
 
 class Text(msgspec.Struct):
-    """Text of the response, the new token ids, and one logprob for each if they were requested."""
+    """Text of the response, the new token ids, and their logprobs if they were requested.
+
+    Tokens of thoughts have no logprobs.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
+
+
+class Thought(msgspec.Struct, gc=False):
+    """Text that the model thinks before it responds, without the tags around it."""
+
+    index: int
+    text: str
 
 
 class ToolCall(msgspec.Struct, gc=False):
@@ -85,11 +95,15 @@ class Finish(msgspec.Struct, gc=False):
 
 
 class Usage(msgspec.Struct, gc=False):
-    """Token counts so far, over all choices; each prompt counts once."""
+    """Token counts so far, over all choices; each prompt counts once.
+
+    reasoning: how many tokens of the completion are thoughts.
+    """
 
     prompt: int
     completion: int
     cached: int
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +113,15 @@ class Failed:
     error: BaseException
 
 
-Event: TypeAlias = Progress | Scored | Text | ToolCall | Embedding | Finish | Usage
+Event: TypeAlias = Progress | Scored | Text | Thought | ToolCall | Embedding | Finish | Usage
+
+
+@dataclass(slots=True)
+class Thoughts:
+    """A whole thought; `after`: how many pieces of its choice's text come before it."""
+
+    text: list[str] = field(default_factory=list)
+    after: int = 0
 
 
 @dataclass(slots=True)
@@ -121,22 +143,34 @@ class Choice:
     scorer: int
     text: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    thoughts: list[Thoughts] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     scores: list[TokenLogprob | None] | None = None
     vector: bytes = b""
     reason: str | None = None
     stop_reason: str | int | None = None
+    _inner: list[Thoughts | Call] = field(default_factory=list)  # both, in their order
 
     def add(self, event: Event) -> None:
         """Append the next event of this sequence."""
         match event:
             case Text():
-                self.text.append(event.text)
+                if event.text:
+                    self.text.append(event.text)
                 self.token_ids += event.token_ids
                 self.logprobs += event.logprobs or ()
+            case Thought():
+                last = self._inner[-1] if self._inner else None
+                if not (isinstance(last, Thoughts) and last.after == len(self.text)):
+                    last = Thoughts(after=len(self.text))
+                    self.thoughts.append(last)
+                    self._inner.append(last)
+                last.text.append(event.text)
             case ToolCall(id=str() as number, name=str() as name):
-                self.calls.append(Call(number, name, [event.arguments], len(self.text)))
+                call = Call(number, name, [event.arguments], len(self.text))
+                self.calls.append(call)
+                self._inner.append(call)
             case ToolCall():
                 self.calls[event.call].arguments.append(event.arguments)
             case Scored():
@@ -149,13 +183,18 @@ class Choice:
                 pass
 
     @property
-    def parts(self) -> list[str | Call]:
-        """The texts between calls that are not empty, and the calls, in their order."""
-        found: list[str | Call] = []
+    def reasoning(self) -> str:
+        """All thoughts as one text."""
+        return "\n\n".join("".join(thought.text) for thought in self.thoughts)
+
+    @property
+    def parts(self) -> list[str | Thoughts | Call]:
+        """The thoughts, the calls, and the texts between them that are not empty, in order."""
+        found: list[str | Thoughts | Call] = []
         begin = 0
-        for call in self.calls:
-            found += ["".join(self.text[begin : call.after]), call]
-            begin = call.after
+        for inner in self._inner:
+            found += ["".join(self.text[begin : inner.after]), inner]
+            begin = inner.after
         found.append("".join(self.text[begin:]))
         return [part for part in found if part]
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.events import Progress, Usage
 
@@ -32,7 +34,8 @@ class Job:
     started, answering: time.monotonic() when it was made, and at its first output (0.0 before).
     held: whether its context counts it as active. waits: whether the backlog counts it, with
     num_queued prompt tokens. scored_by: the index of the job that computes the prompt logprobs for
-    this one, None if it computes them itself.
+    this one, None if it computes them itself. after_thought: how to sample after a thought, where
+    the form of the response waits for it; None = always by params.
     """
 
     index: int
@@ -43,13 +46,20 @@ class Job:
     timeout_s: float | None = None
     progress: bool = False
     scored_by: int | None = None
+    after_thought: SamplingParams | None = None
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     held: bool = False
     waits: bool = False
     num_queued: int = 0
     started: float = field(default_factory=time.monotonic)
     answering: float = 0.0
+
+    def count(self, tokens: int, reasoning: int) -> None:
+        """Add new tokens of the response; reasoning: how many of all of them are thoughts."""
+        self.completion_tokens += tokens
+        self.reasoning_tokens = reasoning
 
     def progress_of(self, output: Output) -> Progress:
         """Return the event of an output that only reports the prompt's progress."""
@@ -91,6 +101,9 @@ def fan_out(
         for k in range(of_prompt.n):
             job = Job(len(jobs), prompt, of_prompt.single(k), of_prompt.n, call.priority or 0)
             job.timeout_s = timeout
+            if prompt.waits:
+                job.after_thought = job.params
+                job.params = msgspec.structs.replace(job.params, structured_outputs=None)
             if k and of_prompt.prompt_logprobs is not None:
                 job.scored_by = first
             job.progress = call.stream and call.return_progress
@@ -202,4 +215,5 @@ def usage_of(prompt_tokens: int, jobs: Sequence[Job]) -> Usage:
         # Of the n sequences of a new prompt, the later ones find the blocks that the first has
         # computed. That is no cache hit of the request, so the smallest number counts.
         cached[id(job.prompt)] = min(known, job.cached_tokens)
-    return Usage(prompt_tokens, completion, sum(cached.values()))
+    reasoning = sum(job.reasoning_tokens for job in jobs)
+    return Usage(prompt_tokens, completion, sum(cached.values()), reasoning)

@@ -14,9 +14,9 @@ from cpuserve.serving.events import Choice, Event, Failed, Folded, Progress, Sco
 from cpuserve.serving.fan_out import admit, check_capacity, dismiss, fan_out, start, usage_of
 from cpuserve.serving.params import sampling_params
 from cpuserve.serving.prompts import chat_prompt, most_counted, prompts_of
-from cpuserve.serving.text import TextProcessor
+from cpuserve.serving.sequence import SequenceRun
 from cpuserve.serving.threads import run_sized
-from cpuserve.serving.tools.use import answer_form, check_thoughts, tool_use
+from cpuserve.serving.tools.use import answer_form, tool_use, waits_for_thought
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
@@ -49,12 +49,12 @@ async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generat
     _check_kind(context, call)
     call.adapter = served.adapter
     tools = tool_use(call, context.answers)
-    prompts = await prompts_of(context, call, num_bytes, tools.opening if tools else "")
+    opening, waits = tools.opening if tools else "", waits_for_thought(call, tools)
+    prompts = await prompts_of(context, call, num_bytes, opening, waits=waits)
     ids = [prompt.ids for prompt in prompts]
 
     def make_jobs() -> list[Job]:
         form = answer_form(call, tools)
-        check_thoughts(prompts, tools, form)
         if form is not None:
             form.caller = CALLER.get()
         params = sampling_params(call, ids, context.bounds, context.default_sampling, form)
@@ -201,34 +201,46 @@ class Generation:
 
 async def _run(context: ModelContext, job: Job, tools: ToolUse | None) -> Events:
     """Yield the events of an admitted sequence; closing the generator aborts it."""
-    metrics, params, ids = context.metrics, job.params, job.prompt.ids
-    meter = metrics.start(len(ids), params.max_tokens or 0, job.n)
+    metrics = context.metrics
+    meter = metrics.start(len(job.prompt.ids), job.params.max_tokens or 0, job.n)
     reason = "abort"
     try:
-        processor = TextProcessor(context.get_tokenizer(), ids, params, job.index)
-        if tools is not None:
-            processor.find_calls(tools.parser(job.index, job.prompt), context.shown_ids)
-        source = context.client.generate(
-            ids, params, job.priority, timeout_s=job.timeout_s, progress=job.progress
-        )
-        async with aclosing(source) as outputs:
-            async for output in outputs:
-                if output.busy:
-                    raise context.backlog.refusal(output.error or "The queue is full")
-                if output.processed:
-                    yield [job.progress_of(output)]
-                    continue
-                events, count = processor.push(output)
-                if job.waits:
-                    start(context, job, output.cached_tokens)
-                metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
-                job.completion_tokens += count
-                job.cached_tokens = job.cached_tokens or output.cached_tokens
-                if processor.finish is not None:
-                    reason = processor.finish
+        run = SequenceRun(context, job, tools)
+        while True:
+            if run.turns:
+                events, count = run.turn()
+                job.count(count, run.num_reasoning)
+                if events:
                     yield events
-                    return
-                yield events
+                if run.finish is not None:
+                    break
+            source = context.client.generate(
+                run.ids,
+                run.params,
+                job.priority,
+                timeout_s=run.timeout_s,
+                progress=job.progress and run.is_first,
+            )
+            async with aclosing(source) as outputs:
+                async for output in outputs:
+                    if output.busy:
+                        raise context.backlog.refusal(output.error or "The queue is full")
+                    if output.processed:
+                        yield [job.progress_of(output)]
+                        continue
+                    events, count = run.push(output)
+                    if job.waits:
+                        start(context, job, output.cached_tokens)
+                        job.cached_tokens = output.cached_tokens
+                    metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
+                    job.count(count, run.num_reasoning)
+                    if events:
+                        yield events
+                    if run.finish is not None or run.turns:
+                        break
+            if not run.turns:
+                break
+        reason = run.finish or reason
     except RequestError:
         reason = "error"
         raise

@@ -9,7 +9,13 @@ from cpuserve.errors import InvalidRequest, PromptTooLong
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Message, Prompt
 from cpuserve.serving.params import check_fits, check_input_fits
 from cpuserve.serving.threads import run_rendering, run_sized
-from cpuserve.serving.tools.thoughts import begins_thought, leaves_thought_open
+from cpuserve.serving.tools.thoughts import (
+    THINK,
+    ThinkTags,
+    begins_thought,
+    ends_thought,
+    leaves_thought_open,
+)
 from cpuserve.tokenizer.chat import checked_variables
 from cpuserve.tokenizer.length import cannot_fit
 from cpuserve.tokenizer.messages import message_content
@@ -90,11 +96,16 @@ def _too_long(text: str, most: int, max_model_len: int, index: int | None = None
 
 
 async def prompts_of(
-    context: ModelContext, call: GenerateCall, num_bytes: int, opening: str = ""
+    context: ModelContext,
+    call: GenerateCall,
+    num_bytes: int,
+    opening: str = "",
+    *,
+    waits: bool = False,
 ) -> list[Prompt]:
     """Return the prompts of a call in order.
 
-    num_bytes, opening: see chat_prompt.
+    num_bytes, opening, waits: see chat_prompt.
 
     Raises:
       InvalidRequest: the messages, the template or the list of prompts are invalid or too long.
@@ -102,7 +113,7 @@ async def prompts_of(
     if call.pairs is not None:
         return await _pair_prompts(context, call, call.pairs)
     if call.messages is not None:
-        return [await chat_prompt(context, call, num_bytes, opening=opening)]
+        return [await chat_prompt(context, call, num_bytes, opening=opening, waits=waits)]
     cut = _kept_tokens(context, call)
     longest = context.max_model_len if cut is None else MAX_CUT_TOKENS
     given = _listed("" if call.prompt is None else call.prompt, longest, embed=call.embed)
@@ -209,23 +220,31 @@ async def chat_prompt(
     *,
     most: int | None = None,
     opening: str = "",
+    waits: bool = False,
 ) -> Prompt:
     """Return the token ids of the messages, rendered with the chat template; most: see `encode`.
 
-    opening: the beginning of the response, which is not the model's choice.
+    opening: the beginning of the response, which is not the model's choice. waits: it, and the form
+    of the response, come after a thought if the prompt allows one.
 
     num_bytes: the size of the request's body. It decides which renders this one waits for.
     """
     text = await run_rendering(num_bytes, lambda: render_chat(context, call))
     add_special = bool(call.add_special_tokens)
-    (ids,) = await encode(context, [text + opening], add_special_tokens=add_special, most=most)
-    continues = bool(call.continue_final_message)
-    return Prompt(ids, thinks=_thinks(context, call, text), continues=continues)
+    thinks, continues = _thinks(context, call, text), bool(call.continue_final_message)
+    waits = waits and (thinks or not (continues or ends_thought(text, _tags(context))))
+    given = text if waits else text + opening
+    (ids,) = await encode(context, [given], add_special_tokens=add_special, most=most)
+    return Prompt(ids, thinks=thinks, continues=continues, waits=waits)
+
+
+def _tags(context: ModelContext) -> ThinkTags:
+    return context.answers.tags or THINK
 
 
 def _thinks(context: ModelContext, call: GenerateCall, text: str) -> bool:
     """Return whether the rendered messages end within a thought, which the model continues."""
-    tags = context.answers.tags
+    tags = _tags(context)
     if call.continue_final_message and call.messages:
         content = message_content(call.messages[-1], "messages")
         return leaves_thought_open(content if isinstance(content, str) else "".join(content), tags)

@@ -13,7 +13,7 @@ from cpuserve.api.ollama.errors import ollama_error
 from cpuserve.api.ollama.schema import OllamaAnswer, OllamaMessage
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs
 from cpuserve.api.response.stream import StreamFormat
-from cpuserve.serving.events import Call, Event, Finish, Folded, Text, ToolCall, Usage
+from cpuserve.serving.events import Call, Event, Finish, Folded, Text, Thought, ToolCall, Usage
 
 if TYPE_CHECKING:
     from cpuserve.api.ollama.schema import OllamaRequest
@@ -23,14 +23,21 @@ if TYPE_CHECKING:
 
 
 def part_of(
-    model: str, text: str, calls: list[dict[str, Any]] | None = None, *, chat: bool, **more: Any
+    model: str,
+    text: str,
+    calls: list[dict[str, Any]] | None = None,
+    *,
+    chat: bool,
+    thought: str = "",
+    **more: Any,
 ) -> OllamaAnswer:
     """Return a part of a response; `more`: the fields of the last one."""
     answer = OllamaAnswer(model=model, created_at=timestamp(time.time()), **more)
+    thinking = thought or msgspec.UNSET
     if chat:
-        answer.message = OllamaMessage("assistant", text, calls or msgspec.UNSET)
+        answer.message = OllamaMessage("assistant", text, thinking, calls or msgspec.UNSET)
     else:
-        answer.response = text
+        answer.response, answer.thinking = text, thinking
     return answer
 
 
@@ -62,6 +69,8 @@ class OllamaWriter:
                 logprobs = self._logprobs(event.logprobs)
                 if event.text or "logprobs" in logprobs:
                     out += self._line(self._part(event.text, **logprobs))
+            elif isinstance(event, Thought):
+                out += self._line(self._part("", thought=event.text))
             elif isinstance(event, ToolCall):
                 if event.id is not None:
                     out += self._end_call()
@@ -93,7 +102,8 @@ class OllamaWriter:
         self._reason = choice.reason or "stop"
         calls = [_call_body(call, number) for number, call in enumerate(choice.calls)]
         told = {**self._logprobs(choice.logprobs), **self._end(answer.usage)}
-        return to_json(self._part("".join(choice.text), calls, **told))
+        thought = choice.reasoning
+        return to_json(self._part("".join(choice.text), calls, thought=thought, **told))
 
     def _logprobs(self, entries: list[TokenLogprob] | None) -> dict[str, Any]:
         """Return the logprobs of tokens as a field of a response, if there are some."""
