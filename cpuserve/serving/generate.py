@@ -48,7 +48,7 @@ async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generat
     context = served.context
     _check_kind(context, call)
     call.adapter = served.adapter
-    tools = tool_use(call, context.answers)
+    tools = tool_use(call, context.answers, context.thoughts)
     opening, waits = tools.opening if tools else "", waits_for_thought(call, tools)
     prompts = await prompts_of(context, call, num_bytes, opening, waits=waits)
     ids = [prompt.ids for prompt in prompts]
@@ -75,7 +75,7 @@ async def count_prompt(context: ModelContext, call: GenerateCall, num_bytes: int
     Raises:
       InvalidRequest: the messages, the tools or the template are invalid, or it is far too long.
     """
-    tools = tool_use(call, context.answers)
+    tools = tool_use(call, context.answers, context.thoughts)
     opening, most = tools.opening if tools else "", most_counted(context)
     prompt = await chat_prompt(context, call, num_bytes, most=most, opening=opening)
     return len(prompt.ids)

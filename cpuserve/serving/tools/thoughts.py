@@ -53,6 +53,21 @@ TAGS_END = ThoughtEnd("\n</think>\n\n", "\n\n")
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtUse:
+    """What becomes of thoughts: whether the response has them, and how many tokens they may have.
+
+    budget: None = any number. last_words: the end of a thought that has no more.
+    """
+
+    told: bool = True
+    budget: int | None = None
+    last_words: str = ""
+
+
+USUAL = ThoughtUse()
+
+
+@dataclass(frozen=True, slots=True)
 class Around:
     """The text around the calls of a response.
 

@@ -23,6 +23,7 @@ from cpuserve.serving.tools.base import (
     WholeFormat,
 )
 from cpuserve.serving.tools.plain import PLAIN
+from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
 
 if TYPE_CHECKING:
     from cpuserve.serving.call import GenerateCall, Prompt
@@ -32,18 +33,6 @@ if TYPE_CHECKING:
 MAX_TOOLS = 512
 # Templates write the name into the prompt, and a call is found by its name.
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtUse:
-    """What becomes of thoughts: whether the response has them, and how many tokens they may have.
-
-    budget: None = any number. last_words: the end of a thought that has no more.
-    """
-
-    told: bool = True
-    budget: int | None = None
-    last_words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +51,7 @@ class ToolUse:
     form: StructuredOutputs | None = None
     schemas: Schemas = field(default_factory=dict)
     kept: OptionalSchemas = field(default_factory=dict)
-    thoughts: ThoughtUse = field(default_factory=ThoughtUse)
+    thoughts: ThoughtUse = USUAL
 
     def parser(self, index: int, prompt: Prompt, opening: str) -> ToolParser:
         """Return the parser of one choice's text, after a prompt and `opening`."""
@@ -108,8 +97,12 @@ def waits_for_thought(call: GenerateCall, tools: ToolUse | None) -> bool:
     return bool(tools.opening or tools.form is not None or structured_outputs(call) is not None)
 
 
-def tool_use(call: GenerateCall, found: AnswerFormat) -> ToolUse | None:
+def tool_use(
+    call: GenerateCall, found: AnswerFormat, thoughts: ThoughtUse = USUAL
+) -> ToolUse | None:
     """Return how a response is read, None = as text only; `found`: how the model writes them.
+
+    thoughts: what becomes of them unless the call says otherwise.
 
     Raises:
       InvalidRequest: a tool or the choice is invalid, or this model cannot call tools.
@@ -117,11 +110,10 @@ def tool_use(call: GenerateCall, found: AnswerFormat) -> ToolUse | None:
     used = _use(call, found)
     if used is None:
         return None
-    budget = call.reasoning_budget
-    if budget is not None and budget < 0:
-        budget = None
+    budget = thoughts.budget if call.reasoning_budget is None else call.reasoning_budget
     told = call.include_reasoning is not False
-    return replace(used, thoughts=ThoughtUse(told, budget))
+    limit = None if budget is None or budget < 0 else budget
+    return replace(used, thoughts=replace(thoughts, told=told, budget=limit))
 
 
 def _use(call: GenerateCall, found: AnswerFormat) -> ToolUse | None:
