@@ -137,7 +137,7 @@ def test_thoughts_are_left_out_where_the_client_wants_none(source, text, stream)
         "",
         ANSWER,
     )
-    api = tool_api(says(text), source=source)
+    api = tool_api(says(said), source=source)
     body = {"messages": HI, "max_tokens": 99, "model": "tiny", "thinking": {"type": "disabled"}}
     assert "greets" not in api.post("/v1/messages", **body, stream=stream).text
 
