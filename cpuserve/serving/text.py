@@ -277,7 +277,7 @@ class TextProcessor:
         return self._waits or self._budget is not None
 
     def _turn(self, pieces: list[Piece]) -> Turn | None:
-        """Return what the last token has decided; a text in front of what waits is dropped."""
+        """Return the turn after the last token; a text in front of a waiting form is dropped."""
         assert self._calls is not None
         if self._calls.in_thought:
             self._thought = True

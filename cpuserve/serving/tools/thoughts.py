@@ -40,8 +40,8 @@ def tags_in(source: str) -> ThinkTags | None:
 class ThoughtEnd:
     """The texts of a response at the end of a thought, where the server writes them.
 
-    closed: what ends the thought, up to what follows it. gap: what is between an ended thought and
-    what follows it. begin: what then begins a text, if nothing else is forced.
+    closed: from the end of the thought to the text. gap: between an ended thought and the text.
+    begin: the beginning of the text, unless something else is forced.
     """
 
     closed: str

@@ -45,7 +45,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
-    # The most tokens of a thought: the names of vLLM, and of llama.cpp.
+    # The most tokens of a thought, in the words of vLLM and of llama.cpp.
     thinking_token_budget: int | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
@@ -164,7 +164,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
 
 
 def thought_budget(request: Any) -> int | None:
-    """Return the most tokens of a thought, by the first of its names that is set."""
+    """Return the most tokens of a thought, by the first of these fields that is set."""
     names = (
         request.thinking_token_budget,
         request.thinking_budget_tokens,

@@ -65,7 +65,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include_reasoning: bool | None = None
-    # The most tokens of a thought: the names of vLLM, and of llama.cpp.
+    # The most tokens of a thought, in the words of vLLM and of llama.cpp.
     thinking_token_budget: int | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
