@@ -659,7 +659,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/serving/events.py",
-        "            begin = call.after\n",
+        "            begin = inner.after\n",
         "",
         "tests/api/test_api_responses.py -k same_items",
     ),

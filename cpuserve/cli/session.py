@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cpuserve.cli.terminal import note, say
+from cpuserve.cli.terminal import note, say, whisper
 from cpuserve.errors import ConfigError, RequestError
 from cpuserve.sampling.params import SamplingParams
 
@@ -31,20 +31,26 @@ class Session:
         Raises:
             RequestError: the call is invalid, or the engine failed.
         """
-        from cpuserve.serving.events import Text
+        from cpuserve.serving.events import Text, Thought
         from cpuserve.serving.generate import prepare
         from cpuserve.serving.registry import Lease, Served
 
-        text, first = "", 0.0
+        text, first, thinks = "", 0.0, False
         served = Served(self.context, self.context.model_names[0], None, Lease())
         generation = await prepare(served, call, num_bytes=0)
         started = time.perf_counter()
         async with aclosing(generation.events()) as batches:
             async for events in batches:
                 first = first or time.perf_counter()
-                piece = "".join(event.text for event in events if isinstance(event, Text))
-                text += piece
-                say(piece, end="")
+                for event in events:
+                    if isinstance(event, Thought):
+                        whisper(event.text)
+                        thinks = True
+                    elif isinstance(event, Text) and event.text:
+                        if thinks and not text:
+                            whisper("\n\n")
+                        text += event.text
+                        say(event.text, end="")
         usage = generation.usage()
         if sys.stderr.isatty() and usage.completion > 1:
             rate = (usage.completion - 1) / max(1e-9, time.perf_counter() - first)

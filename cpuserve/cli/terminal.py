@@ -72,6 +72,14 @@ def note(text: str) -> None:
         sys.stderr.flush()
 
 
+def whisper(text: str) -> None:
+    """Write a part of a thought to stderr, dimmed on a terminal; an error is ignored."""
+    dim, normal = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    with suppress(OSError):
+        sys.stderr.write(f"{dim}{text}{normal}")
+        sys.stderr.flush()
+
+
 class ProgressBars:
     """Progress of named stages ("download", "load", "pack") in bytes.
 

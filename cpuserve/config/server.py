@@ -249,6 +249,28 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="SECONDS",
         ),
     ] = 0
+    reasoning_budget: Annotated[
+        int,
+        _option(
+            "Maximum tokens of a thought, after which the response begins; a request's own budget "
+            "takes precedence. -1 = any number.",
+            kind="count",
+            flags=("--reasoning-budget",),
+            env="CPUSERVE_REASONING_BUDGET",
+            check=at_least(-1),
+            metavar="TOKENS",
+        ),
+    ] = -1
+    reasoning_budget_message: Annotated[
+        str,
+        _option(
+            "Text that the server writes at the end of a thought with as many tokens as it may "
+            "have.",
+            flags=("--reasoning-budget-message",),
+            env="CPUSERVE_REASONING_BUDGET_MESSAGE",
+            metavar="TEXT",
+        ),
+    ] = ""
     drain_timeout: Annotated[
         float,
         _option(

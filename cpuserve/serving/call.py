@@ -39,13 +39,15 @@ def thinking_variables(on: bool) -> dict[str, Any]:
 class Prompt:
     """The token ids of a prompt, and its text if it was sent as text.
 
-    thinks: it ends within a thought. continues: it ends with a text of the response.
+    thinks: it ends within a thought. continues: it ends with a text of the response. waits: what
+    the response must begin with comes after its thought, if there is one.
     """
 
     ids: list[int]
     text: str | None = None
     thinks: bool = False
     continues: bool = False
+    waits: bool = False
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
@@ -90,7 +92,9 @@ class GenerateCall(CommonFields, kw_only=True):
     prompt_name: among the model's prompts, one that goes before texts to be embedded.
     truncate_prompt_tokens: texts to be embedded, and pairs, are cut to so many tokens, -1 = to the
     context.
-    reasoning_effort: one of REASONING_EFFORTS, which the chat template reads. tools: functions, in
+    reasoning_effort: one of REASONING_EFFORTS, which the chat template reads. include_reasoning:
+    False = thoughts are left out of the response. reasoning_budget: the most tokens of a thought,
+    -1 = any number. tools: functions, in
     the form that chat templates read. tool_choice: "none", "auto", or "required", which with a
     tool_name means that function. max_tokens_name: the dialect's word for max_tokens.
     default_max_tokens: max_tokens if it is None; None = the rest of the context.
@@ -109,6 +113,8 @@ class GenerateCall(CommonFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    reasoning_budget: int | None = None
 
     tools: list[Any] | None = None
     tool_choice: str = "auto"

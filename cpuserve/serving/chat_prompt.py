@@ -9,7 +9,13 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import ConversationMessage, GenerateCall, Prompt
 from cpuserve.serving.encode import encode
 from cpuserve.serving.threads import run_rendering
-from cpuserve.serving.tools.thoughts import begins_thought, leaves_thought_open
+from cpuserve.serving.tools.thoughts import (
+    THINK,
+    ThinkTags,
+    begins_thought,
+    ends_thought,
+    leaves_thought_open,
+)
 from cpuserve.tokenizer.chat import checked_variables
 from cpuserve.tokenizer.messages import message_content
 
@@ -26,18 +32,26 @@ async def chat_prompt(
     *,
     most: int | None = None,
     opening: str = "",
+    waits: bool = False,
 ) -> Prompt:
     """Return the token ids of the messages, rendered with the chat template; most: see `encode`.
 
-    opening: the beginning of the response, which is not the model's choice.
+    opening: the beginning of the response, which is not the model's choice. waits: it, and the form
+    of the response, come after a thought if the prompt allows one.
 
     num_bytes: the size of the request's body. It decides which renders this one waits for.
     """
     text = await run_rendering(num_bytes, lambda: render_chat(context, call))
     add_special = bool(call.add_special_tokens)
-    (ids,) = await encode(context, [text + opening], add_special_tokens=add_special, most=most)
-    continues = bool(call.continue_final_message)
-    return Prompt(ids, thinks=_thinks(context, call, text), continues=continues)
+    thinks, continues = _thinks(context, call, text), bool(call.continue_final_message)
+    waits = waits and (thinks or not (continues or ends_thought(text, _tags(context))))
+    given = text if waits else text + opening
+    (ids,) = await encode(context, [given], add_special_tokens=add_special, most=most)
+    return Prompt(ids, thinks=thinks, continues=continues, waits=waits)
+
+
+def _tags(context: ModelContext) -> ThinkTags:
+    return context.learned_format.tags or THINK
 
 
 def render_chat(context: ModelContext, call: GenerateCall) -> str:
@@ -109,7 +123,7 @@ def _cut(text: str, mark: str) -> str:
 
 def _thinks(context: ModelContext, call: GenerateCall, text: str) -> bool:
     """Return whether the rendered messages end within a thought, which the model continues."""
-    tags = context.learned_format.tags
+    tags = _tags(context)
     if call.continue_final_message and call.messages:
         content = message_content(call.messages[-1], "messages")
         return leaves_thought_open(content if isinstance(content, str) else "".join(content), tags)

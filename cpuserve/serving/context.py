@@ -15,6 +15,7 @@ from cpuserve.serving.call import MAX_LOGPROBS
 from cpuserve.serving.limits import ClientLimits
 from cpuserve.serving.load_progress import LoadProgress, load_message
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format
+from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
 from cpuserve.tokenizer.pairs import PairEncoder
 from cpuserve.version import version
 
@@ -64,6 +65,7 @@ class ModelContext:
     pooling: str = "none"
     adapters: dict[str, str] = field(default_factory=dict)
     adapters_change: bool = False
+    thoughts: ThoughtUse = USUAL
     adapter_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     vector_width: int = 0
     pairs: PairEncoder | None = None

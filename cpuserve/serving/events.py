@@ -1,11 +1,11 @@
 """Events: the parts of a response, in one order, for every dialect.
 
 An engine output of one sequence becomes a list of events: `[PromptProgress]`, or
-`[PromptScores?, Text, (ToolCallDelta | Text)*, Finish?, TokenUsage?]`, or for an embedding
-`[Text, Embedding, Finish]`. The last list of a response is `[TokenUsage]`. `Text` comes once for
-each output, even with an empty text, since it carries the token ids and logprobs; the text may come
-later (half characters, stop strings). A response that is not streamed is made of the same events as
-a stream, so the two cannot differ.
+`[PromptScores?, Text, (Thought | ToolCallDelta | Text)*, Finish?, TokenUsage?]`, or for an
+embedding `[Text, Embedding, Finish]`. The last list of a response is `[TokenUsage]`. `Text` comes
+once for each output, even with an empty text, since it carries the token ids and logprobs; the text
+may come later (half characters, stop strings). A response that is not streamed is made of the same
+events as a stream, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -40,12 +40,22 @@ class PromptScores(msgspec.Struct):
 
 
 class Text(msgspec.Struct):
-    """Text of the response, the new token ids, and one logprob for each if they were requested."""
+    """Text of the response, the new token ids, and their logprobs if they were requested.
+
+    Tokens of thoughts have no logprobs.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
+
+
+class Thought(msgspec.Struct, gc=False):
+    """Text that the model thinks before it responds, without the tags around it."""
+
+    index: int
+    text: str
 
 
 class ToolCallDelta(msgspec.Struct, gc=False):
@@ -85,11 +95,15 @@ class Finish(msgspec.Struct, gc=False):
 
 
 class TokenUsage(msgspec.Struct, gc=False):
-    """Token counts so far, over all choices; each prompt counts once."""
+    """Token counts so far, over all choices; each prompt counts once.
+
+    reasoning: how many tokens of the completion are thoughts.
+    """
 
     prompt: int
     completion: int
     cached: int
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +114,16 @@ class SequenceFailure:
 
 
 Event: TypeAlias = (
-    PromptProgress | PromptScores | Text | ToolCallDelta | Embedding | Finish | TokenUsage
+    PromptProgress | PromptScores | Text | Thought | ToolCallDelta | Embedding | Finish | TokenUsage
 )
+
+
+@dataclass(slots=True)
+class Thoughts:
+    """A whole thought; `after`: how many pieces of its choice's text come before it."""
+
+    text: list[str] = field(default_factory=list)
+    after: int = 0
 
 
 @dataclass(slots=True)
@@ -123,22 +145,34 @@ class Choice:
     scorer: int
     text: list[str] = field(default_factory=list)
     calls: list[WholeToolCall] = field(default_factory=list)
+    thoughts: list[Thoughts] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     scores: list[TokenLogprob | None] | None = None
     vector: bytes = b""
     reason: str | None = None
     stop_reason: str | int | None = None
+    _inner: list[Thoughts | WholeToolCall] = field(default_factory=list)  # both, in their order
 
     def add(self, event: Event) -> None:
         """Append the next event of this sequence."""
         match event:
             case Text():
-                self.text.append(event.text)
+                if event.text:
+                    self.text.append(event.text)
                 self.token_ids += event.token_ids
                 self.logprobs += event.logprobs or ()
+            case Thought():
+                last = self._inner[-1] if self._inner else None
+                if not (isinstance(last, Thoughts) and last.after == len(self.text)):
+                    last = Thoughts(after=len(self.text))
+                    self.thoughts.append(last)
+                    self._inner.append(last)
+                last.text.append(event.text)
             case ToolCallDelta(id=str() as number, name=str() as name):
-                self.calls.append(WholeToolCall(number, name, [event.arguments], len(self.text)))
+                call = WholeToolCall(number, name, [event.arguments], len(self.text))
+                self.calls.append(call)
+                self._inner.append(call)
             case ToolCallDelta():
                 self.calls[event.call].arguments.append(event.arguments)
             case PromptScores():
@@ -151,13 +185,18 @@ class Choice:
                 pass
 
     @property
-    def parts(self) -> list[str | WholeToolCall]:
-        """The texts between calls that are not empty, and the calls, in their order."""
-        found: list[str | WholeToolCall] = []
+    def reasoning(self) -> str:
+        """All thoughts as one text."""
+        return "\n\n".join("".join(thought.text) for thought in self.thoughts)
+
+    @property
+    def parts(self) -> list[str | Thoughts | WholeToolCall]:
+        """The thoughts, the calls, and the texts between them that are not empty, in order."""
+        found: list[str | Thoughts | WholeToolCall] = []
         begin = 0
-        for call in self.calls:
-            found += ["".join(self.text[begin : call.after]), call]
-            begin = call.after
+        for inner in self._inner:
+            found += ["".join(self.text[begin : inner.after]), inner]
+            begin = inner.after
         found.append("".join(self.text[begin:]))
         return [part for part in found if part]
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.events import PromptProgress, TokenUsage
 
@@ -32,7 +34,8 @@ class SequenceRequest:
     started, first_output: time.monotonic() when it was made, and at its first output (0.0 before).
     held: whether its context counts it as active. waits: whether the backlog counts it, with
     num_queued prompt tokens. scored_by: the index of the sequence that computes the prompt logprobs
-    for this one, None if it computes them itself.
+    for this one, None if it computes them itself. after_thought: how to sample after a thought,
+    where the form of the response waits for it; None = always by params.
     """
 
     index: int
@@ -43,13 +46,20 @@ class SequenceRequest:
     timeout_s: float | None = None
     progress: bool = False
     scored_by: int | None = None
+    after_thought: SamplingParams | None = None
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     held: bool = False
     waits: bool = False
     num_queued: int = 0
     started: float = field(default_factory=time.monotonic)
     first_output: float = 0.0
+
+    def count(self, tokens: int, reasoning: int) -> None:
+        """Add new tokens of the response; reasoning: how many of all of them are thoughts."""
+        self.completion_tokens += tokens
+        self.reasoning_tokens = reasoning
 
     def progress_of(self, output: Output) -> PromptProgress:
         """Return the event of an output that only reports the prompt's progress."""
@@ -93,6 +103,9 @@ def fan_out(
                 len(sequences), prompt, of_prompt.single(k), of_prompt.n, call.priority or 0
             )
             sequence.timeout_s = timeout
+            if prompt.waits:
+                sequence.after_thought = sequence.params
+                sequence.params = msgspec.structs.replace(sequence.params, structured_outputs=None)
             if k and of_prompt.prompt_logprobs is not None:
                 sequence.scored_by = first
             sequence.progress = call.stream and call.return_progress
@@ -204,4 +217,5 @@ def usage_of(prompt_tokens: int, sequences: Sequence[SequenceRequest]) -> TokenU
         # Of the n sequences of a new prompt, the later ones find the blocks that the first has
         # computed. That is no cache hit of the request, so the smallest number counts.
         cached[id(sequence.prompt)] = min(known, sequence.cached_tokens)
-    return TokenUsage(prompt_tokens, completion, sum(cached.values()))
+    reasoning = sum(sequence.reasoning_tokens for sequence in sequences)
+    return TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning)

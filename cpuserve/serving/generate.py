@@ -24,9 +24,9 @@ from cpuserve.serving.events import (
 from cpuserve.serving.fan_out import admit, check_capacity, dismiss, fan_out, start, usage_of
 from cpuserve.serving.params import sampling_params
 from cpuserve.serving.prompts import prompts_of
-from cpuserve.serving.text import TextProcessor
+from cpuserve.serving.sequence import SequenceRun
 from cpuserve.serving.threads import run_sized
-from cpuserve.serving.tools.use import check_thoughts, response_structure, tool_use
+from cpuserve.serving.tools.use import response_structure, tool_use, waits_for_thought
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
@@ -58,13 +58,13 @@ async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generat
     context = served.context
     _check_kind(context, call)
     call.adapter = served.adapter
-    tools = tool_use(call, context.learned_format)
-    prompts = await prompts_of(context, call, num_bytes, tools.opening if tools else "")
+    tools = tool_use(call, context.learned_format, context.thoughts)
+    opening, waits = tools.opening if tools else "", waits_for_thought(call, tools)
+    prompts = await prompts_of(context, call, num_bytes, opening, waits=waits)
     ids = [prompt.ids for prompt in prompts]
 
     def make_sequences() -> list[SequenceRequest]:
         form = response_structure(call, tools)
-        check_thoughts(prompts, tools, form)
         if form is not None:
             form.caller = CALLER.get()
         params = sampling_params(call, ids, context.bounds, context.default_sampling, form)
@@ -85,7 +85,7 @@ async def count_prompt(context: ModelContext, call: GenerateCall, num_bytes: int
     Raises:
       InvalidRequest: the messages, the tools or the template are invalid, or it is far too long.
     """
-    tools = tool_use(call, context.learned_format)
+    tools = tool_use(call, context.learned_format, context.thoughts)
     opening, most = tools.opening if tools else "", most_counted(context)
     prompt = await chat_prompt(context, call, num_bytes, most=most, opening=opening)
     return len(prompt.ids)
@@ -219,34 +219,46 @@ class Generation:
 
 async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse | None) -> Events:
     """Yield the events of an admitted sequence; closing the generator aborts it."""
-    metrics, params, ids = context.metrics, sequence.params, sequence.prompt.ids
-    meter = metrics.start(len(ids), params.max_tokens or 0, sequence.n)
+    metrics = context.metrics
+    meter = metrics.start(len(sequence.prompt.ids), sequence.params.max_tokens or 0, sequence.n)
     reason = "abort"
     try:
-        processor = TextProcessor(context.get_tokenizer(), ids, params, sequence.index)
-        if tools is not None:
-            processor.find_calls(tools.parser(sequence.index, sequence.prompt), context.shown_ids)
-        source = context.client.generate(
-            ids, params, sequence.priority, timeout_s=sequence.timeout_s, progress=sequence.progress
-        )
-        async with aclosing(source) as outputs:
-            async for output in outputs:
-                if output.queue_full:
-                    raise context.backlog.refusal(output.error or "The queue is full")
-                if output.processed:
-                    yield [sequence.progress_of(output)]
-                    continue
-                events, count = processor.push(output)
-                if sequence.waits:
-                    start(context, sequence, output.cached_tokens)
-                metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
-                sequence.completion_tokens += count
-                sequence.cached_tokens = sequence.cached_tokens or output.cached_tokens
-                if processor.finish is not None:
-                    reason = processor.finish
+        run = SequenceRun(context, sequence, tools)
+        while True:
+            if run.turns:
+                events, count = run.turn()
+                sequence.count(count, run.num_reasoning)
+                if events:
                     yield events
-                    return
-                yield events
+                if run.finish is not None:
+                    break
+            source = context.client.generate(
+                run.ids,
+                run.params,
+                sequence.priority,
+                timeout_s=run.timeout_s,
+                progress=sequence.progress and run.is_first,
+            )
+            async with aclosing(source) as outputs:
+                async for output in outputs:
+                    if output.queue_full:
+                        raise context.backlog.refusal(output.error or "The queue is full")
+                    if output.processed:
+                        yield [sequence.progress_of(output)]
+                        continue
+                    events, count = run.push(output)
+                    if sequence.waits:
+                        start(context, sequence, output.cached_tokens)
+                        sequence.cached_tokens = output.cached_tokens
+                    metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
+                    sequence.count(count, run.num_reasoning)
+                    if events:
+                        yield events
+                    if run.finish is not None or run.turns:
+                        break
+            if not run.turns:
+                break
+        reason = run.finish or reason
     except RequestError:
         reason = "error"
         raise

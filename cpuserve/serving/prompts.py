@@ -21,11 +21,16 @@ MAX_CUT_TOKENS = 1 << 30
 
 
 async def prompts_of(
-    context: ModelContext, call: GenerateCall, num_bytes: int, opening: str = ""
+    context: ModelContext,
+    call: GenerateCall,
+    num_bytes: int,
+    opening: str = "",
+    *,
+    waits: bool = False,
 ) -> list[Prompt]:
     """Return the prompts of a call in order.
 
-    num_bytes, opening: see chat_prompt.
+    num_bytes, opening, waits: see chat_prompt.
 
     Raises:
       InvalidRequest: the messages, the template or the list of prompts are invalid or too long.
@@ -33,7 +38,7 @@ async def prompts_of(
     if call.pairs is not None:
         return await _pair_prompts(context, call, call.pairs)
     if call.messages is not None:
-        return [await chat_prompt(context, call, num_bytes, opening=opening)]
+        return [await chat_prompt(context, call, num_bytes, opening=opening, waits=waits)]
     cut = _kept_tokens(context, call)
     longest = context.max_model_len if cut is None else MAX_CUT_TOKENS
     given = _listed("" if call.prompt is None else call.prompt, longest, embed=call.embed)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import InvalidRequest, RequestError
-from cpuserve.serving.events import Embedding, Event, Finish, PromptScores, Text
+from cpuserve.serving.events import (
+    Embedding,
+    Event,
+    Finish,
+    PromptScores,
+    Text,
+    Thought,
+    ToolCallDelta,
+)
 from cpuserve.tokenizer.detokenize import Detokenizer
 
 if TYPE_CHECKING:
@@ -97,6 +106,17 @@ class _Match:
         shorter.append(length + (last == stop[length]))
 
 
+class Turn(Enum):
+    """Why a sequence must go on in another way: with given tokens, or with a form.
+
+    ENDED: its thought has ended. OPEN: its thought must be ended. NONE: it has no thought.
+    """
+
+    ENDED = "ended"
+    OPEN = "open"
+    NONE = "none"
+
+
 class TextProcessor:
     """The text side of one sequence, choice `index` of its response."""
 
@@ -112,17 +132,57 @@ class TextProcessor:
         self._stops = StopFilter(params.stop, self._include) if params.stop else None
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
+        self.num_reasoning = 0  # tokens of thoughts
         self._index = index
         self.finish: str | None = None
         self._calls: ToolParser | None = None
+        self._tells_thoughts = True
+        self._budget: int | None = None
+        self._waits = False
+        self._thought = False  # there was one
+        self.turn: Turn | None = None
 
-    def find_calls(self, parser: ToolParser, shown_ids: frozenset[int]) -> None:
-        """Find tool calls in the text; the sequence ends where the parser is full.
+    def find_calls(
+        self, parser: ToolParser, shown_ids: frozenset[int], *, tells_thoughts: bool = True
+    ) -> None:
+        """Find thoughts and tool calls in the text; the sequence ends where the parser is full.
 
-        shown_ids: special tokens that the parser must see as text.
+        shown_ids: special tokens that the parser must see as text. tells_thoughts: False = thoughts
+        are counted, and left out.
         """
         self._calls = parser
+        self._tells_thoughts = tells_thoughts
         self._detokenizer.show(shown_ids)
+
+    def watch_thought(self, budget: int | None, *, waits: bool) -> None:
+        """Set `turn` where the thought has `budget` tokens; if something waits, also at its end."""
+        assert self._calls is not None
+        self._budget, self._waits, self._thought = budget, waits, self._calls.in_thought
+        if budget == 0 and self._thought:
+            self.turn = Turn.OPEN
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether something waits, and it is not known yet if there is a thought before it."""
+        return self._waits and self.turn is None and not self._thought
+
+    def go_on(self, ids: Sequence[int], opening: str, *, is_last: bool) -> list[Event]:
+        """Return the events of tokens that are given, after which the model goes on.
+
+        opening: the end of their text, which the client does not see: it begins a call or a form.
+        is_last: they are as many as the response may have, so it ends with them.
+        """
+        assert self._calls is not None
+        self.turn, self._budget, self._waits = None, None, False
+        text = self._detokenizer.push(ids)
+        pieces = self._calls.push(text.removesuffix(opening))
+        pieces += self._calls.force(opening)
+        self._num_tokens += len(ids)
+        events: list[Event] = [Text(self._index, "", list(ids)), *self._shown(pieces)]
+        if is_last:
+            self.finish = "length"
+            events.append(Finish(self._index, "length"))
+        return events
 
     def push(self, output: Output) -> tuple[list[Event], int]:
         """Return the events of the engine's next output, and how many tokens of it count.
@@ -149,8 +209,13 @@ class TextProcessor:
         if finish == "stop" and not self._include:
             shown = shown[:-1]  # the text of a stop token is not part of the response
         pieces = self._read(shown, text)
+        if self.turn is None and self._waits and finish == "stop":
+            self.turn = Turn.OPEN if self._thought else Turn.NONE
+            text.token_ids = text.token_ids[: len(shown)]
         count = len(text.token_ids)
         self._num_tokens += count
+        if self.turn is not None:
+            return [*events, *self._shown(pieces)], count
         if finish is not None or self._has_ended():
             pieces += self._rest(text)
         stop: str | int | None = output.stop_id
@@ -158,6 +223,7 @@ class TextProcessor:
             finish, stop = "stop", self._stops.matched
         elif self._calls is not None and self._calls.is_full:
             finish = finish if finish is not None and count == len(output.tokens) else "stop"
+        pieces = self._shown(pieces)
         if pieces and isinstance(first := pieces[0], Text):
             text.text = first.text
             pieces = pieces[1:]
@@ -175,22 +241,75 @@ class TextProcessor:
             events.append(Finish(self._index, reason or finish, stop))
         return events, count
 
+    def _shown(self, pieces: list[Piece]) -> list[Piece]:
+        """Return the pieces that the client gets, neighbours joined."""
+        if not self._tells_thoughts:
+            pieces = [piece for piece in pieces if not isinstance(piece, Thought)]
+        return _joined(pieces) if len(pieces) > 1 else pieces
+
     def _read(self, shown: list[int], event: Text) -> list[Piece]:
         """Return the text and calls of new tokens; without tools, the text goes to `event`.
 
         The end of the response is looked for after each token, because tokens after the end are
         not a part of the response.
         """
-        stops, calls, pieces = self._stops, self._calls, []
-        if stops is None and (calls is None or calls.most_calls is None):
-            return self._told(self._detokenizer.push(shown), event)
+        stops, parser = self._stops, self._calls
+        if stops is None and parser is None:
+            event.text += self._detokenizer.push(shown)
+            return []
+        pieces: list[Piece] = []
+        logprobs, spoken = event.logprobs, []
         for index, token in enumerate(shown):
+            thought = parser is not None and parser.in_thought
             text = self._detokenizer.push([token])
             if stops is not None and self._num_tokens + index >= self._min_tokens:
-                text = stops.push(text)
-            pieces += self._told(text, event)
+                pieces += self._stopped(stops, text, event)
+            else:
+                pieces += self._told(text, event)
+            if thought or (parser is not None and parser.in_thought):
+                self.num_reasoning += 1
+            elif logprobs is not None:
+                spoken.append(logprobs[index])
+            if self._watches:
+                self.turn = self._turn(pieces)
+            if self.turn is not None or self._has_ended():
+                event.token_ids = event.token_ids[: index + 1]
+                break
+        if logprobs is not None:
+            # Those of an end token, which is not shown, come last.
+            event.logprobs = spoken + logprobs[len(shown) : len(event.token_ids)]
+        return pieces
+
+    @property
+    def _watches(self) -> bool:
+        return self._waits or self._budget is not None
+
+    def _turn(self, pieces: list[Piece]) -> Turn | None:
+        """Return the turn after the last token; a text in front of a waiting form is dropped."""
+        assert self._calls is not None
+        if self._calls.in_thought:
+            self._thought = True
+            spent = self._budget is not None and self.num_reasoning >= self._budget
+            return Turn.OPEN if spent else None
+        if not self._waits:
+            return None
+        said = any(not isinstance(piece, Thought) for piece in pieces)
+        if said:
+            pieces[:] = [piece for piece in pieces if isinstance(piece, Thought)]
+        if self._thought:
+            return Turn.ENDED
+        return Turn.NONE if said else None
+
+    def _stopped(self, stops: StopFilter, text: str, event: Text) -> list[Piece]:
+        """Return the pieces of a text up to a stop string, of which there are none in thoughts."""
+        parser = self._calls
+        if parser is None:
+            return self._told(stops.push(text), event)
+        pieces: list[Piece] = []
+        # One character at a time, so that nothing depends on where the text is cut.
+        for char in text:
+            pieces += parser.push(stops.push(char) if parser.may_stop(char) else char)
             if self._has_ended():
-                _cut(event, index + 1)
                 break
         return pieces
 
@@ -212,15 +331,30 @@ class TextProcessor:
         if not self._has_ended():
             text = self._detokenizer.flush()
             if stops is not None:
-                text = stops.push(text) + stops.flush()
-            pieces = self._told(text, event)
+                pieces = self._stopped(stops, text, event)
+                text = stops.flush()
+            pieces += self._told(text, event)
         if self._calls is not None and not self._calls.is_full:
             pieces += self._calls.flush()
         return pieces
 
 
-def _cut(event: Text, count: int) -> None:
-    """Drop what comes after the `count`-th new token."""
-    event.token_ids = event.token_ids[:count]
-    if event.logprobs is not None:
-        event.logprobs = event.logprobs[:count]
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces of several tokens with neighbours of one kind as one."""
+    found = pieces[:1]
+    for piece in pieces[1:]:
+        last = found[-1]
+        if isinstance(piece, Text) and isinstance(last, Text):
+            found[-1] = Text(piece.index, last.text + piece.text, [])
+        elif isinstance(piece, Thought) and isinstance(last, Thought):
+            found[-1] = Thought(piece.index, last.text + piece.text)
+        elif (
+            isinstance(piece, ToolCallDelta)
+            and isinstance(last, ToolCallDelta)
+            and piece.id is None
+        ):
+            written = last.arguments + piece.arguments
+            found[-1] = ToolCallDelta(piece.index, last.call, written, last.id, last.name)
+        else:
+            found.append(piece)
+    return found

@@ -46,6 +46,7 @@ def test_the_whole_answer_has_openais_shape(api):
         "completion_tokens": NUM_ANSWER,
         "total_tokens": NUM_PROMPT + NUM_ANSWER,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -79,7 +80,8 @@ def test_the_stream_is_exact_to_the_byte():
     ]
     usage = (
         f'],"usage":{{"prompt_tokens":{NUM_PROMPT},"total_tokens":{NUM_PROMPT + 3},'
-        '"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":0}}}\n\n'
+        '"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":0},'
+        '"completion_tokens_details":{"reasoning_tokens":0}}}\n\n'
     )
     chunks = [f'{head}{delta}],"usage":null}}\n\n' for delta in deltas]
     assert response.text == "".join(chunks) + head + usage + "data: [DONE]\n\n"

@@ -109,7 +109,10 @@ NO_EFFECT = {
     "dry_penalty_last_n": 4, "dry_sequence_breakers": ["a"], "xtc_threshold": 0.2,
     "dynatemp_exponent": 2.0, "adaptive_decay": 0.5, "backend_sampling": True, "repeat_last_n": 64,
     "best_of": 1, "spaces_between_special_tokens": False,
-    # Hints that no model here reads; thoughts are a part of the text.
+    # The model does not think: tests/api/test_api_thoughts.py has models that do.
+    "include_reasoning": False, "thinking_token_budget": 5, "thinking_budget_tokens": 5,
+    "reasoning_budget_tokens": 5,
+    # Hints that no model here reads; thoughts are apart from the text.
     "verbosity": "low", "reasoning_format": "none", "parallel_tool_calls": True, "tools": [],
     "tool_choice": "none", "max_tool_calls": 3, "functions": [], "function_call": "none",
 }  # fmt: skip

@@ -108,6 +108,8 @@ BAD = {
     "max_body_size": ["0", "-1", "x", "1000"],
     "sse_ping_interval": ["0", "-1", "x", "3601"],
     "request_timeout": ["-1", "x", "0.5"],
+    "reasoning_budget": ["-2", "x", "0.5"],
+    "reasoning_budget_message": [],
     "drain_timeout": ["-1", "x", "0.5", "86401"],
     "engine_restart": ["perhaps"],
     "drain_delay": ["-1", "x", "0.5", "3601"],

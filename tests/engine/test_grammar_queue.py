@@ -136,7 +136,7 @@ def test_a_compilation_for_nobody_ends(engine, begun):
 
 
 def test_a_full_queue_refuses_new_forms_but_no_known_ones(engine, gate, monkeypatch):
-    monkeypatch.setattr(jobs, "MAX_WAITING", 12)
+    monkeypatch.setattr(grammar_queue, "MAX_WAITING", 12)
     taken = choice(engine, "taken")
     wait_until(lambda: gate.texts)
     waiting = [choice(engine, f"w{i}", caller=str(i % 3)) for i in range(12)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuserve.serving.events import Text
+from cpuserve.serving.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.hermes import HERMES
@@ -29,7 +29,7 @@ tagged = pytest.mark.parametrize("found", TAGGED, ids=lambda f: f.name)
 
 
 def parsed(found, *texts, around=None):
-    """Texts and [name, arguments] of calls, in order, neighbours joined."""
+    """Texts, (thought,) and [name, arguments] of calls, in order, neighbours joined."""
     parser = found.parser(0, schemas=SCHEMAS, around=around)
     told = []
     for piece in [p for text in texts for p in parser.push(text)] + parser.flush():
@@ -37,12 +37,15 @@ def parsed(found, *texts, around=None):
             told.append(
                 told.pop() + piece.text if told and isinstance(told[-1], str) else piece.text
             )
+        elif isinstance(piece, Thought):
+            begun = told.pop()[0] if told and isinstance(told[-1], tuple) else ""
+            told.append((begun + piece.text,))
         elif piece.name is not None:
             told.append([piece.name, piece.arguments])
         else:
             told[-1][1] += piece.arguments
     assert parser.num_calls == sum(isinstance(one, list) for one in told)
-    return [one if isinstance(one, str) else [one[0], json.loads(one[1])] for one in told], parser
+    return [[one[0], json.loads(one[1])] if isinstance(one, list) else one for one in told], parser
 
 
 def read(found, text, around=None):
@@ -57,29 +60,44 @@ F = ["f", {"a": "x"}]
 
 @tagged
 @pytest.mark.parametrize("tags", [THINK, ThinkTags("[THINK]", "[/THINK]")], ids=lambda t: t.open)
-def test_a_call_in_a_thought_is_text(found, tags):
+def test_a_call_in_a_thought_is_no_call(found, tags):
     call, begin, end = CALL[found], tags.open, tags.close
     gap = "" if found is LLAMA3_JSON else "\n"
     around, within = Around(gap, tags), Around(gap, tags, thinks=True)
-    thought = f"{begin}\nI could write {call} but no\n{end}"
-    for text in (
-        thought,
-        f"{begin}{call}",
-        f"\n{begin}{call}{call}{end}\n\nNo.",
-        f"So {begin}{call}{end}",
-    ):
-        assert read(found, text, around)[0] == [text]
-    assert read(found, f"I could write {call} but no", within)[0] == [
-        f"I could write {call} but no"
-    ]
+    inner = f"I could write {call} but no"
+    thought = f"{begin}\n{inner}\n{end}"
+    for text, told in {
+        thought: [(inner,)],
+        f"{begin}{call}": [(call,)],
+        f"\n{begin}{call}{call}{end}\n\nNo.": [(call + call,), "No."],
+        f"So {begin}{call}{end}": ["So ", (call,)],
+        f"{begin}\n\n{end}\n\nNo.": ["No."],
+        f"{begin}a{end}\n{begin}b{end}c\n": [("a\n\nb",), "c\n"],
+        f"a{begin}b{end}\nc": ["a", ("b",), "\nc"],
+    }.items():
+        assert read(found, text, around)[0] == told
+    assert read(found, inner, within)[0] == [(inner,)]
     told, parser = read(found, f"{thought}\n\n{call}", around)
-    assert told == [f"{thought}\n\n".removesuffix(gap), F]
+    assert told == [(inner,), F]
     assert parser.ends_with_call
     rest = thought.removeprefix(begin)
-    assert read(found, f"{rest}\n\n{call}", within)[0] == [f"{rest}\n\n".removesuffix(gap), F]
+    assert read(found, f"{rest}\n\n{call}", within)[0] == [(inner,), F]
     told, parser = read(found, f"{call}{begin}{call}", around)
-    assert told == [F, f"{begin}{call}"]
+    assert told == [F, (call,)]
     assert not parser.ends_with_call
+
+
+@every
+def test_a_thought_ends_where_the_parser_says(found):
+    begin, end = (
+        ("<|channel|>analysis<|message|>", "<|end|>")
+        if found is HARMONY
+        else ("<think>", "</think>")
+    )
+    parser = found.parser(0)
+    for text, within in ((begin, True), ("Hm", True), (end[:3], True), (end[3:], False)):
+        parser.push(text)
+        assert parser.in_thought == within
 
 
 @tagged
@@ -175,9 +193,9 @@ def test_where_any_text_is_cut_changes_nothing(found, text, cuts, gap, thinks):
         pieces = [p for one in texts for p in parser.push(one)] + parser.flush()
         joined = []
         for piece in pieces:
-            if isinstance(piece, Text):
-                same = joined and joined[-1][0] == "text"
-                joined.append(("text", joined.pop()[1] + piece.text if same else piece.text))
+            if not isinstance(piece, ToolCallDelta):
+                same = joined and joined[-1][0] is type(piece)
+                joined.append((type(piece), joined.pop()[1] + piece.text if same else piece.text))
             elif piece.name is not None:
                 joined.append((piece.name, piece.arguments))
             else:

@@ -93,7 +93,7 @@ def test_the_template_for_tools_counts():
 
 @pytest.mark.parametrize(
     ("source", "tag"),
-    [(chatml(""), "<think>"), (chatml("", opened="[THINK]"), "[THINK]")],
+    [(chatml("", opened="<think>"), "<think>"), (chatml("", opened="[THINK]"), "[THINK]")],
 )
 def test_the_tags_of_thoughts_are_those_that_the_template_names(source, tag):
     assert learn_format(ChatTemplate(source, tokenizer())).tags.open == tag

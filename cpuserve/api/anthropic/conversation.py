@@ -16,6 +16,7 @@ from cpuserve.api.anthropic.blocks import (
 from cpuserve.api.request.content_parts import ContentPart, joined
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import ConversationMessage
+from cpuserve.serving.sealed import unsealed
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 _FAILED = "[The tool reports an error.]"
@@ -134,9 +135,18 @@ def _of_assistant(inner: list[tuple[str, dict[str, Any]]]) -> ConversationMessag
             calls.append({"id": number, "type": "function", "function": function})
         elif block["type"] not in _THOUGHTS:
             texts.append(of_assistant(block))
-        elif isinstance(thought := block.get("thinking"), str):
+        elif (thought := _thought(block)) is not None:
             thoughts.append(thought)
     message: ConversationMessage = {"role": "assistant", "content": texts}
     if thought := "\n".join(filter(None, thoughts)):
         message["reasoning_content"] = thought
     return {**message, "tool_calls": calls} if calls else message
+
+
+def _thought(block: dict[str, Any]) -> str | None:
+    """Return the text of a thought; None for one of another server that only it can read.
+
+    With `display` "omitted" the text is only in the signature.
+    """
+    told = block.get("thinking")
+    return told if isinstance(told, str) and told else unsealed(block.get("signature"))

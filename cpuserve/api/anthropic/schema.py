@@ -50,12 +50,22 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
     text: str
 
 
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """A thought; `signature` has its text as well (serving/sealed.py)."""
+
+    thinking: str
+    signature: str
+
+
 class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     """A tool call; `input` is the JSON that the model wrote, or {} if it is no object."""
 
     id: str
     name: str
     input: msgspec.Raw
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageUsage(msgspec.Struct):
@@ -74,7 +84,7 @@ class Message(msgspec.Struct):
     type: str
     role: str
     model: str
-    content: list[TextBlock | ToolUseBlock]
+    content: list[ContentBlock]
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage
@@ -101,6 +111,11 @@ def to_call(request: CountRequest) -> GenerateCall:
         chat_template_kwargs=_thinking(request.thinking),
         reasoning_effort=_effort(request),
     )
+    thinking = request.thinking or {}
+    if thinking.get("type") == "disabled":
+        call.include_reasoning = False
+    elif thinking.get("budget_tokens") is not None:
+        call.reasoning_budget = _budget(thinking["budget_tokens"])
     if isinstance(request, MessagesRequest):
         call.max_tokens = _max_tokens(request.max_tokens)
         call.stop = request.stop_sequences
@@ -134,6 +149,13 @@ def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
         msg = f"thinking.type must be enabled, disabled, {' or '.join(_MODEL_DECIDES)}"
         raise InvalidRequest(msg, param="thinking")
     return thinking_variables(kind == "enabled")
+
+
+def _budget(tokens: Any) -> int:
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+        msg = f"thinking.budget_tokens must be a number of tokens, got {str(tokens)[:80]!r}"
+        raise InvalidRequest(msg, param="thinking")
+    return tokens
 
 
 def _effort(request: CountRequest) -> str | None:

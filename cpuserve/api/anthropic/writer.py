@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.api.anthropic.errors import error_frame
-from cpuserve.api.anthropic.schema import Message, MessageUsage, TextBlock, ToolUseBlock
+from cpuserve.api.anthropic.schema import (
+    ContentBlock,
+    Message,
+    MessageUsage,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
 from cpuserve.api.response.stream import StreamFormat
 from cpuserve.serving.events import (
     Choice,
@@ -15,10 +22,14 @@ from cpuserve.serving.events import (
     Finish,
     PromptProgress,
     Text,
+    Thought,
+    Thoughts,
     TokenUsage,
     ToolCallDelta,
     WholeResponse,
+    WholeToolCall,
 )
+from cpuserve.serving.sealed import sealed
 
 if TYPE_CHECKING:
     from cpuserve.api.anthropic.schema import MessagesRequest
@@ -35,7 +46,7 @@ class MessageWriter:
     form = StreamFormat()
 
     def __init__(
-        self, received: RequestContext, _asked: MessagesRequest, generation: Generation
+        self, received: RequestContext, request: MessagesRequest, generation: Generation
     ) -> None:
         self._received = received
         self._model = received.served.name
@@ -43,6 +54,8 @@ class MessageWriter:
         self._begun = False
         self._num_blocks = 0
         self._open: str | None = None  # the type of the block that is being written
+        self._thought: list[str] = []  # of that block
+        self._shows_thoughts = (request.thinking or {}).get("display") != "omitted"
         self._finish: Finish | None = None
         asked, (sequence,) = generation.call.max_tokens, generation.sequences
         # Whether max_tokens was cut to the length of the context.
@@ -59,6 +72,8 @@ class MessageWriter:
             if isinstance(event, Text):
                 if event.text:
                     out += self._text(event.text)
+            elif isinstance(event, Thought):
+                out += self._think(event.text)
             elif isinstance(event, ToolCallDelta):
                 out += self._call(event)
             elif isinstance(event, Finish):
@@ -85,6 +100,14 @@ class MessageWriter:
             out = self._start("text", {"type": "text", "text": ""})
         return out + self._delta({"type": "text_delta", "text": text})
 
+    def _think(self, text: str) -> bytes:
+        out = b""
+        if self._open != "thinking":
+            out = self._start("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+        self._thought.append(text)
+        shown = self._shows_thoughts
+        return out + self._delta({"type": "thinking_delta", "thinking": text}) if shown else out
+
     def _call(self, event: ToolCallDelta) -> bytes:
         out = b""
         if event.id is not None:
@@ -103,10 +126,15 @@ class MessageWriter:
         return _frame("content_block_delta", {"index": self._num_blocks - 1, "delta": delta})
 
     def _close(self) -> bytes:
+        out = b""
         if self._open is None:
-            return b""
+            return out
+        if self._open == "thinking":
+            signature = sealed("".join(self._thought))
+            out = self._delta({"type": "signature_delta", "signature": signature})
+            self._thought.clear()
         self._open = None
-        return _frame("content_block_stop", {"index": self._num_blocks - 1})
+        return out + _frame("content_block_stop", {"index": self._num_blocks - 1})
 
     def _end(self, usage: TokenUsage) -> bytes:
         reason, sequence = self._stop(self._finish)
@@ -117,10 +145,10 @@ class MessageWriter:
         """Return the whole Message as JSON."""
         (choice,) = response.choices
         finish = Finish(0, choice.reason or "stop", choice.stop_reason)
-        return _to_json(self._message(_content(choice), finish, response.usage))
+        return _to_json(self._message(self._content(choice), finish, response.usage))
 
     def _message(
-        self, content: list[TextBlock | ToolUseBlock], finish: Finish | None, usage: TokenUsage
+        self, content: list[ContentBlock], finish: Finish | None, usage: TokenUsage
     ) -> Message:
         reason, sequence = (None, None) if finish is None else self._stop(finish)
         counts = _usage(usage)
@@ -134,6 +162,17 @@ class MessageWriter:
             sequence,
             counts,
         )
+
+    def _content(self, choice: Choice) -> list[ContentBlock]:
+        return [self._block(part) for part in choice.parts]
+
+    def _block(self, part: str | Thoughts | WholeToolCall) -> ContentBlock:
+        if isinstance(part, str):
+            return TextBlock(part)
+        if isinstance(part, WholeToolCall):
+            return ToolUseBlock(part.id, part.name, _object("".join(part.arguments)))
+        thought = "".join(part.text)
+        return ThinkingBlock(thought if self._shows_thoughts else "", sealed(thought))
 
     def _stop(self, finish: Finish | None) -> tuple[str, str | None]:
         """Return stop_reason and stop_sequence."""
@@ -152,15 +191,6 @@ def _frame(kind: str, body: dict[str, object]) -> bytes:
 
 def _usage(usage: TokenUsage) -> MessageUsage:
     return MessageUsage(usage.prompt - usage.cached, 0, usage.cached, usage.completion)
-
-
-def _content(choice: Choice) -> list[TextBlock | ToolUseBlock]:
-    return [
-        TextBlock(part)
-        if isinstance(part, str)
-        else ToolUseBlock(part.id, part.name, _object("".join(part.arguments)))
-        for part in choice.parts
-    ]
 
 
 def _object(written: str) -> msgspec.Raw:

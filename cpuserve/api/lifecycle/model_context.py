@@ -11,6 +11,7 @@ from cpuserve.serving.context import ModelContext
 from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.serving.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
 from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format
+from cpuserve.serving.tools.thoughts import ThoughtUse
 from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ def make_context(
         pooling=config.pooling,
         adapters=dict(config.adapters),
         adapters_change=config.adapter_slots > 0,
+        thoughts=ThoughtUse(
+            budget=options.reasoning_budget if options.reasoning_budget >= 0 else None,
+            last_words=options.reasoning_budget_message,
+        ),
     )
     return context, cpu
 

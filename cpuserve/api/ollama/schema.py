@@ -99,11 +99,12 @@ class OllamaMessage(msgspec.Struct):
 
     role: str
     content: str
+    thinking: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class OllamaAnswer(msgspec.Struct, kw_only=True):
-    """A part of a response, or all of it: `message` of a chat, else `response`.
+    """A part of a response, or all of it: `message` of a chat, else `response` and `thinking`.
 
     The last part is done, and says why and how long it took in nanoseconds. The time in the queue
     counts as evaluation of the prompt.
@@ -113,6 +114,7 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
     created_at: str
     message: OllamaMessage | msgspec.UnsetType = msgspec.UNSET
     response: str | msgspec.UnsetType = msgspec.UNSET
+    thinking: str | msgspec.UnsetType = msgspec.UNSET
     logprobs: list[ChatLogprob] | msgspec.UnsetType = msgspec.UNSET
     done: bool = False
     done_reason: str | msgspec.UnsetType = msgspec.UNSET
@@ -185,6 +187,7 @@ def _thinking(call: GenerateCall, think: Any) -> None:
     """Set the template variables for `think`: whether to think, and how much."""
     if think is True or think is False:
         call.chat_template_kwargs = thinking_variables(think)
+        call.include_reasoning = think
     elif think is not None and think in _LEVELS:
         call.reasoning_effort = think
 

@@ -17,6 +17,7 @@ from cpuserve.serving.events import (
     Event,
     Finish,
     Text,
+    Thought,
     TokenUsage,
     ToolCallDelta,
     WholeResponse,
@@ -31,14 +32,21 @@ if TYPE_CHECKING:
 
 
 def part_of(
-    model: str, text: str, calls: list[dict[str, Any]] | None = None, *, chat: bool, **more: Any
+    model: str,
+    text: str,
+    calls: list[dict[str, Any]] | None = None,
+    *,
+    chat: bool,
+    thought: str = "",
+    **more: Any,
 ) -> OllamaAnswer:
     """Return a part of a response; `more`: the fields of the last one."""
     part = OllamaAnswer(model=model, created_at=timestamp(time.time()), **more)
+    thinking = thought or msgspec.UNSET
     if chat:
-        part.message = OllamaMessage("assistant", text, calls or msgspec.UNSET)
+        part.message = OllamaMessage("assistant", text, thinking, calls or msgspec.UNSET)
     else:
-        part.response = text
+        part.response, part.thinking = text, thinking
     return part
 
 
@@ -70,6 +78,8 @@ class OllamaWriter:
                 logprobs = self._logprobs(event.logprobs)
                 if event.text or "logprobs" in logprobs:
                     out += self._line(self._part(event.text, **logprobs))
+            elif isinstance(event, Thought):
+                out += self._line(self._part("", thought=event.text))
             elif isinstance(event, ToolCallDelta):
                 if event.id is not None:
                     out += self._end_call()
@@ -101,7 +111,8 @@ class OllamaWriter:
         self._reason = choice.reason or "stop"
         calls = [_call_body(call, number) for number, call in enumerate(choice.calls)]
         told = {**self._logprobs(choice.logprobs), **self._end(response.usage)}
-        return to_json(self._part("".join(choice.text), calls, **told))
+        thought = choice.reasoning
+        return to_json(self._part("".join(choice.text), calls, thought=thought, **told))
 
     def _logprobs(self, entries: list[TokenLogprob] | None) -> dict[str, Any]:
         """Return the logprobs of tokens as a field of a response, if there are some."""

@@ -44,6 +44,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """How many of the completion's tokens are thoughts."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct):
     """Exact token counts of the request over all choices; each prompt counts once."""
 
@@ -51,6 +57,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class PromptLogprob(msgspec.Struct):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.api.openai.schema import PromptTokensDetails, Usage
+from cpuserve.api.openai.schema import CompletionTokensDetails, PromptTokensDetails, Usage
 
 if TYPE_CHECKING:
     from cpuserve.serving import events
@@ -17,4 +17,5 @@ def usage_body(usage: events.TokenUsage) -> Usage:
         usage.prompt + usage.completion,
         usage.completion,
         PromptTokensDetails(usage.cached),
+        CompletionTokensDetails(usage.reasoning),
     )

@@ -93,14 +93,14 @@ REFUSED = (
     Refused("guided_json", OPENAI, _JSON, sets=({},)),  # which matches any JSON, but no text
     Refused("guided_regex", OPENAI, _JSON),
     Refused("guided_whitespace_pattern", OPENAI),
-    Refused("include_reasoning", OPENAI, _TRUE, off=(True,), sets=(False,)),
+    Refused("include_reasoning", (TEXT,), _TRUE, off=(True,), sets=(False,)),
     Refused("length_penalty", OPENAI, off=(1,)),
     Refused("logits_processors", OPENAI),
     Refused("logprob_token_ids", OPENAI),
     Refused("prompt_embeds", OPENAI),
     Refused("repetition_detection", OPENAI),
     Refused("return_prompt_text", OPENAI),
-    Refused("thinking_token_budget", OPENAI, off=(-1,)),
+    Refused("thinking_token_budget", (TEXT,), off=(-1,)),
     Refused("truncate_prompt_tokens", OPENAI),
     Refused("use_beam_search", OPENAI),
     Refused("vllm_xargs", OPENAI),
@@ -119,13 +119,13 @@ REFUSED = (
     Refused("n_probs", OPENAI, _send("logprobs"), off=(0,)),
     Refused("penalize_nl", OPENAI),
     Refused("post_sampling_probs", OPENAI),
-    Refused("reasoning_budget_tokens", OPENAI, off=(-1,)),
+    Refused("reasoning_budget_tokens", (TEXT,), off=(-1,)),
     Refused("response_fields", OPENAI),
     Refused("return_tokens", OPENAI, _send("return_token_ids")),
     Refused("samplers", OPENAI),
     Refused("t_max_predict_ms", OPENAI, off=(0, -1)),
     Refused("tfs_z", (*OPENAI, OPTIONS), off=(1,)),
-    Refused("thinking_budget_tokens", OPENAI, off=(-1,)),
+    Refused("thinking_budget_tokens", (TEXT,), off=(-1,)),
     Refused("top_n_sigma", OPENAI, off=(-1, 0)),
     Refused("typical_p", (*OPENAI, OPTIONS), off=(1,)),
     Refused("xtc_probability", OPENAI, off=(0,)),
@@ -232,7 +232,7 @@ NO_EFFECT = (
         ("spaces_between_special_tokens",), OPENAI, "the tokenizer decides where spaces are"
     ),
     NoEffect(("verbosity",), OPENAI, "no chat template reads it"),
-    NoEffect(("reasoning_format",), OPENAI, "thoughts are a part of the text"),
+    NoEffect(("reasoning_format",), OPENAI, "thoughts are apart from the text"),
 )  # fmt: skip
 
 _REFUSED_BY: dict[type, tuple[Refused, ...]] = {}

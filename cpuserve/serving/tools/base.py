@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from cpuserve.sampling.structured import OTHER_TOKENS
-from cpuserve.serving.events import Text, ToolCallDelta
-from cpuserve.serving.tools.thoughts import Around
+from cpuserve.serving.events import Text, Thought, ToolCallDelta
+from cpuserve.serving.tools.thoughts import Around, ThoughtEnd
 
-Piece: TypeAlias = Text | ToolCallDelta
+Piece: TypeAlias = Text | Thought | ToolCallDelta
 JsonSchema: TypeAlias = Mapping[str, Any]
 Schemas: TypeAlias = Mapping[str, JsonSchema]
 OptionalSchemas: TypeAlias = Mapping[str, JsonSchema | None]
@@ -20,7 +20,7 @@ NO_SCHEMAS: Schemas = {}
 
 
 class ToolParser(Protocol):
-    """Finds the tool calls in the text of one sequence, which arrives in pieces.
+    """Finds the thoughts and tool calls in the text of one sequence, which arrives in pieces.
 
     The pieces together, with neighbours of one kind joined, do not depend on where the text is
     cut. num_closed: how many calls are complete. last_closed: whether the call that began last is
@@ -36,6 +36,16 @@ class ToolParser(Protocol):
         """Whether most_calls are complete."""
 
     @property
+    def in_thought(self) -> bool:
+        """Whether the text so far ends within a thought."""
+
+    def may_stop(self, char: str) -> bool:
+        """Return whether the next character may be a part of a stop string.
+
+        It may not in a thought, and not in white space that the parser drops after one.
+        """
+
+    @property
     def ends_with_call(self) -> bool:
         """Whether only what belongs to the format has followed the last call, which is complete.
 
@@ -45,6 +55,9 @@ class ToolParser(Protocol):
     @property
     def num_calls(self) -> int:
         """The number of calls that have begun: those with a name."""
+
+    def force(self, opening: str) -> list[Piece]:
+        """Return the pieces of the beginning of a call, which the model has not written."""
 
     def push(self, text: str) -> list[Piece]:
         """Return the pieces that are certain after `text`."""
@@ -111,10 +124,11 @@ class ToolFormat(Protocol):
 class WholeFormat(ToolFormat, Protocol):
     """A format of whole responses, with and without tools.
 
-    form_opening: the beginning of a structured output.
+    form_opening: the beginning of a structured output. thought_end: how the server ends a thought.
     """
 
     form_opening: str
+    thought_end: ThoughtEnd
 
     def begins_texts(self, before: str) -> bool:
         """Return whether a template that writes `before` a response's text writes this format."""

@@ -5,8 +5,8 @@
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
 
 The text of the channel `final` passes on, and so does the text of `commentary` without a recipient,
-a preface to calls. A message to `functions.NAME` is a call, on any channel. Left out are thoughts
-(`analysis`), messages to tools that are built in, and all headers.
+a preface to calls. `analysis` is a thought. A message to `functions.NAME` is a call, on any
+channel. Left out are messages to tools that are built in, and all headers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cpuserve.serving.tools.base import (
 )
 from cpuserve.serving.tools.json_scan import ObjectScanner
 from cpuserve.serving.tools.machine import CallParser
-from cpuserve.serving.tools.thoughts import Around
+from cpuserve.serving.tools.thoughts import Around, ThoughtEnd
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -42,6 +42,7 @@ class Harmony:
     reads_schemas = False
     forces = False
     form_opening = _FINAL
+    thought_end = ThoughtEnd(f"<|end|>{START}assistant", f"{START}assistant", _FINAL)
     markers = frozenset({START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS})
 
     def __init__(self, *, calls: bool = True) -> None:
@@ -93,7 +94,7 @@ HARMONY = Harmony()
 
 
 class HarmonyParser(CallParser):
-    """A state machine: it is in a header, or in a message that is text, a call, or left out."""
+    """A state machine: in a header, or in a message: a text, a thought, a call, or left out."""
 
     markers = ENDS
 
@@ -111,10 +112,21 @@ class HarmonyParser(CallParser):
         super().__init__(index, "", new_id, around)
         self._state = self._in_body if around is not None and around.continues else self._in_header
         self._shows = True  # the message is for the user
-        self.push(opening)
+        self._thinks = False  # it is a thought
+        self._pieces = self.push(opening)
 
     def _at_marker(self, marker: str) -> None:
         raise NotImplementedError  # the states of this parser find their ends themselves
+
+    @property
+    def in_thought(self) -> bool:
+        """Whether the text so far ends within a thought."""
+        return self._thinks and self._state == self._in_body
+
+    def may_stop(self, char: str) -> bool:
+        """Return whether the next character may be a part of a stop string: in no header."""
+        in_call = self._state == self._in_call
+        return in_call or (self._state == self._in_body and self._shows and super().may_stop(char))
 
     def _end(self) -> None:
         """Say the rest of a message; a header that is not complete is no text."""
@@ -129,7 +141,7 @@ class HarmonyParser(CallParser):
         if is_header and not found and len(header) <= _LONGEST_HEADER:
             return False
         if not is_header:  # a model that has unlearned the format
-            self._shows, self._state = True, self._in_body
+            self._shows, self._thinks, self._state = True, False, self._in_body
             return True
         self._held = rest  # nothing, if it is too long for a header
         function = _FUNCTION.search(header)
@@ -139,7 +151,9 @@ class HarmonyParser(CallParser):
             return True
         channel = _CHANNEL.search(header)
         named = "final" if channel is None else channel[1]
-        self._shows = named in ("final", "commentary") and _RECIPIENT.search(header) is None
+        is_told = _RECIPIENT.search(header) is None
+        self._shows = is_told and named in ("final", "commentary")
+        self._thinks = is_told and named == "analysis"
         self._in_words = False  # its text stays divided from the text of the message before it
         self._state = self._in_body
         return True
@@ -150,11 +164,16 @@ class HarmonyParser(CallParser):
             at, marker = min(ends)
             if self._shows:
                 self._say(self._held[:at])
+            elif self._thinks:
+                self._think(self._held[:at])
+                self._end_thought()
             self._held = self._held[at if marker == START else at + len(marker) :]
             self._state = self._in_header
             return True
         if self._shows:
             self._say_before(*ENDS, START)
+        elif self._thinks:
+            self._think_before(*ENDS, START)
         else:
             self._held = self._held[-len(START) - 1 :]
         return False
@@ -175,6 +194,6 @@ class HarmonyParser(CallParser):
         self._held = text[told:]
         if scanner.closed:
             self._close_call()
-        self._shows = False
+        self._shows = self._thinks = False
         self._state = self._in_body
         return True

@@ -10,21 +10,29 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.events import Text
+from cpuserve.serving.events import Text, ToolCallDelta
 from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.base import WholeFormat
-from cpuserve.serving.tools.thoughts import THINK, Around, ThinkTags, tags_in
+from cpuserve.serving.tools.thoughts import (
+    TAGS_END,
+    THINK,
+    Around,
+    ThinkTags,
+    ThoughtEnd,
+    tags_in,
+)
+from cpuserve.tokenizer.traits import THOUGHTS
 
 if TYPE_CHECKING:
     from cpuserve.serving.tools.base import ToolFormat
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-_QUESTION, _TEXT = "Where is it?", "I look"
+_QUESTION, _TEXT, _THOUGHT = "Where is it?", "I look", "It may be anywhere"
 _ARGUMENTS: dict[str, Any] = {
     "text": 'He said "no"\nand left',
     "number": 7,
@@ -80,29 +88,37 @@ _FOREIGN = (
 class LearnedFormat:
     """How a model writes responses.
 
-    calls: the format of tool calls; None = the model calls no tools, or in an unknown format. why:
-    the reason for `calls`, for people. gap: the text that the template writes between a text
-    and a call. tags: the texts that begin and end a thought. whole: the format of all responses,
-    even without tools; None = a response is text, with thoughts between tags.
+    calls: None = it calls no tools, or in a way that is not known. why: the result and its reason,
+    for people. gap: the text of the template between a text and a call. tags: between which it
+    thinks; None = the template has no such tags. whole: the format of all responses, including
+    those without tools; None = they are text, with thoughts between tags. thought_end: how the
+    server ends a thought.
     """
 
     calls: ToolFormat | None
     why: str = ""
     gap: str = ""
-    tags: ThinkTags = field(default=THINK)
+    tags: ThinkTags | None = None
     whole: WholeFormat | None = None
+    thought_end: ThoughtEnd = TAGS_END
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may think."""
+        return self.tags is not None or self.whole is not None
 
     def shown_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the special tokens that are a part of calls and thoughts."""
-        found = self.calls or self.whole
-        if found is None:
+        found, tags = self.calls or self.whole, self.tags
+        if found is None and tags is None:
             return frozenset()
-        texts = found.markers | {self.tags.open, self.tags.close}
+        tags = tags or THINK
+        texts = {tags.open, tags.close, *(found.markers if found is not None else ())}
         return frozenset(i for i in tokenizer.special_ids if tokenizer.token_text(i) in texts)
 
     def around(self, *, thinks: bool, continues: bool = False) -> Around:
         """Return the text around the calls of one response; see Around."""
-        return Around(self.gap, self.tags, thinks, continues)
+        return Around(self.gap, self.tags or THINK, thinks, continues)
 
 
 NO_TEMPLATE = LearnedFormat(None, "the model has no chat template")
@@ -115,7 +131,12 @@ def learn_format(template: ChatTemplate) -> LearnedFormat:
         return NO_TEMPLATE
     probe = _ProbeConversations(template)
     whole = next((f for f in FORMATS if isinstance(f, WholeFormat) and probe.writes(f)), None)
-    return replace(_learn_calls(source, probe), whole=whole)
+    found = replace(_learn_calls(source, probe), whole=whole)
+    if whole is not None:
+        return replace(found, thought_end=whole.thought_end)
+    return (
+        found if found.tags is None else replace(found, thought_end=probe.thought_end(found.tags))
+    )
 
 
 def _learn_calls(source: str, probe: _ProbeConversations) -> LearnedFormat:
@@ -131,7 +152,7 @@ def _learn_calls(source: str, probe: _ProbeConversations) -> LearnedFormat:
         return _from_instructions(source, probe, tags)
     gap = _gap(spoken)
     for found in FORMATS:
-        around = Around(gap, tags)
+        around = Around(gap, tags or THINK)
         told = [(text, n) for text in ("", _TEXT) for n in (1, 2)]
         read = [_reads(found, around, probe.response(text, n), text, n) for text, n in told]
         if False not in read and True in read:
@@ -158,6 +179,16 @@ class _ProbeConversations:
     def writes(self, found: WholeFormat) -> bool:
         """Return whether the template writes texts in a format of whole responses."""
         return found.begins_texts(self._before)
+
+    def thought_end(self, tags: ThinkTags) -> ThoughtEnd:
+        """Return how the template ends a thought, and begins the text after it."""
+        turn = {"role": "assistant", "content": _TEXT, **dict.fromkeys(THOUGHTS, _THOUGHT)}
+        whole = self._render([*self._asked, turn], tools=self.shows_tools) or ""
+        before, close, after = whole.partition(_THOUGHT)[2].partition(tags.close)
+        gap, found, _ = after.partition(_TEXT)
+        if not (close and found) or (before + gap).strip():
+            return ThoughtEnd(f"\n{tags.close}\n\n", "\n\n")
+        return ThoughtEnd(before + close + gap, gap)
 
     def response(self, text: str, num_calls: int) -> str | None:
         """Return how a response with calls is written; None if the template cannot write it."""
@@ -195,7 +226,9 @@ class _ProbeConversations:
             return None
 
 
-def _from_instructions(source: str, probe: _ProbeConversations, tags: ThinkTags) -> LearnedFormat:
+def _from_instructions(
+    source: str, probe: _ProbeConversations, tags: ThinkTags | None
+) -> LearnedFormat:
     """Return the format that the template asks for, where it writes no calls of earlier turns."""
     for found in FORMATS:
         if found.asks_for_calls(probe.instructions):
@@ -229,7 +262,7 @@ def _reads(
     said = "".join(piece.text for piece in pieces if isinstance(piece, Text))
     calls: list[list[str]] = []
     for piece in pieces:
-        if isinstance(piece, Text):
+        if not isinstance(piece, ToolCallDelta):
             continue
         if piece.name is not None:
             calls.append([piece.name, ""])

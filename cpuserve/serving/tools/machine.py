@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from cpuserve.serving.events import Text, ToolCallDelta
+from cpuserve.serving.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.base import Piece, new_call_id
 from cpuserve.serving.tools.thoughts import Around
 
@@ -18,12 +18,13 @@ class CallParser(ABC):
     """A state machine over the text of one choice; it begins in text, or in a thought.
 
     A state looks at the text that is held, and returns whether it has changed to another one,
-    which then looks at the rest. A thought passes on as text, with its tags: its content is
-    no call. `markers` begin a call in text.
+    which then looks at the rest. A thought passes on without its tags: its content is no call.
+    `markers` begin a call in text.
 
-    White space that the model writes passes on, except for the text that the template writes
-    between a text and a call (`around.gap`), and for white space alone before, between or after
-    calls. Texts before and after a call are not joined.
+    White space is the model's, and passes on, with four exceptions. Line breaks at both ends of a
+    thought, and those after it, are dropped: templates write them. Text that the template
+    writes between a text and a call (`around.gap`) is dropped. So is text of nothing but white
+    space before, between and after calls. Texts that only calls divide stay divided.
     """
 
     markers: tuple[str, ...]
@@ -51,10 +52,21 @@ class CallParser(ABC):
         self._last = ""  # the last character that was said
         self._in_words = False  # white space passes on; else it waits for words
         self._is_at_call = False  # nothing but white space has been said since the last call
+        self._follows_thought = False  # line breaks at the beginning of a text are dropped
+        self._in_thought_words = False  # the thought has said something
+        self._thought_blanks: list[str] = []  # white space that is dropped if the thought ends
         self._pieces: list[Piece] = []
-        self._unsaid = opening  # the model has not written it: it is no text, whatever follows
-        self._forced = bool(opening)
-        self._pieces = self.push(opening)
+        self._unsaid = ""
+        self._forced = False
+        self._pieces = self.force(opening)
+
+    def force(self, opening: str) -> list[Piece]:
+        """Return the pieces of the beginning of a call, which the model has not written.
+
+        It is no text, whatever follows.
+        """
+        self._unsaid, self._forced = opening, bool(opening)
+        return self.push(opening)
 
     def push(self, text: str) -> list[Piece]:
         """Return the pieces that are certain after `text`."""
@@ -65,10 +77,14 @@ class CallParser(ABC):
 
     def flush(self) -> list[Piece]:
         """Return the held-back pieces, after the last text."""
+        if self.in_thought:
+            self._think(self._held)
+            self._end_thought()
+            self._held = ""
         self._end()
         self._lead.clear()
         self._held = ""
-        if not self.num_calls:
+        if not (self.num_calls or self._follows_thought):
             self._tell_text("".join(self._blanks))
         self._blanks.clear()
         return self._take()
@@ -77,6 +93,15 @@ class CallParser(ABC):
     def is_full(self) -> bool:
         """Whether most_calls are complete."""
         return self.most_calls is not None and self.num_closed >= self.most_calls
+
+    @property
+    def in_thought(self) -> bool:
+        """Whether the text so far ends within a thought."""
+        return self._state == self._in_thought
+
+    def may_stop(self, char: str) -> bool:
+        """Return whether the next character may be a part of a stop string."""
+        return not (self.in_thought or (self._follows_thought and char in "\r\n"))
 
     @property
     def ends_with_call(self) -> bool:
@@ -108,26 +133,53 @@ class CallParser(ABC):
             return True
         self._say(before)
         touching = before or ("" if self._blanks or not self._in_words else self._last)
-        only_named = touching.endswith(_QUOTES)
-        self._say(marker)
-        if not only_named:
+        if touching.endswith(_QUOTES):  # it is only named
+            self._say(marker)
+        else:
             self._state = self._in_thought
         return True
 
     def _in_thought(self) -> bool:
-        """Say a thought up to its end."""
+        """Pass on a thought up to its end."""
         close = self._tags.close
         before, found, rest = self._held.partition(close)
         if not found:
-            self._say_before(close)
+            self._think_before(close)
             return False
-        self._say(before + close)
+        self._think(before)
         self._held = rest
+        self._end_thought()
         self._after_thought()
         return True
 
     def _after_thought(self) -> None:
         self._state = self._in_text
+
+    def _think(self, text: str) -> None:
+        """Pass on a part of a thought, without line breaks at its beginning and its end."""
+        if not self._in_thought_words:
+            text = text.lstrip("\r\n")
+        said = text.rstrip("\r\n")
+        if said:
+            if self._follows_thought and not self._in_thought_words:
+                self._thought_blanks.append("\n\n")
+            self._in_thought_words, self._is_at_call = True, False
+            self._pieces.append(Thought(self._index, "".join([*self._thought_blanks, said])))
+            self._thought_blanks.clear()
+        if len(text) > len(said):
+            self._thought_blanks.append(text[len(said) :])
+
+    def _think_before(self, *ends: str) -> None:
+        """Pass on the held text, except for its end if one of `ends` may begin there."""
+        held, kept = self._held, _overlap(self._held, ends)
+        self._think(held[: len(held) - kept])
+        self._held = held[len(held) - kept :]
+
+    def _end_thought(self) -> None:
+        self._in_thought_words = self._in_words = False
+        self._thought_blanks.clear()
+        self._blanks.clear()
+        self._follows_thought = True
 
     def _take(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
@@ -146,6 +198,8 @@ class CallParser(ABC):
             self._in_words, self._is_at_call = True, False
             text = "".join(self._blanks)
             self._blanks.clear()
+            if self._follows_thought:
+                text, self._follows_thought = text.lstrip("\r\n"), False
             divided = text[0].isspace() or self._last.isspace() or not self._last
             self._tell_text(text if divided else "\n" + text)
 
@@ -161,16 +215,7 @@ class CallParser(ABC):
 
     def _say_before(self, *ends: str) -> None:
         """Report the held text, except for its end if one of `ends` may begin there."""
-        held = self._held
-        most = min(max(map(len, ends)) - 1, len(held))
-        kept = next(
-            (
-                n
-                for n in range(most, 0, -1)
-                if any(len(e) > n and held.endswith(e[:n]) for e in ends)
-            ),
-            0,
-        )
+        held, kept = self._held, _overlap(self._held, ends)
         self._say(held[: len(held) - kept])
         self._held = held[len(held) - kept :]
 
@@ -196,6 +241,7 @@ class CallParser(ABC):
         self.num_calls += 1
         self.last_closed = self._in_words = False
         self._is_at_call = True
+        self._follows_thought = False
         self._unsaid = ""
         self._lead.clear()
         self._blanks.clear()
@@ -211,3 +257,12 @@ class CallParser(ABC):
         """Tell more of the last call's arguments."""
         if arguments:
             self._pieces.append(ToolCallDelta(self._index, self.num_calls - 1, arguments))
+
+
+def _overlap(text: str, ends: Sequence[str]) -> int:
+    """Return how many characters at the end of `text` may begin one of `ends`."""
+    most = min(max(map(len, ends)) - 1, len(text))
+    beginnings = (
+        n for n in range(most, 0, -1) if any(text.endswith(e[:n]) for e in ends if len(e) > n)
+    )
+    return next(beginnings, 0)

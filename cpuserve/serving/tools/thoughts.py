@@ -1,4 +1,7 @@
-"""Thoughts: the tags between which models write them, and whether a prompt has begun one."""
+"""Thoughts: the tags between which models write them, and whether a prompt has begun one.
+
+Models of harmony have channels in place of tags (harmony.py).
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,41 @@ _OTHERS = (
 )
 
 
-def tags_in(source: str) -> ThinkTags:
-    """Return the first pair of tags that a chat template contains, else THINK."""
-    return next((tags for tags in _OTHERS if tags.open in source or tags.close in source), THINK)
+def tags_in(source: str) -> ThinkTags | None:
+    """Return the first pair of tags that a chat template contains; None if it has none."""
+    known = (*_OTHERS, THINK)
+    return next((tags for tags in known if tags.open in source or tags.close in source), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtEnd:
+    """The texts of a response at the end of a thought, where the server writes them.
+
+    closed: from the end of the thought to the text. gap: between an ended thought and the text.
+    begin: the beginning of the text, unless something else is forced.
+    """
+
+    closed: str
+    gap: str
+    begin: str = ""
+
+
+TAGS_END = ThoughtEnd("\n</think>\n\n", "\n\n")
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtUse:
+    """What becomes of thoughts: whether the response has them, and how many tokens they may have.
+
+    budget: None = any number. last_words: the end of a thought that has no more.
+    """
+
+    told: bool = True
+    budget: int | None = None
+    last_words: str = ""
+
+
+USUAL = ThoughtUse()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +84,11 @@ class Around:
 def begins_thought(prompt: str, tags: ThinkTags) -> bool:
     """Return whether a rendered prompt ends with the beginning of a thought."""
     return prompt[-256:].rstrip().endswith(tags.open)
+
+
+def ends_thought(prompt: str, tags: ThinkTags) -> bool:
+    """Return whether a rendered prompt ends with a whole thought: an empty one forbids thinking."""
+    return prompt[-256:].rstrip().endswith(tags.close)
 
 
 def leaves_thought_open(text: str, tags: ThinkTags) -> bool:

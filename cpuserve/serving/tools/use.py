@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +22,8 @@ from cpuserve.serving.tools.base import (
     Schemas,
     WholeFormat,
 )
+from cpuserve.serving.tools.plain import PLAIN
+from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
 
 if TYPE_CHECKING:
     from cpuserve.serving.call import GenerateCall, Prompt
@@ -49,11 +51,12 @@ class ToolUse:
     form: StructuredOutputs | None = None
     schemas: Schemas = field(default_factory=dict)
     kept: OptionalSchemas = field(default_factory=dict)
+    thoughts: ThoughtUse = USUAL
 
-    def parser(self, index: int, prompt: Prompt) -> ToolParser:
-        """Return the parser of one choice's text, which follows a prompt."""
+    def parser(self, index: int, prompt: Prompt, opening: str) -> ToolParser:
+        """Return the parser of one choice's text, after a prompt and `opening`."""
         around = self.learned_format.around(thinks=prompt.thinks, continues=prompt.continues)
-        parser = self.format.parser(index, self.opening, self.schemas, around)
+        parser = self.format.parser(index, opening, self.schemas, around)
         parser.most_calls = self.most_calls
         return parser
 
@@ -83,29 +86,37 @@ def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredO
     return msgspec.structs.replace(form, calls=tools.grammar())
 
 
-def check_thoughts(
-    prompts: list[Prompt], tools: ToolUse | None, form: StructuredOutputs | None
-) -> None:
-    """Raise InvalidRequest if a structured output or a call would be forced into a thought."""
-    forced = tools is not None and bool(tools.opening)
-    formed = form is not None and (tools is None or form is not tools.form)
-    if not (forced or formed) or not any(prompt.thinks for prompt in prompts):
-        return
-    field = "tool_choice" if forced or form is None else form.field
-    msg = (
-        f"{field} cannot be kept, because this model's chat template begins each answer with a "
-        f"thought: switch thinking off, if the template can (reasoning_effort none, or "
-        f'chat_template_kwargs {{"enable_thinking": false}}), or omit {field}'
-    )
-    raise unsupported(msg, field)
+def waits_for_thought(call: GenerateCall, tools: ToolUse | None) -> bool:
+    """Return whether something is forced that comes after the thought of a model that thinks.
+
+    Raises:
+      InvalidRequest: as structured_outputs.
+    """
+    if tools is None or not tools.learned_format.thinks or call.reasoning_effort == "none":
+        return False
+    return bool(tools.opening or tools.form is not None or structured_outputs(call) is not None)
 
 
-def tool_use(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
-    """Return how the model may call tools, or None; `found`: how it writes responses.
+def tool_use(
+    call: GenerateCall, found: LearnedFormat, thoughts: ThoughtUse = USUAL
+) -> ToolUse | None:
+    """Return how a response is read, None = as text only; `found`: how the model writes them.
+
+    thoughts: what becomes of them unless the call says otherwise.
 
     Raises:
       InvalidRequest: a tool or the choice is invalid, or this model cannot call tools.
     """
+    used = _use(call, found)
+    if used is None:
+        return None
+    budget = thoughts.budget if call.reasoning_budget is None else call.reasoning_budget
+    told = call.include_reasoning is not False
+    limit = None if budget is None or budget < 0 else budget
+    return replace(used, thoughts=replace(thoughts, told=told, budget=limit))
+
+
+def _use(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
     choice = call.tool_choice
     if choice not in ("none", "auto", "required"):
         msg = f"tool_choice must be none, auto, required or the name of a function, got {choice!r}"
@@ -141,8 +152,10 @@ def _readable(found: LearnedFormat) -> ToolFormat:
 
 def _without_tools(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
     """Return how a response without calls is read; None if it is only text."""
-    if found.whole is None or call.messages is None:
+    if call.messages is None or (found.whole is None and found.tags is None):
         return None
+    if found.whole is None:
+        return ToolUse(PLAIN, found)
     return ToolUse(found.whole.without_calls(), found, _form_opening(call, found.whole))
 
 

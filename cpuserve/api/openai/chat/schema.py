@@ -44,6 +44,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    # The most tokens of a thought, in the words of vLLM and of llama.cpp.
+    thinking_token_budget: int | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -89,12 +94,17 @@ class ToolCall(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """The generated message; `content` is null if it consists of calls only."""
+    """The generated message; `content` is null if it consists of calls only.
+
+    Clients of DeepSeek and vLLM read thoughts as reasoning_content, newer ones as reasoning.
+    """
 
     role: str
     content: str | None
     refusal: str | None = None
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -143,6 +153,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
         max_tokens_name=most.name,
         logprobs=_logprobs(request),
         chat_template_kwargs=_template_kwargs(request),
+        reasoning_budget=thought_budget(request),
         repetition_penalty=repetition_penalty(request),
         echo=False,
         tools=tools,
@@ -150,6 +161,16 @@ def to_call(request: ChatRequest) -> GenerateCall:
         tool_name=function,
         usage_in_each=usage_in_each(request),
     )
+
+
+def thought_budget(request: Any) -> int | None:
+    """Return the most tokens of a thought, by the first of these fields that is set."""
+    names = (
+        request.thinking_token_budget,
+        request.thinking_budget_tokens,
+        request.reasoning_budget_tokens,
+    )
+    return next((given for given in names if given is not None), None)
 
 
 def without_custom(

@@ -17,6 +17,7 @@ from cpuserve.serving.events import (
     Finish,
     PromptProgress,
     Text,
+    Thought,
     TokenUsage,
     ToolCallDelta,
     WholeResponse,
@@ -70,6 +71,8 @@ class ChatWriter:
             if isinstance(event, Text):
                 if event.text or (event.token_ids and (self._top is not None or self._ids)):
                     out += self._chunks.chunk(index, self._text(event), usage)
+            elif isinstance(event, Thought):
+                out += self._chunks.chunk(index, _thought_part(event), usage)
             elif isinstance(event, ToolCallDelta):
                 out += self._chunks.chunk(index, _call_part(event), usage)
             elif isinstance(event, Finish):
@@ -129,6 +132,15 @@ class ChatWriter:
         )
 
 
+def _thought_part(event: Thought) -> bytes:
+    """Return the members of a chunk with a part of a thought, under both names of the clients."""
+    text = to_json(event.text)
+    return (
+        b',"delta":{"reasoning_content":%b,"reasoning":%b},"logprobs":null,"finish_reason":null'
+        % (text, text)
+    )
+
+
 def _call_part(event: ToolCallDelta) -> bytes:
     """Return the members of a chunk with a part of a call; the first part has id and name."""
     function: dict[str, object] = {"arguments": event.arguments}
@@ -140,13 +152,12 @@ def _call_part(event: ToolCallDelta) -> bytes:
 
 
 def _message(choice: Choice) -> ChatMessage:
-    text = "".join(choice.text)
-    if not choice.calls:
-        return ChatMessage("assistant", text)
+    text, thought = "".join(choice.text), choice.reasoning or msgspec.UNSET
     calls = [
         schema.ToolCall(
             call.id, "function", schema.FunctionCall(call.name, "".join(call.arguments))
         )
         for call in choice.calls
     ]
-    return ChatMessage("assistant", text or None, None, calls)
+    content = (text or None) if calls else text
+    return ChatMessage("assistant", content, None, calls or msgspec.UNSET, thought, thought)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from cpuserve.api.request.content_parts import elsewhere, plain
+from cpuserve.serving.sealed import unsealed
 
 # Calls that clients run, in place of a function's: the member that has the arguments.
 CLIENT_CALLS = {
@@ -70,6 +71,8 @@ def name_and_arguments(item: dict[str, Any]) -> tuple[object, object]:
 
 def thoughts_of(item: dict[str, Any]) -> str:
     """Return the text of a reasoning item, or else its summary; "" if only OpenAI can read it."""
+    if (thought := unsealed(item.get("encrypted_content"))) is not None:
+        return thought
     for member in ("content", "summary"):
         parts = item.get(member)
         given = parts if isinstance(parts, list) else []

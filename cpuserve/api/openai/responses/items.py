@@ -11,15 +11,24 @@ from cpuserve.api.openai.responses.response_object import (
     OutputItem,
     ResponseCall,
     ResponseMessage,
+    ResponseReasoningItem,
     ResponseText,
+    ResponseThought,
 )
 from cpuserve.api.openai.responses.tools import Namespaces
-from cpuserve.serving.events import Choice, WholeToolCall
+from cpuserve.serving.events import Choice, Thoughts, WholeToolCall
+from cpuserve.serving.sealed import sealed
+
+# The kinds of items, by the beginnings of their ids.
+_KINDS = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
 
 
 @dataclass(slots=True)
 class Item:
-    """Item `index` of the output of a request: a message, or a call if it has one."""
+    """Item `index` of the output of a request: a message, a thought, or a call if it has one.
+
+    seals: whether a thought has its encrypted_content.
+    """
 
     request_id: str
     index: int
@@ -27,30 +36,48 @@ class Item:
     call: WholeToolCall | None = None
     text: list[str] = field(default_factory=list)
     logprobs: list[ChatLogprob] = field(default_factory=list)
+    thinks: bool = False
+    seals: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The type of the item."""
+        if self.call is not None:
+            return "function_call"
+        return "reasoning" if self.thinks else "message"
 
     @property
     def id(self) -> str:
         """The same in all events of a stream, and unique among the items."""
-        kind = "msg" if self.call is None else "fc"
-        return f"{kind}_{self.request_id}_{self.index}"
+        return f"{_KINDS[self.kind]}_{self.request_id}_{self.index}"
 
     def begun(self) -> OutputItem:
         """Return the item before anything of it is written."""
-        if self.call is None:
-            return ResponseMessage(self.id, "in_progress", "assistant", [])
-        return self._of(self.call, "in_progress", "")
+        if self.call is not None:
+            return self._of(self.call, "in_progress", "")
+        if self.thinks:
+            return ResponseReasoningItem(self.id, "in_progress", [])
+        return ResponseMessage(self.id, "in_progress", "assistant", [])
 
     def part(self) -> ResponseText:
         """Return the text of a message as far as it is written."""
         return ResponseText("".join(self.text), [], self.logprobs)
 
+    def thought(self) -> ResponseThought:
+        """Return the text of a thought as far as it is written."""
+        return ResponseThought("".join(self.text))
+
     def written(self, reason: str = "") -> OutputItem:
         """Return the whole item; reason: why the response ended, if this is its last item."""
-        if self.call is None:
-            status = "incomplete" if reason == "length" else "completed"
-            return ResponseMessage(self.id, status, "assistant", [self.part()])
-        status = "completed" if reason in ("", "tool_calls") else "incomplete"
-        return self._of(self.call, status, "".join(self.call.arguments))
+        if self.call is not None:
+            status = "completed" if reason in ("", "tool_calls") else "incomplete"
+            return self._of(self.call, status, "".join(self.call.arguments))
+        status = "incomplete" if reason == "length" else "completed"
+        if self.thinks:
+            thought = self.thought()
+            content = sealed(thought.text) if self.seals else None
+            return ResponseReasoningItem(self.id, status, [thought], content)
+        return ResponseMessage(self.id, status, "assistant", [self.part()])
 
     def _of(self, call: WholeToolCall, status: str, arguments: str) -> ResponseCall:
         namespace, name = self.namespaces.get(call.name, (msgspec.UNSET, call.name))
@@ -58,18 +85,26 @@ class Item:
 
 
 def items_of(
-    choice: Choice, request_id: str, namespaces: Namespaces, logprobs: list[ChatLogprob]
+    choice: Choice,
+    request_id: str,
+    namespaces: Namespaces,
+    logprobs: list[ChatLogprob],
+    *,
+    seals: bool = False,
 ) -> list[OutputItem]:
     """Return the items of a whole response: at least one.
 
-    logprobs: the response is then one message.
+    logprobs: the response has then one message. seals: see Item.
     """
-    parts = choice.parts or [""]
-    items = [
-        Item(request_id, index, namespaces, None, [part], logprobs)
-        if isinstance(part, str)
-        else Item(request_id, index, namespaces, part)
-        for index, part in enumerate(parts)
-    ]
+    items: list[Item] = []
+    for index, part in enumerate(choice.parts or [""]):
+        item = Item(request_id, index, namespaces)
+        if isinstance(part, str):
+            item.text, item.logprobs = [part], logprobs
+        elif isinstance(part, Thoughts):
+            item.text, item.thinks, item.seals = part.text, True, seals
+        else:
+            item.call = part
+        items.append(item)
     last = items.pop()
     return [*(item.written() for item in items), last.written(choice.reason or "stop")]

@@ -40,7 +40,26 @@ class ResponseCall(msgspec.Struct, tag_field="type", tag="function_call"):
     namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
-OutputItem = ResponseMessage | ResponseCall
+class ResponseThought(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """The text of a thought."""
+
+    text: str
+
+
+class ResponseReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """A thought; there are no summaries.
+
+    encrypted_content: the text again, for clients that keep only this (serving/sealed.py).
+    """
+
+    id: str
+    status: str
+    content: list[ResponseThought]
+    encrypted_content: str | None = None
+    summary: list[Any] = []
+
+
+OutputItem = ResponseMessage | ResponseReasoningItem | ResponseCall
 
 
 class InputDetails(msgspec.Struct):
@@ -51,7 +70,7 @@ class InputDetails(msgspec.Struct):
 
 
 class OutputDetails(msgspec.Struct):
-    """The number of tokens in thoughts, which are counted as text."""
+    """The number of tokens in thoughts."""
 
     reasoning_tokens: int = 0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.api.openai.chat.schema import thought_budget
 from cpuserve.api.openai.checks import check_fields_together, repetition_penalty
 from cpuserve.api.openai.responses.conversation import chat_messages
 from cpuserve.api.openai.responses.tools import chosen_tools
@@ -17,8 +18,9 @@ from cpuserve.serving.call import GenerateCall, call_from, unsupported
 from cpuserve.serving.params import check_logprobs
 
 _LOGPROBS = "message.output_text.logprobs"
-# Values of `include`. Only logprobs can be in a response of this server, which writes no items of
-# the other kinds.
+SEALED = "reasoning.encrypted_content"
+# Values of `include`. Only logprobs and thoughts can be in a response of this server, which writes
+# no items of the other kinds.
 _INCLUDES = (
     "file_search_call.results",
     "web_search_call.results",
@@ -26,7 +28,7 @@ _INCLUDES = (
     "message.input_image.image_url",
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
-    "reasoning.encrypted_content",
+    SEALED,
     _LOGPROBS,
 )
 # The OpenAI limits of metadata, which every event that has the response repeats.
@@ -62,6 +64,11 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     max_tool_calls: int | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
+    include_reasoning: bool | None = None
+    # The most tokens of a thought, in the words of vLLM and of llama.cpp.
+    thinking_token_budget: int | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     truncation: str | None = None
     metadata: dict[str, str] | None = None
@@ -88,6 +95,7 @@ def to_call(request: ResponsesRequest) -> GenerateCall:
         structured_outputs=_form(request),
         repetition_penalty=repetition_penalty(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        reasoning_budget=thought_budget(request),
         tools=tools.tools,
         tool_choice=tools.choice,
         tool_name=tools.name,

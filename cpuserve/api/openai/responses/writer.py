@@ -19,6 +19,7 @@ from cpuserve.api.openai.responses.response_object import (
     ResponseUsage,
 )
 from cpuserve.api.openai.responses.response_start import begun
+from cpuserve.api.openai.responses.schema import SEALED
 from cpuserve.api.openai.responses.tools import namespaces_of
 from cpuserve.api.response.error_json import public_message
 from cpuserve.api.response.stream import StreamFormat
@@ -28,6 +29,7 @@ from cpuserve.serving.events import (
     Finish,
     PromptProgress,
     Text,
+    Thought,
     TokenUsage,
     ToolCallDelta,
     WholeResponse,
@@ -64,6 +66,7 @@ class ResponseWriter:
         # Agents offer tools of 40 kB, so only the last event repeats them.
         self._brief = msgspec.structs.replace(self._response, tools=msgspec.Raw(b"[]"))
         self._namespaces = namespaces_of(asked.tools or [])
+        self._seals = SEALED in (asked.include or ())
         self._top = params.logprobs
         self._names = TokenNames(
             received.context.get_tokenizer(),
@@ -90,8 +93,10 @@ class ResponseWriter:
             self._told_at = time.monotonic()
         for event in events:
             if isinstance(event, Text):
-                if event.text or (event.token_ids and self._top is not None):
+                if event.text or event.logprobs:  # the text may lag, and thoughts have none
                     out += self._text(event)
+            elif isinstance(event, Thought):
+                out += self._think(event)
             elif isinstance(event, ToolCallDelta):
                 out += self._call(event)
             elif isinstance(event, Finish):
@@ -114,19 +119,29 @@ class ResponseWriter:
         """Return the whole Response as JSON."""
         (choice,) = response.choices
         logprobs = self._logprobs(choice.logprobs)
-        self._output = items_of(choice, self._request_id, self._namespaces, logprobs)
+        self._output = items_of(
+            choice, self._request_id, self._namespaces, logprobs, seals=self._seals
+        )
         return _to_json(self._ended(choice.reason or "stop", response.usage))
 
     def _text(self, event: Text) -> bytes:
         out, item = b"", self._open
-        if item is None or item.call is not None:
-            out, item = self._start(None)
+        if item is None or item.kind != "message":
+            out, item = self._start()
             out += self._of(item, "content_part.added", content_index=0, part=item.part())
         logprobs = self._logprobs(event.logprobs)
         item.text.append(event.text)
         item.logprobs += logprobs
         told = {"content_index": 0, "delta": event.text, "logprobs": logprobs}
         return out + self._of(item, "output_text.delta", **told)
+
+    def _think(self, event: Thought) -> bytes:
+        out, item = b"", self._open
+        if item is None or item.kind != "reasoning":
+            out, item = self._start(thinks=True)
+            out += self._of(item, "content_part.added", content_index=0, part=item.thought())
+        item.text.append(event.text)
+        return out + self._of(item, "reasoning_text.delta", content_index=0, delta=event.text)
 
     def _call(self, event: ToolCallDelta) -> bytes:
         out, item = b"", self._open
@@ -138,10 +153,13 @@ class ResponseWriter:
             out += self._of(item, "function_call_arguments.delta", delta=event.arguments)
         return out
 
-    def _start(self, call: WholeToolCall | None) -> tuple[bytes, Item]:
+    def _start(
+        self, call: WholeToolCall | None = None, *, thinks: bool = False
+    ) -> tuple[bytes, Item]:
         """Close the open item, and open one; return the frames and the new item."""
         out = self._close()
         self._open = item = Item(self._request_id, len(self._output), self._namespaces, call)
+        item.thinks, item.seals = thinks, self._seals
         added = self._frame(
             "response.output_item.added", output_index=item.index, item=item.begun()
         )
@@ -152,7 +170,11 @@ class ResponseWriter:
         item, self._open = self._open, None
         if item is None:
             return b""
-        if item.call is None:
+        if item.thinks:
+            thought = item.thought()
+            out = self._of(item, "reasoning_text.done", content_index=0, text=thought.text)
+            out += self._of(item, "content_part.done", content_index=0, part=thought)
+        elif item.call is None:
             part = item.part()
             told = {"content_index": 0, "text": part.text, "logprobs": part.logprobs}
             out = self._of(item, "output_text.done", **told)
@@ -213,6 +235,6 @@ def _usage(usage: TokenUsage) -> ResponseUsage:
         usage.prompt,
         InputDetails(usage.cached),
         usage.completion,
-        OutputDetails(),
+        OutputDetails(usage.reasoning),
         usage.prompt + usage.completion,
     )

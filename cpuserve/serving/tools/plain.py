@@ -1,0 +1,67 @@
+"""Responses without calls: a text, and before it the model's thoughts between tags."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from cpuserve.serving.tools.base import NO_SCHEMAS, OptionalSchemas, Schemas
+from cpuserve.serving.tools.machine import CallParser
+from cpuserve.serving.tools.thoughts import Around
+
+
+class Plain:
+    """The format."""
+
+    name = "plain"
+    reads_schemas = False
+    forces = False
+    markers: frozenset[str] = frozenset()
+
+    def asks_for_calls(self, instructions: str) -> bool:  # noqa: ARG002
+        """Return False: it has no calls."""
+        return False
+
+    def opening(self, function: str | None) -> NoReturn:
+        """There are no calls."""
+        raise NotImplementedError
+
+    def grammar(
+        self,
+        schemas: OptionalSchemas,
+        function: str | None,
+        *,
+        several: bool,
+        whole: bool = False,
+    ) -> NoReturn:
+        """There are no calls."""
+        raise NotImplementedError
+
+    def text_grammar(self, schemas: OptionalSchemas) -> NoReturn:
+        """There are no calls."""
+        raise NotImplementedError
+
+    def parser(
+        self,
+        index: int,
+        opening: str = "",
+        schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
+        around: Around | None = None,
+    ) -> PlainParser:
+        """Return a parser for choice `index`; its text continues `opening`."""
+        return PlainParser(index, opening, around=around)
+
+
+PLAIN = Plain()
+
+
+class PlainParser(CallParser):
+    """In text, or in a thought."""
+
+    markers = ()
+
+    def _end(self) -> None:
+        """Say the rest of the text."""
+        self._say(self._held)
+
+    def _at_marker(self, marker: str) -> NoReturn:
+        raise NotImplementedError

@@ -1,0 +1,296 @@
+"""Thoughts: apart from the text in every dialect, counted, limited, and before what is forced."""
+
+import json
+
+import pytest
+
+from cpuserve.engine.ipc import Output
+from tests.api.fakes import events_of, tokenizer
+from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
+from tests.helpers.call_templates import GPT_OSS
+from tests.helpers.tiny import tiny_end_ids
+
+WRITES = (
+    "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n"
+    "{% endif %}"
+)
+# The model opens its thoughts; the prompt opens them, unless enable_thinking is false; harmony.
+OPENS = TEMPLATE.replace("{{ message.content }}", WRITES + "{{ message.content }}")
+OPENED = OPENS.replace(
+    "<|im_start|>assistant\n{% endif %}",
+    "<|im_start|>assistant\n{% if enable_thinking is not defined or enable_thinking %}<think>\n"
+    "{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}",
+)
+THOUGHT, ANSWER = "She greets me.\n\nSo do I.", "Hello!"
+FAMILIES = {
+    "the model opens": (OPENS, f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"),
+    "the prompt opens": (OPENED, f"{THOUGHT}\n</think>\n\n{ANSWER}"),
+    "harmony": (
+        GPT_OSS,
+        f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final"
+        f"<|message|>{ANSWER}",
+    ),
+}
+every_family = pytest.mark.parametrize(("source", "text"), FAMILIES.values(), ids=FAMILIES)
+every_cut = pytest.mark.parametrize("per_output", [1, 3, 1000])
+HI = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORM = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+
+
+def chat(api, *, stream, **fields):
+    """(thought, text, reasoning tokens) of a chat completion."""
+    if not stream:
+        body = api.chat(**fields).json()
+        message = body["choices"][0]["message"]
+        assert message.get("reasoning") == message.get("reasoning_content")
+        thought, text = message.get("reasoning", ""), message["content"]
+    else:
+        asked = {"stream": True, "stream_options": {"include_usage": True}, **fields}
+        *chunks, body = events_of(api.chat(**asked))
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        thought = "".join(delta.get("reasoning_content", "") for delta in deltas)
+        assert thought == "".join(delta.get("reasoning", "") for delta in deltas)
+        text = "".join(delta.get("content") or "" for delta in deltas)
+    return thought, text, body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+
+
+def responses(api, *, stream, **fields):
+    response = api.post("/v1/responses", input="hi", stream=stream, **fields)
+    if stream:
+        lines = [json.loads(line[6:]) for line in response.text.splitlines() if line[:5] == "data:"]
+        kinds = [line["type"] for line in lines]
+        assert [line["sequence_number"] for line in lines] == list(range(len(lines)))
+        parts = [line["delta"] for line in lines if line["type"] == "response.reasoning_text.delta"]
+        (done,) = [line for line in lines if line["type"] == "response.reasoning_text.done"]
+        assert done["text"] == "".join(parts)
+        first = kinds.index("response.reasoning_text.delta")
+        assert kinds[first - 2 : first] == [
+            "response.output_item.added",
+            "response.content_part.added",
+        ]
+        body = lines[-1]["response"]
+    else:
+        body = response.json()
+    thought, message = body["output"]
+    assert (thought["type"], thought["summary"], message["type"]) == ("reasoning", [], "message")
+    assert thought["content"][0]["type"] == "reasoning_text"
+    counted = body["usage"]["output_tokens_details"]["reasoning_tokens"]
+    return thought["content"][0]["text"], message["content"][0]["text"], counted
+
+
+def messages(api, *, stream, **fields):
+    body = {"messages": HI, "max_tokens": 1000, "model": "tiny", "stream": stream, **fields}
+    response = api.post("/v1/messages", **body)
+    if stream:
+        lines = [json.loads(line[6:]) for line in response.text.splitlines() if line[:5] == "data:"]
+        deltas = [line["delta"] for line in lines if line["type"] == "content_block_delta"]
+        kinds = [delta["type"] for delta in deltas]
+        last = kinds.index("signature_delta")
+        assert set(kinds[:last]) <= {"thinking_delta"}
+        assert set(kinds[last + 1 :]) == {"text_delta"}
+        thought = "".join(delta.get("thinking", "") for delta in deltas)
+        return thought, "".join(delta.get("text", "") for delta in deltas), None
+    first, second = response.json()["content"]
+    assert (first["type"], second["type"]) == ("thinking", "text")
+    assert first["signature"]
+    return first["thinking"], second["text"], None
+
+
+def ollama(api, *, stream, **fields):
+    response = api.post("/api/chat", messages=HI, model="tiny", stream=stream, **fields)
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    told = [line["message"] for line in lines]
+    thought = "".join(message.get("thinking", "") for message in told)
+    return thought, "".join(message["content"] for message in told), None
+
+
+DIALECTS = {"chat": chat, "responses": responses, "messages": messages, "ollama": ollama}
+every_dialect = pytest.mark.parametrize("ask", DIALECTS.values(), ids=DIALECTS)
+
+
+@every_family
+@every_dialect
+@every_cut
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thought_is_apart_from_the_text(source, text, ask, per_output, stream):
+    thought, told, counted = ask(tool_api(says(text, per_output), source=source), stream=stream)
+    assert (thought, told) == (THOUGHT, ANSWER)
+    if counted is not None:
+        num = len(tokenizer().encode(THOUGHT, add_special_tokens=False))
+        assert num <= counted <= num + len(text) - len(THOUGHT) - len(ANSWER)
+
+
+@every_family
+def test_a_stop_string_does_not_act_in_a_thought(source, text):
+    api = tool_api(says(text), source=source)
+    assert chat(api, stream=False, stop=["me", "\n\n", "!"])[:2] == (THOUGHT, "Hello")
+
+
+@every_family
+@pytest.mark.parametrize("stream", [False, True])
+def test_thoughts_are_left_out_where_the_client_wants_none(source, text, stream):
+    api = tool_api(says(text), source=source)
+    assert chat(api, stream=stream, include_reasoning=False)[:2] == ("", ANSWER)
+    said = ANSWER if source is OPENED else text  # the prompt has an empty thought
+    assert ollama(tool_api(says(said), source=source), stream=stream, think=False)[:2] == (
+        "",
+        ANSWER,
+    )
+    api = tool_api(says(said), source=source)
+    body = {"messages": HI, "max_tokens": 99, "model": "tiny", "thinking": {"type": "disabled"}}
+    assert "greets" not in api.post("/v1/messages", **body, stream=stream).text
+
+
+def test_a_thought_that_is_cut_off_is_no_text():
+    api = tool_api(says(THOUGHT, finish="length"), source=OPENED)
+    assert chat(api, stream=False)[:2] == (THOUGHT, "")
+
+
+def turns(*texts):
+    """A script that says the next text for each request."""
+
+    def script(engine, number, prompt, params):
+        yield from says(texts[number])(engine, number, prompt, params)
+
+    return script
+
+
+@every_family
+@every_cut
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_comes_after_the_thought(source, text, per_output, stream):
+    form = '{"a": 1}'
+
+    def script(engine, number, prompt, params):
+        said = form if number else text
+        yield from says(said, per_output)(engine, number, prompt, params)
+
+    api = tool_api(script, source=source)
+    assert chat(api, stream=stream, **FORM)[:2] == (THOUGHT, form)
+    (_, first), (_, second) = api.engine.asked
+    assert first.structured_outputs is None
+    assert second.structured_outputs is not None
+    assert THOUGHT in prompt_of(api)
+    assert prompt_of(api).endswith(
+        "<|channel|>final<|message|>" if source is GPT_OSS else "</think>\n\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+@pytest.mark.parametrize("source", [OPENS, OPENED], ids=["the model opens", "the prompt opens"])
+def test_a_forced_call_comes_after_the_thought(source, choice):
+    opening = '<tool_call>\n{"name": "weather", "arguments":'
+    if choice == "required":
+        opening = '<tool_call>\n{"name": "'
+    begun = "" if source is OPENED else "<think>\n"
+    api = tool_api(
+        turns(f"{begun}{THOUGHT}\n</think>\n\n", CALL.removeprefix(opening)), source=source
+    )
+    (told,) = api.chat(tools=[WEATHER], tool_choice=choice).json()["choices"]
+    assert told["message"]["reasoning"] == THOUGHT
+    assert told["finish_reason"] == "tool_calls"
+    (call,) = told["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+    assert prompt_of(api).endswith("</think>\n\n" + opening)
+
+
+@pytest.mark.parametrize("first", ["", "It is so.", "\n\nIt"])
+def test_a_form_of_a_model_that_does_not_think_begins_again(first):
+    form = '{"a": 1}'
+    api = tool_api(turns(first, form), source=OPENS)
+    body = api.chat(**FORM).json()
+    message = body["choices"][0]["message"]
+    assert message["content"] == form
+    assert "reasoning" not in message
+    assert api.engine.asked[0][0] == api.engine.asked[1][0]
+    assert body["usage"]["completion_tokens"] == 1 + len(
+        tokenizer().encode(form, add_special_tokens=False)
+    )
+
+
+def test_a_thought_that_the_template_forbids_delays_no_form():
+    api = tool_api(says('{"a": 1}'), source=OPENED)
+    fields = {"chat_template_kwargs": {"enable_thinking": False}, **FORM}
+    assert chat(api, stream=False, **fields)[:2] == ("", '{"a": 1}')
+    assert len(api.engine.asked) == 1
+
+
+def endless(engine, number, prompt, params):
+    """A thought without an end; after a given one, a text."""
+    text = "Hm. " * 500 if not number else ANSWER
+    tokens = [*tokenizer().encode(text, add_special_tokens=False)][: params.max_tokens]
+    if number:
+        tokens.append(min(tiny_end_ids("llama")))
+    for start in range(0, len(tokens), 3):
+        last = start + 3 >= len(tokens)
+        reason = "stop" if number else "length"
+        yield Output(number, tokens[start : start + 3], reason if last else None)
+
+
+BUDGETS = {
+    "vllm": (chat, {"thinking_token_budget": 16}),
+    "llama.cpp": (chat, {"thinking_budget_tokens": 16}),
+    "anthropic": (messages, {"thinking": {"type": "enabled", "budget_tokens": 16}}),
+}
+
+
+@pytest.mark.parametrize(("ask", "fields"), BUDGETS.values(), ids=BUDGETS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thought_ends_with_its_budget_and_an_answer_follows(ask, fields, stream):
+    api = tool_api(endless, source=OPENED)
+    thought, text, counted = ask(api, stream=stream, **fields)
+    assert text == ANSWER
+    kept = tokenizer().encode("Hm. " * 500, add_special_tokens=False)[:16]
+    assert thought == tokenizer().decode(kept).rstrip("\n")
+    assert prompt_of(api).endswith("\n</think>\n\n")
+    assert api.engine.aborted == 1
+    assert counted is None or counted == 16
+
+
+def test_a_budget_of_nothing_ends_the_thought_at_once():
+    api = tool_api(turns(ANSWER), source=OPENED)
+    assert chat(api, stream=False, thinking_token_budget=0)[:2] == ("", ANSWER)
+    assert prompt_of(api).endswith("<think>\n\n</think>\n\n")
+
+
+def test_max_tokens_bounds_thought_and_text_together():
+    api = tool_api(endless, source=OPENED)
+    body = api.chat(max_tokens=18, thinking_token_budget=16).json()
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] >= 18
+
+
+@pytest.mark.parametrize("value", ["x", 1.5])
+def test_a_budget_that_is_no_number_is_refused(value):
+    response = tool_api(says("x")).chat(thinking_token_budget=value)
+    assert response.status_code == 400
+
+
+def test_thoughts_come_back_to_the_template():
+    api = tool_api(says(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"), source=OPENS)
+    history = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
+    more = {"role": "user", "content": "And?"}
+    message = api.chat().json()["choices"][0]["message"]
+    api.chat(messages=[*HI, message, more])
+    assert history in prompt_of(api)
+    fields = {"include": ["reasoning.encrypted_content"]}
+    output = api.post("/v1/responses", input="hi", **fields).json()["output"]
+    item = {key: value for key, value in output[0].items() if key != "content"}
+    api.post("/v1/responses", input=[*HI, item, output[1], more])
+    assert history in prompt_of(api)
+    item["encrypted_content"] = "of another server"
+    assert api.post("/v1/responses", input=[*HI, item, output[1], more]).status_code == 200
+    assert history not in prompt_of(api)
+    body = {"max_tokens": 99, "model": "tiny"}
+    for display in ({}, {"thinking": {"type": "adaptive", "display": "omitted"}}):
+        content = api.post("/v1/messages", messages=HI, **body, **display).json()["content"]
+        assert (content[0]["thinking"] == "") == bool(display)
+        turn = {"role": "assistant", "content": content}
+        api.post("/v1/messages", messages=[*HI, turn, more], **body)
+        assert history in prompt_of(api)
+    told = api.post("/api/chat", messages=HI, model="tiny", stream=False).json()["message"]
+    api.post("/api/chat", messages=[*HI, told, more], model="tiny", stream=False)
+    assert history in prompt_of(api)
