@@ -143,22 +143,32 @@ int Buffer::set_policy(int policy, const int* nodes, size_t count) noexcept {
 int Buffer::set_policy(int, const int*, size_t) noexcept { return ENOSYS; }
 #endif
 
-Buffer::Residency Buffer::residency() const {
-  Residency out;
+ResidencyOfProcess residency_of_process() {
+  ResidencyOfProcess out;
   std::ifstream smaps("/proc/self/smaps");
   std::string line;
-  bool ours = false;
-  const auto base = reinterpret_cast<uintptr_t>(data_);
-  while (data_ && std::getline(smaps, line)) {
+  Residency* mapping = nullptr;
+  while (std::getline(smaps, line)) {
     unsigned long low = 0, high = 0;
     long kb = 0;
     if (std::sscanf(line.c_str(), "%lx-%lx ", &low, &high) == 2) {
-      ours = low >= base && high <= base + size_;
-    } else if (ours && std::sscanf(line.c_str(), "Rss: %ld kB", &kb) == 1) {
-      out.resident += int64_t{kb} << 10;
-    } else if (ours && std::sscanf(line.c_str(), "AnonHugePages: %ld kB", &kb) == 1) {
-      out.huge += int64_t{kb} << 10;
+      mapping = &out[low];
+    } else if (mapping && std::sscanf(line.c_str(), "Rss: %ld kB", &kb) == 1) {
+      mapping->resident = int64_t{kb} << 10;
+    } else if (mapping && std::sscanf(line.c_str(), "AnonHugePages: %ld kB", &kb) == 1) {
+      mapping->huge = int64_t{kb} << 10;
     }
+  }
+  return out;
+}
+
+Residency Buffer::residency(const ResidencyOfProcess& process) const {
+  Residency out;
+  const auto base = reinterpret_cast<uintptr_t>(data_);
+  const auto end = process.lower_bound(base + size_);
+  for (auto mapping = process.lower_bound(base); mapping != end; ++mapping) {
+    out.resident += mapping->second.resident;
+    out.huge += mapping->second.huge;
   }
   return out;
 }

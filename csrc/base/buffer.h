@@ -14,6 +14,15 @@ namespace cpuserve {
 using PagesOfProcess = std::map<uintptr_t, std::map<int, int64_t>>;
 PagesOfProcess pages_of_process();
 
+// Resident bytes, and how many of them are in transparent huge pages.
+struct Residency {
+  int64_t resident = 0, huge = 0;
+};
+// Maps the start address of every mapping of this process to its resident bytes (Linux; else
+// empty). Reading it walks all page tables, too.
+using ResidencyOfProcess = std::map<uintptr_t, Residency>;
+ResidencyOfProcess residency_of_process();
+
 class Buffer {
  public:
   static constexpr size_t kPage = size_t{2} << 20;  // one huge page, where the system has them
@@ -51,12 +60,8 @@ class Buffer {
   // The same, but pages alternate between `nodes`.
   int interleave(const std::vector<int>& nodes) noexcept;
 
-  // Bytes of this buffer that are resident, and how many of them are in transparent huge pages
-  // (Linux; else 0).
-  struct Residency {
-    int64_t resident = 0, huge = 0;
-  };
-  Residency residency() const;
+  // Returns the residency of this buffer.
+  Residency residency(const ResidencyOfProcess& process) const;
 
   // Returns the bytes of this buffer by NUMA node, where the kernel reports it.
   std::map<int, int64_t> nodes(const PagesOfProcess& pages) const;

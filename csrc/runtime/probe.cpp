@@ -104,11 +104,12 @@ double Executor::probe_linears(int64_t rows, int64_t first, int64_t count) {
 }
 
 std::map<std::string, int64_t> Executor::memory() const {
+  const ResidencyOfProcess process = residency_of_process();
   const auto bytes = [](const Buffer& b) { return static_cast<int64_t>(b.size()); };
   const auto all = [&](const std::vector<Buffer>& arenas, int64_t* size) {
-    Buffer::Residency sum;
+    Residency sum;
     for (const Buffer& arena : arenas) {
-      const Buffer::Residency r = arena.residency();
+      const Residency r = arena.residency(process);
       sum.resident += r.resident;
       sum.huge += r.huge;
       *size += bytes(arena);
@@ -116,18 +117,18 @@ std::map<std::string, int64_t> Executor::memory() const {
     return sum;
   };
   int64_t kv_bytes = 0, weight_bytes = 0, state_bytes = 0;
-  const Buffer::Residency states = all(states_.arenas(), &state_bytes);
-  const Buffer::Residency kv = all(kv_.arenas(), &kv_bytes);
-  const Buffer::Residency weights = all(weights_.matrix_arenas(), &weight_bytes);
+  const Residency states = all(states_.arenas(), &state_bytes);
+  const Residency kv = all(kv_.arenas(), &kv_bytes);
+  const Residency weights = all(weights_.matrix_arenas(), &weight_bytes);
   return {{"weights", weight_bytes},
           {"weights_resident", weights.resident},
           {"weights_huge", weights.huge},
           {"weights_mapped", weights_.mapped() ? weight_bytes : 0},
           {"vectors", bytes(weights_.vector_arena())},
           {"activations_reserved", bytes(activations_)},
-          {"activations_resident", activations_.residency().resident},
+          {"activations_resident", activations_.residency(process).resident},
           {"work_reserved", bytes(work_)},
-          {"work_resident", work_.residency().resident},
+          {"work_resident", work_.residency(process).resident},
           {"state_reserved", state_bytes},
           {"state_resident", states.resident},
           {"kv_reserved", kv_bytes},

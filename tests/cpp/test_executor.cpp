@@ -932,7 +932,7 @@ TEST(buffers_are_aligned_zeroed_and_commit_nothing_when_reserved) {
   EXPECT(buffer.data()[12345] == 0);
   buffer.data()[(size_t{1} << 30) - 1] = 1;
 #if defined(__linux__)
-  const Buffer::Residency r = buffer.residency();
+  const Residency r = buffer.residency(residency_of_process());
   EXPECT(r.resident > 0 && r.resident <= 4 << 20 && r.huge <= r.resident);
 #endif
   Buffer moved(std::move(buffer));
@@ -955,7 +955,7 @@ TEST(committing_pages_keeps_what_is_in_them) {
   EXPECT(buffer.data()[5000] == 7 && buffer.data()[4096] == 0);
 #if defined(__linux__)
   const auto all = static_cast<int64_t>(3 * Buffer::kPage - 4096);
-  EXPECT(!kernel_takes_advice() || buffer.residency().resident >= all);
+  EXPECT(!kernel_takes_advice() || buffer.residency(residency_of_process()).resident >= all);
 #endif
 }
 
