@@ -23,7 +23,7 @@ from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.limits import ClientLimits
 from cpuserve.serving.registry import Loader, ModelRegistry
-from cpuserve.serving.tools.learn import AnswerFormat, learn_format
+from cpuserve.serving.tools.learn import LearnedFormat, learn_format
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
@@ -44,7 +44,7 @@ def tokenizer() -> Tokenizer:
 
 
 @functools.cache
-def _learned() -> tuple[ChatTemplate, AnswerFormat]:
+def _learned() -> tuple[ChatTemplate, LearnedFormat]:
     """Their chat template, and how it writes answers, which takes 21 renderings to find."""
     template = ChatTemplate(tokenizer().chat_template, tokenizer())
     return template, learn_format(template)

@@ -197,7 +197,7 @@ def test_a_strict_call_has_the_arguments_of_its_schema(matches, name, arguments,
     text = call(*arguments).removeprefix(use.opening).removesuffix("\n</tool_call>")
     assert matches(use.form, text) == fits
     if fits:
-        pieces = use.parser(0, Prompt([])).push(text)
+        pieces = use.parser(0, Prompt([]), use.opening).push(text)
         written = json.loads("".join(piece.arguments for piece in pieces))
         assert written["text"] == arguments[0][1]
 
