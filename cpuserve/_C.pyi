@@ -96,7 +96,7 @@ class Program:
         """The method that appends an operation of csrc/runtime/operations, such as `rms_norm`.
 
         Its arguments are the fields of the operation, in their order or by name: ids of values,
-        matrices and vectors (-1 = absent), numbers, and names of choices. ValueError for fields
+        matrices and vectors (-1 = absent), numbers, and choices by name. ValueError for fields
         that do not fit each other or the program."""
     @property
     def weight_bytes(self) -> int: ...

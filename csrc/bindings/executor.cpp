@@ -250,7 +250,7 @@ void define_blocks(py::class_<Executor>& executor) {
       .def("grow_kv", &Executor::grow_kv, free_gil);
 }
 
-// What ran, and how far it is.
+// The operations of a step, their times, and the progress of the running one.
 void define_profile(py::class_<Executor>& executor) {
   executor.def_property_readonly("step_allocations", &Executor::step_allocations)
       .def("num_ops", [](const Executor& e) { return e.program().ops().size(); })

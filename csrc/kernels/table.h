@@ -27,8 +27,8 @@ namespace cpuserve {
 // The products that a probe measures.
 enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
 
-// The kernels with one entry in the table: X(name, types of the arguments). Those of a unit that
-// defines everything (isa/unit.h) are the functions of these names in kernels/generic/.
+// The kernels with one entry in the table: X(name, types of the arguments). A unit that
+// defines everything (isa/unit.h) takes the function of the same name from kernels/generic/.
 #define CPUSERVE_KERNELS(X)                                      \
   X(rms_norm, const NormArgs&)                                   \
   X(layer_norm, const NormArgs&)                                 \

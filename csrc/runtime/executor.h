@@ -151,7 +151,7 @@ class Executor {
   std::map<std::string, int64_t> memory() const;  // bytes by use
 
  private:
-  friend struct Worker;  // what a step does with it (worker.h)
+  friend struct Worker;  // the work of a thread in a step (worker.h)
 
   static int64_t blocks_of(int64_t tokens) { return (tokens + kBlock - 1) / kBlock; }
   static Routing make_routing(const Program& program);

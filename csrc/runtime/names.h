@@ -1,4 +1,4 @@
-// The names of formats, kinds and other choices that Python uses.
+// The words of Python for formats, kinds and other choices.
 #pragma once
 #include <string>
 

@@ -67,7 +67,7 @@ struct CacheLayer {
   int64_t halves() const { return latent ? 1 : 2; }
 };
 
-// What limits the steps of a program, by its operations.
+// The limits of the steps of a program, by its operations.
 struct ProgramLimits {
   int64_t embed_rows = 0;  // token ids must be below it
   int64_t max_positions = INT32_MAX;
@@ -130,12 +130,12 @@ class Program {
   const Vector& vector(Id id) const;
   const CacheLayer& kv_layer(Id id) const;
   const Value& f32_value(Id id, const char* role) const;
-  // They throw std::invalid_argument for what does not fit.
+  // They throw std::invalid_argument for fields that do not fit.
   void check_tokens(const char* op, std::initializer_list<Id> ids) const;  // one row for each token
   void check_vector(Id id, int64_t count, const char* role) const;
   void check_columns(Id id, int64_t column, int64_t count, const char* role) const;
   void check_multiplies(Id x, const Matrix& m) const;
-  // What an operation adds to the program.
+  // For operations that add something to the program.
   ProgramLimits& limits() { return limits_; }
   Id add_state(const StateLayer& layer);
   void set_grain(Id matrix, ActFormat out);

@@ -73,7 +73,7 @@ struct Worker {
     return e.program_->matrices()[static_cast<size_t>(id)];
   }
 
-  // What operations use of the executor.
+  // The parts of the executor that operations use.
   const Program& program() const noexcept { return *e.program_; }
   const KernelTable& kernels() const noexcept { return *e.table_; }
   const WorkSizes& work_sizes() const noexcept { return e.work_sizes_; }

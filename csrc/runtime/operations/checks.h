@@ -1,4 +1,4 @@
-// What the checks of operations of several families share.
+// Checks that operations of several families share.
 #pragma once
 #include "base/check.h"
 #include "kernels/table.h"

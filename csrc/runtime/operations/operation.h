@@ -1,4 +1,4 @@
-// What an operation of a program consists of. A file of its family has all of it:
+// The parts of an operation of a program. Two files of its family have all of them:
 //
 //   struct GateOp                            its name, its fields, and fields() for the binding
 //   void prepare(GateOp&, Program&)          checks the fields when the operation is added, and
@@ -6,8 +6,8 @@
 //   Accesses accesses(const GateOp&, ...)    the values that it reads and writes
 //   void run(const GateOp&, Worker&)         the share of one thread in a step
 //
-// Names of operations and fields are those of the methods of _C.Program. A family ends with the
-// list of its operations; operations.h joins the lists.
+// Operations and fields are called as in the methods of _C.Program. A family ends with the list of
+// its operations; operations.h joins the lists.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -24,8 +24,8 @@ struct Worker;
 using Id = int32_t;
 constexpr Id kNone = -1;
 
-// A field that the caller of an operation passes. With a default, which is that of the struct, the
-// caller may leave it out.
+// A field that the caller of an operation passes. The caller may leave it out if the struct
+// has a default for it.
 template <class Op, class T, bool kDefault>
 struct Field {
   using Type = T;

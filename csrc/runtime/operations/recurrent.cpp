@@ -9,7 +9,7 @@ namespace cpuserve {
 namespace {
 
 constexpr float kLengthEps = 1e-6f;  // of the squared length of a query or key
-constexpr size_t kCarved = 5 * 64;   // what a Carver rounds up for up to five arrays
+constexpr size_t kCarved = 5 * 64;   // a Carver rounds up each of up to five arrays
 
 // Divides x by its length and multiplies it by `scale`. Sixteen sums, so that compilers vectorize
 // them, are added in one order.
