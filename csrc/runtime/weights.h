@@ -43,8 +43,9 @@ class Weights {
   Weights(const Program& program, const Ranks& ranks, PackedFile file = {});
 
   // Packs matrices on all threads of the team, in one dispatch. Each thread packs, and so first
-  // touches, the panels that it will read. Meanwhile the system reads the bytes of mapped files
-  // in `ahead`. Throws std::invalid_argument if tensors do not make up their matrix.
+  // touches, the panels that it will read. Meanwhile the system reads the bytes of mapped files in
+  // `ahead`: the first 64 MB of a matrix, and the rest while that matrix is packed. Throws
+  // std::invalid_argument if tensors do not make up their matrix.
   void load_matrices(Team& team, Span<const MatrixSource> matrices,
                      Span<const Span<const uint8_t>> ahead = {});
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);
@@ -82,7 +83,7 @@ class Weights {
 
  private:
   void check_parts(Id id, Span<const SourceTensor> parts) const;
-  void pack_share(const Team& team, int thread, const MatrixSource& source) noexcept;
+  void pack_share(const Team& team, int thread, const MatrixSource& source, int64_t ahead) noexcept;
   void pack_panels(const Matrix& m, const PackedWeight& packed, Span<const SourceTensor> parts,
                    Range panels) const noexcept;
   void add_digest(Id id, const PackedWeight& packed, Range panels) noexcept;
