@@ -245,7 +245,7 @@ void Weights::pack_share(const Team& team, int thread, const MatrixSource& sourc
     stored_bytes(m, source.parts, later, Buffer::will_need);
     stored_bytes(m, source.parts, block, populate);
     pack_panels(m, packed, source.parts, block);
-    add_digest(source.id, packed, block);
+    if (digested_) add_digest(source.id, packed, block);
   }
 }
 

@@ -173,6 +173,20 @@ def test_a_matrix_of_many_blocks_has_the_bytes_of_its_panels(gated):
         assert arena(_C.Team(threads, []), [([first, second], order, gated)]) == expected
 
 
+def test_without_a_packed_file_no_digest_is_computed():
+    team = _C.Team(1, [])
+    program = _C.Program("scalar", 4, 1)
+    number = program.matrix("m", "dense_f32", 16, 32, [16], False)
+    executor = _C.Executor(team, program, 1, "f32", 1)
+    rows = np.ones((16, 128), np.uint8)
+    executor.load_matrix(number, [(rows, "f32", None)])
+    digest = executor.packed_digest
+    assert digest != 0
+    executor.skip_digest()
+    executor.load_matrix(number, [(rows, "f32", None)])
+    assert executor.packed_digest == digest
+
+
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system has no posix_fadvise")
 def test_all_that_comes_next_is_read_whatever_the_read_ahead_of_the_disk(tmp_path):
     size = 40 << 20  # more than any disk reads for one request
