@@ -137,6 +137,8 @@ class Executor:
     @property
     def packed_digest(self) -> int:
         """Of all matrices as they were packed or read."""
+    def skip_digest(self) -> None:
+        """Add nothing to packed_digest from now on, where no packed file needs it."""
     @property
     def packed_arenas(self) -> list[npt.NDArray[np.uint8]]:
         """The matrices of each rank, as they follow one another in a file behind 2 MB."""

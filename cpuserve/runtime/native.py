@@ -97,6 +97,7 @@ class NativeExecutor:
             return self._cache.map(create, pack)
         native = create()
         if self._cache is None:
+            native.skip_digest()
             pack(native)
         else:
             self._cache.fill(native, pack)

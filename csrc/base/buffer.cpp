@@ -108,9 +108,14 @@ void Buffer::protect() noexcept {
 }
 
 void Buffer::will_need(const uint8_t* begin, size_t bytes) noexcept {
+  // Linux reads at most the read-ahead size of the disk for one call, and drops the rest of the
+  // request. The default of that size is 128 KB, and no disk has a smaller one unless it was set.
+  constexpr size_t kMost = 128 << 10;
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));  // 64 KB on some Arm
-  const uintptr_t at = reinterpret_cast<uintptr_t>(begin), from = at / page * page;
-  madvise(reinterpret_cast<void*>(from), at + bytes - from, MADV_WILLNEED);
+  const uintptr_t end = reinterpret_cast<uintptr_t>(begin) + bytes;
+  for (uintptr_t at = reinterpret_cast<uintptr_t>(begin) / page * page; at < end; at += kMost) {
+    madvise(reinterpret_cast<void*>(at), std::min<size_t>(kMost, end - at), MADV_WILLNEED);
+  }
 }
 
 // With MPOL_BIND the kernel would kill the process when a node is full. Both policies below use

@@ -203,6 +203,7 @@ void define_loads(py::class_<Executor>& executor) {
           "read_packed", [](Executor& e, int fd) { e.weights().read_packed(e.team(), fd); },
           py::arg("fd"), free_gil)
       .def("seal_packed", [](Executor& e) { e.weights().seal(); })
+      .def("skip_digest", [](Executor& e) { e.weights().skip_digest(); })
       .def_property_readonly("packed_digest",
                              [](Executor& e) { return e.weights().packed_digest(); })
       .def_property_readonly("packed_arenas", &arenas_view);

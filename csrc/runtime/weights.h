@@ -43,8 +43,9 @@ class Weights {
   Weights(const Program& program, const Ranks& ranks, PackedFile file = {});
 
   // Packs matrices on all threads of the team, in one call of the team. Each thread packs, and so
-  // first touches, the panels that it will read. Meanwhile the system reads the bytes of mapped
-  // files in `ahead`. Throws std::invalid_argument if tensors do not make up their matrix.
+  // first touches, the panels that it will read. Meanwhile the system reads the bytes of mapped files in
+  // `ahead`: the first 64 MB of a matrix, and the rest while that matrix is packed. Throws
+  // std::invalid_argument if tensors do not make up their matrix.
   void load_matrices(Team& team, Span<const MatrixSource> matrices,
                      Span<const Span<const uint8_t>> ahead = {});
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);
@@ -57,6 +58,9 @@ class Weights {
   void read_packed(Team& team, int fd);
   // The digest of all matrices as they were packed or read; it does not depend on threads or ranks.
   uint64_t packed_digest() const noexcept { return digest_.load(std::memory_order_relaxed); }
+  // From now on nothing is added to the digest. It takes a quarter of the CPU time of packing bf16,
+  // and only packed files need it.
+  void skip_digest() noexcept { digested_ = false; }
   bool mapped() const { return file_.fd >= 0; }
   // From now on mapped arenas are read-only.
   void seal() noexcept;
@@ -82,7 +86,7 @@ class Weights {
 
  private:
   void check_parts(Id id, Span<const SourceTensor> parts) const;
-  void pack_share(const Team& team, int thread, const MatrixSource& source) noexcept;
+  void pack_share(const Team& team, int thread, const MatrixSource& source, int64_t ahead) noexcept;
   void pack_panels(const Matrix& m, const PackedWeight& packed, Span<const SourceTensor> parts,
                    Range panels) const noexcept;
   void add_digest(Id id, const PackedWeight& packed, Range panels) noexcept;
@@ -92,6 +96,7 @@ class Weights {
   const Ranks ranks_;
   const PackedFile file_;
   std::atomic<uint64_t> digest_{0};
+  bool digested_ = true;
   std::vector<Buffer> matrix_arenas_;  // by rank: no two share a huge page
   Buffer vector_arena_;
   std::vector<PackedWeight> packed_;  // [matrix][rank]

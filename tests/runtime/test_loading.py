@@ -1,5 +1,7 @@
 """Loading reads every tensor once, packs it, and frees it before it reads the next one."""
 
+import ctypes
+import mmap
 import os
 import threading
 from itertools import chain
@@ -12,6 +14,7 @@ from cpuserve import _C
 from cpuserve.program.loads import MatrixLoad
 from cpuserve.quant.base import WEIGHTS_AT_ONCE, BuiltTensor, QuantTensor
 from cpuserve.runtime.native import BATCH_BYTES, BATCHES_AHEAD, fill_vectors, pack_matrices
+from tests.helpers.patience import wait_until
 
 
 class Recorder:
@@ -132,6 +135,87 @@ def test_matrices_that_are_packed_together_have_the_bytes_of_each_alone(ranks):
     team.run(main)
     assert found[0] == found[1]
     assert found[0][0] != 0
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_matrix_of_many_blocks_has_the_bytes_of_its_panels(gated):
+    rng = np.random.default_rng(0)
+    n, k = 66 * 16, 1024  # a block of 1 MB has 16 panels of 64 KB
+    rows = rng.integers(0, 256, (n, 4 * k), np.uint8)
+    order = rng.permutation(n // 2).astype(np.int32)
+    first, second = rows[: n // 2], rows[n // 2 :]
+    panels = np.concatenate([first[order], second]).reshape(66, 16, 4 * k)
+    if gated:  # a panel of the gate, then one of the input that it gates
+        panels = panels.reshape(2, 33, 16, 4 * k).swapaxes(0, 1).reshape(panels.shape)
+
+    def arena(team, sources):
+        program = _C.Program("scalar", 4, 1)
+        ids = [
+            program.matrix(f"{i}", "dense_f32", sum(map(len, parts)), k, [*map(len, parts)], glu)
+            for i, (parts, _, glu) in enumerate(sources)
+        ]
+        found = []
+
+        def main():
+            executor = _C.Executor(team, program, 1, "f32", 1)
+            for matrix, (parts, first_order, _) in zip(ids, sources, strict=True):
+                orders = [first_order, *[None] * (len(parts) - 1)]
+                tensors = [(p, "f32", o) for p, o in zip(parts, orders, strict=True)]
+                executor.load_matrix(matrix, tensors)
+            found.append(executor.packed_arenas[0].tobytes())
+
+        team.run(main)
+        return found[0][: rows.nbytes]
+
+    expected = arena(_C.Team(1, []), [([panel], None, False) for panel in panels])
+    assert len(expected) == rows.nbytes
+    for threads in (1, 2):
+        assert arena(_C.Team(threads, []), [([first, second], order, gated)]) == expected
+
+
+def test_without_a_packed_file_no_digest_is_computed():
+    team = _C.Team(1, [])
+    program = _C.Program("scalar", 4, 1)
+    number = program.matrix("m", "dense_f32", 16, 32, [16], False)
+    executor = _C.Executor(team, program, 1, "f32", 1)
+    rows = np.ones((16, 128), np.uint8)
+    executor.load_matrix(number, [(rows, "f32", None)])
+    digest = executor.packed_digest
+    assert digest != 0
+    executor.skip_digest()
+    executor.load_matrix(number, [(rows, "f32", None)])
+    assert executor.packed_digest == digest
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system has no posix_fadvise")
+def test_all_that_comes_next_is_read_whatever_the_read_ahead_of_the_disk(tmp_path):
+    size = 40 << 20  # more than any disk reads for one request
+    path = tmp_path / "weights"
+    with path.open("wb") as file:
+        file.write(os.urandom(size))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    program = _C.Program("scalar", 4, 1)
+    number = program.matrix("m", "dense_f32", 16, 32, [16], False)
+    executor = _C.Executor(_C.Team(1, []), program, 1, "f32", 1)
+    with path.open("rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    later = np.frombuffer(content, np.uint8)
+    rows = np.ones((16, 128), np.uint8)
+    executor.load_matrices([(number, [(rows, "f32", None)])], [later])
+    wait_until(
+        lambda: cached_bytes(later) == size,
+        lambda: f"{cached_bytes(later) >> 20} MB of {size >> 20} were read",
+    )
+
+
+def cached_bytes(mapped):
+    """Bytes of a mapping from its first page on that are in the page cache."""
+    pages = np.zeros(-(-mapped.nbytes // mmap.PAGESIZE), np.uint8)
+    mincore = ctypes.CDLL(None, use_errno=True).mincore
+    address, size = ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(mapped.nbytes)
+    assert mincore(address, size, ctypes.c_void_p(pages.ctypes.data)) == 0
+    return int((pages & 1).sum()) * mmap.PAGESIZE
 
 
 def test_one_wrong_matrix_of_many_is_named_before_any_is_packed():
