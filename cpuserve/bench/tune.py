@@ -37,7 +37,7 @@ OF_DECODE = ("ahead_bytes",)
 # Values to try where a size is none of bytes, and the numbers of rows at which they differ.
 VALUES: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
     "float_pass_rows": ((6, 12), (8,)),
-    "far_pass_rows": ((4, 16), (8,)),
+    "far_pass_rows": ((3, 16), (8,)),
     "near_blocks": ((0, 1), (16, 32)),
 }
 

@@ -117,7 +117,7 @@ class Clock:
 
     def __init__(self, seconds, refused=()):
         self.sizes = {"strip_bytes": 1024, "rows": 512, "near_bytes": 64, "ahead_bytes": 8}
-        self.sizes |= {"float_pass_rows": 6, "far_pass_rows": 4, "near_blocks": 1}
+        self.sizes |= {"float_pass_rows": 6, "far_pass_rows": 3, "near_blocks": 1}
         self.seconds, self.refused, self.noise = seconds, refused, 0
 
     @property

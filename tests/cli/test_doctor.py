@@ -246,7 +246,7 @@ def test_a_thread_limit_of_openmp_below_the_plan_is_found():
 @pytest.mark.parametrize(
     ("far", "near", "said"),
     [
-        (4, 1, "up to 4 rows, to L1 for more; K blocks of few rows stay in L1"),
+        (3, 1, "up to 3 rows, to L1 for more; K blocks of few rows stay in L1"),
         (16, 0, "up to 16 rows, to L1 for more; K blocks of few rows stay in L2"),
     ],
 )
