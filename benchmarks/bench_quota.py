@@ -137,7 +137,11 @@ def shared(args, serve, rng):
     args.quota = cpus / args.servers
     with ExitStack() as stack:
         groups = [stack.enter_context(quota_of(args.quota, f"-{i}")) for i in range(args.servers)]
-        servers = [stack.enter_context(started_in(group, serve)) for group in groups]
+        servers = [started_in(group, serve) for group in groups]
+        for server in servers:
+            stack.push(server)  # stopped at the end; all start at the same time
+        for server in servers:
+            server.__enter__()
         targets = [asyncio.run(first_model(s.url, s.key)) for s in servers]
         here = asyncio.run(where(targets[0]))
         asyncio.run(at_once(targets, rng, args))
