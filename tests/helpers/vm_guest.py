@@ -33,7 +33,7 @@ MOVE_PAGES, MBIND, SET_MEMPOLICY, GET_MEMPOLICY = 279, 237, 238, 239  # x86-64
 PAGE, HUGE = 4096, 2 << 20
 TINY, WIDE, SMOLLM2 = "/models/tiny", "/models/wide", "/models/smollm2.gguf"
 PORT = 8000
-READY_S = 300
+READY_S = 900  # on a busy machine an emulated CPU gets a quarter of a core
 ROUNDS, TOKENS = 3, 8  # of a comparison of rates: rounds, and the length of an answer
 
 
