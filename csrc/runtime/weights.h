@@ -43,8 +43,8 @@ class Weights {
   Weights(const Program& program, const Ranks& ranks, PackedFile file = {});
 
   // Packs matrices on all threads of the team, in one call of the team. Each thread packs, and so
-  // first touches, the panels that it will read. Meanwhile the system reads the bytes of mapped files in
-  // `ahead`: the first 64 MB of a matrix, and the rest while that matrix is packed. Throws
+  // first touches, the panels that it will read. Meanwhile the system reads the bytes of mapped
+  // files in `ahead`: the first 64 MB of a matrix, and the rest while that matrix is packed. Throws
   // std::invalid_argument if tensors do not make up their matrix.
   void load_matrices(Team& team, Span<const MatrixSource> matrices,
                      Span<const Span<const uint8_t>> ahead = {});
