@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +79,7 @@ class ChatTemplate:
         further = {
             **checked_variables(kwargs),
             "tools": tools or None,
+            **_further_tools(source, tools),
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -134,6 +138,21 @@ class ChatTemplate:
             "messages": messages,
         }
         return RENDERER.render(source, variables)
+
+
+def _further_tools(source: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """Return the tools under other names by which templates know them, and what these need.
+
+    xml_tools: of SmolLM3. functions, datetime: of FireFunction, which reads no `tools`.
+    """
+    if not tools:
+        return {}
+    found: dict[str, Any] = {"xml_tools": tools} if "xml_tools" in source else {}
+    if re.search(r"\bfunctions\b", source) and not re.search(r"\btools\b", source):
+        functions = [tool.get("function", tool) for tool in tools]
+        found["functions"] = json.dumps(functions, indent=4, ensure_ascii=False)
+        found["datetime"] = datetime.now().strftime("%Y-%m-%d")
+    return found
 
 
 def check_template(source: str) -> None:

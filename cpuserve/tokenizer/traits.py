@@ -7,9 +7,10 @@ source.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cpuserve.tokenizer.rendering.client import TemplateRefused
@@ -33,7 +34,9 @@ class Traits:
     parts. system: whether it writes a system message that is the first, and late_system, one
     elsewhere. alternates: it refuses two messages of a user in a row, or leaves one out. developer:
     it knows that role. thoughts: the keys from which it reads thoughts. text_arguments: it writes
-    the arguments of a call unchanged if they are a text.
+    the arguments of a call unchanged if they are a text. json_arguments: it needs them as the text
+    of JSON. beside_calls: the content with which it writes a message's calls: "text" (any), "" or
+    None.
     """
 
     texts: frozenset[str] = frozenset(ROLES)
@@ -44,6 +47,8 @@ class Traits:
     developer: bool = False
     thoughts: tuple[str, ...] = ()
     text_arguments: bool = False
+    json_arguments: bool = False
+    beside_calls: str | None = "text"
 
 
 def as_parts(*texts: str) -> list[dict[str, str]]:
@@ -61,20 +66,25 @@ def find_traits(source: str, render: Render) -> Traits:
     probe = _Probe(render)
     texts = frozenset(role for role in ROLES if probe.takes(role, parts=False))
     parts = frozenset(role for role in ROLES if probe.takes(role, parts=True))
-    if not texts | parts:  # it writes nothing of any message, but perhaps of calls
-        return Traits(
-            developer=developer, thoughts=thoughts, text_arguments=probe.writes_text_arguments()
-        )
-    probe.texts = texts
-    return Traits(
+    if texts | parts:  # else it writes nothing of any message, but perhaps of calls
+        probe.texts = texts
+    json_arguments, beside_calls = probe.forms_of_calls()
+    of_calls = Traits(
+        developer=developer,
+        thoughts=thoughts,
+        text_arguments=probe.writes_text_arguments(),
+        json_arguments=json_arguments,
+        beside_calls=beside_calls,
+    )
+    if not texts | parts:
+        return of_calls
+    return replace(
+        of_calls,
         texts=texts,
         parts=parts,
         system="system" in texts | parts,
         late_system=probe.writes_late_system(),
         alternates=not probe.writes(("user", _MARK), ("user", _OTHER)),
-        developer=developer,
-        thoughts=thoughts,
-        text_arguments=probe.writes_text_arguments(),
     )
 
 
@@ -130,6 +140,28 @@ class _Probe:
             self._message("user", "c"),
         ]
         return self._shows(messages, _CUT_OFF)
+
+    def forms_of_calls(self) -> tuple[bool, str | None]:
+        """Return the first values of json_arguments and beside_calls with which it writes calls."""
+        arguments = {_MARK: _OTHER}
+        for content in ("text", "", None):
+            if self._shows(self._calling(content, arguments), _MARK, _OTHER, but=f"{{'{_MARK}'"):
+                return False, content
+            text = json.dumps(arguments)
+            if self._shows(self._calling(content, text), text):
+                return True, content
+        return False, "text"
+
+    def _calling(self, content: str | None, arguments: Any) -> list[Message]:
+        """Return a conversation that ends with a call."""
+        function = {"name": "f", "arguments": arguments}
+        call: Message = {"role": "assistant", "content": content}
+        if content is not None:
+            call |= self._message("assistant", content)
+        return [
+            self._message("user", "a"),
+            {**call, "tool_calls": [{**_CALL, "function": function}]},
+        ]
 
     def _message(self, role: str, text: str) -> Message:
         return {"role": role, "content": text if role in self.texts else as_parts(text)}
