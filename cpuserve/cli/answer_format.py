@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from cpuserve.config.engine import Decision
 from cpuserve.errors import ModelError
-from cpuserve.serving.tools.learn import learn_format
+from cpuserve.serving.tools.families import NO_THOUGHTS
+from cpuserve.serving.tools.learn import learn_format, parsers_of
 from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
@@ -18,8 +19,15 @@ def answer_decisions(config: EngineConfig) -> list[Decision]:
     if config.pooling != "none":
         return []
     try:
-        found = learn_format(load_tokenizer(config.tokenizer_path, config.chat_template)[1])
+        template = load_tokenizer(config.tokenizer_path, config.chat_template)[1]
+        found = learn_format(template, *parsers_of(config))
     except ModelError as error:
         return [Decision("tool_calls", None, "default", None, str(error))]
     name = None if found.calls is None else found.calls.name
-    return [Decision("tool_calls", None, "default", name, found.why)]
+    tags = None if found.tags in (None, NO_THOUGHTS) else f"{found.tags.open} {found.tags.close}"
+    given = [None if name == "auto" else name for name in parsers_of(config)]
+    sources = ["default" if one is None else "flag" for one in given]
+    return [
+        Decision("tool_calls", given[0], sources[0], name, found.why),
+        Decision("thoughts", given[1], sources[1], tags, found.why_tags),
+    ]

@@ -35,8 +35,8 @@ class Traits:
     elsewhere. alternates: it refuses two messages of a user in a row, or leaves one out. developer:
     it knows that role. thoughts: the keys from which it reads thoughts. text_arguments: it writes
     the arguments of a call unchanged if they are a text. json_arguments: it needs them as the text
-    of JSON. beside_calls: the content with which it writes a message's calls: "text" (any), "" or
-    None.
+    of JSON. beside_calls: the content that a message with calls needs: "text" (any), "" or
+    None. calls: it writes calls. tools: it shows tools to the model.
     """
 
     texts: frozenset[str] = frozenset(ROLES)
@@ -49,6 +49,8 @@ class Traits:
     text_arguments: bool = False
     json_arguments: bool = False
     beside_calls: str | None = "text"
+    calls: bool = True
+    tools: bool = True
 
 
 def as_parts(*texts: str) -> list[dict[str, str]]:
@@ -68,13 +70,15 @@ def find_traits(source: str, render: Render) -> Traits:
     parts = frozenset(role for role in ROLES if probe.takes(role, parts=True))
     if texts | parts:  # else it writes nothing of any message, but perhaps of calls
         probe.texts = texts
-    json_arguments, beside_calls = probe.forms_of_calls()
+    forms = probe.forms_of_calls()
+    json_arguments, beside_calls = forms or (False, "text")
     of_calls = Traits(
         developer=developer,
         thoughts=thoughts,
         text_arguments=probe.writes_text_arguments(),
         json_arguments=json_arguments,
         beside_calls=beside_calls,
+        calls=forms is not None,
     )
     if not texts | parts:
         return of_calls
@@ -141,8 +145,8 @@ class _Probe:
         ]
         return self._shows(messages, _CUT_OFF)
 
-    def forms_of_calls(self) -> tuple[bool, str | None]:
-        """Return the first values of json_arguments and beside_calls with which it writes calls."""
+    def forms_of_calls(self) -> tuple[bool, str | None] | None:
+        """Return json_arguments and beside_calls of Traits, or None if it writes no calls."""
         arguments = {_MARK: _OTHER}
         for content in ("text", "", None):
             if self._shows(self._calling(content, arguments), _MARK, _OTHER, but=f"{{'{_MARK}'"):
@@ -150,7 +154,7 @@ class _Probe:
             text = json.dumps(arguments)
             if self._shows(self._calling(content, text), text):
                 return True, content
-        return False, "text"
+        return None
 
     def _calling(self, content: str | None, arguments: Any) -> list[Message]:
         """Return a conversation that ends with a call."""
