@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cpuserve.config.engine import Decision
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
 
 
-def answer_decisions(config: EngineConfig) -> list[Decision]:
-    """Return the format of tool calls that was found, and how; nothing for an embedding model."""
+def answer_decisions(config: EngineConfig, sources: Mapping[str, str]) -> list[Decision]:
+    """Return how the model writes calls and thoughts; nothing for an embedding model.
+
+    sources: where the value of each option came from.
+    """
     if config.pooling != "none":
         return []
     try:
@@ -26,8 +30,10 @@ def answer_decisions(config: EngineConfig) -> list[Decision]:
     name = None if found.calls is None else found.calls.name
     tags = None if found.tags in (None, NO_THOUGHTS) else f"{found.tags.open} {found.tags.close}"
     given = [None if name == "auto" else name for name in parsers_of(config)]
-    sources = ["default" if one is None else "flag" for one in given]
+    calls, thoughts = (
+        sources.get(option, "default") for option in ("tool_call_parser", "reasoning_parser")
+    )
     return [
-        Decision("tool_calls", given[0], sources[0], name, found.why),
-        Decision("thoughts", given[1], sources[1], tags, found.why_tags),
+        Decision("tool_calls", given[0], calls, name, found.why),
+        Decision("thoughts", given[1], thoughts, tags, found.why_tags),
     ]

@@ -86,7 +86,9 @@ def config(args: argparse.Namespace) -> int:
     render = render_json if args.json else render_table
     resolved = prepared.resolved
     of_server = server_decisions(asked.server, asked.sources)
-    say(render([*resolved.decisions, *answer_decisions(resolved.config), *of_server]))
+    say(
+        render([*resolved.decisions, *answer_decisions(resolved.config, asked.sources), *of_server])
+    )
     return 0
 
 

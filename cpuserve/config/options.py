@@ -257,7 +257,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         option(
             MODEL,
             "How the model writes tool calls. `auto` finds it from the chat template and the "
-            "tokenizer, and `none` refuses requests with tools. The parsers are those of vLLM.",
+            "tokenizer, and `none` refuses requests with tools. The values are vLLM's.",
             choices=("auto", "none", *TOOL_CALL_PARSERS),
             flags=("--tool-call-parser",),
             env="CPUSERVE_TOOL_CALL_PARSER",
@@ -268,7 +268,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         option(
             MODEL,
             "The tags between which the model thinks. `auto` finds them in the chat template, and "
-            "`none` reads thoughts as text. The parsers are those of vLLM.",
+            "`none` reads thoughts as text. The values are vLLM's.",
             choices=("auto", "none", *REASONING_PARSERS),
             flags=("--reasoning-parser",),
             env="CPUSERVE_REASONING_PARSER",

@@ -1,6 +1,6 @@
-"""The names of --tool-call-parser and --reasoning-parser, which are vLLM's.
+"""The values of --tool-call-parser and --reasoning-parser, as in vLLM.
 
-serving/tools/families.py has what each stands for.
+serving/tools/families.py has their meanings.
 """
 
 # Besides these: auto (found from the model's files) and none.

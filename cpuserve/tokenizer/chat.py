@@ -80,7 +80,7 @@ class ChatTemplate:
         checked = template_messages(
             messages, keeps_developer=traits.developer, text_arguments=traits.text_arguments
         )
-        if not traits.tools:
+        if tools and not traits.tools:
             checked = described(checked, tools, traits, self._example(source, traits))
         elif not traits.calls and ASKS_FOR_CALLS.search(source):  # but it writes none
             checked = described(checked, None, traits, "")

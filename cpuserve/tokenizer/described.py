@@ -41,7 +41,7 @@ def described(
 ) -> list[Message]:
     """Return checked messages with the tools as a part of the system message.
 
-    example: how a call is written. Without `tools`, calls of earlier turns are written only.
+    example: how a call is written. Without tools, only calls of earlier turns are written.
     """
     written = [_as_texts(message, traits) for message in messages]
     if not tools:

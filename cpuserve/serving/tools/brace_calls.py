@@ -24,7 +24,7 @@ _BARE_KEY = re.compile(r"(?<=[{,])\s*([^\s\"{}\[\],:]+)\s*:")
 
 @dataclass(frozen=True)
 class Braces:
-    """The writing. mark: stands on both sides of a text."""
+    """The writing. mark: the text before and after each text."""
 
     mark: str
     reads_schemas = False
@@ -136,7 +136,7 @@ def _leading_text(text: str) -> tuple[str, int]:
 
 
 def _value(text: str) -> str:
-    """Return a value with bare keys and words as JSON; what is none becomes a text."""
+    """Return a value with bare keys and words as JSON; anything else becomes a text."""
     parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
     parts[::2] = [_BARE_KEY.sub(r'"\1":', part) for part in parts[::2]]
     return json_of_python("".join(parts)) or json.dumps(text.strip(), ensure_ascii=False)

@@ -82,7 +82,7 @@ class Writing(Protocol):
 
     @property
     def markers(self) -> frozenset[str]:
-        """The texts of tokens that the parser must see, besides those of the layout."""
+        """The texts of tokens that the parser must see, besides the texts of the layout."""
 
     def fixed(self, text: str) -> list[str]:
         """Return the chunks of a text of the layout that belong to no object of a call."""
@@ -135,7 +135,7 @@ class LayoutFormat:
 
     @cached_property
     def tails(self) -> list[str]:
-        """The chunks that belong to the format behind a call."""
+        """The chunks that belong to the format after a call."""
         layout = self.layout
         found = self.writing.fixed(layout.end + " " + layout.between + " " + layout.close)
         return list(dict.fromkeys(chunk for chunk in found if chunk != ID))

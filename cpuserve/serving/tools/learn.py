@@ -231,7 +231,7 @@ class _Probe:
         return found if found in self._ended else _END.sub("", found)
 
     def takes_any_id(self) -> bool:
-        """Return whether calls may have ids of any length; those of the probe are short."""
+        """Return whether calls may have ids of any length; the probe's own are short."""
         calls = [{**self.calls[0], "id": new_call_id()}]
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
         return self._render([*self._asked, turn]) is not None

@@ -38,7 +38,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Where the arguments of a call are, behind its name: text[begin:end]; and their writing."""
+    """Where the arguments of a call are, after its name: text[begin:end]; and their writing."""
 
     begin: int
     end: int
@@ -82,8 +82,8 @@ def _layout(probe: Probe, at: int, found: _Found, read: Reader) -> Layout | None
     name, other = probe.names[:2]
     before = _with_ids(one[:at], probe)
     middle = _with_ids(one[at + len(name) : found.begin], probe)
-    behind = _with_ids(one[found.end :], probe)
-    section, begin, end, between, close = "", before, behind, "", ""
+    after = _with_ids(one[found.end :], probe)
+    section, begin, end, between, close = "", before, after, "", ""
     second = two.find(other, found.end) if two.startswith(one[: found.end]) else -1
     if second >= 0:
         further = read(two, second, replace(probe, names=[other]))
@@ -175,14 +175,14 @@ def _in_object(text: str, at: int, probe: Probe) -> _Found | None:
         if not (keyed or (keys and has_arguments)):
             continue
         inner = _object_behind(text, at + len(name), arguments)
-        if inner is None or inner[1] > end:  # the arguments stand before the name
+        if inner is None or inner[1] > end:  # the arguments come before the name
             return _Found(at + len(name), end, Objects(keyed, forces=False))
         return _Found(*inner, Objects(keyed))
     return None
 
 
 def _object_behind(text: str, at: int, arguments: Any) -> tuple[int, int] | None:
-    """Return where the arguments are written as a JSON object, behind `at`."""
+    """Return where the arguments are written as a JSON object, after `at`."""
     start = text.find("{", at)
     try:
         value, end = json.JSONDecoder().raw_decode(text, start) if start >= 0 else (None, 0)
@@ -192,13 +192,13 @@ def _object_behind(text: str, at: int, arguments: Any) -> tuple[int, int] | None
 
 
 def _named_json(text: str, at: int, probe: Probe) -> _Found | None:
-    """Find a JSON object of the arguments behind the name."""
+    """Find a JSON object of the arguments after the name."""
     found = _object_behind(text, at + len(probe.names[0]), dict(probe.arguments))
     return None if found is None else _Found(*found, NAMED_JSON)
 
 
 def _tagged(text: str, at: int, probe: Probe) -> _Found | None:
-    """Find a key and a value for each argument behind the name."""
+    """Find a key and a value for each argument after the name."""
     begin = at + len(probe.names[0])
     heads: dict[str, str] = {}
     gaps: list[str] = []
@@ -259,7 +259,7 @@ def _value_behind(text: str, at: int, value: Any) -> tuple[int, int] | None:
 
 
 def _python(text: str, at: int, probe: Probe) -> _Found | None:
-    """Find arguments in parentheses behind the name, each with its name and `=`."""
+    """Find arguments in parentheses after the name, each with its name and `=`."""
     begin = at + len(probe.names[0])
     if not text.startswith("(", begin):
         return None
@@ -275,7 +275,7 @@ def _python(text: str, at: int, probe: Probe) -> _Found | None:
 
 
 def _braces(text: str, at: int, probe: Probe) -> _Found | None:
-    """Find arguments in braces behind the name, with texts between marks."""
+    """Find arguments in braces after the name, with texts between marks."""
     begin = at + len(probe.names[0])
     if not text.startswith("{", begin):
         return None

@@ -1,4 +1,4 @@
-"""Calls as JSON objects behind a marker, alone or in a list.
+"""Calls as JSON objects that follow a marker, alone or in a list.
 
 <tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_calls>
 <|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>
@@ -37,7 +37,7 @@ class Objects:
     markers: frozenset[str] = frozenset()
 
     def fixed(self, text: str) -> list[str]:
-        """Return the chunks of a text of the layout without those of JSON."""
+        """Return the chunks of a text of the layout that are not JSON."""
         found = (chunk.lstrip("]},") for chunk in chunks(_OBJECT.split(text, 1)[0]))
         return [chunk for chunk in found if _FIXED.fullmatch(chunk)]
 
@@ -54,7 +54,7 @@ class Objects:
 
 
 class ObjectParser(LayoutParser, JsonCallParser):
-    """After the marker, it is before an object, in one, or behind one."""
+    """After the marker, it is before an object, in one, or after one."""
 
     _is_list = False
 

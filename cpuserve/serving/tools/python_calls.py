@@ -159,7 +159,7 @@ class PythonParser(LayoutParser):
                 return False
             if char in _SPACE:
                 return False
-            self._may_end = char == self._quote  # a text goes on behind another character
+            self._may_end = char == self._quote  # a text goes on after another character
             if char not in ",)]}:":
                 return False
             self._quote, self._may_end = "", False

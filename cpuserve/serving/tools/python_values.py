@@ -29,7 +29,7 @@ def json_of_python(text: str) -> str | None:
 
 
 def text_of_python(inside: str) -> str:
-    """Return the text that stands between quotes in Python."""
+    """Return the text between quotes as Python reads it."""
     return _ESCAPES.sub(_unescaped, inside)
 
 

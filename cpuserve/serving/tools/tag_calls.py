@@ -6,7 +6,7 @@
     </tool_call>
 
 The arguments pass on as JSON, as in qwen3_coder.py: a text as it is written, another value when
-it has ended. Its type is the one that its tag shows (string="true"), else that of the schema.
+it has ended. Its tag shows its type (string="true"), or else the schema does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Tags(TagTexts):
 
 
 class TagParser(LayoutParser):
-    """In a call, it is between arguments, behind a key, or in a value."""
+    """In a call, it is between arguments, after a key, or in a value."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class TagParser(LayoutParser):
         return True
 
     def _in_head(self) -> bool:
-        """Read a key, and what stands between it and its value."""
+        """Read a key, and the text between it and its value."""
         key, found, _ = self._held.partition(self._key_end)
         rest = self._held[len(key) :]
         if found:
@@ -212,7 +212,7 @@ class TagParser(LayoutParser):
         return text.removesuffix("\n").removesuffix("\r")
 
     def _behind_quote(self) -> bool:
-        """Drop the tail of a value behind its quote."""
+        """Drop the tail of a value after its quote."""
         self._held = held = self._held.lstrip(" \t\r\n")
         tail = self._value_ends[0]
         if not held.startswith(tail) and tail.startswith(held):

@@ -19,8 +19,8 @@ class TagTexts:
     """The texts around arguments: OPEN key HEAD value TAIL for each one.
 
     heads: the text between a key and a value, by the type of the value; of "" if all have the same.
-    quote: the texts around a text inside of its value, if there are some. breaks: a line break
-    stands on both sides of a value, which is no part of it.
+    quote: the texts around a text inside of its value, if there are some. breaks: there is a
+    line break on both sides of a value, which is no part of it.
     """
 
     open: str
