@@ -78,7 +78,7 @@ def serve(args: argparse.Namespace) -> int:
 
 def config(args: argparse.Namespace) -> int:
     """Run `cpuserve config`: print every setting, its source and its reason."""
-    from cpuserve.cli.tool_call_format import tool_call_decisions
+    from cpuserve.cli.response_format import response_decisions
     from cpuserve.config.decisions import render_json, render_table, server_decisions
 
     asked = flags.asked(args)
@@ -86,7 +86,11 @@ def config(args: argparse.Namespace) -> int:
     render = render_json if args.json else render_table
     resolved = prepared.resolved
     of_server = server_decisions(asked.server, asked.sources)
-    say(render([*resolved.decisions, *tool_call_decisions(resolved.config), *of_server]))
+    say(
+        render(
+            [*resolved.decisions, *response_decisions(resolved.config, asked.sources), *of_server]
+        )
+    )
     return 0
 
 

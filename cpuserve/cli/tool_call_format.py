@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cpuserve.config.engine import Decision
 from cpuserve.errors import ModelError
-from cpuserve.serving.tools.learn import learn_format
+from cpuserve.serving.tools.families import NO_THOUGHTS
+from cpuserve.serving.tools.learn import learn_format, parsers_of
 from cpuserve.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
 
 
-def tool_call_decisions(config: EngineConfig) -> list[Decision]:
-    """Return the format of tool calls that was found, and how; nothing for an embedding model."""
+def response_decisions(config: EngineConfig, sources: Mapping[str, str]) -> list[Decision]:
+    """Return how the model writes calls and thoughts; nothing for an embedding model.
+
+    sources: where the value of each option came from.
+    """
     if config.pooling != "none":
         return []
     try:
-        found = learn_format(load_tokenizer(config.tokenizer_path, config.chat_template)[1])
+        template = load_tokenizer(config.tokenizer_path, config.chat_template)[1]
+        found = learn_format(template, *parsers_of(config))
     except ModelError as error:
         return [Decision("tool_calls", None, "default", None, str(error))]
     name = None if found.calls is None else found.calls.name
-    return [Decision("tool_calls", None, "default", name, found.why)]
+    tags = None if found.tags in (None, NO_THOUGHTS) else f"{found.tags.open} {found.tags.close}"
+    given = [None if name == "auto" else name for name in parsers_of(config)]
+    calls, thoughts = (
+        sources.get(option, "default") for option in ("tool_call_parser", "reasoning_parser")
+    )
+    return [
+        Decision("tool_calls", given[0], calls, name, found.why),
+        Decision("thoughts", given[1], thoughts, tags, found.why_tags),
+    ]

@@ -105,6 +105,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     served_model_names: list[str]
     chat_template: str | None
     tokenizer_path: str
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     rank_cpus: list[list[int]] = []
     thread_speeds: list[int] = []
     work_sizes: dict[str, int] = {}

@@ -114,11 +114,6 @@ NO_OPS: tuple[NoOp, ...] = (
     NoOp(("--enable-request-id-headers",), "every response has an X-Request-Id", "none"),
     NoOp(("--enable-prompt-tokens-details",), "usage always contains them", "none"),
     NoOp(("--enable-auto-tool-choice",), "requests with tools need no flag", "none"),
-    NoOp(
-        ("--tool-call-parser",),
-        "the format of tool calls is found from the chat template",
-        only=("hermes",),
-    ),
     NoOp(("--exclude-tools-when-tool-choice-none",), "the prompt leaves out such tools", "none"),
     NoOp(("--chat-template-content-format",), "templates get texts or parts, as they take them"),
     NoOp(("--prefix-caching-hash-algo",), "prefixes are hashed with SHA-256"),

@@ -25,11 +25,12 @@ MISSING: tuple[Missing, ...] = (
     ),
     Missing(
         ("--tool-parser-plugin", "--tool-server"),
-        "the format of tool calls is found from the chat template, and clients run the tools",
+        "the format of tool calls is found from the chat template or named by --tool-call-parser, "
+        "and clients run the tools",
     ),
     Missing(
-        ("--reasoning-parser", "--enable-reasoning", "--reasoning-parser-plugin"),
-        "reasoning is returned as part of the text; separating it is not supported yet",
+        ("--enable-reasoning", "--reasoning-parser-plugin"),
+        "the tags of thoughts are found in the chat template or named by --reasoning-parser",
     ),
     Missing(
         ("--guided-decoding-backend", "--structured-outputs-config"),

@@ -29,6 +29,7 @@ from cpuserve.config.field import (
 )
 from cpuserve.config.generation import check_settings
 from cpuserve.config.lora import read_modules
+from cpuserve.config.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
 from cpuserve.config.speculation import read_speculation
 from cpuserve.config.values import parse_bind, parse_nodes, parse_space
 
@@ -251,6 +252,28 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="FILE",
         ),
     ] = None
+    tool_call_parser: Annotated[
+        str,
+        option(
+            MODEL,
+            "How the model writes tool calls. `auto` finds it from the chat template and the "
+            "tokenizer, and `none` refuses requests with tools. The values are vLLM's.",
+            choices=("auto", "none", *TOOL_CALL_PARSERS),
+            flags=("--tool-call-parser",),
+            env="CPUSERVE_TOOL_CALL_PARSER",
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        option(
+            MODEL,
+            "The tags between which the model thinks. `auto` finds them in the chat template, and "
+            "`none` reads thoughts as text. The values are vLLM's.",
+            choices=("auto", "none", *REASONING_PARSERS),
+            flags=("--reasoning-parser",),
+            env="CPUSERVE_REASONING_PARSER",
+        ),
+    ] = "auto"
     max_model_len: Annotated[
         int | None,
         option(

@@ -75,6 +75,8 @@ def resolve(
         default_sampling=_default_sampling(options, ledger, facts),
         served_model_names=_served_names(options, ledger, facts),
         chat_template=options.chat_template,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
         work_sizes=_work_sizes(ledger, host, executor, execution.isa),
         weight_cache_bytes=_weight_cache(options, ledger, formats.quantize, on_disk=memory.on_disk),
         long_rope=_long_rope(ledger, facts, memory.max_model_len),

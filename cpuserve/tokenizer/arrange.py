@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from cpuserve.tokenizer.traits import THOUGHTS, Traits, as_parts
@@ -20,7 +21,9 @@ def arranged(messages: list[ConversationMessage], traits: Traits) -> list[Conver
     placed = _systems(messages, traits)
     if traits.alternates:
         placed = _merged(placed, ("user", "assistant"))
-    return [_formed(_with_thoughts(message, traits), traits) for message in placed]
+    return [
+        _with_calls(_formed(_with_thoughts(message, traits), traits), traits) for message in placed
+    ]
 
 
 def without_thoughts(messages: list[ConversationMessage]) -> list[ConversationMessage]:
@@ -89,6 +92,26 @@ def _with_thoughts(message: ConversationMessage, traits: Traits) -> Conversation
     thought = next((text for text in given if isinstance(text, str) and text), None)
     rest = {key: value for key, value in message.items() if key not in THOUGHTS}
     return rest if thought is None else {**rest, **dict.fromkeys(traits.thoughts, thought)}
+
+
+def _with_calls(message: ConversationMessage, traits: Traits) -> ConversationMessage:
+    """Return a message with its calls so that the template writes them, even if it loses a text."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    if traits.beside_calls != "text":
+        message = {**message, "content": traits.beside_calls}
+    if traits.json_arguments:
+        written = [{**call, "function": _with_json(call["function"])} for call in calls]
+        message = {**message, "tool_calls": written}
+    return message
+
+
+def _with_json(function: ConversationMessage) -> ConversationMessage:
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        return function
+    return {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
 
 
 def _formed(message: ConversationMessage, traits: Traits) -> ConversationMessage:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.tokenizer.arrange import arranged, without_thoughts
+from cpuserve.tokenizer.described import ASKS_FOR_CALLS, described, example_of
 from cpuserve.tokenizer.messages import template_messages
 from cpuserve.tokenizer.rendering.client import RENDERER, TemplateRefused, TemplateStopped
 from cpuserve.tokenizer.traits import Traits, find_traits
@@ -21,7 +26,8 @@ _OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Parameters of render functions in other servers; a template must not get them as variables.
 _REFUSED = frozenset({"chat_template", "tokenize", "self", "raise_exception", "strftime_now"})
 
-_TOOL = {
+_MARK = "c2f1tool"
+_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "f",
@@ -44,7 +50,9 @@ class ChatTemplate:
         self.source = source
         self.tool_source = tool_source or source
         self._special_tokens = dict(tokenizer.special_tokens)
+        self._tokenizer = tokenizer
         self._traits: dict[str, Traits | InvalidRequest] = {}
+        self._examples: dict[str, str] = {}
 
     def render(
         self,
@@ -72,10 +80,15 @@ class ChatTemplate:
         checked = template_messages(
             messages, keeps_developer=traits.developer, text_arguments=traits.text_arguments
         )
+        if tools and not traits.tools:
+            checked = described(checked, tools, traits, self._example(source, traits))
+        elif not traits.calls and ASKS_FOR_CALLS.search(source):  # but it writes none
+            checked = described(checked, None, traits, "")
         known = arranged(checked, traits)
         further = {
             **checked_variables(kwargs),
             "tools": tools or None,
+            **_further_tools(source, tools),
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -117,10 +130,49 @@ class ChatTemplate:
                 # A template for tools is never rendered without them.
                 further = {"tools": [_TOOL]} if source != self.source else {}
                 found = find_traits(source, partial(self._render, source, further=further))
+                if not self._shows_tools(source, found):
+                    found = replace(found, tools=False)
             self._traits[source] = found
         if isinstance(found, InvalidRequest):
             raise InvalidRequest(found.message)
         return found
+
+    def has_token(self, text: str) -> bool:
+        """Return whether the model has a special token with this text."""
+        tokenizer = self._tokenizer
+        return any(tokenizer.token_text(i) == text for i in tokenizer.special_ids)
+
+    @property
+    def describes_tools(self) -> bool:
+        """Whether tools are described in the system message, as the template has no words for them.
+
+        Raises InvalidRequest if the template is broken.
+        """
+        return self.tool_source is not None and not self._traits_of(self.tool_source).tools
+
+    def _shows_tools(self, source: str, traits: Traits) -> bool:
+        """Return whether a template shows tools; True if it does not render them."""
+        tool = {**_TOOL, "function": {**_TOOL["function"], "name": _MARK}}
+        asked: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
+        further = {"tools": [tool], **_further_tools(source, [tool])}
+        try:
+            return _MARK in self._render(source, arranged(asked, traits), further)
+        except TemplateRefused:
+            return True
+
+    def _example(self, source: str, traits: Traits) -> str:
+        """Return how a call is written, for the description of tools."""
+        if source not in self._examples:
+
+            def render(messages: list[dict[str, Any]]) -> str:
+                further = {"add_generation_prompt": False}
+                return self._render(source, arranged(messages, traits), further)
+
+            try:
+                self._examples[source] = example_of(render, traits)
+            except TemplateRefused:
+                self._examples[source] = example_of(render, replace(traits, calls=False))
+        return self._examples[source]
 
     def _render(
         self, source: str, messages: list[dict[str, Any]], further: Mapping[str, Any]
@@ -134,6 +186,21 @@ class ChatTemplate:
             "messages": messages,
         }
         return RENDERER.render(source, variables)
+
+
+def _further_tools(source: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """Return the tools as the other variables that a template reads.
+
+    SmolLM3 has xml_tools. FireFunction reads functions and datetime in place of tools.
+    """
+    if not tools:
+        return {}
+    found: dict[str, Any] = {"xml_tools": tools} if "xml_tools" in source else {}
+    if re.search(r"\bfunctions\b", source) and not re.search(r"\btools\b", source):
+        functions = [tool.get("function", tool) for tool in tools]
+        found["functions"] = json.dumps(functions, indent=4, ensure_ascii=False)
+        found["datetime"] = datetime.now().strftime("%Y-%m-%d")
+    return found
 
 
 def check_template(source: str) -> None:

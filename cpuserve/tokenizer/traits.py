@@ -7,9 +7,10 @@ source.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cpuserve.tokenizer.rendering.client import TemplateRefused
@@ -29,11 +30,13 @@ _CALL = {"id": "c2f1call0", "type": "function", "function": {"name": "f", "argum
 class Traits:
     """The messages that one template takes.
 
-    texts: the roles of messages that it writes if their content is a text; parts: the same for a
-    list of parts. system: it writes a system message that comes first; late_system: one that comes
-    later. alternates: it refuses two messages of a user in a row, or leaves one out. developer: it
-    knows that role. thoughts: the keys from which it reads thoughts. text_arguments: it writes the
-    arguments of a call unchanged if they are a text.
+    texts, parts: the roles of messages with content that it writes if it is a text, or a list of
+    parts. system: whether it writes a system message that is the first, and late_system, one
+    elsewhere. alternates: it refuses two messages of a user in a row, or leaves one out. developer:
+    it knows that role. thoughts: the keys from which it reads thoughts. text_arguments: it writes
+    the arguments of a call unchanged if they are a text. json_arguments: it needs them as the text
+    of JSON. beside_calls: the content that a message with calls needs: "text" (any), "" or
+    None. calls: it writes calls. tools: it shows tools to the model.
     """
 
     texts: frozenset[str] = frozenset(ROLES)
@@ -44,6 +47,10 @@ class Traits:
     developer: bool = False
     thoughts: tuple[str, ...] = ()
     text_arguments: bool = False
+    json_arguments: bool = False
+    beside_calls: str | None = "text"
+    calls: bool = True
+    tools: bool = True
 
 
 def as_parts(*texts: str) -> list[dict[str, str]]:
@@ -61,20 +68,27 @@ def find_traits(source: str, render: Render) -> Traits:
     probe = _TraitProbe(render)
     texts = frozenset(role for role in ROLES if probe.takes(role, parts=False))
     parts = frozenset(role for role in ROLES if probe.takes(role, parts=True))
-    if not texts | parts:  # it writes no message, but it may write calls
-        return Traits(
-            developer=developer, thoughts=thoughts, text_arguments=probe.writes_text_arguments()
-        )
-    probe.texts = texts
-    return Traits(
+    if texts | parts:  # else it writes nothing of any message, but perhaps of calls
+        probe.texts = texts
+    forms = probe.forms_of_calls()
+    json_arguments, beside_calls = forms or (False, "text")
+    of_calls = Traits(
+        developer=developer,
+        thoughts=thoughts,
+        text_arguments=probe.writes_text_arguments(),
+        json_arguments=json_arguments,
+        beside_calls=beside_calls,
+        calls=forms is not None,
+    )
+    if not texts | parts:
+        return of_calls
+    return replace(
+        of_calls,
         texts=texts,
         parts=parts,
         system="system" in texts | parts,
         late_system=probe.writes_late_system(),
         alternates=not probe.writes(("user", _MARK), ("user", _OTHER)),
-        developer=developer,
-        thoughts=thoughts,
-        text_arguments=probe.writes_text_arguments(),
     )
 
 
@@ -130,6 +144,28 @@ class _TraitProbe:
             self._message("user", "c"),
         ]
         return self._shows(messages, _CUT_OFF)
+
+    def forms_of_calls(self) -> tuple[bool, str | None] | None:
+        """Return json_arguments and beside_calls of Traits, or None if it writes no calls."""
+        arguments = {_MARK: _OTHER}
+        for content in ("text", "", None):
+            if self._shows(self._calling(content, arguments), _MARK, _OTHER, but=f"{{'{_MARK}'"):
+                return False, content
+            text = json.dumps(arguments)
+            if self._shows(self._calling(content, text), text):
+                return True, content
+        return None
+
+    def _calling(self, content: str | None, arguments: Any) -> list[ConversationMessage]:
+        """Return a conversation that ends with a call."""
+        function = {"name": "f", "arguments": arguments}
+        call: ConversationMessage = {"role": "assistant", "content": content}
+        if content is not None:
+            call |= self._message("assistant", content)
+        return [
+            self._message("user", "a"),
+            {**call, "tool_calls": [{**_CALL, "function": function}]},
+        ]
 
     def _message(self, role: str, text: str) -> ConversationMessage:
         return {"role": role, "content": text if role in self.texts else as_parts(text)}

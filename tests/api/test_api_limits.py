@@ -141,7 +141,7 @@ CHAT = {
     "logprobs-number": ({"logprobs": 5}, "logprobs"),
     "max_completion_tokens-0": ({"max_completion_tokens": 0}, "max_completion_tokens"),
     "tools": (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]},
         "tools",
     ),
     "tools-auto": ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),

@@ -545,7 +545,6 @@ def sent(block):
         ({"stop_sequences": "a"}, "stop_sequences"),
         ({"system": [{"type": "image"}]}, "system.0"),
         ({"thinking": {"type": "always"}}, "thinking.type must be enabled, disabled, adaptive or"),
-        ({"tools": [WEATHER]}, "tools"),
         ({"tools": [{"type": "costum", "name": "bash"}]}, "tools.0.type must be custom"),
         ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "this server cannot run web_search"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name must have"),

@@ -334,7 +334,7 @@ def test_models_are_listed_and_shown():
     [
         (TEMPLATE, True, True),
         ("{{ tools }}{{ messages[0].content }}", False, False),
-        ("{{ messages[0].content }}", False, True),
+        ("{{ messages[0].content }}", True, True),
     ],
     ids=["tools", "unknown calls", "no tools"],
 )

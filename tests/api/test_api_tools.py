@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cpuserve.engine.ipc import Output
-from tests.api.fakes import ANSWER, Api, error_of, events_of, tokenizer
+from tests.api.fakes import ANSWER, error_of, events_of, tokenizer
 from tests.api.tools import CALL, WEATHER, prompt_of, says, tool_api
 
 HI = [{"role": "user", "content": "hi"}]
@@ -315,10 +315,29 @@ def test_a_bad_tool_is_refused_and_named(fields, param):
     assert api.chat().status_code == 200
 
 
-def test_a_model_whose_template_has_no_tools_refuses_them_by_name():
-    error = error_of(Api().chat(tools=[WEATHER]))
+def test_a_model_that_calls_tools_in_an_unknown_way_refuses_them_with_what_to_do():
+    api = tool_api(says("x"), source="{{ tools }}{{ messages[0].content }}")
+    error = error_of(api.chat(tools=[WEATHER]))
     assert (error["code"], error["param"]) == ("unsupported_parameter", "tools")
-    assert "hermes" in error["message"]
+    assert "--tool-call-parser" in error["message"]
+
+
+def test_a_model_whose_template_has_no_tools_calls_them_under_a_grammar():
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    api = tool_api(says(f"I look.\n{CALL}"), source=source)
+    told = {"role": "tool", "tool_call_id": "1", "content": "sunny"}
+    choice = api.chat(tools=[WEATHER]).json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+    assert "[system]You can call the functions" in prompt_of(api)
+    assert '"description": "Tell the weather."' in prompt_of(api)
+    form = api.engine.asked[-1][1].structured_outputs
+    assert form.field == "tools"
+    assert '"weather"' in form.calls
+    api.chat(messages=[*HI, choice["message"], told], tools=[WEATHER])
+    assert f"I look.\n{CALL}[tool]sunny" in prompt_of(api)
+    assert api.chat(tools=[WEATHER], tool_choice="none").status_code == 200
+    assert "Tell the weather" not in prompt_of(api)
 
 
 def test_a_marker_that_is_a_special_token_is_seen(monkeypatch):

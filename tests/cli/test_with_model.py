@@ -48,6 +48,30 @@ def test_config_shows_the_settings_of_the_server_without_secrets(capsys, model):
     assert "sesame" not in shown + table
 
 
+@pytest.mark.parametrize(
+    ("asked", "name", "tags", "source"),
+    [
+        ([], None, None, "default"),
+        (["--tool-call-parser", "glm45", "--reasoning-parser", "seed_oss"], "glm45",
+         "<seed:think> </seed:think>", "flag --"),
+        (["--tool-call-parser", "none", "--reasoning-parser", "none"], None, None, "flag --"),
+    ],
+    ids=["auto", "named", "none"],
+)  # fmt: skip
+def test_config_shows_how_the_model_writes_calls_and_thoughts(
+    capsys, model, asked, name, tags, source
+):
+    assert cli.main(["config", model, *asked, "--json"]) == 0
+    rows = {row["field"]: row for row in json.loads(capsys.readouterr().out)}
+    calls, thoughts = rows["tool_calls"], rows["thoughts"]
+    assert calls["source"].startswith(source)
+    assert thoughts["source"].startswith(source)
+    if asked:
+        assert (calls["got"], thoughts["got"]) == (name, tags)
+        assert asked[0] in calls["why"]
+        assert asked[2] in thoughts["why"]
+
+
 def test_config_shows_who_asked_and_why(capsys, model):
     assert cli.main(["config", model, "--dtype", "float32", "--json"]) == 0
     rows = {row["field"]: row for row in json.loads(capsys.readouterr().out)}

@@ -43,6 +43,8 @@ BAD = {
     "max_loras": ["0", "-1", "x", "1025"],
     "max_lora_rank": ["0", "513", "x"],
     "chat_template": [""],
+    "tool_call_parser": ["", "unknown"],
+    "reasoning_parser": ["", "unknown"],
     "max_model_len": ["0", "-2", "abc", "1.5", "4096.0"],
     "generation_config": [""],
     "override_generation_config": [

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from cpuserve.serving.tools.families import NO_THOUGHTS, REASONING, family
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.hermes import HERMES
 from cpuserve.serving.tools.learn import learn_format
@@ -11,7 +12,7 @@ from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
 from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import tokenizer
-from tests.helpers.call_templates import AS_JSON, GAP, GPT_OSS, JSON_CALL, LLAMA, TAGS, XML, chatml
+from tests.helpers.call_templates import AS_JSON, GAP, GPT_OSS, JSON_CALL, LLAMA, TAGS, chatml
 
 THOUGHT = "{{- '<think>\\n\\n</think>\\n\\n' if m.role == 'assistant' }}{{- m.content }}"
 
@@ -26,32 +27,15 @@ READ = {
     "Llama 3": (LLAMA, LLAMA3_JSON, ""),
     "gpt-oss": (GPT_OSS, HARMONY, ""),
     "only instructions": (chatml("", tools='Write <tool_call>\\n{"name": NAME, "arguments": {}}'
-        "\\n</tool_call> "), HERMES, ""),
+        "\\n</tool_call> "), HERMES, "\n"),
 }  # fmt: skip
 REFUSED = {
-    "GLM 4.5": (chatml(XML.replace("BREAK", "'\\n'")), r"as glm45 \(<tool_call>NAME\\n<arg_key>"),
-    "GLM 4.7": (chatml(XML.replace("BREAK", "''")), r"as glm47 \(<tool_call>NAME<arg_key>"),
-    "Seed-OSS": (
-        chatml(TAGS.replace("tool_call>", "seed:tool_call>").replace("VALUE", "v | string")),
-        "as seed_oss ",
-    ),
-    "lists in Python's quotes": (chatml(TAGS.replace("VALUE", "v | string")), "<function=NAME>"),
-    "Apriel": (
-        chatml("{{- '<tool_calls>[' }}{{- f | tojson }}{{- ']</tool_calls>' }}"),
-        r"as apriel \(<tool_calls>\[",
-    ),
-    "Mistral": (
-        chatml("{{- '[TOOL_CALLS]' + f.name + '[ARGS]' }}{{- f.arguments | tojson }}"),
-        "as mistral ",
-    ),
-    "of its own": (chatml("{{- '@@' + f.name }}{{- f.arguments | tojson }}"), "written as @@NAME"),
     "a name is lost": (chatml(JSON_CALL.replace("f.name", "'f'")), "does not show how calls"),
     "escapes are lost": (
-        chatml("""{{- '<tool_call>{"name": "' + f.name + '", "arguments": {"text": "' }}
-        {{- f.arguments.text }}{{- '"}}</tool_call>' }}"""),
-        "calls are written as <tool_call>",
+        chatml("""{{- '<own_call>{"name": "' + f.name + '", "arguments": {"text": "' }}
+        {{- f.arguments.text }}{{- '"}}</own_call>' }}"""),
+        "calls are written as <own_call>",
     ),
-    "no tools": ("{{ messages[-1].content }}", "does not show tools"),
     "no calls": (chatml(""), "does not show how calls"),
     "the marker alone": (chatml("", tools="<tool_call> "), "does not show how calls"),
     "a fault with tools": ("{{ raise_exception('never') if tools }}", "never"),
@@ -73,8 +57,8 @@ def test_a_format_that_reads_the_templates_calls_is_found(source, found, gap):
 def test_a_format_of_whole_answers_is_found_without_tools_too():
     plain = GPT_OSS.replace("{{ tools | tojson }}", "")
     answers = learn_format(ChatTemplate(plain, tokenizer()))
-    assert (answers.calls, answers.whole) == (None, HARMONY)
-    assert "does not show tools" in answers.why
+    assert (answers.calls, answers.whole) == (HARMONY, HARMONY)
+    assert "system message describes tools" in answers.why
     assert learn_format(ChatTemplate(READ["Llama 3"][0], tokenizer())).whole is None
 
 
@@ -84,6 +68,33 @@ def test_other_formats_are_refused_by_name(source, why):
     assert answers.calls is None
     assert re.search(why, answers.why), answers.why
     assert len(answers.why) < 400
+
+
+def test_a_model_whose_template_has_no_tools_calls_them_as_json():
+    answers = learn_format(ChatTemplate("{{ messages[-1].content }}", tokenizer()))
+    assert (answers.calls, answers.guided) == (HERMES, True), answers.why
+    assert not learn_format(ChatTemplate(READ["Hermes"][0], tokenizer())).guided
+
+
+def test_a_template_that_shows_no_calls_is_found_in_the_table_of_families():
+    shown = chatml("", tools="List: <|tool_list_start|>")
+    found = learn_format(ChatTemplate(shown, tokenizer()))
+    assert found.calls == family("lfm2")
+    assert "the table of families has lfm2" in found.why
+    source = ChatTemplate(chatml(""), tokenizer())
+    source.has_token = lambda text: text == "<|tool_call_start|>"
+    assert learn_format(source).calls == family("lfm2")
+
+
+def test_named_parsers_come_first():
+    source = ChatTemplate(READ["Hermes"][0], tokenizer())
+    found = learn_format(source, "glm45", "seed_oss")
+    assert (found.calls, found.tags) == (family("glm45"), REASONING["seed_oss"])
+    assert (found.why, found.why_tags) == (
+        "--tool-call-parser glm45", "--reasoning-parser seed_oss")  # fmt: skip
+    found = learn_format(source, "none", "none")
+    assert (found.calls, found.why) == (None, "--tool-call-parser is none")
+    assert found.tags is NO_THOUGHTS
 
 
 def test_the_template_for_tools_counts():
@@ -111,4 +122,4 @@ def test_few_conversations_are_rendered():
 
     template.render = counted
     learn_format(template)
-    assert count <= 10
+    assert count <= 11

@@ -227,8 +227,8 @@ def test_reserved_variables_cannot_be_set(name):
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__ }}", "{{ messages.append(1) }}",
-        "{{ messages[0].update(a=1) }}", "{{ ''.format.__self__.__class__.mro() }}",
+        "{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__ }}",
+        "{{ messages.__init__.__self__ }}", "{{ ''.format.__self__.__class__.mro() }}",
         "{% include '/etc/passwd' %}", "{% import 'os' as os %}", "{% extends 'x' %}",
         "{{ '{0.__class__.__mro__}'.format('') }}", "{{ ''|attr('__class__') }}{{ x.y }}",
         "{{ raise_exception('because') }}", "{{ nothing.at.all }}", "{% if %}", "{{ 1 / 0 }}",
@@ -242,6 +242,30 @@ def test_escapes_and_mistakes_are_the_requests_error(source):
 def test_the_templates_own_message_is_passed_on():
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
+
+
+def test_a_template_may_change_lists_of_its_own_render():
+    source = "{% set _ = messages.append(1) %}{{ messages | length }}{% set ids = [] %}" + (
+        "{% set _ = ids.append(2) %}{{ ids }}"
+    )
+    assert [render(source) for _ in range(2)] == ["2[2]", "2[2]"]
+
+
+def test_the_result_of_a_filter_is_written_as_a_list():
+    assert render("{{ messages | map(attribute='role') | tojson }}") == '["user"]'
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def test_tools_have_the_names_that_templates_know():
+    assert render("{{ xml_tools[0].function.name }}", tools=TOOLS) == "f"
+    functions, _, date = render("{{ functions + ' on ' + datetime }}", tools=TOOLS).partition(
+        " on "
+    )
+    assert json.loads(functions) == [TOOLS[0]["function"]]
+    assert len(date) == len("2026-01-01")
+    assert render("{{ functions is defined or tools is defined }}") == "True"
 
 
 def test_a_template_does_not_change_the_callers_messages():

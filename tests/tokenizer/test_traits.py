@@ -229,3 +229,29 @@ def test_thoughts_that_a_template_refuses_next_to_text_and_calls_do_not_end_the_
     said = {"role": "assistant", "content": "b", "reasoning_content": "hm", "tool_calls": [call]}
     assert render(source, [user("a"), said, {"role": "tool", "content": "c"}]) == "a|b|c|"
     assert render(source, [user("a"), {**said, "content": ""}]) == "a|hm|"
+
+
+CALLING = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.tool_calls and CONDITION %}{{ 'CALL ' + ARGUMENTS }}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+AS_JSON, AS_TEXT = (
+    "m.tool_calls[0].function.arguments | tojson",
+    "m.tool_calls[0].function.arguments",
+)
+
+
+@pytest.mark.parametrize("arguments", [AS_JSON, AS_TEXT, f"{AS_TEXT} | string"])
+@pytest.mark.parametrize("condition", ["true", "not m.content", "m.content is none"])
+def test_calls_are_given_with_the_content_and_arguments_with_which_they_are_written(
+    condition, arguments
+):
+    """DeepSeek R1's template writes no call if the content is a text, or its arguments are none."""
+    source = CALLING.replace("CONDITION", condition).replace("ARGUMENTS", arguments)
+    function = {"name": "f", "arguments": {"a": "é"}}
+    call = {"id": "1", "type": "function", "function": function}
+    for content in ("I look.", "", None):
+        messages = [user("x"), {"role": "assistant", "content": content, "tool_calls": [call]}]
+        assert render(source, messages) == '[user]x[assistant]CALL {"a": "é"}'
+    told = {"role": "assistant", "content": "I look.", "tool_calls": []}
+    assert render(source, [user("x"), told]) == "[user]x[assistant]I look."

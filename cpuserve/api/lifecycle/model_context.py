@@ -10,7 +10,7 @@ from cpuserve.metrics import ServerMetrics
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.serving.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
-from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format
+from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format, parsers_of
 from cpuserve.serving.tools.thoughts import ThoughtUse
 from cpuserve.tokenizer.load import load_tokenizer
 
@@ -97,7 +97,9 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFo
     if fault is not None:
         log.warning("%s: %s", config.served_model_names[0], fault)
     generates = config.pooling == "none" and fault is None
-    return tokenizer, template, learn_format(template) if generates else NO_TEMPLATE
+    if not generates:
+        return tokenizer, template, NO_TEMPLATE
+    return tokenizer, template, learn_format(template, *parsers_of(config))
 
 
 def _most_sequences(configs: Sequence[EngineConfig], options: ServerOptions) -> int:

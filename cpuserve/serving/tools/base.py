@@ -69,15 +69,25 @@ class ToolParser(Protocol):
 class ToolFormat(Protocol):
     """How a family of models writes tool calls.
 
-    markers: texts of tokens that the parser must see, even if the tokenizer calls them special.
-    reads_schemas: the text alone does not show the types of the arguments. forces: there are
-    grammars, and the beginnings of calls.
+    markers: even if the tokenizer calls these tokens special. forces: there are grammars, and the
+    beginnings of calls.
     """
 
-    name: str
-    reads_schemas: bool
-    forces: bool
-    markers: frozenset[str]
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    @property
+    def reads_schemas(self) -> bool:
+        """Whether the text alone does not show the types of the arguments."""
+
+    @property
+    def forces(self) -> bool:
+        """Whether calls can be forced."""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """The texts of tokens that the parser must see."""
 
     def asks_for_calls(self, instructions: str) -> bool:
         """Return whether the text of a template for tools asks for calls in this format."""

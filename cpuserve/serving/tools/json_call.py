@@ -12,6 +12,7 @@ from cpuserve.serving.tools.machine import CallParser
 
 # The members that may hold the arguments; the one that is written first counts.
 _ARGUMENTS = ("arguments", "parameters")
+_NAMES = ("name", "tool_name")  # the latter of Cohere
 USUAL_SPACE = f"({WHITE_SPACE})?"
 
 
@@ -24,8 +25,8 @@ def call_grammar(rule: str, schemas: OptionalSchemas, function: str | None, key:
     calls = []
     for i, (name, schema) in enumerate(schemas.items()):
         named = "" if function is not None else json.dumps(f'{name}", "{key}":')
-        calls.append(f'call_{i}: {named} " "? {_arguments(i, schema)} "}}"')
-    return "\n".join([rule, *calls, *_arguments_rules(schemas)])
+        calls.append(f'call_{i}: {named} " "? {arguments_rule(i, schema)} "}}"')
+    return "\n".join([rule, *calls, *arguments_rules(schemas)])
 
 
 def text_call_rules(
@@ -41,24 +42,24 @@ def text_call_rules(
     rules = [
         f'middle: /{space},{space}"{key}"{space}:{space}/',
         rf"end: /{space}\}}/",
-        *_arguments_rules(schemas),
+        *arguments_rules(schemas),
     ]
     for i, (name, schema) in enumerate(schemas.items()):
         named = f'"name"{inside}:{inside}"{re.escape(name)}"'
-        rules.append(f"call_{i}: head_{i} middle {_arguments(i, schema)} end")
+        rules.append(f"call_{i}: head_{i} middle {arguments_rule(i, schema)} end")
         rules.append(rf"head_{i}[lazy]: /{before}\{{{inside}{kind}{named}/")
     return rules
 
 
-def _arguments(index: int, schema: JsonSchema | None) -> str:
+def arguments_rule(index: int, schema: JsonSchema | None) -> str:
     """Return the name of the rule of a function's arguments."""
     return "free" if schema is None else f"arguments_{index}"
 
 
-def _arguments_rules(schemas: OptionalSchemas) -> list[str]:
+def arguments_rules(schemas: OptionalSchemas) -> list[str]:
     """Return the rules of the arguments of these functions."""
     rules = [
-        object_rule(_arguments(i, schema), schema) + PARAMETERS_OF + name
+        object_rule(arguments_rule(i, schema), schema) + PARAMETERS_OF + name
         for i, (name, schema) in enumerate(schemas.items())
         if schema is not None
     ]
@@ -143,8 +144,8 @@ class JsonCall:
         if self._arguments is None:
             members = scanner.members
             self._arguments = next((members[key] for key in _ARGUMENTS if key in members), None)
-        if scanner.ended == "name" and not self.name:
-            name = _decoded("".join(scanner.members["name"]))
+        if scanner.ended in _NAMES and not self.name:
+            name = _decoded("".join(scanner.members[scanner.ended]))
             self.name = name if isinstance(name, str) else ""
             self.broken = self.broken or not self.name
 

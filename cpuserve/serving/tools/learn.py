@@ -1,7 +1,7 @@
 """Learn how a model writes responses, from what its chat template renders for probe conversations.
 
-A call with known arguments is rendered as a turn of the assistant, and each known format tries to
-read it. A format is accepted only if it reads the same call, and the text before it.
+A call with known arguments is rendered as a turn of the assistant, then read. A format is accepted
+only if it reads the very call, and the text before it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.events import Text, ToolCallDelta
 from cpuserve.serving.tools import FORMATS
-from cpuserve.serving.tools.base import WholeFormat
-from cpuserve.serving.tools.thoughts import (
-    TAGS_END,
-    THINK,
-    Around,
-    ThinkTags,
-    ThoughtEnd,
-    tags_in,
-)
+from cpuserve.serving.tools.base import WholeFormat, new_call_id
+from cpuserve.serving.tools.families import NO_THOUGHTS, REASONING, family, hinted
+from cpuserve.serving.tools.learn_layout import Probe as Calls
+from cpuserve.serving.tools.learn_layout import layouts
+from cpuserve.serving.tools.thoughts import TAGS_END, THINK, Around, ThinkTags, ThoughtEnd, tags_in
 from cpuserve.tokenizer.traits import THOUGHTS
 
 if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
     from cpuserve.serving.tools.base import ToolFormat
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -41,10 +38,16 @@ _ARGUMENTS: dict[str, Any] = {
     "object": {"k": "v"},
 }
 _TYPES = {str: "string", int: "integer", bool: "boolean", list: "array", dict: "object"}
+# Command R+ writes these types into the prompt, and has no word for others.
+_INNER: Mapping[type, Mapping[str, Any]] = {
+    list: {"items": {"type": "string"}},
+    dict: {"additionalProperties": {"type": "string"}},
+}
 _SCHEMA = {
     "type": "object",
     "properties": {
-        key: {"type": _TYPES[type(value)], "description": "."} for key, value in _ARGUMENTS.items()
+        key: {"type": _TYPES[type(value)], "description": ".", **_INNER.get(type(value), {})}
+        for key, value in _ARGUMENTS.items()
     },
     "required": list(_ARGUMENTS),
     "additionalProperties": False,
@@ -55,33 +58,14 @@ _TOOLS = [
     {"type": "function", "function": {"name": n, "description": ".", "parameters": _SCHEMA}}
     for n in _NAMES
 ]
-_CALLS = [
+_CALLS: list[dict[str, Any]] = [
     # Mistral's templates want nine characters.
     {"id": f"call0000{i}", "type": "function", "function": {"name": n, "arguments": _ARGUMENTS}}
     for i, n in enumerate(_NAMES)
 ]
+# Of a text in a message of its own, before the message with the calls.
+_TURN = re.compile(r"(?<=\w)\s*<[^<>\s]{1,40}>.*", re.DOTALL)
 _END = re.compile(r"(<[^<>\s]{1,40}>|\s)+$")
-
-# The beginnings of calls in formats that this server cannot read, by the vLLM parsers.
-_FOREIGN = (
-    ("glm45", re.compile(r"<tool_call>[^<{\n]*\n<arg_key>")),
-    ("glm47", re.compile(r"<tool_call>[^<{\n]*<arg_key>")),
-    ("seed_oss", re.compile("<seed:tool_call>")),
-    ("apriel", re.compile(r"<tool_calls>\s*\[")),
-    ("mistral", re.compile(r"\[TOOL_CALLS\]")),
-    ("deepseek_v32", re.compile("<.DSML.(function|tool)_calls>")),
-    ("deepseek_v3", re.compile("<.tool.calls.begin.>")),
-    ("kimi_k2", re.compile(re.escape("<|tool_calls_section_begin|>"))),
-    ("gemma4", re.compile(re.escape("<|tool_call>call:"))),
-    ("minimax_m2", re.compile("<minimax:tool_call>")),
-    ("lfm2", re.compile(re.escape("<|tool_call_start|>"))),
-    ("cohere", re.compile(re.escape("<|START_ACTION|>"))),
-    ("granite", re.compile(re.escape("<|tool_call|>"))),
-    ("apertus", re.compile(re.escape("<|tools_prefix|>"))),
-    ("functionary", re.compile(r"<function=\w+>\{|>>>\w+\n")),
-    ("gigachat3", re.compile(r"<\|function_call\|>|function call<\|role_sep\|>")),
-    ("llama4_pythonic", re.compile(r"\[probe_call\(")),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +75,9 @@ class LearnedFormat:
     calls: None = it calls no tools, or in a way that is not known. why: the result and its reason,
     for people. gap: the text of the template between a text and a call. tags: between which it
     thinks; None = the template has no such tags. whole: the format of all responses, including
-    those without tools; None = they are text, with thoughts between tags. thought_end: how the
-    server ends a thought.
+    those without tools; None = they are text, with thoughts between tags. why_tags: how the tags
+    were found. thought_end: how the server ends a thought. guided: the model was not trained for
+    these calls, so a grammar keeps them.
     """
 
     calls: ToolFormat | None
@@ -100,12 +85,14 @@ class LearnedFormat:
     gap: str = ""
     tags: ThinkTags | None = None
     whole: WholeFormat | None = None
+    why_tags: str = ""
     thought_end: ThoughtEnd = TAGS_END
+    guided: bool = False
 
     @property
     def thinks(self) -> bool:
         """Whether the model may think."""
-        return self.tags is not None or self.whole is not None
+        return self.whole is not None or self.tags not in (None, NO_THOUGHTS)
 
     def shown_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the special tokens that are a part of calls and thoughts."""
@@ -124,40 +111,103 @@ class LearnedFormat:
 NO_TEMPLATE = LearnedFormat(None, "the model has no chat template")
 
 
-def learn_format(template: ChatTemplate) -> LearnedFormat:
-    """Return how a model with this template writes responses; it renders some conversations."""
+def parsers_of(config: EngineConfig) -> tuple[str, str]:
+    """Return the values of --tool-call-parser and --reasoning-parser."""
+    return config.tool_call_parser, config.reasoning_parser
+
+
+def learn_format(
+    template: ChatTemplate, calls: str = "auto", reasoning: str = "auto"
+) -> LearnedFormat:
+    """Return how a model with this template writes responses; it renders some conversations.
+
+    calls, reasoning: the parsers to use (config/parsers.py); "auto" finds them, "none" is none.
+    """
     source = template.tool_source
     if source is None:
         return NO_TEMPLATE
     probe = _ProbeConversations(template)
     whole = next((f for f in FORMATS if isinstance(f, WholeFormat) and probe.writes(f)), None)
-    found = replace(_learn_calls(source, probe), whole=whole)
+    tags, why_tags = _tags(source, reasoning)
+    found = _learn_calls(source, probe, tags, template, calls)
+    if whole is not None and calls not in ("auto", whole.name):
+        whole = None
+    guided = found.calls is not None and found.calls.forces and template.describes_tools
+    end = TAGS_END if tags is None else probe.thought_end(tags)
     if whole is not None:
-        return replace(found, thought_end=whole.thought_end)
-    return (
-        found if found.tags is None else replace(found, thought_end=probe.thought_end(found.tags))
-    )
+        end = whole.thought_end
+    return replace(found, whole=whole, why_tags=why_tags, thought_end=end, guided=guided)
 
 
-def _learn_calls(source: str, probe: _ProbeConversations) -> LearnedFormat:
+def _tags(source: str, reasoning: str) -> tuple[ThinkTags | None, str]:
+    """Return the tags of thoughts, and how they were found."""
+    if reasoning == "none":
+        return NO_THOUGHTS, "--reasoning-parser none"
+    if reasoning in REASONING:
+        return REASONING[reasoning], f"--reasoning-parser {reasoning}"
     tags = tags_in(source)
+    return tags, f"the chat template has {'no' if tags is None else 'such'} tags"
+
+
+def _learn_calls(
+    source: str,
+    probe: _ProbeConversations,
+    tags: ThinkTags | None,
+    template: ChatTemplate,
+    named: str,
+) -> LearnedFormat:
+    spoken = probe.response(_TEXT, 1)
+    gap = _gap(spoken)
+    if named == "none":
+        return LearnedFormat(None, "--tool-call-parser is none", gap, tags)
+    if named != "auto":
+        return LearnedFormat(family(named), f"--tool-call-parser {named}", gap, tags)
     if probe.fault:
         return LearnedFormat(
             None, f"the template does not render a request: {probe.fault}", "", tags
         )
+    alone = probe.response("", 1)
     if not probe.shows_tools:
         return LearnedFormat(None, "the template does not show tools to the model", "", tags)
-    alone, spoken = probe.response("", 1), probe.response(_TEXT, 1)
-    if alone is None and spoken is None:
-        return _from_instructions(source, probe, tags)
-    gap = _gap(spoken)
-    for found in FORMATS:
+    described = template.describes_tools
+    words = "the system message describes tools, as the template does not; " * described
+    told = [(text, n) for text in ("", _TEXT) for n in (1, 2)]
+    for found in FORMATS if alone is not None or spoken is not None else ():
         around = Around(gap, tags or THINK)
-        told = [(text, n) for text in ("", _TEXT) for n in (1, 2)]
         read = [_reads(found, around, probe.response(text, n), text, n) for text, n in told]
         if False not in read and True in read:
-            return LearnedFormat(found, "the template's own calls are read back", gap, tags)
+            return LearnedFormat(found, f"{words}the template's own calls are read back", gap, tags)
+    learned = _learned(probe, Around(gap, tags or THINK))
+    if learned is not None:
+        return LearnedFormat(learned, f"{words}learned from the template's own calls", gap, tags)
+    if alone is None and spoken is None:
+        for found in FORMATS:
+            if found.asks_for_calls(probe.instructions):
+                why = "the template asks for it, but writes no calls"
+                return LearnedFormat(found, why, "", tags)
+    known = hinted(source, template.has_token)
+    if known is not None:
+        return LearnedFormat(family(known), f"the table of families has {known}", gap, tags)
+    if alone is None and spoken is None:
+        return LearnedFormat(None, "the template does not show how calls are written", "", tags)
     return LearnedFormat(None, _written(alone or spoken or ""), gap, tags)
+
+
+def _learned(probe: _ProbeConversations, around: Around) -> ToolFormat | None:
+    """Return the format that is derived from the template's calls, if it reads all of them."""
+    one, two = probe.response("", 1, whole=True), probe.response("", 2, whole=True)
+    if one is None:
+        return None
+    calls = probe.calls
+    told = [(text, n) for text in ("", _TEXT) for n in (1, 2)]
+    known = Calls(one, two or "", _NAMES, [call["id"] for call in calls], _ARGUMENTS)
+    for found in layouts(known):
+        # Calls without a marker follow no text.
+        texts = [one for one in told if found.opens != ["["] or not one[0]]
+        read = [_reads(found, around, probe.response(t, n, whole=True), t, n) for t, n in texts]
+        if False not in read:
+            return found if probe.takes_any_id() else found.with_short_ids()
+    return None
 
 
 class _ProbeConversations:
@@ -167,6 +217,8 @@ class _ProbeConversations:
         self._template = template
         self.fault = ""
         self._asked = [{"role": "user", "content": _QUESTION}]
+        self.calls = _CALLS
+        self._ended: set[str] = set()  # answers without the end of the turn
         self._responses: dict[tuple[str, int], str | None] = {}
         self.prompt = self._render(self._asked, prompt=True) or ""
         plain = self._render(self._asked, prompt=True, tools=False) or ""
@@ -190,30 +242,43 @@ class _ProbeConversations:
             return ThoughtEnd(f"\n{tags.close}\n\n", "\n\n")
         return ThoughtEnd(before + close + gap, gap)
 
-    def response(self, text: str, num_calls: int) -> str | None:
-        """Return how a response with calls is written; None if the template cannot write it."""
+    def response(self, text: str, num_calls: int, *, whole: bool = False) -> str | None:
+        """Return how a response with calls is written; None if the template cannot write it.
+
+        whole: keep the tags at its end, which may end the turn or the call.
+        """
         key = (text, num_calls)
         if key not in self._responses:
-            turn = {"role": "assistant", "content": text, "tool_calls": _CALLS[:num_calls]}
-            whole = self._render([*self._asked, turn])
-            self._responses[key] = None if whole is None else self._cut(whole, num_calls)
-        return self._responses[key]
+            turn = {"role": "assistant", "content": text, "tool_calls": self.calls[:num_calls]}
+            rendered = self._render([*self._asked, turn])
+            self._responses[key] = None if rendered is None else self._cut(rendered, num_calls)
+        found = self._responses[key]
+        if found is None or whole:
+            return found
+        return found if found in self._ended else _END.sub("", found)
 
-    def _cut(self, whole: str, num_calls: int) -> str | None:
+    def takes_any_id(self) -> bool:
+        """Return whether calls may have ids of any length; the probe's own are short."""
+        calls = [{**self.calls[0], "id": new_call_id()}]
+        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        return self._render([*self._asked, turn]) is not None
+
+    def _cut(self, rendered: str, num_calls: int) -> str | None:
         """Return the part of a conversation that is the response; None if calls are missing."""
-        if self._before and whole.startswith(self._before):
+        if self._before and rendered.startswith(self._before):
             begin = len(self._before)
-        elif whole.startswith(self.prompt):
+        elif rendered.startswith(self.prompt):
             begin = len(self.prompt)
         else:
-            same = os.path.commonprefix([whole, self._before or self.prompt])
+            same = os.path.commonprefix([rendered, self._before or self.prompt])
             begin = 1 + max(same.rfind(end) for end in (">", "]", "\n"))
-        response = whole[begin:]
-        if not all(name in response for name in _NAMES[:num_calls]):
+        answer = rendered[begin:]
+        if not all(name in answer for name in _NAMES[:num_calls]):
             return None
-        if self._after and response.endswith(self._after):
-            return response.removesuffix(self._after)
-        return _END.sub("", response)
+        if self._after and answer.endswith(self._after):
+            answer = answer.removesuffix(self._after)
+            self._ended.add(answer)
+        return answer
 
     def _render(self, messages: Any, *, prompt: bool = False, tools: bool = True) -> str | None:
         try:
@@ -226,20 +291,6 @@ class _ProbeConversations:
             return None
 
 
-def _from_instructions(
-    source: str, probe: _ProbeConversations, tags: ThinkTags | None
-) -> LearnedFormat:
-    """Return the format that the template asks for, where it writes no calls of earlier turns."""
-    for found in FORMATS:
-        if found.asks_for_calls(probe.instructions):
-            return LearnedFormat(found, "the template asks for it, but writes no calls", "", tags)
-    named = _named(source)
-    perhaps = f" (perhaps as {named})" if named else ""
-    return LearnedFormat(
-        None, f"the template does not show how calls are written{perhaps}", "", tags
-    )
-
-
 def _gap(spoken: str | None) -> str:
     """Return the white space between the text of a response and its call."""
     if spoken is None or _TEXT not in spoken:
@@ -249,16 +300,16 @@ def _gap(spoken: str | None) -> str:
 
 
 def _reads(
-    found: ToolFormat, around: Around, response: str | None, text: str, num_calls: int
+    found: ToolFormat, around: Around, answer: str | None, text: str, num_calls: int
 ) -> bool | None:
     """Return whether the format reads a response as it was rendered; None if there is none.
 
     Some templates leave out a text before calls.
     """
-    if response is None:
+    if answer is None:
         return None
     parser = found.parser(0, schemas=_SCHEMAS, around=around)
-    pieces = parser.push(response) + parser.flush()
+    pieces = parser.push(answer) + parser.flush()
     said = "".join(piece.text for piece in pieces if isinstance(piece, Text))
     calls: list[list[str]] = []
     for piece in pieces:
@@ -268,7 +319,7 @@ def _reads(
             calls.append([piece.name, ""])
         calls[-1][1] += piece.arguments
     wanted = [[name, _ARGUMENTS] for name in _NAMES[:num_calls]]
-    if parser.num_closed != num_calls or said not in ("", text):
+    if parser.num_closed != num_calls or _TURN.sub("", said) not in ("", text):
         return False
     return [[name, _loaded(arguments)] for name, arguments in calls] == wanted
 
@@ -280,17 +331,7 @@ def _loaded(text: str) -> Any:
         return None
 
 
-def _written(response: str) -> str:
-    """Return words for a format that is not known: its name, and the beginning of a call."""
-    begun = (response.partition(_TEXT)[2] or response).replace(_NAMES[0], "NAME")
-    shown = f"{_shown(begun.strip(), 48)} ..."
-    known = _named(response)
-    return f"calls are written as {known} ({shown})" if known else f"calls are written as {shown}"
-
-
-def _shown(text: str, most: int) -> str:
-    return text.replace("\n", "\\n")[:most]
-
-
-def _named(text: str) -> str:
-    return next((name for name, written in _FOREIGN if written.search(text)), "")
+def _written(answer: str) -> str:
+    """Return words for a format that is not known: the beginning of a call."""
+    begun = (answer.partition(_TEXT)[2] or answer).replace(_NAMES[0], "NAME")
+    return f"calls are written as {begun.strip()[:48]} ...".replace("\n", "\\n")

@@ -14,7 +14,6 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs, if_possible
 from cpuserve.serving.call import unsupported
 from cpuserve.serving.response_format import structured_outputs
-from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     JsonSchema,
@@ -142,10 +141,9 @@ def _readable(found: LearnedFormat) -> ToolFormat:
     """Return the format of calls; InvalidRequest if there is none."""
     if found.calls is not None:
         return found.calls
-    known = ", ".join(known.name for known in FORMATS)
     msg = (
-        f"this model cannot call tools here: {found.why}. Formats that can be read are {known}: "
-        f"omit tools, set tool_choice to none, or start the server with another --chat-template"
+        f"this model cannot call tools here: {found.why}. Omit tools, set tool_choice to none, or "
+        f"start the server with --tool-call-parser NAME or another --chat-template"
     )
     raise unsupported(msg, "tools")
 
@@ -186,9 +184,9 @@ def _with_tools(call: GenerateCall, found: LearnedFormat, calls: ToolFormat) -> 
         if required:
             form = _forced_form(call, calls, kept)
             return ToolUse(calls, found, calls.opening(call.tool_name), most, form, schemas, kept)
-        form = (
-            StructuredOutputs(calls=calls.text_grammar(kept), field="tools") if is_strict else None
-        )
+        form = None
+        if is_strict or found.guided:
+            form = StructuredOutputs(calls=calls.text_grammar(kept), field="tools")
     return ToolUse(calls, found, "", most, form, schemas, kept)
 
 

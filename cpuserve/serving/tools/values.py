@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from cpuserve.serving.tools.base import JsonSchema
+from cpuserve.serving.tools.python_values import finite, json_of_python, refuse
 
 Types = frozenset[str]
 
@@ -101,11 +102,11 @@ def as_json(text: str, types: Types) -> str:
 
 def may_be_null(begun: str) -> bool:
     """Return whether a value that begins like this may become null."""
-    return "null".startswith(begun.strip().lower())
+    return any(word.startswith(begun.strip().lower()) for word in ("null", "none"))
 
 
 def _null(text: str) -> str | None:
-    return "null" if text.strip().lower() == "null" else None
+    return "null" if text.strip().lower() in ("null", "none") else None
 
 
 def _integer(text: str) -> str | None:
@@ -132,19 +133,15 @@ def _boolean(text: str) -> str | None:
 def _any(text: str, *kinds: type) -> str | None:
     """Return the text of a JSON value, of one of these kinds if there are some; else None."""
     try:
-        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        value = json.loads(text, parse_constant=refuse, parse_float=finite)
     except (ValueError, RecursionError):
         return None
     return text.strip() if not kinds or isinstance(value, kinds) else None
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _refuse(text)
-
-
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(text)  # Python reads NaN and Infinity, which are no JSON
+def _of_python(text: str, begins: str) -> str | None:
+    """Return a list or an object as Python writes it, which some templates do, as JSON."""
+    return json_of_python(text) if text.strip()[:1] in tuple(begins) else None
 
 
 _READERS: dict[str, Callable[[str], str | None]] = {
@@ -152,6 +149,6 @@ _READERS: dict[str, Callable[[str], str | None]] = {
     "integer": _integer,
     "number": _number,
     "boolean": _boolean,
-    "object": lambda text: _any(text, dict),
-    "array": lambda text: _any(text, list),
+    "object": lambda text: _any(text, dict) or _of_python(text, "{"),
+    "array": lambda text: _any(text, list) or _of_python(text, "[("),
 }

@@ -6,13 +6,14 @@ It limits neither time nor memory: the process that renders has such limits (pro
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
 MAX_MESSAGE_CHARS = 1000
 
@@ -28,8 +29,11 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The Jinja environment that chat templates expect, as in transformers."""
+class ChatEnvironment(SandboxedEnvironment):
+    """The Jinja environment that chat templates expect, as in transformers.
+
+    Templates may also change lists and objects, which Kimi's do: each render has its own.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -50,7 +54,7 @@ def _to_json(
 ) -> str:
     """JSON without the HTML escapes of Jinja's tojson, as in the training data of models."""
     return json.dumps(
-        value,
+        list(value) if isinstance(value, Iterator) else value,  # of the filter map, for example
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,

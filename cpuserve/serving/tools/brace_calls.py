@@ -1,0 +1,142 @@
+"""Calls in the writing of Gemma: keys without quotes, and texts between marks of their own.
+
+    <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:[1,2]}<tool_call|>
+    <start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>
+
+The arguments pass on as JSON, each when it has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import NoReturn
+
+from cpuserve.serving.tools.base import OptionalSchemas, Schemas
+from cpuserve.serving.tools.layout import LayoutFormat, chunks
+from cpuserve.serving.tools.layout_parser import LayoutParser
+from cpuserve.serving.tools.python_values import json_of_python
+from cpuserve.serving.tools.thoughts import Around
+
+_BARE_KEY = re.compile(r"(?<=[{,])\s*([^\s\"{}\[\],:]+)\s*:")
+
+
+@dataclass(frozen=True)
+class Braces:
+    """The writing. mark: the text before and after each text."""
+
+    mark: str
+    reads_schemas = False
+    forces = False
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """The texts of tokens that the parser must see."""
+        return frozenset({self.mark})
+
+    def fixed(self, text: str) -> list[str]:
+        """Return the chunks of a text of the layout."""
+        return chunks(text)
+
+    def rules(self, schemas: OptionalSchemas) -> NoReturn:
+        """Calls cannot be formed."""
+        raise NotImplementedError
+
+    def parser(
+        self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
+    ) -> BraceParser:
+        """Return a parser; see ToolFormat.parser."""
+        return BraceParser(self.mark, found, index, opening, schemas, around)
+
+
+class BraceParser(LayoutParser):
+    """In the arguments, it is in a text between marks, or between texts."""
+
+    def __init__(
+        self,
+        mark: str,
+        found: LayoutFormat,
+        index: int,
+        opening: str = "",
+        schemas: Schemas | None = None,
+        around: Around | None = None,
+    ) -> None:
+        self._mark = mark
+        self._argument: list[str] = []  # its key and its value, with texts as JSON
+        self._words: list[str] = []  # of the text
+        self._depth = 0
+        self._num_arguments = 0
+        super().__init__(found, index, opening, schemas, around)
+
+    def _at_arguments(self) -> bool:
+        self._begin_call(self._name, "{")
+        self._argument, self._depth, self._num_arguments = [], 0, 0
+        self._state = self._between_texts
+        return True
+
+    def _between_texts(self) -> bool:
+        mark = self._mark
+        for at, char in enumerate(self._held):
+            rest = self._held[at : at + len(mark)]
+            if mark.startswith(rest):
+                self._held = self._held[at + len(rest) if rest == mark else at :]
+                self._words = []
+                self._state = self._in_marked if rest == mark else self._state
+                return rest == mark
+            if char == "}" and not self._depth:
+                self._tell_argument()
+                self._continue_call("}")
+                self._held = self._held[at + 1 :]
+                self._finish_call()
+                return True
+            if char == "," and not self._depth:
+                self._tell_argument()
+                continue
+            self._depth += (char in "{[") - (char in "}]" and self._depth > 0)
+            self._argument.append(char)
+        self._held = ""
+        return False
+
+    def _in_marked(self) -> bool:
+        """Read a text up to its mark."""
+        text, found, rest = self._held.partition(self._mark)
+        if not found:
+            tail = self._held.rfind(self._mark[0])
+            kept = tail if tail >= 0 and self._mark.startswith(self._held[tail:]) else len(text)
+            self._words.append(text[:kept])
+            self._held = text[kept:]
+            return False
+        self._words.append(text)
+        self._argument.append(json.dumps("".join(self._words), ensure_ascii=False))
+        self._held, self._state = rest, self._between_texts
+        return True
+
+    def _tell_argument(self) -> None:
+        """Pass on an argument as JSON."""
+        text = "".join(self._argument).strip()
+        self._argument.clear()
+        key, colon, value = text.partition(":")
+        if text.startswith('"'):  # the key is a text between marks
+            key, end = _leading_text(text)
+            colon, value = text[end:].lstrip()[:1], text[end:].lstrip()[1:]
+        if colon != ":" or not key.strip():
+            return
+        comma = ", " if self._num_arguments else ""
+        self._num_arguments += 1
+        self._continue_call(f"{comma}{json.dumps(key.strip())}: {_value(value)}")
+
+
+def _leading_text(text: str) -> tuple[str, int]:
+    try:
+        found, end = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return "", 0
+    return found, end
+
+
+def _value(text: str) -> str:
+    """Return a value with bare keys and words as JSON; anything else becomes a text."""
+    parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
+    parts[::2] = [_BARE_KEY.sub(r'"\1":', part) for part in parts[::2]]
+    return json_of_python("".join(parts)) or json.dumps(text.strip(), ensure_ascii=False)

@@ -1,0 +1,191 @@
+"""The table of families: formats by the names of vLLM's parsers, one line each.
+
+Most templates show how calls are written, and need no entry. An entry is for --tool-call-parser,
+and for templates that do not show it; `hint` tells these, in the template or in a special token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cpuserve.serving.tools.brace_calls import Braces
+from cpuserve.serving.tools.harmony import HARMONY
+from cpuserve.serving.tools.hermes import HERMES
+from cpuserve.serving.tools.layout import ID, Layout, LayoutFormat, Writing
+from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
+from cpuserve.serving.tools.named_calls import NAMED_JSON
+from cpuserve.serving.tools.object_calls import Objects
+from cpuserve.serving.tools.python_calls import PYTHON
+from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
+from cpuserve.serving.tools.tag_calls import Tags
+from cpuserve.serving.tools.thoughts import THINK, ThinkTags
+
+if TYPE_CHECKING:
+    from cpuserve.serving.tools.base import ToolFormat
+
+_NAMED, _ARGUMENTS = '{"name": "', '", "arguments": '
+_LIST, _KEYED = Objects(), Objects(keyed=True)
+_ARG_TAGS = (("", "</arg_key><arg_value>"),)
+_DSML = "\uff5cDSML\uff5c"
+_CALLS, _CALL, _SEP = (
+    "tool\u2581calls\u2581", "tool\u2581call\u2581", "<\uff5ctool\u2581sep\uff5c>",
+)  # fmt: skip
+
+
+def _objects(section: str, close: str, writing: Objects = _LIST) -> tuple[Layout, Writing]:
+    """Return a list of objects between two texts."""
+    begin, middle = ('{"', '": ') if writing.keyed else (_NAMED, _ARGUMENTS)
+    return Layout(f"{section}[", begin, middle, "}", ", ", f"]{close}"), writing
+
+
+def _python(section: str, between: str, close: str) -> tuple[Layout, Writing]:
+    return Layout(section, "", "(", "", between, close), PYTHON
+
+
+def _deepseek(before: str, middle: str, end: str) -> tuple[Layout, Writing]:
+    begin = f"<\uff5c{_CALL}begin\uff5c>{before}"
+    section, close = f"<\uff5c{_CALLS}begin\uff5c>", f"<\uff5c{_CALLS}end\uff5c>"
+    return Layout(section, begin, middle, f"{end}<\uff5c{_CALL}end\uff5c>", "", close), NAMED_JSON
+
+
+def _invokes(tag: str, prefix: str, heads: tuple[tuple[str, str], ...]) -> tuple[Layout, Writing]:
+    """Return calls <invoke name="NAME"> with <parameter name="KEY"> inside of `tag`."""
+    section, begin = f"<{prefix}{tag}>\n", f'<{prefix}invoke name="'
+    layout = Layout(section, begin, '">\n', f"</{prefix}invoke>\n", "", f"</{prefix}{tag}>")
+    return layout, Tags(f'<{prefix}parameter name="', heads, f"</{prefix}parameter>\n")
+
+
+def _glm(line: str) -> tuple[Layout, Writing]:
+    layout = Layout("", "<tool_call>", line, "</tool_call>", line)
+    tags = Tags("<arg_key>", (("", f"</arg_key>{line}<arg_value>"),), f"</arg_value>{line}")
+    return layout, tags
+
+
+def _minimax() -> tuple[Layout, Writing]:
+    layout, tags = _invokes("", "", (("", '">'),))
+    section, close = "<minimax:tool_call>\n", "</minimax:tool_call>"
+    return replace(layout, section=section, close=close), tags
+
+
+def _seed() -> tuple[Layout, Writing]:
+    layout = Layout("", "<seed:tool_call>\n<function=", ">\n", "</function>\n</seed:tool_call>")
+    return layout, Tags("<parameter=", (("", ">"),), "</parameter>\n")
+
+
+def _dsml(tag: str) -> tuple[Layout, Writing]:
+    kinds = ("string", "integer", "number", "boolean", "array", "object", "null")
+    heads = tuple((kind, f'" string="{str(kind == "string").lower()}">') for kind in kinds)
+    return _invokes(tag, _DSML, heads)
+
+
+def _kimi() -> tuple[Layout, Writing]:
+    section, close = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    begin, middle = "<|tool_call_begin|>functions.", f":{ID}<|tool_call_argument_begin|>"
+    return Layout(section, begin, middle, "<|tool_call_end|>", "", close, "indexed"), NAMED_JSON
+
+
+def _cohere() -> tuple[Layout, Writing]:
+    begin, middle = f'{{"tool_call_id": "{ID}", "tool_name": "', '", "parameters": '
+    layout = Layout("<|START_ACTION|>[\n    ", begin, middle, "}", ",\n    ", "\n]<|END_ACTION|>")
+    return layout, _LIST
+
+
+def _command_r() -> tuple[Layout, Writing]:
+    begin, middle = '\n    {\n        "tool_name": "', '",\n        "parameters": '
+    return Layout("Action:\n```json\n[", begin, middle, "\n    }", ",", "\n]```"), _LIST
+
+
+def _mistral(list_of: bool) -> tuple[Layout, Writing]:
+    if list_of:
+        begin, close = _NAMED, "]"
+        return Layout("[TOOL_CALLS][", begin, _ARGUMENTS, "}", ", ", close, "nine"), _LIST
+    return Layout("", "[TOOL_CALLS]", "[ARGS]", "", "", "", "nine"), NAMED_JSON
+
+
+def _gemma(open_: str, close: str, mark: str) -> tuple[Layout, Writing]:
+    return Layout("", f"{open_}call:", "{", close), Braces(mark)
+
+
+_LAYOUTS: dict[str, Callable[[], tuple[Layout, Writing]]] = {
+    "apertus": lambda: _objects("<|tools_prefix|>", "<|tools_suffix|>", _KEYED),
+    "cohere_command_r": _command_r,
+    "cohere_command3": _cohere,
+    "deepseek_v3": lambda: _deepseek(f"function{_SEP}", "\n```json\n", "\n```"),
+    "deepseek_v31": lambda: _deepseek("", _SEP, ""),
+    "deepseek_v32": lambda: _dsml("function_calls"),
+    "deepseek_v4": lambda: _dsml("tool_calls"),
+    "functiongemma": lambda: _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
+    "gemma4": lambda: _gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "glm45": lambda: _glm("\n"),
+    "glm47": lambda: _glm(""),
+    "granite": lambda: _objects("<|tool_call|>", ""),
+    "hunyuan_a13b": lambda: _objects("<tool_calls>", "</tool_calls>"),
+    "kimi_k2": _kimi,
+    "lfm2": lambda: _python("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+    "llama4_pythonic": lambda: _python("[", ", ", "]"),
+    "minimax": lambda: (
+        Layout("<tool_calls>\n", _NAMED, _ARGUMENTS, "}\n", "", "</tool_calls>"), _LIST),
+    "minimax_m2": _minimax,
+    "mistral": lambda: _mistral(list_of=True),
+    "mistral_args": lambda: _mistral(list_of=False),
+    "nemotron_json": lambda: _objects("<TOOLCALL>", "</TOOLCALL>"),
+    "olmo3": lambda: _python("<function_calls>\n", "\n", "\n</function_calls>"),
+    "phi4_mini_json": lambda: _objects("functools", ""),
+    "seed_oss": _seed,
+}  # fmt: skip
+_ALIASES = {"pythonic": "llama4_pythonic"}
+_OWN: dict[str, ToolFormat] = {
+    "hermes": HERMES,
+    "llama3_json": LLAMA3_JSON,
+    "llama4_json": LLAMA3_JSON,
+    "openai": HARMONY,
+    "qwen3_coder": QWEN3_CODER,
+    "qwen3_xml": QWEN3_CODER,
+}
+# Texts in the template, or special tokens, that show a family's way of writing calls.
+_HINTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("lfm2", ("<|tool_list_start|>", "<|tool_call_start|>")),
+    ("granite", ("<|tool_call|>",)),
+    ("cohere_command_r", ("followed by a json-formatted list of actions",)),
+    ("phi4_mini_json", ("functools[",)),
+    ("olmo3", ("<function_calls>",)),
+    ("functiongemma", ("<start_function_call>",)),
+    ("gemma4", ("<|tool_call>",)),
+    ("llama4_pythonic", ("[func_name1(param",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+)
+
+_SEED = ThinkTags("<seed:think>", "</seed:think>")
+REASONING: dict[str, ThinkTags] = {
+    "apriel": ThinkTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    "cohere": ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    "gemma4": ThinkTags("<|channel>thought", "<channel|>"),
+    "mistral": ThinkTags("[THINK]", "[/THINK]"),
+    "seed_oss": _SEED,
+    **dict.fromkeys(
+        ("deepseek_r1", "deepseek_v3", "glm45", "granite", "hunyuan_a13b", "kimi_k2", "minimax_m2",
+         "nemotron_v3", "olmo3", "qwen3", "step3"),
+        THINK,
+    ),
+}  # fmt: skip
+# No text of a model has these.
+NO_THOUGHTS = ThinkTags("\0think\0", "\0/think\0")
+
+
+def family(name: str) -> ToolFormat:
+    """Return the format of a parser of vLLM; KeyError if it is unknown."""
+    if name in _OWN:
+        return _OWN[name]
+    layout, writing = _LAYOUTS[_ALIASES.get(name, name)]()
+    return LayoutFormat(name, layout, writing)
+
+
+def hinted(source: str, has_token: Callable[[str], bool]) -> str | None:
+    """Return the family that a template or a special token of the model shows."""
+    for shows in (source.__contains__, has_token):
+        found = (name for name, hints in _HINTS if any(map(shows, hints)))
+        if (name := next(found, None)) is not None:
+            return name
+    return None

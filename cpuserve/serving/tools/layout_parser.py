@@ -1,0 +1,149 @@
+"""The state machine that parsers of learned formats share: it reads the texts of the layout."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cpuserve.serving.tools.layout import ID
+from cpuserve.serving.tools.machine import CallParser
+from cpuserve.serving.tools.thoughts import Around
+
+if TYPE_CHECKING:
+    from cpuserve.serving.tools.base import Schemas
+    from cpuserve.serving.tools.layout import LayoutFormat
+
+SPACE = " \t\r\n"
+_NAME = re.compile(r"[A-Za-z0-9_.:-]*")
+_INDEXED = re.compile(r"(.+):(\d+)")
+_LONGEST = 160
+
+
+class LayoutParser(CallParser):
+    """In text, in the texts around a call, in its name, or in its arguments.
+
+    Where the text differs from the layout before the arguments begin, it is no call but text.
+    """
+
+    def __init__(
+        self,
+        found: LayoutFormat,
+        index: int,
+        opening: str = "",
+        schemas: Schemas | None = None,
+        around: Around | None = None,
+    ) -> None:
+        self._format = found
+        self._schemas = schemas or {}
+        self.markers = (found.opens[0],)
+        self._todo: list[str] = []  # chunks that come next
+        self._then: Callable[[], bool] = self._in_text  # the state after them
+        self._name = ""
+        self._given = ""  # the id that the model has written
+        self._is_in_section = False  # a further call may follow without the section's beginning
+        super().__init__(index, opening, self._id, around)
+
+    def _id(self) -> str:
+        if self._given and self._format.layout.ids in ("given", "indexed"):
+            return self._given
+        if self._format.layout.ids == "indexed":
+            return f"functions.{self._name}:{self.num_calls - 1}"
+        return self._format.layout.new_id()
+
+    def _end(self) -> None:
+        """Report text, or a call that never became one."""
+        undecided = (self._in_fixed, self._at_call, self._at_arguments)
+        if self._state in (self._in_text, self._in_thought, *undecided):
+            self._say_lead(self._held)
+
+    def _at_marker(self, marker: str) -> None:  # noqa: ARG002
+        self._expect(self._format.opens[1:], self._at_call)
+
+    def _expect(self, todo: list[str], then: Callable[[], bool]) -> None:
+        """Read these chunks, then go on with a state."""
+        self._todo, self._then, self._state = list(todo), then, self._in_fixed
+        if not todo:
+            self._state = then
+
+    def _in_fixed(self) -> bool:
+        """Read the next of the chunks that must follow."""
+        self._skip_space()
+        held, chunk = self._held, self._todo[0]
+        if chunk == ID:
+            found = _NAME.match(held)
+            chunk = found[0] if found is not None else ""
+            if chunk == held and len(chunk) < _LONGEST:
+                return False
+            self._given = chunk
+        if not held.startswith(chunk) or not chunk:
+            return not chunk.startswith(held) and self._text_again()
+        self._lead.append(chunk)
+        self._held = held[len(chunk) :]
+        del self._todo[0]
+        if not self._todo:
+            self._state = self._then
+        return True
+
+    def _skip_space(self) -> None:
+        """Drop white space before a part of a call; it is kept in case the call is none."""
+        rest = self._held.lstrip(SPACE)
+        if len(rest) < len(self._held):
+            self._lead.append(self._held[: len(self._held) - len(rest)])
+            self._held = rest
+
+    def _text_again(self) -> bool:
+        """Say what looked like a call."""
+        self._is_in_section = False
+        self._say_lead()
+        self._state = self._in_text
+        return True
+
+    def _at_call(self) -> bool:
+        """Read what follows the beginning of a call: its name."""
+        self._skip_space()
+        found = _NAME.match(self._held)
+        name = found[0] if found is not None else ""
+        if name == self._held and len(name) < _LONGEST:
+            return False
+        if not name or len(name) >= _LONGEST:
+            return self._text_again()
+        self._lead.append(name)
+        self._held = self._held[len(name) :]
+        todo = self._format.writing.fixed(self._format.layout.middle)
+        if self._format.layout.ids == "indexed":
+            indexed = _INDEXED.fullmatch(name)
+            self._given = f"functions.{name}" if indexed else ""
+            name, todo = indexed[1] if indexed else name, todo[2:]
+        self._name = name
+        self._expect(todo, self._at_arguments)
+        return True
+
+    @abstractmethod
+    def _at_arguments(self) -> bool:
+        """Begin the call with its arguments."""
+
+    def _finish_call(self) -> None:
+        """Go on after a complete call."""
+        self._close_call()
+        self._given = ""
+        self._is_in_section = bool(self._format.again)
+        self._state = self._after_call
+
+    def _after_call(self) -> bool:
+        """Drop what belongs to the format after a call; anything else is text again."""
+        self._skip_space()
+        held, found = self._held, self._format
+        again = found.again[0] if self._is_in_section and found.again else ""
+        for chunk in (again, *found.tails):
+            if chunk and held.startswith(chunk):
+                self._lead.clear()
+                self._held = held[len(chunk) :]
+                if chunk == again:
+                    self._lead.append(chunk)
+                    self._expect(found.again[1:], self._at_call)
+                return True
+        if any(chunk.startswith(held) for chunk in (again, *found.tails) if chunk):
+            return False  # even if nothing is left
+        return self._text_again()

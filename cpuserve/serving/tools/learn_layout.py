@@ -1,0 +1,294 @@
+"""Find the layout of calls in the text that a template writes for known calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cpuserve.serving.tools.brace_calls import Braces
+from cpuserve.serving.tools.layout import ID, Layout, LayoutFormat, Writing
+from cpuserve.serving.tools.named_calls import NAMED_JSON
+from cpuserve.serving.tools.object_calls import Objects
+from cpuserve.serving.tools.python_calls import PYTHON
+from cpuserve.serving.tools.tag_calls import Tags
+from cpuserve.serving.tools.values import types_of
+
+# Parts of a text that belong together, so that two texts are not compared inside of a tag.
+_ATOMS = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]|\s|[A-Za-z0-9_]+|.", re.DOTALL)
+_LIST = re.compile(r"\[\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Calls of `names` with `arguments`, as a template writes them.
+
+    one, two: the text of a response with one call and with two, "" = it writes no two. ids: those
+    of the calls.
+    """
+
+    one: str
+    two: str
+    names: Sequence[str]
+    ids: Sequence[str]
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where the arguments of a call are, after its name: text[begin:end]; and their writing."""
+
+    begin: int
+    end: int
+    writing: Writing
+
+
+Reader = Callable[[str, int, Probe], "_Found | None"]
+
+
+def layouts(probe: Probe) -> Iterator[LayoutFormat]:
+    """Yield the formats that may have written the calls; each is still to be tried."""
+    for number, read in enumerate((_in_object, _named_json, _tagged, _python, _braces)):
+        for at in _places(probe.one, probe.names[0]):
+            found = read(probe.one, at, probe)
+            if found is not None:
+                layout = _layout(probe, at, found, read)
+                if layout is not None:
+                    layout, writing = _divided(layout, found.writing)
+                    name = ("json_objects", "named_json", "tags", "pythonic", "braces")[number]
+                    yield LayoutFormat(name, layout, writing)
+
+
+def _divided(layout: Layout, writing: Writing) -> tuple[Layout, Writing]:
+    """Return both so that an argument and the end of a call begin with different texts."""
+    if not isinstance(writing, Tags):
+        return layout, writing
+    same = _common_beginning(writing.open, layout.end)
+    if not writing.open[len(same) :].strip() or not layout.end[len(same) :].strip():
+        return layout, writing
+    parted = replace(layout, middle=layout.middle + same, end=layout.end[len(same) :])
+    return parted, replace(writing, open=writing.open[len(same) :], tail=writing.tail + same)
+
+
+def _places(text: str, name: str) -> list[int]:
+    return [found.start() for found in re.finditer(re.escape(name), text)][:3]
+
+
+def _layout(probe: Probe, at: int, found: _Found, read: Reader) -> Layout | None:
+    """Return the texts around the calls, from responses with one and with two."""
+    one, two = probe.one, probe.two
+    name, other = probe.names[:2]
+    before = _with_ids(one[:at], probe)
+    middle = _with_ids(one[at + len(name) : found.begin], probe)
+    after = _with_ids(one[found.end :], probe)
+    section, begin, end, between, close = "", before, after, "", ""
+    second = two.find(other, found.end) if two.startswith(one[: found.end]) else -1
+    if second >= 0:
+        further = read(two, second, replace(probe, names=[other]))
+        if further is not None:
+            inner = _with_ids(two[found.end : second], probe)
+            last = _with_ids(two[further.end :], probe)
+            middle = _numbered(middle, _with_ids(two[second + len(other) : further.begin], probe))
+            begin = _common_end(before, inner)
+            inner_begin = inner[len(inner) - len(begin) :]
+            section = before[: len(before) - len(begin)]
+            begin = _numbered(begin, inner_begin)
+            inner = inner[: len(inner) - len(inner_begin)]
+            end = _common_beginning(last, inner)
+            between, close = inner[len(end) :], last[len(end) :]
+    return _finished(Layout(section, begin, middle, end, between, close), probe)
+
+
+def _finished(layout: Layout, probe: Probe) -> Layout | None:
+    """Return the layout without white space before it, and with the kind of its ids."""
+    section, begin, middle, end = layout.section, layout.begin, layout.middle, layout.end
+    close = layout.close
+    if not section.strip():
+        section, begin = "", (section + begin).lstrip()
+    elif not layout.between:  # what follows a call must show whether another one does
+        same = _common_beginning(begin, close)
+        if begin[len(same) :].strip():
+            section, begin = section + same, begin[len(same) :]
+            end, close = end + same, close[len(same) :]
+    section = section.lstrip()
+    ids = "given" if ID in begin + middle and any(i in probe.one for i in probe.ids) else ""
+    if begin.endswith("functions.") and middle.startswith(f":{ID}"):
+        ids = "indexed"
+    layout = Layout(section, begin, middle, end, layout.between, close, ids)
+    return layout if (section + begin).strip() else None
+
+
+def _with_ids(text: str, probe: Probe) -> str:
+    """Return a text with ID in place of the ids of the calls."""
+    for one in probe.ids:
+        text = text.replace(one, ID)
+    return re.sub(r"(?<=:)\d+(?=<)", ID, text)  # of functions.NAME:0
+
+
+def _numbered(one: str, other: str) -> str:
+    """Return a text with ID in place of numbers, if only these differ from the other text."""
+    if one == other:
+        return one
+    first, second = (re.sub(r"\d+", ID, text) for text in (one, other))
+    return first if first == second else one
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or (one.isdigit() and other.isdigit())
+
+
+def _common_beginning(one: str, other: str) -> str:
+    length = 0
+    for a, b in zip(_ATOMS.findall(one), _ATOMS.findall(other), strict=False):
+        if not _same(a, b):
+            break
+        length += len(a)
+    return one[:length]
+
+
+def _common_end(one: str, other: str) -> str:
+    length = 0
+    pairs = zip(_ATOMS.findall(one)[::-1], _ATOMS.findall(other)[::-1], strict=False)
+    for a, b in pairs:
+        if not _same(a, b):
+            break
+        length += len(a)
+    return one[len(one) - length :] if length else ""
+
+
+def _in_object(text: str, at: int, probe: Probe) -> _Found | None:
+    """Find a JSON object around the name that has the name and the arguments."""
+    name, arguments = probe.names[0], dict(probe.arguments)
+    decoder = json.JSONDecoder()
+    for start in reversed([i for i in range(at) if text[i] == "{"]):
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except ValueError:
+            continue
+        if end < at or not isinstance(value, dict):
+            continue
+        keys = [key for key, member in value.items() if member == name]
+        keyed = value == {name: arguments}
+        has_arguments = any(member == arguments for member in value.values())
+        if not (keyed or (keys and has_arguments)):
+            continue
+        inner = _object_behind(text, at + len(name), arguments)
+        if inner is None or inner[1] > end:  # the arguments come before the name
+            return _Found(at + len(name), end, Objects(keyed, forces=False))
+        return _Found(*inner, Objects(keyed))
+    return None
+
+
+def _object_behind(text: str, at: int, arguments: Any) -> tuple[int, int] | None:
+    """Return where the arguments are written as a JSON object, after `at`."""
+    start = text.find("{", at)
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start) if start >= 0 else (None, 0)
+    except ValueError:
+        return None
+    return (start, end) if value == arguments else None
+
+
+def _named_json(text: str, at: int, probe: Probe) -> _Found | None:
+    """Find a JSON object of the arguments after the name."""
+    found = _object_behind(text, at + len(probe.names[0]), dict(probe.arguments))
+    return None if found is None else _Found(*found, NAMED_JSON)
+
+
+def _tagged(text: str, at: int, probe: Probe) -> _Found | None:
+    """Find a key and a value for each argument after the name."""
+    begin = at + len(probe.names[0])
+    heads: dict[str, str] = {}
+    gaps: list[str] = []
+    tails: dict[str, str] = {}
+    place, kind = begin, ""
+    rest = dict(probe.arguments)
+    while rest:
+        ahead = {key: found.start() for key in rest if (found := _key(key).search(text, place))}
+        if not ahead:
+            return None
+        key = min(ahead, key=lambda one: ahead[one])
+        value = _value_behind(text, ahead[key] + len(key), rest[key])
+        if value is None:
+            return None
+        gaps.append(text[place : ahead[key]])
+        if kind:
+            tails[kind] = text[place : ahead[key]]
+        kind = next(iter(types_of({"const": rest.pop(key)}, {})))
+        heads[kind] = text[ahead[key] + len(key) : value[0]]
+        place = value[1]
+    open_ = gaps[0]
+    for gap in gaps[1:]:
+        open_ = _common_end(open_, gap)
+    if not open_.strip() or not all(head.strip() for head in heads.values()):
+        return None
+    tails = {k: gap[: len(gap) - len(open_)] for k, gap in tails.items()}
+    plain = next((tail for k, tail in tails.items() if k != "string"), None)
+    if plain is None or not plain.strip():
+        return None
+    first = begin + len(gaps[0]) - len(open_)
+    writing = _tags(open_, heads, plain, tails.get("string", plain))
+    return _Found(first, place + len(plain), writing)
+
+
+def _tags(open_: str, heads: dict[str, str], tail: str, text_tail: str) -> Tags:
+    """Return the writing of values with these texts around them."""
+    plain = next(head for kind, head in heads.items() if kind != "string")
+    text, quote = heads.get("string", plain), ("", "")
+    if text != plain and text.startswith(plain) and text_tail.endswith(tail):
+        quote = (text[len(plain) :], text_tail[: len(text_tail) - len(tail)])
+        heads = {**heads, "string": plain}
+    if len(set(heads.values())) == 1:
+        heads = {"": plain}
+    return Tags(open_, tuple(heads.items()), tail, quote)
+
+
+def _key(key: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![A-Za-z0-9_]){re.escape(key)}(?![A-Za-z0-9_])")
+
+
+def _value_behind(text: str, at: int, value: Any) -> tuple[int, int] | None:
+    """Return where a value is written, as itself, as JSON or in Python's words."""
+    ways = [value] if isinstance(value, str) else [json.dumps(value), str(value)]
+    if not isinstance(value, str):
+        ways.append(json.dumps(value, separators=(",", ":")))
+    found = [(place, place + len(way)) for way in ways if (place := text.find(way, at)) >= 0]
+    return min(found) if found else None
+
+
+def _python(text: str, at: int, probe: Probe) -> _Found | None:
+    """Find arguments in parentheses after the name, each with its name and `=`."""
+    begin = at + len(probe.names[0])
+    if not text.startswith("(", begin):
+        return None
+    place = begin + 1
+    for key, value in probe.arguments.items():
+        start = text.find(f"{key}=", place)
+        found = _value_behind(text, start + len(key), value) if start >= 0 else None
+        if found is None:
+            return None
+        place = found[1]
+    end = text.find(")", place)
+    return None if end < 0 else _Found(begin + 1, end + 1, PYTHON)
+
+
+def _braces(text: str, at: int, probe: Probe) -> _Found | None:
+    """Find arguments in braces after the name, with texts between marks."""
+    begin = at + len(probe.names[0])
+    if not text.startswith("{", begin):
+        return None
+    words = next((v for v in probe.arguments.values() if isinstance(v, str)), "")
+    key = next((k for k, v in probe.arguments.items() if v == words), "")
+    start, of_text = text.find(f"{key}:", begin), text.find(words, begin)
+    if start < 0 or of_text < start:
+        return None
+    mark = text[start + len(key) + 1 : of_text]
+    depth, place = 0, begin
+    for part in re.finditer(rf"{re.escape(mark)}.*?{re.escape(mark)}|[{{}}]", text[begin:], re.S):
+        depth += (part[0] == "{") - (part[0] == "}")
+        place = begin + part.end()
+        if not depth:
+            break
+    return _Found(begin + 1, place, Braces(mark)) if mark.strip() else None

@@ -1,0 +1,80 @@
+"""Calls with their name before an object in JSON, which has the arguments.
+
+[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}
+<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
+"""
+
+from __future__ import annotations
+
+from cpuserve.serving.tools.base import OptionalSchemas, Schemas
+from cpuserve.serving.tools.json_call import arguments_rule, arguments_rules
+from cpuserve.serving.tools.json_scan import ObjectScanner
+from cpuserve.serving.tools.layout import LayoutFormat, chunks
+from cpuserve.serving.tools.layout_parser import LayoutParser
+from cpuserve.serving.tools.thoughts import Around
+
+
+class NamedJson:
+    """The writing."""
+
+    reads_schemas = False
+    forces = True
+    markers: frozenset[str] = frozenset()
+
+    def fixed(self, text: str) -> list[str]:
+        """Return the chunks of a text of the layout."""
+        return chunks(text)
+
+    def rules(self, schemas: OptionalSchemas) -> tuple[list[str], list[str]]:
+        """Return the rules of the arguments of each function, in Lark."""
+        names = [arguments_rule(i, schema) for i, schema in enumerate(schemas.values())]
+        return names, arguments_rules(schemas)
+
+    def parser(
+        self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
+    ) -> NamedJsonParser:
+        """Return a parser; see ToolFormat.parser."""
+        return NamedJsonParser(found, index, opening, schemas, around)
+
+
+NAMED_JSON = NamedJson()
+
+
+class NamedJsonParser(LayoutParser):
+    """Its arguments pass on as they are written."""
+
+    _scanner = ObjectScanner()
+
+    def _at_arguments(self) -> bool:
+        self._skip_space()
+        ends = self._format.tails[:1]
+        if self._held.startswith("{"):
+            self._begin_call(self._name, "")
+            self._scanner, self._state = ObjectScanner(), self._in_object
+        elif any(self._held.startswith(end) for end in ends):  # a call without arguments
+            self._begin_call(self._name, "{}")
+            self._finish_call()
+        elif any(end.startswith(self._held) for end in ends):
+            return False
+        else:
+            self._text_again()
+        return True
+
+    def _in_object(self) -> bool:
+        text, scanner = self._held, self._scanner
+        for at, char in enumerate(text):
+            scanner.push(char)
+            if scanner.broken or scanner.closed:
+                told = at + (not scanner.broken)
+                break
+        else:
+            self._continue_call(text)
+            self._held = ""
+            return False
+        self._continue_call(text[:told])
+        self._held = text[told:]
+        if scanner.closed:
+            self._finish_call()
+        else:
+            self._state = self._in_text  # the call is broken
+        return True

@@ -1,0 +1,196 @@
+"""Calls as Python writes them, which Llama 4, LFM2 and OLMo 3 use.
+
+    <|tool_call_start|>[get_weather(city="Paris", days=[1, 2]), other()]<|tool_call_end|>
+
+The arguments pass on as JSON, each when it has ended. In a text, a quotation mark ends it only
+where the value may end, because templates write texts as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NoReturn
+
+from cpuserve.serving.tools.base import OptionalSchemas, Schemas
+from cpuserve.serving.tools.layout import LayoutFormat, chunks
+from cpuserve.serving.tools.layout_parser import LayoutParser
+from cpuserve.serving.tools.python_values import json_of_python, text_of_python
+from cpuserve.serving.tools.thoughts import Around
+from cpuserve.serving.tools.values import as_json, types_of
+
+_SPACE = " \t\r\n"
+_LONGEST_KEY = 160
+
+
+class Python:
+    """The writing."""
+
+    reads_schemas = True
+    forces = False
+    markers: frozenset[str] = frozenset()
+
+    def fixed(self, text: str) -> list[str]:
+        """Return the chunks of a text of the layout."""
+        return chunks(text)
+
+    def rules(self, schemas: OptionalSchemas) -> NoReturn:
+        """Calls cannot be formed."""
+        raise NotImplementedError
+
+    def parser(
+        self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
+    ) -> PythonParser:
+        """Return a parser; see ToolFormat.parser."""
+        return PythonParser(found, index, opening, schemas, around)
+
+
+PYTHON = Python()
+
+
+class PythonParser(LayoutParser):
+    """In the arguments, it is before a key, in one, or in a value."""
+
+    def __init__(
+        self,
+        found: LayoutFormat,
+        index: int,
+        opening: str = "",
+        schemas: Schemas | None = None,
+        around: Around | None = None,
+    ) -> None:
+        self._key: list[str] = []
+        self._value: list[str] = []
+        self._depth = 0
+        self._quote = ""  # the one that ends the text that the value is in
+        self._escaped = False
+        self._is_begun = False  # the value has a character that is not white space
+        self._may_end = False  # a quotation mark was read, which ends the text if the value may end
+        self._num_arguments = 0
+        self._is_bare = found.opens[0] == "["  # only at the beginning, as other texts have it too
+        self._has_begun = False  # a text, after which no bare call begins
+        super().__init__(found, index, opening, schemas, around)
+
+    def _in_text(self) -> bool:
+        if not self._is_bare:
+            return super()._in_text()
+        self.markers = ()
+        rest = self._held.lstrip(_SPACE)
+        if not self._has_begun and not rest.startswith(self._tags.open):
+            if not rest:
+                self._say(self._held)
+                self._held = ""
+            if self._tags.open.startswith(rest):
+                return False
+            if rest[0] == "[":
+                self._say(self._held[: len(self._held) - len(rest)])
+                self._held = rest[1:]
+                self._lead.append("[")
+                self._at_marker("[")
+                return True
+            self._has_begun = True
+        return super()._in_text()
+
+    def _text_again(self) -> bool:
+        self._has_begun = True
+        return super()._text_again()
+
+    def _after_call(self) -> bool:
+        """Read a comma, or without commas the name, as the beginning of another call."""
+        self._skip_space()
+        char = self._held[:1]
+        has_commas = "," in self._format.layout.between
+        if char == "," or (char.isalpha() and not has_commas and not self._is_bare):
+            if char == ",":
+                self._lead.append(char)
+                self._held = self._held[1:]
+            self._state = self._at_call
+            return True
+        return super()._after_call()
+
+    def _at_arguments(self) -> bool:
+        if self._is_bare and self._schemas and self._name not in self._schemas:
+            return self._text_again()
+        self._begin_call(self._name, "{")
+        self._num_arguments = 0
+        self._key, self._state = [], self._in_key
+        return True
+
+    def _in_key(self) -> bool:
+        """Read up to the value of an argument, or to the end of the call."""
+        for at, char in enumerate(self._held):
+            if char == ")" and not self._key:
+                self._held = self._held[at + 1 :]
+                self._continue_call("}")
+                self._finish_call()
+                return True
+            if char == "=" and self._key:
+                self._held = self._held[at + 1 :]
+                self._value, self._depth, self._quote = [], 0, ""
+                self._escaped = self._may_end = self._is_begun = False
+                self._state = self._in_value
+                return True
+            if char.isalnum() or char in "_-.$":
+                self._key.append(char)
+            if not (char.isalnum() or char in "_-.$, \t\r\n") or len(self._key) > _LONGEST_KEY:
+                self._held = self._held[at:]
+                self._state = self._in_text  # the call is broken
+                return True
+        self._held = ""
+        return False
+
+    def _in_value(self) -> bool:
+        for at, char in enumerate(self._held):
+            if self._is_over(char):
+                self._tell_value()
+                self._held = self._held[at:]
+                self._key, self._state = [], self._in_key
+                return True
+            self._value.append(char)
+        self._held = ""
+        return False
+
+    def _is_over(self, char: str) -> bool:
+        """Follow the structure of a value; return whether `char` ends it."""
+        if self._quote:
+            if not self._may_end:
+                self._may_end = char == self._quote and not self._escaped
+                self._escaped = char == "\\" and not self._escaped
+                return False
+            if char in _SPACE:
+                return False
+            self._may_end = char == self._quote  # a text goes on after another character
+            if char not in ",)]}:":
+                return False
+            self._quote, self._may_end = "", False
+        is_first, self._is_begun = not self._is_begun, self._is_begun or char not in _SPACE
+        if char in "'\"" and (self._depth or is_first):
+            self._quote, self._escaped = char, False
+        elif char in "([{":
+            self._depth += 1
+        elif char in ")]}":
+            if not self._depth:
+                return char == ")"
+            self._depth -= 1
+        return char == "," and not self._depth
+
+    def _tell_value(self) -> None:
+        """Pass on an argument as JSON of the type of its schema."""
+        schema = self._schemas.get(self._name, {})
+        properties = schema.get("properties")
+        key, text = "".join(self._key), "".join(self._value).strip()
+        of_key = properties.get(key) if isinstance(properties, Mapping) else None
+        comma = ", " if self._num_arguments else ""
+        self._num_arguments += 1
+        written = _value(text, types_of(of_key, schema))
+        self._continue_call(f"{comma}{json.dumps(key)}: {written}")
+
+
+def _value(text: str, types: frozenset[str]) -> str:
+    """Return a value as JSON."""
+    if len(text) > 1 and text[0] in "'\"" and text.endswith(text[0]):
+        inside = text_of_python(text[1:-1])
+        if "string" in types or not types:
+            return json.dumps(inside, ensure_ascii=False)
+        return as_json(inside, types)  # some templates put all values into quotes
+    return json_of_python(text) or as_json(text, types)

@@ -1,0 +1,231 @@
+"""Calls with a tag for each argument.
+
+    <tool_call>get_weather
+    <arg_key>city</arg_key>
+    <arg_value>Paris</arg_value>
+    </tool_call>
+
+The arguments pass on as JSON, as in qwen3_coder.py: a text as it is written, another value when
+it has ended. Its tag shows its type (string="true"), or else the schema does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas, Schemas
+from cpuserve.serving.tools.layout import LayoutFormat, chunks
+from cpuserve.serving.tools.layout_parser import LayoutParser
+from cpuserve.serving.tools.tag_rules import TagTexts, tag_rules
+from cpuserve.serving.tools.thoughts import Around
+from cpuserve.serving.tools.values import Types, as_json, may_be_null, types_of
+
+_TEXT = frozenset({"string"})
+_TEXT_OR_NULL = {"string", "null"}
+_LONGEST_HEAD = 400
+
+
+@dataclass(frozen=True)
+class Tags(TagTexts):
+    """The writing."""
+
+    reads_schemas = True
+    forces = True
+    markers: frozenset[str] = frozenset()
+
+    def fixed(self, text: str) -> list[str]:
+        """Return the chunks of a text of the layout."""
+        return chunks(text)
+
+    def rules(self, schemas: OptionalSchemas) -> tuple[list[str], list[str]]:
+        """Return the rules of the arguments of each function, in Lark."""
+        return tag_rules(self, schemas)
+
+    def parser(
+        self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
+    ) -> TagParser:
+        """Return a parser; see ToolFormat.parser."""
+        return TagParser(self, found, index, opening, schemas, around)
+
+
+class TagParser(LayoutParser):
+    """In a call, it is between arguments, after a key, or in a value."""
+
+    def __init__(
+        self,
+        tags: Tags,
+        found: LayoutFormat,
+        index: int,
+        opening: str = "",
+        schemas: Schemas | None = None,
+        around: Around | None = None,
+    ) -> None:
+        self._writing = tags
+        self._open = chunks(tags.open)
+        self._closes = found.layout.end.split()[0]
+        self._key_end = tags.heads[0][1].strip()[0]
+        tail = tags.tail.strip()
+        self._value_ends = (tail, tags.open.strip(), self._closes)
+        self._opened = 0  # how many chunks of `open` were read
+        self._schema: JsonSchema = {}
+        self._types: Types = frozenset()
+        self._num_arguments = 0
+        self._value: list[str] = []
+        self._stops: tuple[str, ...] = self._value_ends
+        super().__init__(found, index, opening, schemas, around)
+
+    def _end(self) -> None:
+        if self._state == self._in_string:
+            self._continue_call(_inside(self._held))
+        else:
+            super()._end()
+
+    def _at_arguments(self) -> bool:
+        """Begin the call if an argument or its end follows."""
+        self._skip_space()
+        held = self._held
+        starts = (self._open[0], self._closes)
+        if any(held.startswith(start) for start in starts):
+            self._begin_call(self._name, "{")
+            self._schema = self._schemas.get(self._name, {})
+            self._num_arguments = self._opened = 0
+            self._state = self._between
+            return True
+        if any(start.startswith(held) for start in starts):
+            return False
+        return self._text_again()
+
+    def _between(self) -> bool:
+        """Between the arguments of a call."""
+        self._held = held = self._held.lstrip(" \t\r\n")
+        if self._opened == 0 and held.startswith(self._closes):
+            self._continue_call("}")
+            self._held = held[len(self._closes) :]
+            self._finish_call()
+            return True
+        chunk = self._open[self._opened]
+        if held.startswith(chunk):
+            self._held = held[len(chunk) :]
+            self._opened += 1
+            if self._opened == len(self._open):
+                self._opened = 0
+                self._state = self._in_head
+            return True
+        if chunk.startswith(held) or (self._opened == 0 and self._closes.startswith(held)):
+            return False
+        self._state = self._in_text  # the call is broken
+        return True
+
+    def _in_head(self) -> bool:
+        """Read a key, and the text between it and its value."""
+        key, found, _ = self._held.partition(self._key_end)
+        rest = self._held[len(key) :]
+        if found:
+            for shown, kind in self._writing.shown:
+                match = shown.match(rest)
+                if match is not None:
+                    self._begin_value(key.strip(), kind, rest[match.end() :])
+                    return True
+        if len(self._held) < _LONGEST_HEAD:
+            return False
+        self._state = self._in_text  # the call is broken
+        return True
+
+    def _begin_value(self, key: str, kind: str, value: str) -> None:
+        comma = ", " if self._num_arguments else ""
+        self._num_arguments += 1
+        properties = self._schema.get("properties")
+        schema: Any = properties.get(key) if isinstance(properties, Mapping) else None
+        self._types = types_of(schema, self._schema)
+        if kind == "string":
+            self._types = _TEXT
+        elif kind:
+            self._types -= _TEXT
+        self._continue_call(f"{comma}{json.dumps(key)}: ")
+        self._held, self._stops = value, self._value_ends
+        self._state = self._first_break
+
+    def _first_break(self) -> bool:
+        """Drop the line break before a value, and its quote."""
+        held, quote = self._held, self._writing.quote[0]
+        if self._writing.breaks:
+            if held == "\r":
+                return False
+            self._held = held = held.removeprefix("\r\n" if held[0] == "\r" else "\n")
+        if quote and held.startswith(quote):
+            self._held, self._stops = held[len(quote) :], (self._writing.quote[1],)
+            self._types = _TEXT
+        elif quote and quote.startswith(held):
+            return False
+        if self._types == _TEXT:
+            self._continue_call('"')
+            self._state = self._in_string
+        else:
+            self._state = self._in_other
+        return True
+
+    def _in_string(self) -> bool:
+        value, ended = self._up_to_end()
+        self._continue_call(_inside(value) + ('"' if ended else ""))
+        return ended
+
+    def _in_other(self) -> bool:
+        value, ended = self._up_to_end()
+        self._value.append(value)
+        if ended:
+            self._continue_call(as_json("".join(self._value), self._types))
+        elif self._types != _TEXT_OR_NULL or may_be_null("".join(self._value)):
+            return False
+        else:
+            self._continue_call('"' + _inside("".join(self._value)))
+            self._state = self._in_string
+        self._value.clear()
+        return ended
+
+    def _up_to_end(self) -> tuple[str, bool]:
+        """Take the certain part of the value, and return whether that is all of it.
+
+        It ends at its tail. Models forget that: the next tag ends it as well.
+        """
+        held, ends = self._held, self._stops
+        found = [(at, end) for end in ends if (at := held.find(end)) >= 0]
+        if found:
+            at, end = min(found)
+            is_tail = end not in (self._value_ends[1:])
+            self._held = held[at + len(end) * is_tail :]
+            self._state = self._between if ends is self._value_ends else self._behind_quote
+            return self._without_break(held[:at]), True
+        longest = min(max(map(len, ends)) - 1, len(held))
+        tails = (n for n in range(longest, 0, -1) if _may_end(held[len(held) - n :], ends))
+        shown = len(held) - next(tails, 0)
+        if self._writing.breaks and held[:shown].endswith(("\r", "\n")):
+            shown = max(0, shown - len("\r\n"))
+        self._held = held[shown:]
+        return held[:shown], False
+
+    def _without_break(self, text: str) -> str:
+        if not (self._writing.breaks and text.endswith("\n")):
+            return text
+        return text.removesuffix("\n").removesuffix("\r")
+
+    def _behind_quote(self) -> bool:
+        """Drop the tail of a value after its quote."""
+        self._held = held = self._held.lstrip(" \t\r\n")
+        tail = self._value_ends[0]
+        if not held.startswith(tail) and tail.startswith(held):
+            return False
+        self._held = held.removeprefix(tail)
+        self._state = self._between
+        return True
+
+
+def _may_end(text: str, ends: tuple[str, ...]) -> bool:
+    return any(end.startswith(text) for end in ends)
+
+
+def _inside(text: str) -> str:
+    """Return `text` as the inside of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

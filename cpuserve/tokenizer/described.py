@@ -1,0 +1,92 @@
+"""Tools for templates that have no words for them: described in the system message.
+
+A template may still write calls in its own way; then the description shows that way. Else a call is
+a JSON object between two tags, and calls and results of earlier turns are written as texts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from cpuserve.tokenizer.traits import Traits
+
+Message = dict[str, Any]
+
+CALL_TAG = "<tool_call>"
+# In a template that asks for calls as they are written here.
+ASKS_FOR_CALLS = re.compile(CALL_TAG + r"""(?:\s|\\n)*\{+\s*\\?["']?(?:name|arguments)\b""")
+_NAME, _ARGUMENTS = "name_of_function", {"name_of_argument": "value"}
+_CALL = {
+    "id": "call00000",  # nine characters, as Mistral's templates want
+    "type": "function",
+    "function": {"name": _NAME, "arguments": _ARGUMENTS},
+}
+_TEXT = "c2f1text"
+_DESCRIPTION = """You can call the functions between <tools> and </tools>, which are given in JSON:
+<tools>
+TOOLS
+</tools>
+
+To call a function, write nothing but the call, with the function's name and its arguments:
+EXAMPLE
+
+You will get its result in the next message. If you need no function, answer as usual."""
+
+
+def described(
+    messages: list[Message], tools: list[Message] | None, traits: Traits, example: str
+) -> list[Message]:
+    """Return checked messages with the tools as a part of the system message.
+
+    example: how a call is written. Without tools, only calls of earlier turns are written.
+    """
+    written = [_as_texts(message, traits) for message in messages]
+    if not tools:
+        return written
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = _DESCRIPTION.replace("EXAMPLE", example).replace("TOOLS", lines)
+    first = written[0]
+    if first["role"] != "system":
+        return [{"role": "system", "content": text}, *written]
+    content = first["content"]
+    said: str | list[str] = (
+        [*content, text] if isinstance(content, list) else f"{content}\n\n{text}"
+    )
+    return [{**first, "content": said}, *written[1:]]
+
+
+def example_of(render: Callable[[list[Message]], str], traits: Traits) -> str:
+    """Return a call as a template writes it, or the usual one. Raises what `render` raises."""
+    if not traits.calls:
+        return _call_text(_CALL)
+    asked = {"role": "user", "content": "a"}
+    called = render([asked, {"role": "assistant", "content": "", "tool_calls": [_CALL]}])
+    said = render([asked, {"role": "assistant", "content": _TEXT}])
+    before, _, behind = said.rpartition(_TEXT)
+    begin = len(before) if called.startswith(before) else called.find(_NAME)
+    return called[begin:].removesuffix(behind).strip()
+
+
+def _as_texts(message: Message, traits: Traits) -> Message:
+    """Return a message with its calls, or the result of one, as a text that the template takes."""
+    calls = message.get("tool_calls")
+    if calls and not traits.calls:
+        texts = [_call_text(call) for call in calls]
+        content = message["content"]
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        said = content if isinstance(content, str) else "\n".join(content)
+        return {**rest, "content": "\n".join([*([said] if said else []), *texts])}
+    if message["role"] != "tool" or "tool" in traits.texts | traits.parts:
+        return message
+    content = message["content"]
+    result = content if isinstance(content, str) else "\n".join(content)
+    return {"role": "user", "content": f"<tool_response>\n{result}\n</tool_response>"}
+
+
+def _call_text(call: Message) -> str:
+    function = call["function"]
+    written = {"name": function["name"], "arguments": function["arguments"]}
+    return f"{CALL_TAG}\n{json.dumps(written, ensure_ascii=False)}\n</tool_call>"

@@ -1,0 +1,122 @@
+# ruff: noqa: E501 calls are easier to read on one line
+"""The table of families: each parser of vLLM's names reads and writes its family's calls."""
+
+import json
+
+import pytest
+
+from cpuserve.config.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
+from cpuserve.serving.events import Text, ToolCallDelta
+from cpuserve.serving.tools.base import WholeFormat
+from cpuserve.serving.tools.families import REASONING, family, hinted
+
+DSML, D, B = "\uff5cDSML\uff5c", "<\uff5ctool\u2581", "\uff5c>"
+ONE = '{"city": "Paris", "days": 3}'
+OBJECTS = f'[{{"name": "f", "arguments": {ONE}}}, {{"name": "g", "arguments": {{}}}}]'
+INVOKE = (
+    '<Xinvoke name="f">\n<Xparameter name="city"A>Paris</Xparameter>\n'
+    '<Xparameter name="days"B>3</Xparameter>\n</Xinvoke>\n<Xinvoke name="g">\n</Xinvoke>\n'
+)
+DEEPSEEK = INVOKE.replace("X", DSML).replace("A", ' string="true"').replace("B", ' string="false"')
+ARGS = "<arg_key>city</arg_key>_<arg_value>Paris</arg_value>_<arg_key>days</arg_key>_"
+GLM = f"<tool_call>f_{ARGS}<arg_value>3</arg_value>_</tool_call>_<tool_call>g_</tool_call>"
+QWEN = (
+    "<tool_call>\n<function=f>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
+    "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>"
+)
+PYTHON = "f(city='Paris', days=3), g()"
+BRACES = "call:f{city:MParisM,days:3}"
+# How the models of each parser write the call of f with ONE, and of g without arguments.
+WRITTEN = {
+    "apertus": f'<|tools_prefix|>[{{"f": {ONE}}}, {{"g": {{}}}}]<|tools_suffix|>',
+    "cohere_command_r": "Action:\n```json\n" + OBJECTS.replace("name", "tool_name").replace(
+        "arguments", "parameters") + "\n```",
+    "cohere_command3": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": '
+        f'{ONE}}},\n    {{"tool_call_id": "1", "tool_name": "g", "parameters": {{}}}}\n]<|END_ACTION|>',
+    "deepseek_v3": f"{D}calls\u2581begin{B}{D}call\u2581begin{B}function{D}sep{B}f\n```json\n{ONE}\n"
+        f"```{D}call\u2581end{B}\n{D}call\u2581begin{B}function{D}sep{B}g\n```json\n{{}}\n```"
+        f"{D}call\u2581end{B}{D}calls\u2581end{B}",
+    "deepseek_v31": f"{D}calls\u2581begin{B}{D}call\u2581begin{B}f{D}sep{B}{ONE}{D}call\u2581end{B}"
+        f"{D}call\u2581begin{B}g{D}sep{B}{{}}{D}call\u2581end{B}{D}calls\u2581end{B}",
+    "deepseek_v32": f"<{DSML}function_calls>\n{DEEPSEEK}</{DSML}function_calls>",
+    "deepseek_v4": f"<{DSML}tool_calls>\n{DEEPSEEK}</{DSML}tool_calls>",
+    "functiongemma": f"<start_function_call>{BRACES}<end_function_call><start_function_call>call:g{{}}"
+        "<end_function_call>".replace("M", "<escape>"),
+    "gemma4": f"<|tool_call>{BRACES}<tool_call|><|tool_call>call:g{{}}<tool_call|>",
+    "glm45": GLM.replace("_", "\n").replace("arg\n", "arg_").replace("tool\n", "tool_"),
+    "glm47": GLM.replace(">_<", "><").replace("f_<", "f<").replace("g_<", "g<"),
+    "granite": f"<|tool_call|>{OBJECTS}",
+    "hermes": f'<tool_call>\n{{"name": "f", "arguments": {ONE}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
+    "hunyuan_a13b": f"<tool_calls>{OBJECTS}</tool_calls>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+        f"<|tool_call_argument_begin|>{ONE}<|tool_call_end|><|tool_call_begin|>functions.g:1"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+    "lfm2": f"<|tool_call_start|>[{PYTHON}]<|tool_call_end|>",
+    "llama3_json": f'{{"name": "f", "parameters": {ONE}}}; {{"name": "g", "parameters": {{}}}}',
+    "llama4_json": f'{{"name": "f", "parameters": {ONE}}}; {{"name": "g", "parameters": {{}}}}',
+    "llama4_pythonic": f"[{PYTHON}]",
+    "pythonic": f"[{PYTHON}]",
+    "minimax": "<tool_calls>\n" + OBJECTS[1:-1].replace("}, {", "}\n{") + "\n</tool_calls>",
+    "minimax_m2": "<minimax:tool_call>\n" + INVOKE.replace("X", "").replace("A>", ">").replace(
+        "B>", ">") + "</minimax:tool_call>",
+    "mistral": f"[TOOL_CALLS]{OBJECTS}",
+    "mistral_args": f"[TOOL_CALLS]f[ARGS]{ONE}[TOOL_CALLS]g[ARGS]{{}}",
+    "nemotron_json": f"<TOOLCALL>{OBJECTS}</TOOLCALL>",
+    "olmo3": "<function_calls>\n" + PYTHON.replace("), ", ")\n") + "\n</function_calls>",
+    "openai": "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+        f"{ONE}<|call|><|start|>assistant to=functions.g<|channel|>commentary<|message|>{{}}<|call|>",
+    "phi4_mini_json": f"functools{OBJECTS}",
+    "qwen3_coder": QWEN,
+    "qwen3_xml": QWEN,
+    "seed_oss": QWEN.replace("tool_call>", "seed:tool_call>").replace(">\nParis\n", ">Paris").replace(
+        ">\n3\n", ">3"),
+}  # fmt: skip
+WRITTEN["gemma4"] = WRITTEN["gemma4"].replace("M", '<|"|>')
+SCHEMA = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+
+
+def test_the_options_know_the_parsers_of_the_table():
+    assert sorted(WRITTEN) == sorted(TOOL_CALL_PARSERS)
+    known = [name for name in REASONING_PARSERS if name != "openai_gptoss"]
+    assert sorted(REASONING) == sorted(known), "harmony has channels"
+    with pytest.raises(KeyError):
+        family("unknown")
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "cut"])
+def test_the_calls_of_a_family_are_read(name, whole):
+    parser = family(name).parser(0, schemas={"f": SCHEMA, "g": {}})
+    text = WRITTEN[name]
+    pieces = [p for part in ([text] if whole else text) for p in parser.push(part)]
+    pieces += parser.flush()
+    calls = []
+    for piece in pieces:
+        if isinstance(piece, ToolCallDelta):
+            if piece.name is not None:
+                calls.append([piece.name, ""])
+            calls[-1][1] += piece.arguments
+    assert [[of, json.loads(text)] for of, text in calls] == [["f", json.loads(ONE)], ["g", {}]]
+    assert "".join(p.text for p in pieces if isinstance(p, Text)) == ""
+    assert parser.ends_with_call
+
+
+@pytest.mark.parametrize("name", TOOL_CALL_PARSERS)
+def test_a_forced_call_begins_as_the_family_writes_it(name):
+    found = family(name)
+    if not found.forces:
+        return
+    opening = found.opening("f")
+    parser = found.parser(0, opening, {"f": SCHEMA})
+    assert not parser.num_closed
+    if name not in ("kimi_k2", "cohere_command_r", "seed_oss", "llama4_json"):
+        assert WRITTEN[name].startswith(opening), opening
+
+
+def test_a_template_or_a_token_shows_a_family():
+    assert hinted("List: <|tool_list_start|>", lambda _: False) == "lfm2"
+    assert hinted("nothing", lambda text: text == "<|tool_call_start|>") == "lfm2"
+    assert hinted("write functools[{", lambda _: False) == "phi4_mini_json"
+    assert hinted("nothing", lambda _: False) is None
+    assert isinstance(family("openai"), WholeFormat)
