@@ -8,7 +8,7 @@ import pytest
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import error_of, events_of, tokenizer
 from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
-from tests.helpers.call_templates import GPT_OSS, XML, chatml
+from tests.helpers.call_templates import GPT_OSS, chatml
 
 THINKS = TEMPLATE.replace(
     "<|im_start|>assistant\n{% endif %}",
@@ -100,10 +100,11 @@ def test_a_thought_that_the_client_began_and_the_model_continues_has_no_calls():
 
 @every_dialect
 def test_a_format_of_calls_that_is_not_known_is_refused_by_name(dialect):
-    api = tool_api(says("hi"), source=chatml(XML.replace("BREAK", "'\\n'")))
+    counted = "{{- '<<call ' + f.name + ' with ' + f.arguments | length | string + '>>' }}"
+    api = tool_api(says("hi"), source=chatml(counted))
     response = ask(api, dialect)
     assert response.status_code == 400
-    for words in ("glm45", "<tool_call>NAME", "hermes, llama3_json", "--chat-template"):
+    for words in ("<<call NAME with 5>>", "--tool-call-parser", "--chat-template"):
         assert words in json.dumps(response.json()), words
     assert ask(api, dialect, tools=False).status_code == 200
 
