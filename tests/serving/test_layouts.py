@@ -180,6 +180,22 @@ def test_a_text_that_is_not_quoted_as_python_does_is_read():
     ]
 
 
+@pytest.mark.parametrize("value", ["\\'", '\\"', "'", '"', ", ", "( ", "a ", "{a", "\\"])
+@pytest.mark.parametrize("begin", ["", "[", "['", '["', "{"])
+def test_a_long_value_takes_little_time(value, begin):
+    """Squared, its length would take minutes."""
+    long = begin + value * 60_000
+    for family, text in {
+        "LFM2": f"<|tool_call_start|>[get_weather(more={long}, days=1)]<|tool_call_end|>",
+        "Seed-OSS": "<seed:tool_call>\n<function=get_weather>\n<parameter=more>\n"
+        f"{long}\n</parameter>\n</function>\n</seed:tool_call>",
+        "Gemma 4": f"<|tool_call>call:get_weather{{more:{long}}}<tool_call|>",
+        "Granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {{"more": {long}}}}}]',
+    }.items():
+        parser = learned(family)[0].calls.parser(0, schemas=SCHEMAS)
+        assert parser.push(text) + parser.flush()
+
+
 ATOMS = sorted(
     {part for family in LEARNED for part in re.findall(r"<[^<>]*>|\[\w+\]|\w+|\W", template(family))
      if len(part) < 40 and part.strip()} - {"{", "%"}

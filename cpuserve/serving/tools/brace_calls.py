@@ -137,6 +137,6 @@ def _leading_text(text: str) -> tuple[str, int]:
 
 def _value(text: str) -> str:
     """Return a value with bare keys and words as JSON; anything else becomes a text."""
-    parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
+    parts = re.split(r'("(?:[^"\\]|\\.)*(?:"|$))', text)
     parts[::2] = [_BARE_KEY.sub(r'"\1":', part) for part in parts[::2]]
     return json_of_python("".join(parts)) or json.dumps(text.strip(), ensure_ascii=False)

@@ -9,7 +9,8 @@ from typing import NoReturn
 
 _PARTS = re.compile(
     r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_]\w*)"""
-    r"""|(?P<comma>,)(?=\s*[])}])|(?P<open>\()|(?P<close>\))""",
+    # A text without its end takes the rest, so that the time is linear.
+    r"""|(?P<rest>['"].*)|(?P<comma>,)(?=\s{0,64}[])}])|(?P<open>\()|(?P<close>\))""",
     re.DOTALL,
 )
 _WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -52,6 +53,8 @@ def _as_json(found: re.Match[str]) -> str:
             return _WORDS.get(found[0], found[0])
         case "comma":
             return ""
+        case "rest":
+            return found[0]
         case "open":
             return "["
     return "]"
