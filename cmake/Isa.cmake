@@ -39,6 +39,10 @@ function(cpuserve_add_isa level)
   target_compile_options(${target} PRIVATE -O3 ${arg_FLAGS} -ffp-contract=off -fno-math-errno
                                            -fno-trapping-math -fno-exceptions -fno-rtti
                                            -fvisibility=hidden)
+  # gcc collects garbage when its heap has grown by this percentage, by default 100. Measured with gcc
+  # 12: a fifth less memory for the same code in the same CPU time.
+  target_compile_options(${target} PRIVATE
+                         $<$<CXX_COMPILER_ID:GNU>:SHELL:--param ggc-min-expand=40>)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   cpuserve_warnings(${target})
   # A sanitized build inlines little, so its units have symbols that the leak check refuses; it runs
