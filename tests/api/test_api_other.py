@@ -292,19 +292,11 @@ def test_tokenizer_info_is_what_clients_read_of_a_tokenizer_config(api):
     assert "eos_token" in info
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"chat_template": "{{ 1 }}"},
-    ],
-)
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
-def test_tokenize_refuses_by_name_what_chat_refuses(api, path, fields):
+def test_tokenize_refuses_by_name_what_chat_refuses(api, path):
     messages = [{"role": "user", "content": "hi"}]
-    error = error_of(api.post(path, messages=messages, **fields))
-    assert error["code"] == "unsupported_parameter"
-    assert [error["param"]] == list(fields)
+    error = error_of(api.post(path, messages=messages, chat_template="{{ 1 }}"))
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "chat_template")
 
 
 def test_tokenize_of_nothing_is_nothing(api):
