@@ -12,7 +12,7 @@ CONVERTED_KIND: Final = "w8_g32"  # the kind of a matrix in a format without ker
 ACT_FORMAT: dict[str, str] = {kind.name: kind.rows for kind in KINDS}
 # The type of the products of a weight kind, as the probes call it; of other kinds "f32".
 DOT_OF_KIND: dict[str, str] = {kind.name: kind.dot for kind in KINDS}
-# The format in which attention reads queries, by the type of the KV cache.
+# The format of attention's queries, by the type of the KV cache.
 KV_ROW_FORMAT = {
     "bf16": "bf16",
     "f16": "f32",

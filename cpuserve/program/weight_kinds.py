@@ -82,7 +82,7 @@ SourceType = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KindRecord:
     """A weight kind.
 
     rows: the format of the rows that it multiplies, before activation bits (`row_formats.py`).
@@ -104,34 +104,34 @@ class Kind:
 
 def _with_zeros(
     name: WeightKind, dot: Literal["int8", "int4"], source: SourceType, block: tuple[int, int]
-) -> Kind:
-    return Kind(name, "q8g32", dot, source, block, reordered=True, zeros=True)
+) -> KindRecord:
+    return KindRecord(name, "q8g32", dot, source, block, reordered=True, zeros=True)
 
 
 KINDS = (
-    Kind("dense_bf16", "bf16", "bf16"),
-    Kind("dense_f16", "f32", "f32"),
-    Kind("dense_f32", "f32", "f32"),
-    Kind("w8_g32", "q8g32", "int8", "gguf_q8_0", (32, 34), reordered=True),
-    Kind("w4_g32", "q8g32", "int4", "gguf_q4_0", (32, 18), reordered=True),
-    Kind("w4m_g32", "q8g32", "int4", "gguf_q4_1", (32, 20)),
-    Kind("w4m_g128", "q8g128", "int4", "u4m_g128", (128, 68), reordered=True),
-    Kind("w8_channel", "q8row", "int8", "s8_channel"),
-    Kind("w8_channel_g128", "q8g128", "int8"),
-    Kind("q4_k", "q8g256", "int4", "gguf_q4_k", (256, 144)),
-    Kind("q5_k", "q8g256", "int8", "gguf_q5_k", (256, 176)),
-    Kind("q6_k", "q8g256", "int8", "gguf_q6_k", (256, 210)),
-    Kind("q2_k", "q8g256", "int4", "gguf_q2_k", (256, 84)),
-    Kind("q3_k", "q8g256", "int4", "gguf_q3_k", (256, 110)),
-    Kind("q5_0", "q8g32", "int8", "gguf_q5_0", (32, 22)),
-    Kind("q5_1", "q8g32", "int8", "gguf_q5_1", (32, 24)),
-    Kind("iq4_nl", "q8g32", "int8", "gguf_iq4_nl", (32, 18)),
-    Kind("iq4_xs", "q8g256", "int8", "gguf_iq4_xs", (256, 136)),
-    Kind("mxfp4", "q8g32", "int8", "gguf_mxfp4", (32, 17)),
-    Kind("e4m3_g128", "bf16", "bf16", "e4m3_g128"),
-    Kind("nf4_g64", "bf16", "bf16", "nf4_g64", (64, 34)),
-    Kind("fp4_g64", "bf16", "bf16", "fp4_g64", (64, 34)),
-    Kind("nvfp4", "bf16", "bf16", "nvfp4"),
+    KindRecord("dense_bf16", "bf16", "bf16"),
+    KindRecord("dense_f16", "f32", "f32"),
+    KindRecord("dense_f32", "f32", "f32"),
+    KindRecord("w8_g32", "q8g32", "int8", "gguf_q8_0", (32, 34), reordered=True),
+    KindRecord("w4_g32", "q8g32", "int4", "gguf_q4_0", (32, 18), reordered=True),
+    KindRecord("w4m_g32", "q8g32", "int4", "gguf_q4_1", (32, 20)),
+    KindRecord("w4m_g128", "q8g128", "int4", "u4m_g128", (128, 68), reordered=True),
+    KindRecord("w8_channel", "q8row", "int8", "s8_channel"),
+    KindRecord("w8_channel_g128", "q8g128", "int8"),
+    KindRecord("q4_k", "q8g256", "int4", "gguf_q4_k", (256, 144)),
+    KindRecord("q5_k", "q8g256", "int8", "gguf_q5_k", (256, 176)),
+    KindRecord("q6_k", "q8g256", "int8", "gguf_q6_k", (256, 210)),
+    KindRecord("q2_k", "q8g256", "int4", "gguf_q2_k", (256, 84)),
+    KindRecord("q3_k", "q8g256", "int4", "gguf_q3_k", (256, 110)),
+    KindRecord("q5_0", "q8g32", "int8", "gguf_q5_0", (32, 22)),
+    KindRecord("q5_1", "q8g32", "int8", "gguf_q5_1", (32, 24)),
+    KindRecord("iq4_nl", "q8g32", "int8", "gguf_iq4_nl", (32, 18)),
+    KindRecord("iq4_xs", "q8g256", "int8", "gguf_iq4_xs", (256, 136)),
+    KindRecord("mxfp4", "q8g32", "int8", "gguf_mxfp4", (32, 17)),
+    KindRecord("e4m3_g128", "bf16", "bf16", "e4m3_g128"),
+    KindRecord("nf4_g64", "bf16", "bf16", "nf4_g64", (64, 34)),
+    KindRecord("fp4_g64", "bf16", "bf16", "fp4_g64", (64, 34)),
+    KindRecord("nvfp4", "bf16", "bf16", "nvfp4"),
     _with_zeros("w8z_g32", "int8", "u8z_g32", (32, 35)),
     _with_zeros("w8z_g128", "int8", "u8z_g128", (128, 131)),
     _with_zeros("w4z_g32", "int4", "u4z_g32", (32, 19)),

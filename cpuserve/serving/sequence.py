@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cpuserve.serving.text import TextProcessor, Turn
+from cpuserve.serving.text import NextTurn, TextProcessor
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import Output
@@ -92,7 +92,7 @@ class SequenceRun:
             self._held += events
             self._num_held += count
             return [], 0
-        if self._processor.turn is Turn.NONE:  # the response begins again, in its form
+        if self._processor.turn is NextTurn.NONE:  # the response begins again, in its form
             self._held.clear()
             return [], 0
         if self._held:
@@ -106,13 +106,13 @@ class SequenceRun:
         assert tools is not None
         self.is_first = False
         opening = "" if sequence.after_thought is None else tools.opening
-        if why is Turn.NONE:
+        if why is NextTurn.NONE:
             self._tokens.clear()
             self._processor = self._begin(opening)
             self._next(self._encoded(opening))
             return [], 0
         end = tools.learned_format.thought_end
-        text = tools.thoughts.last_words + end.closed if why is Turn.OPEN else end.gap
+        text = tools.thoughts.last_words + end.closed if why is NextTurn.OPEN else end.gap
         if not opening:
             text += end.begin
         given = self._encoded(text + opening)

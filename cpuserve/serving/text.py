@@ -1,4 +1,4 @@
-"""Turn the engine's outputs into events: detokenization, stop strings, end of a sequence."""
+"""NextTurn the engine's outputs into events: detokenization, stop strings, end of a sequence."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class _Match:
         shorter.append(length + (last == stop[length]))
 
 
-class Turn(Enum):
+class NextTurn(Enum):
     """Why a sequence must go on in another way: with given tokens, or with a form.
 
     ENDED: its thought has ended. OPEN: its thought must be ended. NONE: it has no thought.
@@ -140,7 +140,7 @@ class TextProcessor:
         self._budget: int | None = None
         self._waits = False
         self._thought = False  # there was one
-        self.turn: Turn | None = None
+        self.turn: NextTurn | None = None
 
     def find_calls(
         self, parser: ToolParser, shown_ids: frozenset[int], *, tells_thoughts: bool = True
@@ -159,7 +159,7 @@ class TextProcessor:
         assert self._calls is not None
         self._budget, self._waits, self._thought = budget, waits, self._calls.in_thought
         if budget == 0 and self._thought:
-            self.turn = Turn.OPEN
+            self.turn = NextTurn.OPEN
 
     @property
     def is_undecided(self) -> bool:
@@ -210,7 +210,7 @@ class TextProcessor:
             shown = shown[:-1]  # the text of a stop token is not part of the response
         pieces = self._read(shown, text)
         if self.turn is None and self._waits and finish == "stop":
-            self.turn = Turn.OPEN if self._thought else Turn.NONE
+            self.turn = NextTurn.OPEN if self._thought else NextTurn.NONE
             text.token_ids = text.token_ids[: len(shown)]
         count = len(text.token_ids)
         self._num_tokens += count
@@ -284,24 +284,24 @@ class TextProcessor:
     def _watches(self) -> bool:
         return self._waits or self._budget is not None
 
-    def _turn(self, pieces: list[Piece]) -> Turn | None:
+    def _turn(self, pieces: list[Piece]) -> NextTurn | None:
         """Return the turn after the last token; a text in front of a waiting form is dropped."""
         assert self._calls is not None
         if self._calls.in_thought:
             self._thought = True
             spent = self._budget is not None and self.num_reasoning >= self._budget
-            return Turn.OPEN if spent else None
+            return NextTurn.OPEN if spent else None
         if not self._waits:
             return None
         said = any(not isinstance(piece, Thought) for piece in pieces)
         if said:
             pieces[:] = [piece for piece in pieces if isinstance(piece, Thought)]
         if self._thought:
-            return Turn.ENDED
-        return Turn.NONE if said else None
+            return NextTurn.ENDED
+        return NextTurn.NONE if said else None
 
     def _stopped(self, stops: StopFilter, text: str, event: Text) -> list[Piece]:
-        """Return the pieces of a text up to a stop string, of which there are none in thoughts."""
+        """Return the pieces of a text up to a stop string; thoughts have none."""
         parser = self._calls
         if parser is None:
             return self._told(stops.push(text), event)

@@ -13,7 +13,7 @@ from typing import Any
 
 from cpuserve.tokenizer.traits import Traits
 
-Message = dict[str, Any]
+ConversationMessage = dict[str, Any]
 
 CALL_TAG = "<tool_call>"
 # In a template that asks for calls as they are written here.
@@ -37,8 +37,11 @@ You will get its result in the next message. If you need no function, answer as 
 
 
 def described(
-    messages: list[Message], tools: list[Message] | None, traits: Traits, example: str
-) -> list[Message]:
+    messages: list[ConversationMessage],
+    tools: list[ConversationMessage] | None,
+    traits: Traits,
+    example: str,
+) -> list[ConversationMessage]:
     """Return checked messages with the tools as a part of the system message.
 
     example: how a call is written. Without tools, only calls of earlier turns are written.
@@ -58,7 +61,7 @@ def described(
     return [{**first, "content": said}, *written[1:]]
 
 
-def example_of(render: Callable[[list[Message]], str], traits: Traits) -> str:
+def example_of(render: Callable[[list[ConversationMessage]], str], traits: Traits) -> str:
     """Return a call as a template writes it, or the usual one. Raises what `render` raises."""
     if not traits.calls:
         return _call_text(_CALL)
@@ -70,7 +73,7 @@ def example_of(render: Callable[[list[Message]], str], traits: Traits) -> str:
     return called[begin:].removesuffix(behind).strip()
 
 
-def _as_texts(message: Message, traits: Traits) -> Message:
+def _as_texts(message: ConversationMessage, traits: Traits) -> ConversationMessage:
     """Return a message with its calls, or the result of one, as a text that the template takes."""
     calls = message.get("tool_calls")
     if calls and not traits.calls:
@@ -86,7 +89,7 @@ def _as_texts(message: Message, traits: Traits) -> Message:
     return {"role": "user", "content": f"<tool_response>\n{result}\n</tool_response>"}
 
 
-def _call_text(call: Message) -> str:
+def _call_text(call: ConversationMessage) -> str:
     function = call["function"]
     written = {"name": function["name"], "arguments": function["arguments"]}
     return f"{CALL_TAG}\n{json.dumps(written, ensure_ascii=False)}\n</tool_call>"

@@ -11,7 +11,7 @@ namespace {
 Activation from_name(const std::string& name, Activation) { return parse_activation(name); }
 Score from_name(const std::string& name, Score) { return parse_score(name); }
 
-// The type in which Python passes a field of type T: a choice by its name, all else as it is.
+// Python passes a field of type T as this type: a choice by its name, all else as it is.
 template <class T>
 using Passed = std::conditional_t<std::is_enum_v<T>, std::string, T>;
 template <class T>

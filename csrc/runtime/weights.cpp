@@ -23,7 +23,7 @@ constexpr int64_t kVectorPad = kStripPanels * kPanel;
 
 // A thread packs blocks of so many bytes of a file and computes their digest while they are in L2.
 constexpr int64_t kBlockBytes = 1 << 20;
-// What all threads together ask the disk for before they need it: 10 ms of a disk of 6 GB/s.
+// All threads together ask the disk for so many bytes before they need them: 10 ms at 6 GB/s.
 constexpr int64_t kAheadBytes = 64 << 20;
 
 // Returns the source of packed row `row` of the matrix, or nullptr for padding.

@@ -96,7 +96,7 @@ class PublishedBlocks:
             entry = parent
 
     def evicted(self, block: BlockId) -> None:
-        """Remove a block whose memory is needed from the index, with what is useless without it."""
+        """Remove a block from the index because its memory is needed, and the entries that need it."""
         entry = self.index.entry(block)
         assert entry is not None, "a cached block has no name"
         group = entry.blocks.index(block)

@@ -75,7 +75,7 @@ class ToolFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name for people."""
 
     @property
     def reads_schemas(self) -> bool:

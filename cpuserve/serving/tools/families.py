@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cpuserve.serving.tools.brace_calls import Braces
 from cpuserve.serving.tools.harmony import HARMONY
 from cpuserve.serving.tools.hermes import HERMES
-from cpuserve.serving.tools.layout import ID, Layout, LayoutFormat, Writing
+from cpuserve.serving.tools.layout import ID, CallLayout, LayoutFormat, Writing
 from cpuserve.serving.tools.llama3_json import LLAMA3_JSON
 from cpuserve.serving.tools.named_calls import NAMED_JSON
 from cpuserve.serving.tools.object_calls import Objects
@@ -34,81 +34,87 @@ _CALLS, _CALL, _SEP = (
 )  # fmt: skip
 
 
-def _objects(section: str, close: str, writing: Objects = _LIST) -> tuple[Layout, Writing]:
+def _objects(section: str, close: str, writing: Objects = _LIST) -> tuple[CallLayout, Writing]:
     """Return a list of objects between two texts."""
     begin, middle = ('{"', '": ') if writing.keyed else (_NAMED, _ARGUMENTS)
-    return Layout(f"{section}[", begin, middle, "}", ", ", f"]{close}"), writing
+    return CallLayout(f"{section}[", begin, middle, "}", ", ", f"]{close}"), writing
 
 
-def _python(section: str, between: str, close: str) -> tuple[Layout, Writing]:
-    return Layout(section, "", "(", "", between, close), PYTHON
+def _python(section: str, between: str, close: str) -> tuple[CallLayout, Writing]:
+    return CallLayout(section, "", "(", "", between, close), PYTHON
 
 
-def _deepseek(before: str, middle: str, end: str) -> tuple[Layout, Writing]:
+def _deepseek(before: str, middle: str, end: str) -> tuple[CallLayout, Writing]:
     begin = f"<\uff5c{_CALL}begin\uff5c>{before}"
     section, close = f"<\uff5c{_CALLS}begin\uff5c>", f"<\uff5c{_CALLS}end\uff5c>"
-    return Layout(section, begin, middle, f"{end}<\uff5c{_CALL}end\uff5c>", "", close), NAMED_JSON
+    return CallLayout(
+        section, begin, middle, f"{end}<\uff5c{_CALL}end\uff5c>", "", close
+    ), NAMED_JSON
 
 
-def _invokes(tag: str, prefix: str, heads: tuple[tuple[str, str], ...]) -> tuple[Layout, Writing]:
+def _invokes(
+    tag: str, prefix: str, heads: tuple[tuple[str, str], ...]
+) -> tuple[CallLayout, Writing]:
     """Return calls <invoke name="NAME"> with <parameter name="KEY"> inside of `tag`."""
     section, begin = f"<{prefix}{tag}>\n", f'<{prefix}invoke name="'
-    layout = Layout(section, begin, '">\n', f"</{prefix}invoke>\n", "", f"</{prefix}{tag}>")
+    layout = CallLayout(section, begin, '">\n', f"</{prefix}invoke>\n", "", f"</{prefix}{tag}>")
     return layout, Tags(f'<{prefix}parameter name="', heads, f"</{prefix}parameter>\n")
 
 
-def _glm(line: str) -> tuple[Layout, Writing]:
-    layout = Layout("", "<tool_call>", line, "</tool_call>", line)
+def _glm(line: str) -> tuple[CallLayout, Writing]:
+    layout = CallLayout("", "<tool_call>", line, "</tool_call>", line)
     tags = Tags("<arg_key>", (("", f"</arg_key>{line}<arg_value>"),), f"</arg_value>{line}")
     return layout, tags
 
 
-def _minimax() -> tuple[Layout, Writing]:
+def _minimax() -> tuple[CallLayout, Writing]:
     layout, tags = _invokes("", "", (("", '">'),))
     section, close = "<minimax:tool_call>\n", "</minimax:tool_call>"
     return replace(layout, section=section, close=close), tags
 
 
-def _seed() -> tuple[Layout, Writing]:
-    layout = Layout("", "<seed:tool_call>\n<function=", ">\n", "</function>\n</seed:tool_call>")
+def _seed() -> tuple[CallLayout, Writing]:
+    layout = CallLayout("", "<seed:tool_call>\n<function=", ">\n", "</function>\n</seed:tool_call>")
     return layout, Tags("<parameter=", (("", ">"),), "</parameter>\n")
 
 
-def _dsml(tag: str) -> tuple[Layout, Writing]:
+def _dsml(tag: str) -> tuple[CallLayout, Writing]:
     kinds = ("string", "integer", "number", "boolean", "array", "object", "null")
     heads = tuple((kind, f'" string="{str(kind == "string").lower()}">') for kind in kinds)
     return _invokes(tag, _DSML, heads)
 
 
-def _kimi() -> tuple[Layout, Writing]:
+def _kimi() -> tuple[CallLayout, Writing]:
     section, close = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
     begin, middle = "<|tool_call_begin|>functions.", f":{ID}<|tool_call_argument_begin|>"
-    return Layout(section, begin, middle, "<|tool_call_end|>", "", close, "indexed"), NAMED_JSON
+    return CallLayout(section, begin, middle, "<|tool_call_end|>", "", close, "indexed"), NAMED_JSON
 
 
-def _cohere() -> tuple[Layout, Writing]:
+def _cohere() -> tuple[CallLayout, Writing]:
     begin, middle = f'{{"tool_call_id": "{ID}", "tool_name": "', '", "parameters": '
-    layout = Layout("<|START_ACTION|>[\n    ", begin, middle, "}", ",\n    ", "\n]<|END_ACTION|>")
+    layout = CallLayout(
+        "<|START_ACTION|>[\n    ", begin, middle, "}", ",\n    ", "\n]<|END_ACTION|>"
+    )
     return layout, _LIST
 
 
-def _command_r() -> tuple[Layout, Writing]:
+def _command_r() -> tuple[CallLayout, Writing]:
     begin, middle = '\n    {\n        "tool_name": "', '",\n        "parameters": '
-    return Layout("Action:\n```json\n[", begin, middle, "\n    }", ",", "\n]```"), _LIST
+    return CallLayout("Action:\n```json\n[", begin, middle, "\n    }", ",", "\n]```"), _LIST
 
 
-def _mistral(list_of: bool) -> tuple[Layout, Writing]:
+def _mistral(list_of: bool) -> tuple[CallLayout, Writing]:
     if list_of:
         begin, close = _NAMED, "]"
-        return Layout("[TOOL_CALLS][", begin, _ARGUMENTS, "}", ", ", close, "nine"), _LIST
-    return Layout("", "[TOOL_CALLS]", "[ARGS]", "", "", "", "nine"), NAMED_JSON
+        return CallLayout("[TOOL_CALLS][", begin, _ARGUMENTS, "}", ", ", close, "nine"), _LIST
+    return CallLayout("", "[TOOL_CALLS]", "[ARGS]", "", "", "", "nine"), NAMED_JSON
 
 
-def _gemma(open_: str, close: str, mark: str) -> tuple[Layout, Writing]:
-    return Layout("", f"{open_}call:", "{", close), Braces(mark)
+def _gemma(open_: str, close: str, mark: str) -> tuple[CallLayout, Writing]:
+    return CallLayout("", f"{open_}call:", "{", close), Braces(mark)
 
 
-_LAYOUTS: dict[str, Callable[[], tuple[Layout, Writing]]] = {
+_LAYOUTS: dict[str, Callable[[], tuple[CallLayout, Writing]]] = {
     "apertus": lambda: _objects("<|tools_prefix|>", "<|tools_suffix|>", _KEYED),
     "cohere_command_r": _command_r,
     "cohere_command3": _cohere,
@@ -126,7 +132,7 @@ _LAYOUTS: dict[str, Callable[[], tuple[Layout, Writing]]] = {
     "lfm2": lambda: _python("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
     "llama4_pythonic": lambda: _python("[", ", ", "]"),
     "minimax": lambda: (
-        Layout("<tool_calls>\n", _NAMED, _ARGUMENTS, "}\n", "", "</tool_calls>"), _LIST),
+        CallLayout("<tool_calls>\n", _NAMED, _ARGUMENTS, "}\n", "", "</tool_calls>"), _LIST),
     "minimax_m2": _minimax,
     "mistral": lambda: _mistral(list_of=True),
     "mistral_args": lambda: _mistral(list_of=False),

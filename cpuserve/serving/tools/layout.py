@@ -43,7 +43,7 @@ def nine_characters() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CallLayout:
     """The texts around calls, as the template writes them, with ID for ids and numbers.
 
     A response has SECTION BEGIN name MIDDLE arguments END, for each further call BETWEEN BEGIN name
@@ -105,7 +105,7 @@ class LayoutFormat:
     """A format of calls: a layout, and how arguments are written in it."""
 
     name: str
-    layout: Layout
+    layout: CallLayout
     writing: Writing
 
     def with_short_ids(self) -> LayoutFormat:

@@ -18,8 +18,7 @@ from cpuserve.serving.events import Text, ToolCallDelta
 from cpuserve.serving.tools import FORMATS
 from cpuserve.serving.tools.base import WholeFormat, new_call_id
 from cpuserve.serving.tools.families import NO_THOUGHTS, REASONING, family, hinted
-from cpuserve.serving.tools.learn_layout import Probe as Calls
-from cpuserve.serving.tools.learn_layout import layouts
+from cpuserve.serving.tools.learn_layout import CallProbe, layouts
 from cpuserve.serving.tools.thoughts import TAGS_END, THINK, Around, ThinkTags, ThoughtEnd, tags_in
 from cpuserve.tokenizer.traits import THOUGHTS
 
@@ -200,7 +199,7 @@ def _learned(probe: _ProbeConversations, around: Around) -> ToolFormat | None:
         return None
     calls = probe.calls
     told = [(text, n) for text in ("", _TEXT) for n in (1, 2)]
-    known = Calls(one, two or "", _NAMES, [call["id"] for call in calls], _ARGUMENTS)
+    known = CallProbe(one, two or "", _NAMES, [call["id"] for call in calls], _ARGUMENTS)
     for found in layouts(known):
         # Calls without a marker follow no text.
         texts = [one for one in told if found.opens != ["["] or not one[0]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpuserve.serving.tools.brace_calls import Braces
-from cpuserve.serving.tools.layout import ID, Layout, LayoutFormat, Writing
+from cpuserve.serving.tools.layout import ID, CallLayout, LayoutFormat, Writing
 from cpuserve.serving.tools.named_calls import NAMED_JSON
 from cpuserve.serving.tools.object_calls import Objects
 from cpuserve.serving.tools.python_calls import PYTHON
@@ -22,7 +22,7 @@ _LIST = re.compile(r"\[\s*$")
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class CallProbe:
     """Calls of `names` with `arguments`, as a template writes them.
 
     one, two: the text of a response with one call and with two, "" = it writes no two. ids: those
@@ -45,10 +45,10 @@ class _Found:
     writing: Writing
 
 
-Reader = Callable[[str, int, Probe], "_Found | None"]
+CallReader = Callable[[str, int, CallProbe], "_Found | None"]
 
 
-def layouts(probe: Probe) -> Iterator[LayoutFormat]:
+def layouts(probe: CallProbe) -> Iterator[LayoutFormat]:
     """Yield the formats that may have written the calls; each is still to be tried."""
     for number, read in enumerate((_in_object, _named_json, _tagged, _python, _braces)):
         for at in _places(probe.one, probe.names[0]):
@@ -61,7 +61,7 @@ def layouts(probe: Probe) -> Iterator[LayoutFormat]:
                     yield LayoutFormat(name, layout, writing)
 
 
-def _divided(layout: Layout, writing: Writing) -> tuple[Layout, Writing]:
+def _divided(layout: CallLayout, writing: Writing) -> tuple[CallLayout, Writing]:
     """Return both so that an argument and the end of a call begin with different texts."""
     if not isinstance(writing, Tags):
         return layout, writing
@@ -76,7 +76,7 @@ def _places(text: str, name: str) -> list[int]:
     return [found.start() for found in re.finditer(re.escape(name), text)][:3]
 
 
-def _layout(probe: Probe, at: int, found: _Found, read: Reader) -> Layout | None:
+def _layout(probe: CallProbe, at: int, found: _Found, read: CallReader) -> CallLayout | None:
     """Return the texts around the calls, from responses with one and with two."""
     one, two = probe.one, probe.two
     name, other = probe.names[:2]
@@ -98,10 +98,10 @@ def _layout(probe: Probe, at: int, found: _Found, read: Reader) -> Layout | None
             inner = inner[: len(inner) - len(inner_begin)]
             end = _common_beginning(last, inner)
             between, close = inner[len(end) :], last[len(end) :]
-    return _finished(Layout(section, begin, middle, end, between, close), probe)
+    return _finished(CallLayout(section, begin, middle, end, between, close), probe)
 
 
-def _finished(layout: Layout, probe: Probe) -> Layout | None:
+def _finished(layout: CallLayout, probe: CallProbe) -> CallLayout | None:
     """Return the layout without white space before it, and with the kind of its ids."""
     section, begin, middle, end = layout.section, layout.begin, layout.middle, layout.end
     close = layout.close
@@ -116,11 +116,11 @@ def _finished(layout: Layout, probe: Probe) -> Layout | None:
     ids = "given" if ID in begin + middle and any(i in probe.one for i in probe.ids) else ""
     if begin.endswith("functions.") and middle.startswith(f":{ID}"):
         ids = "indexed"
-    layout = Layout(section, begin, middle, end, layout.between, close, ids)
+    layout = CallLayout(section, begin, middle, end, layout.between, close, ids)
     return layout if (section + begin).strip() else None
 
 
-def _with_ids(text: str, probe: Probe) -> str:
+def _with_ids(text: str, probe: CallProbe) -> str:
     """Return a text with ID in place of the ids of the calls."""
     for one in probe.ids:
         text = text.replace(one, ID)
@@ -158,7 +158,7 @@ def _common_end(one: str, other: str) -> str:
     return one[len(one) - length :] if length else ""
 
 
-def _in_object(text: str, at: int, probe: Probe) -> _Found | None:
+def _in_object(text: str, at: int, probe: CallProbe) -> _Found | None:
     """Find a JSON object around the name that has the name and the arguments."""
     name, arguments = probe.names[0], dict(probe.arguments)
     decoder = json.JSONDecoder()
@@ -191,13 +191,13 @@ def _object_behind(text: str, at: int, arguments: Any) -> tuple[int, int] | None
     return (start, end) if value == arguments else None
 
 
-def _named_json(text: str, at: int, probe: Probe) -> _Found | None:
+def _named_json(text: str, at: int, probe: CallProbe) -> _Found | None:
     """Find a JSON object of the arguments after the name."""
     found = _object_behind(text, at + len(probe.names[0]), dict(probe.arguments))
     return None if found is None else _Found(*found, NAMED_JSON)
 
 
-def _tagged(text: str, at: int, probe: Probe) -> _Found | None:
+def _tagged(text: str, at: int, probe: CallProbe) -> _Found | None:
     """Find a key and a value for each argument after the name."""
     begin = at + len(probe.names[0])
     heads: dict[str, str] = {}
@@ -258,7 +258,7 @@ def _value_behind(text: str, at: int, value: Any) -> tuple[int, int] | None:
     return min(found) if found else None
 
 
-def _python(text: str, at: int, probe: Probe) -> _Found | None:
+def _python(text: str, at: int, probe: CallProbe) -> _Found | None:
     """Find arguments in parentheses after the name, each with its name and `=`."""
     begin = at + len(probe.names[0])
     if not text.startswith("(", begin):
@@ -274,7 +274,7 @@ def _python(text: str, at: int, probe: Probe) -> _Found | None:
     return None if end < 0 else _Found(begin + 1, end + 1, PYTHON)
 
 
-def _braces(text: str, at: int, probe: Probe) -> _Found | None:
+def _braces(text: str, at: int, probe: CallProbe) -> _Found | None:
     """Find arguments in braces after the name, with texts between marks."""
     begin = at + len(probe.names[0])
     if not text.startswith("{", begin):

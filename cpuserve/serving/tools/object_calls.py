@@ -26,7 +26,7 @@ _FIXED = re.compile(r"<\S*|\[/?[A-Z_]+\]|\w+:?|`+\w*")
 
 @dataclass(frozen=True)
 class Objects:
-    """The writing. keyed: an object has one member, whose key is the name.
+    """The writing. keyed: the name is the key of an object's only member.
 
     forces: the name is written before the arguments.
     """

@@ -54,7 +54,7 @@ TAGS_END = ThoughtEnd("\n</think>\n\n", "\n\n")
 
 @dataclass(frozen=True, slots=True)
 class ThoughtUse:
-    """What becomes of thoughts: whether the response has them, and how many tokens they may have.
+    """How a response treats thoughts: whether it shows them, and how many tokens they may have.
 
     budget: None = any number. last_words: the end of a thought that has no more.
     """

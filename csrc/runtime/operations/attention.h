@@ -73,7 +73,7 @@ inline Accesses accesses(const SplitGatesOp& op, const Program&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
-// Checks the tables of a rotation of `rotary` columns, whose rows limit the positions of a step.
+// Checks the tables of a rotation of `rotary` columns. Their rows limit the positions of a step.
 void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin);
 
 using AttentionOps = Family<RopeStoreOp, AttentionOp, SplitGatesOp>;
