@@ -96,7 +96,7 @@ class PublishedBlocks:
             entry = parent
 
     def evicted(self, block: BlockId) -> None:
-        """Remove a block from the index because its memory is needed, and the entries that need it."""
+        """Remove a block and the entries that need it from the index: its memory is needed."""
         entry = self.index.entry(block)
         assert entry is not None, "a cached block has no name"
         group = entry.blocks.index(block)

@@ -1,4 +1,4 @@
-"""Numbers of tensor types that llama.cpp does not read: removed ones, and those of its forks.
+"""Numbers of tensor types that llama.cpp does not read: removed ones, and numbers of its forks.
 
 A file with such a type is not broken, but only the program that wrote it can read it. The numbers
 come from ggml.h in llama.cpp and in its fork ik_llama.cpp.
