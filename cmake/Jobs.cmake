@@ -1,8 +1,8 @@
 # The number of compilers that may run at once: MAX_JOBS, else CMAKE_BUILD_PARALLEL_LEVEL, else
-# min(cores, available memory / 1 GiB), because the largest unit takes less: with gcc 12 the bindings
-# 977 MiB, and the largest ISA level, avx512, 705. A Ninja job pool enforces it, whatever -j the
-# caller (pip, scikit-build-core) passes.
-set(CPUSERVE_MB_PER_JOB 1024)
+# min(cores, available memory / 768 MB), because the largest unit takes less: with gcc 12 the bindings
+# of the executor 689 MB, and the largest ISA level, avx512, 523. A Ninja job pool enforces it,
+# whatever -j the caller (pip, scikit-build-core) passes.
+set(CPUSERVE_MB_PER_JOB 768)
 
 function(cpuserve_available_memory_mb result)
   if(CPUSERVE_AVAILABLE_MEMORY_MB)

@@ -11,50 +11,93 @@ namespace {
 Activation from_name(const std::string& name, Activation) { return parse_activation(name); }
 Score from_name(const std::string& name, Score) { return parse_score(name); }
 
-// Python passes a field of type T as this type: a choice by its name, all else as it is.
+// Sets one field of an operation, which `op` points to, from what Python passed.
+struct FieldSetter {
+  const char* name;
+  bool has_default;
+  void (*set)(void* op, py::handle passed);
+};
+
+// Python passes a choice by its name, and all else as it is.
 template <class T>
-using Passed = std::conditional_t<std::is_enum_v<T>, std::string, T>;
-template <class T>
-T received(Passed<T> passed) {
+T received(py::handle passed) {
   if constexpr (std::is_enum_v<T>) {
-    return from_name(passed, T{});
+    return from_name(py::cast<std::string>(passed), T{});
   } else {
-    return passed;
+    return py::cast<T>(passed);
   }
 }
 
 template <class Op, size_t I>
-using FieldOf = std::tuple_element_t<I, decltype(Op::fields())>;
-
-template <class Op, size_t I>
-auto argument() {
+constexpr FieldSetter setter() {
   constexpr auto field = std::get<I>(Op::fields());
-  if constexpr (FieldOf<Op, I>::kHasDefault) {
-    return py::arg(field.name) = Op{}.*field.member;
-  } else {
-    return py::arg(field.name);
-  }
+  using Field = std::remove_const_t<decltype(field)>;
+  return {field.name, Field::kHasDefault, [](void* op, py::handle passed) {
+            static_cast<Op*>(op)->*std::get<I>(Op::fields()).member =
+                received<typename Field::Type>(passed);
+          }};
 }
 
-// The method that adds an operation, with its fields as arguments.
+// Sets the fields of an operation from the arguments of a call, in their order or by name. Throws
+// TypeError if one is missing, unknown, given twice, or of another type.
+void set_fields(const char* method, void* op, Span<const FieldSetter> fields, const py::args& args,
+                const py::kwargs& kwargs) {
+  const auto refuse = [&](const std::string& why) {
+    throw py::type_error(std::string(method) + "(): " + why);
+  };
+  const auto num_args = static_cast<int64_t>(args.size());
+  if (num_args > fields.size()) {
+    refuse("takes at most " + std::to_string(fields.size()) + " arguments, got " +
+           std::to_string(num_args));
+  }
+  size_t num_named = 0;
+  for (int64_t i = 0; i < fields.size(); i++) {
+    const FieldSetter& field = fields[i];
+    const bool is_named = kwargs.contains(field.name);
+    num_named += is_named;
+    if (is_named && i < num_args) refuse(std::string("has two values for ") + field.name);
+    if (!is_named && i >= num_args) {
+      if (!field.has_default) refuse(std::string("needs a value for ") + field.name);
+      continue;
+    }
+    const py::object passed =
+        is_named ? py::object(kwargs[field.name]) : py::object(args[static_cast<size_t>(i)]);
+    try {
+      field.set(op, passed);
+    } catch (const py::cast_error&) {
+      refuse(std::string("cannot read the value of ") + field.name + ": " +
+             std::string(py::repr(passed)));
+    }
+  }
+  if (num_named < kwargs.size()) refuse("got an argument that is no field of the operation");
+}
+
 template <class Op, size_t... I>
-void define_method(py::class_<Program>& program, std::index_sequence<I...>) {
-  program.def(
-      Op::kName,
-      [](Program& p, Passed<typename FieldOf<Op, I>::Type>... passed) {
-        Op op{};
-        ((op.*std::get<I>(Op::fields()).member =
-              received<typename FieldOf<Op, I>::Type>(std::move(passed))),
-         ...);
-        p.add(std::move(op));
-      },
-      argument<Op, I>()...);
+void add_operation(Program& p, const py::args& args, const py::kwargs& kwargs,
+                   std::index_sequence<I...>) {
+  static constexpr FieldSetter kFields[] = {setter<Op, I>()...};
+  Op op{};
+  set_fields(Op::kName, &op, {kFields, sizeof...(I)}, args, kwargs);
+  p.add(std::move(op));
+}
+
+// Defines the method that adds an operation. All methods have one type, because the compiler takes
+// 10 MB for each type of a method.
+void define_method(py::class_<Program>& program, const char* name,
+                   void (*add)(Program&, const py::args&, const py::kwargs&)) {
+  program.def(name, [add](Program& p, const py::args& args, const py::kwargs& kwargs) {
+    add(p, args, kwargs);
+  });
 }
 
 template <class... Ops>
 void define_methods(py::class_<Program>& program, const std::variant<Ops...>&) {
-  (define_method<Ops>(program,
-                      std::make_index_sequence<std::tuple_size_v<decltype(Ops::fields())>>()),
+  (define_method(program, Ops::kName,
+                 [](Program& p, const py::args& args, const py::kwargs& kwargs) {
+                   using Fields = decltype(Ops::fields());
+                   add_operation<Ops>(p, args, kwargs,
+                                      std::make_index_sequence<std::tuple_size_v<Fields>>());
+                 }),
    ...);
 }
 

@@ -55,8 +55,8 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
     [
         ({"MAX_JOBS": "7", "CMAKE_BUILD_PARALLEL_LEVEL": "3"}, 999, 7, "from MAX_JOBS"),
         ({"CMAKE_BUILD_PARALLEL_LEVEL": "3"}, 999, 3, "from CMAKE_BUILD_PARALLEL_LEVEL"),
-        ({"MAX_JOBS": "many"}, 2047, 1, "2047 MB available / 1024 MB a job"),
-        ({}, 2048, min(2, CORES), "2048 MB available"),
+        ({"MAX_JOBS": "many"}, 1535, 1, "1535 MB available / 768 MB a job"),
+        ({}, 1536, min(2, CORES), "1536 MB available"),
         ({}, 100, 1, "100 MB available"),
         ({}, 10**6, CORES, f"{CORES} cores"),
     ],
