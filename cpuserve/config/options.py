@@ -261,6 +261,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             choices=("auto", "none", *TOOL_CALL_PARSERS),
             flags=("--tool-call-parser",),
             env="CPUSERVE_TOOL_CALL_PARSER",
+            metavar="NAME",
         ),
     ] = "auto"
     reasoning_parser: Annotated[
@@ -272,6 +273,7 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             choices=("auto", "none", *REASONING_PARSERS),
             flags=("--reasoning-parser",),
             env="CPUSERVE_REASONING_PARSER",
+            metavar="NAME",
         ),
     ] = "auto"
     max_model_len: Annotated[

@@ -7,7 +7,7 @@ import pytest
 from cpuserve.api.openai.chat import writer as chat
 from cpuserve.api.openai.completions import writer as completions
 from cpuserve.api.openai.logprobs import TokenNames
-from cpuserve.serving import generate, prompts, threads
+from cpuserve.serving import chat_prompt, generate, threads
 from cpuserve.tokenizer.tokenizer import LONG_CHARS, Tokenizer
 from tests.api.fakes import MAX_LEN, Api, error_of
 
@@ -40,7 +40,7 @@ def test_many_short_prompts_are_tokenized_where_their_sum_says(watch, count, pla
 
 @pytest.mark.parametrize("count", [1, 1000])
 def test_templates_are_never_waited_for_on_the_loop(watch, count):
-    where = watch(prompts, "render_chat")
+    where = watch(chat_prompt, "render_chat")
     messages = [{"role": "user", "content": ""}] * count
     Api().post("/v1/chat/completions", messages=messages)
     Api().post("/tokenize", messages=messages)

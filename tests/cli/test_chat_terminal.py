@@ -68,7 +68,7 @@ class Terminal:
         return shown
 
     def interrupt(self):
-        os.kill(self.process.pid, signal.SIGINT)
+        self.process.send_signal(signal.SIGINT)  # nothing if it has ended
 
     def end(self):
         """Wait for the end, and return the exit code."""
