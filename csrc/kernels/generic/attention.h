@@ -1,6 +1,6 @@
-// Paged attention: tiles of rows visit the chunks of their sequence. The results of chunks are
-// merged in ascending order, here or by attention_merge. Prefill and decode use the same tile and
-// the same merge.
+// Paged attention. A row is one query token and head. Tiles of rows are computed for each chunk of
+// kChunk keys of their sequence, and the results of the chunks are merged in ascending order, here
+// or by attention_merge. Prefill and decode use the same code for tiles and for merging.
 #pragma once
 #include <float.h>
 
@@ -43,9 +43,9 @@ struct RowBlock {
   float* chunk_o;        // [Kv::kMostRows][hd], the result of a tile for one chunk
   float* m;
   float* l;
-  int rows;  // capacity
+  int rows;  // the most rows that fit
   Tile<Kv> tile[Kv::kMatrixTiles ? 2 : 1];
-  uint16_t* widened;  // matrix tiles: the blocks of a chunk of 8-bit keys and values
+  uint16_t* widened;  // only on matrix tiles: 8-bit keys and values of a chunk, widened to bf16
 };
 
 // Elements from one row of q to the next. Matrix tiles read whole tiles of 32 dims.
@@ -98,7 +98,7 @@ static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
 }
 
 // Returns the number of rows of the next tile if n rows remain: all n rows if they fit one tile,
-// half of them if they fit two tiles, otherwise the rows of a full tile.
+// half of them if they fit two tiles (on vectors), otherwise the rows of a full tile.
 template <class Kv>
 static inline int tile_rows(int n) {
   if constexpr (Kv::kMatrixTiles) return n < Kv::kMostRows ? n : Kv::kMostRows;
@@ -140,8 +140,8 @@ static inline void gather_query(const Rows& q, int64_t token, int64_t column, in
 // The token and the query head of a row. Advancing from row to row is cheaper than dividing the
 // index of each row by a.group.
 struct RowPlace {
-  int64_t token;  // counted from a.t0
-  int head;       // counted from the first query head of the KV head
+  int64_t token;  // index, counted from a.t0
+  int head;       // index, counted from the first query head of the KV head
 };
 CPUSERVE_INLINE RowPlace place_of(const AttentionArgs& a, int64_t first) {
   const int64_t row = a.row0 + first;
@@ -154,8 +154,8 @@ CPUSERVE_INLINE void advance(RowPlace& p, int group) {
   }
 }
 
-// Prefetches the queries of rows [first, first + n), for units of more rows than one tile: so many
-// queries are far from the cache.
+// Prefetches the queries of rows [first, first + n). It is called only for more rows than one tile
+// has, because so many queries are not in a near cache.
 template <class Kv>
 static inline void fetch_queries(const AttentionArgs& a, int kv_head, int64_t first, int n) {
   const size_t element = a.q.format == ActFormat::bf16 ? sizeof(uint16_t) : sizeof(float);

@@ -26,8 +26,8 @@ constexpr bool kBf16Pairs = false;
 
 // One struct for each KvType defines how products are formed:
 //   kStep         dims (QK) or keys (PV) that enter one multiply-add
-//   kSide         how many of them are stored side by side; the others are one row of the KV block
-//                 further, which has kBlock (K) or hd (V) elements
+//   kSide         how many of them are stored side by side; the others follow one row of the KV
+//                 block later, after kBlock (K) or hd (V) elements
 //   kMatrixTiles  whether both products run on AMX tiles (attention_matrix.h)
 //   kRowPairs     whether two or more rows are multiplied in pairs (attention_pairs.h); place_in_p
 //                 has the layout of their probabilities
@@ -47,6 +47,7 @@ struct KvBf16 {
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return load_pairs(p); }
   CPUSERVE_INLINE Vec broadcast(const Left* p) { return set1_pair(p); }
   CPUSERVE_INLINE F mac(F acc, Vec a, Vec b) { return dot2(acc, a, b); }
+  // Set the values of the second or the first key of each pair to 0.
   CPUSERVE_INLINE Vec keep_first(Vec x) { return interleave_top(even(x), zero()); }
   CPUSERVE_INLINE Vec keep_second(Vec x) { return interleave_top(zero(), odd(x)); }
   CPUSERVE_INLINE F exp2(F x) { return exp2_coarse(x); }

@@ -236,7 +236,7 @@ CPUSERVE_INLINE void run_all(Steps steps, Fetch& f) {
 }
 
 // Sets the probabilities of the keys in [begin, end), whole blocks, that a row does not see to 0.
-// exp_scores has already set those in the first and the last vector of the row's visible keys.
+// exp_scores has already done so in the first and the last vector of the row's visible keys.
 template <class Kv>
 static inline void clear_unseen(const Tile<Kv>& t, int r, int begin, int end) {
   if (t.lo[r] >= t.hi[r]) return;  // the whole row is zeros
@@ -426,7 +426,7 @@ static inline void attend_many(int count, Tile<Kv> (&tiles)[2], const ChunkBlock
     find_top(t, c, 0);
     for (int r = 0; r < slot.rows; r++) {
       for (int i = 0; i < a_row; i++) between.step(f);
-      if (r + 1 < slot.rows) find_top(t, c, r + 1);  // its reduction overlaps with this row
+      if (r + 1 < slot.rows) find_top(t, c, r + 1);  // its reduction overlaps with row r
       soften_one(t, c, r, whole);
     }
     while (between.now != between.kNothing) between.step(f);

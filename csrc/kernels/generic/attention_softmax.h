@@ -52,7 +52,7 @@ CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
 }
 
 // Stores the probabilities of one row: p = 2^(s factor - m), times the scale of the value if values
-// are 8-bit, rounded to Left. Returns l, the sum of the unrounded 2^(s factor - m), with one chain
+// are 8-bit, rounded to Kv::Left. Returns l, the sum of the unrounded 2^(s factor - m), one chain
 // per lane. Only the first and the last vector can have masked lanes, which are set to zero.
 template <class Kv>
 CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {

@@ -145,8 +145,8 @@ struct Strips {
   using Value = void (*)(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* p, int begin,
                          int end, int column, bool fresh, float* o, size_t ldo, Fetch& next);
   struct OfRows {
-    Score score, half_score;      // of strip_vecs and half_strip_vecs vectors of keys
-    Value value, value2, value1;  // of strip_vecs, 2 and 1 vectors of columns
+    Score score, half_score;      // for strips of strip_vecs and half_strip_vecs vectors of keys
+    Value value, value2, value1;  // for strips of strip_vecs, 2 and 1 vectors of columns
   };
   OfRows of[kTallRows];
 };

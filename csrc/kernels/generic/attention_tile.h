@@ -1,4 +1,5 @@
-// One tile of attention: R rows and one chunk of kChunk keys, with no result of earlier chunks.
+// One tile of attention: R rows and one chunk of kChunk keys. Its result does not include earlier
+// chunks.
 //
 // QK has one lane per key, and masked lanes are discarded, so stale keys do no harm there. PV has
 // one lane per output column and sums over keys, so masked keys must be skipped: their values may
@@ -116,6 +117,7 @@ static inline void value_edges(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int 
   }
 }
 
+// Sets o to 0 for the rows that see no key of the chunk, or for all R rows.
 template <class Kv>
 static inline void clear_rows(const Tile<Kv>& t, int R, int hd, bool all) {
   for (int r = 0; r < R; r++) {
@@ -157,7 +159,7 @@ static inline void fetch_value_scales(const ChunkBlocks<Kv>& c) {
   }
 }
 
-// The first and the end of the keys that the rows of a tile see; begin >= end if they see none.
+// The range of the chunk's keys that any row of a tile sees; begin >= end if no row sees a key.
 struct KeyRange {
   int begin = kChunk, end = 0;
 };

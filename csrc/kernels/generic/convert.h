@@ -54,7 +54,7 @@ CPUSERVE_INLINE uint8_t* block_sums(uint8_t* row, int64_t padded, int64_t g) {
 }
 
 // Returns amax / 127 and 127 / amax, where `bits` are the bits of amax, the largest magnitude of a
-// group. A NaN or infinity makes the scale NaN, so that it reaches the logits and is detected
+// group. A NaN or infinity makes the scale NaN, so that a NaN reaches the logits and is detected
 // there, instead of becoming a plausible byte. If amax is below kLeastMagnitude, 127 / amax would
 // overflow, so the scale and the codes become zero.
 constexpr float kLeastMagnitude = 4e-37f;
@@ -65,7 +65,7 @@ CPUSERVE_INLINE GroupScale scale_of(int32_t bits) {
   float amax;
   memcpy(&amax, &bits, sizeof amax);
   const bool live = amax >= kLeastMagnitude && amax <= FLT_MAX;
-  const float divisor = live ? amax : 1.0f, off = amax - amax;  // NaN, else 0
+  const float divisor = live ? amax : 1.0f, off = amax - amax;  // NaN if not finite, else 0
   return {live ? divisor / 127.0f : off, live ? 127.0f / divisor : 0.0f};
 }
 
@@ -263,7 +263,7 @@ static __attribute__((noinline)) void quantize_row(const Rows& out, uint8_t* row
 
 // Writes columns [column0, column0 + n) of one row from fp32; column0 is a multiple of 32 for
 // q8g32, of 128 for q8g128 and of 256 for q8g256. For q8row, column0 is 0 and n is the width. The
-// call that ends at out.width also sets the padding columns to 0, because consumers read them.
+// call that ends at out.width also sets the padding columns to 0, because operations read them.
 CPUSERVE_INLINE void store_row(const Rows& out, int64_t row, int64_t column0, const float* x,
                                int n) {
   uint8_t* to = row_at(out, row);

@@ -1,5 +1,5 @@
-// 8-bit keys and values: the key (or value) of a token and head is stored as codes and one fp32
-// scale. Its largest magnitude becomes the largest code. Every code is exact in bf16.
+// 8-bit keys and values: the key (or value) of one token and head is stored as codes and one fp32
+// scale, so that its largest magnitude becomes the largest code. Every code is exact in bf16.
 #pragma once
 #include "kernels/generic/attention_kv.h"
 #include "kernels/generic/math.h"

@@ -23,8 +23,8 @@ CPUSERVE_INLINE void configure_job(int rows, int lines) {
 }
 
 // The tile registers of a job: 0 and 1 hold the sums of the first 16 rows, 2 and 3 the sums of the
-// other rows, 4 and 5 rows, and 6 and 7 columns. RT is the number of tiles of rows, and NP the
-// number of tiles of columns (panels).
+// other rows. The operands are in 4 and 5 (rows), and in 6 and 7 (columns). RT is the number of
+// tiles of rows, and NP the number of tiles of columns (panels).
 template <int RT, int NP>
 CPUSERVE_INLINE void load_sums(const float* c, size_t stride) {
   tile_load<0>(c, stride);

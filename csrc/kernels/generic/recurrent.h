@@ -329,9 +329,9 @@ static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head,
   });
 }
 
-// Computes k_i . k_t and k_i . q_t for rows t in [first, first + T) of this call and all rows i of
-// the chunk up to the last t, four rows i at a time. Where fewer than four rows are left, the last
-// one is repeated.
+// Computes k_i . k_t (delta only) and k_i . q_t for rows t in [first, first + T) of this call and
+// all rows i of the chunk up to the last t, four rows i at a time. Where fewer than four rows are
+// left, the last row is repeated.
 template <bool kDelta, int T>
 static CPUSERVE_NOINLINE void key_tile(const Recurrence& r, int64_t first) {
   constexpr int kRows = 4;

@@ -154,7 +154,7 @@ static inline void apply_mask(float* logits, int n, const int32_t* mask) {
   }
 }
 
-// Steps 2 and 3 in table/sampling.h.
+// Applies steps 2 and 3 of table/sampling.h: bias, allowed and banned ids, mask and penalties.
 static inline void adjust_logits(const SampleParams& p, const int32_t* mask, float* logits, int n) {
   for (int i = 0; i < p.num_bias; i++) logits[p.bias[i].id] += p.bias[i].value;
   if (p.num_allowed >= 0) keep_allowed(logits, n, p.allowed, p.num_allowed);

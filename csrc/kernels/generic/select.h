@@ -290,7 +290,7 @@ static inline Cut cut_count(Row r, float largest, int k) {
     }
     narrow_band(r, t, k, band);
   } else if (gather_band(r, band) <= kBandIds) {
-    band.count_lo = 1;  // few enough for the list
+    band.count_lo = 1;  // the ids of the band fit the list, so cut_band can gather them at once
   }
   return cut_band(r, band, k);
 }

@@ -145,7 +145,7 @@ CPUSERVE_INLINE F load_f16(const uint16_t* p) {
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m256i bits =
       _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23);
-  const __m256i least = _mm256_set1_epi32(1 << 22);  // 2^-127 is not normal
+  const __m256i least = _mm256_set1_epi32(1 << 22);  // byte 0 is 2^-127, a denormal float
   return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_max_epi32(bits, least)), _mm256_set1_ps(0.5f));
 }
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
@@ -332,7 +332,7 @@ CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
     _mm256_storeu_si256((__m256i*)out, _mm256_permutevar8x32_epi32(all, ascending));
   }
 }
-// Clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
+// x is clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = _mm256_max_ps(_mm256_min_ps(x, _mm256_set1_ps(127.0f)), _mm256_set1_ps(-127.0f));
   __m256i i = _mm256_cvtps_epi32(x);

@@ -142,7 +142,7 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int) {
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m512i bits =
       _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);
-  const __m512i least = _mm512_set1_epi32(1 << 22);  // 2^-127 is not normal
+  const __m512i least = _mm512_set1_epi32(1 << 22);  // byte 0 is 2^-127, a denormal float
   return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epi32(bits, least)), _mm512_set1_ps(0.5f));
 }
 // The bits of the code are moved into an fp16 and keep their exponent bias of 7, where fp16 has 15.
@@ -156,7 +156,7 @@ CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
   return _mm512_cvtph_ps(
       _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8));
 }
-// Round to nearest even in integer arithmetic at every AVX-512 level: VCVTNEPS2BF16 flushes
+// Rounds to nearest even in integer arithmetic at every AVX-512 level: VCVTNEPS2BF16 flushes
 // denormals, so levels with it would differ from the others. A NaN keeps its top bits and becomes
 // quiet.
 CPUSERVE_INLINE __m512i bf16_bits(F x) {
@@ -332,7 +332,7 @@ CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
   const __m512i ascending = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(out, _mm512_permutexvar_epi32(ascending, all));
 }
-// Clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
+// x is clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(127.0f)), _mm512_set1_ps(-127.0f));
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));

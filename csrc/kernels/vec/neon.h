@@ -152,7 +152,7 @@ CPUSERVE_INLINE uint32x4_t load_u8(const uint8_t* p) {
   return vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
 }
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
-  const uint32x4_t least = vdupq_n_u32(1u << 22);  // 2^-127 is not normal
+  const uint32x4_t least = vdupq_n_u32(1u << 22);  // byte 0 is 2^-127, a denormal float
   const uint32x4_t bits = vmaxq_u32(vshlq_n_u32(load_u8(p), 23), least);
   return vmulq_n_f32(vreinterpretq_f32_u32(bits), 0.5f);
 }
@@ -304,7 +304,7 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {  // u s = (u - 128) s + 2 * 64 s
 CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
   for (int i = 0; i < 16; i++) out[i] = vaddlvq_s8(vld1q_s8(x + i * 16));
 }
-// Clamped before the conversion; NaN becomes 127, as at every level.
+// x is clamped before the conversion; NaN becomes 127, as at every level.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = max(min(x, set1(127.0f)), set1(-127.0f));
   const int16x4_t h = vqmovn_s32(vcvtnq_s32_f32(x));
