@@ -1,15 +1,15 @@
-// Activation functions, on columns in place and as a row-wise operation.
+// Activation functions: on a range of columns in place, and as an operation on whole rows.
 #pragma once
 #include "kernels/generic/convert.h"
 #include "kernels/generic/math.h"
 
 namespace CPUSERVE_NS {
 
-// max returns its second operand for NaN, so NaN does not become 0.
+// max returns its second operand if one is NaN, so a NaN in x stays NaN.
 CPUSERVE_INLINE F relu(F x) { return max(zero(), x); }
 CPUSERVE_INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
-// Half of x, at least -3: from x = -6 on the other factor is 0 except for its rounding error of
-// 6e-8, which a large x would amplify.
+// Returns max(x, -6) / 2, the first factor of GELU. Below x = -6 the other factor, 1 + erf or
+// 1 + tanh, is 0 except for a rounding error of 6e-8, which a large |x| would amplify.
 CPUSERVE_INLINE F gelu_half(F x) { return mul(set1(0.5f), max(set1(-6.0f), x)); }
 CPUSERVE_INLINE F gelu(F x) {
   const F h = gelu_half(x);
@@ -21,7 +21,8 @@ CPUSERVE_INLINE F gelu_tanh(F x) {
   return fma(h, tanh(mul(cubic, set1(0.79788456f))), h);
 }
 
-// swiglu_alpha and swiglu_limit of gpt-oss. NaN stays NaN, as the second operand of min and max.
+// swiglu_alpha and swiglu_limit of gpt-oss. NaN stays NaN, because min and max return their second
+// operand if one is NaN.
 constexpr float kSwigluAlpha = 1.702f, kSwigluLimit = 7.0f;
 CPUSERVE_INLINE F clamped_swish(F x) {
   const F g = min(set1(kSwigluLimit), x);
@@ -38,8 +39,8 @@ CPUSERVE_INLINE void map_columns(float* y, int n, Map map) {
   if (i < n) store_n(y + i, map(load_n(y + i, n - i)), n - i);
 }
 
-// Calls run(map, up) with the vector functions of `act`: of a value, or of a gate and the value it
-// multiplies.
+// Calls run(map, up) with the vector functions of `act`. The activation of x is map(x); with a gate
+// it is map(gate) * up(x).
 template <class Run>
 CPUSERVE_INLINE void with_activation(Activation act, Run run) {
   const auto same = [](F x) { return x; };
@@ -67,7 +68,7 @@ CPUSERVE_INLINE void gate_columns(float* y, const float* x, int n, Map map, Up u
   if (i < n) store_n(y + i, mul(map(load_n(y + i, n - i)), up(load_n(x + i, n - i))), n - i);
 }
 
-// out = act(x), or act(x[:, :w]) * x[:, w:] with glu (w = out.width). scratch: w floats.
+// out = act(x), or act(x[:, :w]) * x[:, w:] with glu, where w is out.width. a.scratch has w floats.
 static inline void activation(const ActivationArgs& a) noexcept {
   const int n = static_cast<int>(a.out.width);
   for (int64_t r = a.m0; r < a.m1; r++) {

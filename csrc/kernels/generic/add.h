@@ -1,4 +1,4 @@
-// Residual additions.
+// Residual additions: out += x, in fp32.
 #pragma once
 #include "kernels/generic/convert.h"
 

@@ -1,6 +1,6 @@
-// Paged attention: tiles of rows visit the chunks of their sequence. The results of chunks are
-// merged in ascending order, here or by attention_merge. Prefill and decode use the same tile and
-// the same merge.
+// Paged attention. A row is one query token and head. Tiles of rows are computed for each chunk of
+// kChunk keys of their sequence, and the results of the chunks are merged in ascending order, here
+// or by attention_merge. Prefill and decode use the same code for tiles and for merging.
 #pragma once
 #include <float.h>
 
@@ -15,8 +15,9 @@
 
 namespace CPUSERVE_NS {
 
-// x = 2^(before - after), y = 2^(m - after) with after = max(before, m); -inf (no visible key so
-// far, or none in this chunk) means a factor of 0.
+// The factors that merge a running result (maximum `before`) with the result of a chunk (maximum
+// m): x = 2^(before - after), y = 2^(m - after) with after = max(before, m). A maximum of -inf (no
+// visible key so far, or none in this chunk) makes its factor 0.
 CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
   const F after = max(set1(-FLT_MAX), max(before, m));  // -inf - -inf would be NaN
   store(x, exp2(sub(before, after)));
@@ -33,31 +34,31 @@ static inline void finish_row(const Rows& out, int64_t token, int head, int head
   store_row(out, token, static_cast<int64_t>(head) * head_dim, o, head_dim);
 }
 
-// Rows of a unit in flight: the tiles' queries and running results, carved from the scratch.
+// The rows of a unit that are computed together: their queries and running results, in the scratch.
 template <class Kv>
 struct RowBlock {
   static constexpr int kMaxRows = 256;
   typename Kv::Left* q;  // tiles one after another
-  float* o;              // [rows][hd]
-  float* chunk_o;        // [Kv::kMostRows][hd]
+  float* o;              // [rows][hd], running results
+  float* chunk_o;        // [Kv::kMostRows][hd], the result of a tile for one chunk
   float* m;
   float* l;
-  int rows;  // capacity
+  int rows;  // the most rows that fit
   Tile<Kv> tile[Kv::kMatrixTiles ? 2 : 1];
-  uint16_t* widened;  // matrix tiles: the blocks of a chunk of 8-bit keys and values
+  uint16_t* widened;  // only on matrix tiles: 8-bit keys and values of a chunk, widened to bf16
 };
 
-// Elements from one row of q to the next: matrix tiles take whole tiles of 32 dims.
+// Elements from one row of q to the next. Matrix tiles read whole tiles of 32 dims.
 template <class Kv>
 CPUSERVE_INLINE size_t query_width(int hd) {
   return static_cast<size_t>(Kv::kMatrixTiles ? round_up(hd, 32) : hd);
 }
 
-// Fits kAttentionScratch: scores and probabilities of each tile in flight, a tile's own result, m
-// and l, and as many rows of q and o as the rest holds. Vectors have 24 KB of scores and
-// probabilities and use no more than a.scratch_bytes, so that it stays in L2 (of 256 KB, 256 rows
-// at hd 64, 96 at hd 256). Matrix tiles have 64 KB of them, and up to 256 KB of widened keys and
-// values.
+// Divides the scratch into scores and probabilities of each tile in flight, the result of a tile
+// for one chunk, m and l, and as many rows of q and o as fit in the rest. On vectors, scores and
+// probabilities take 24 KB, and everything at most a.scratch_bytes, so that it stays in L2 (256 KB
+// hold 256 rows at hd 64, and 96 rows at hd 256). On matrix tiles, scores and probabilities take
+// 64 KB, widened keys and values up to 256 KB, and everything at most kAttentionScratch.
 template <class Kv>
 static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   RowBlock<Kv> b;
@@ -73,8 +74,8 @@ static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   constexpr size_t kRows = Kv::kMostRows;
   for (Tile<Kv>& tile : b.tile) {
     tile.s = reinterpret_cast<float*>(take((kRows * kChunk + kSlack) * sizeof(float)));
-    // A row's probabilities replace its scores, front to back, where both tiles in flight have to
-    // pass through L1: 64 KB instead of 96.
+    // On matrix tiles, a row's probabilities overwrite its scores from front to back, because both
+    // tiles in flight have to pass through L1: 64 KB instead of 96.
     uint8_t* const left = Kv::kMatrixTiles ? reinterpret_cast<uint8_t*>(tile.s)
                                            : take(kRows * kChunk * sizeof(typename Kv::Left));
     tile.p = reinterpret_cast<typename Kv::Left*>(left);
@@ -96,19 +97,20 @@ static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   return b;
 }
 
-// Returns the number of rows of the next tile if n rows remain: a whole group if it is small,
-// otherwise equal parts.
+// Returns the number of rows of the next tile if n rows remain: all n rows if they fit one tile,
+// half of them if they fit two tiles (on vectors), otherwise the rows of a full tile.
 template <class Kv>
 static inline int tile_rows(int n) {
   if constexpr (Kv::kMatrixTiles) return n < Kv::kMostRows ? n : Kv::kMostRows;
   if (n <= kTallRows) return n;
   if (n <= 2 * kTallRows) return (n + 1) / 2;
-  // In pairs, 4 by 4 products of an interleaved step take fewer other operations than 3 by 8.
+  // With rows in pairs, a step of 4 pairs by 4 operands takes fewer loads and interleavings per
+  // product than a step of 3 pairs by 8 operands.
   return Kv::kRowPairs ? kTallRows : kTileRows;
 }
 
-// One q row as this KvType multiplies it, spread over [hd / side][R][side] (kQuerySide); for matrix
-// tiles in one piece, padded with zeros.
+// Copies one row of q, converted to Kv::Left, to its place in the layout of a tile,
+// [hd / kQuerySide][R][kQuerySide]. For matrix tiles the row is contiguous and padded with zeros.
 template <class Kv>
 static inline void gather_query(const Rows& q, int64_t token, int64_t column, int hd, int R,
                                 typename Kv::Left* to) {
@@ -135,10 +137,11 @@ static inline void gather_query(const Rows& q, int64_t token, int64_t column, in
   }
 }
 
-// A row of the unit: token of the step and head. Advancing is cheaper than dividing by the group.
+// The token and the query head of a row. Advancing from row to row is cheaper than dividing the
+// index of each row by a.group.
 struct RowPlace {
-  int64_t token;  // counted from a.t0
-  int head;       // of the group
+  int64_t token;  // index, counted from a.t0
+  int head;       // index, counted from the first query head of the KV head
 };
 CPUSERVE_INLINE RowPlace place_of(const AttentionArgs& a, int64_t first) {
   const int64_t row = a.row0 + first;
@@ -151,7 +154,8 @@ CPUSERVE_INLINE void advance(RowPlace& p, int group) {
   }
 }
 
-// Prefetches all queries if there are many rows, because they are far from the cache.
+// Prefetches the queries of rows [first, first + n). It is called only for more rows than one tile
+// has, because so many queries are not in a near cache.
 template <class Kv>
 static inline void fetch_queries(const AttentionArgs& a, int kv_head, int64_t first, int n) {
   const size_t element = a.q.format == ActFormat::bf16 ? sizeof(uint16_t) : sizeof(float);
@@ -187,8 +191,9 @@ static inline const uint8_t* block_at(const AttentionArgs& a, int kv_head, int64
   return kv_block(a.kv, a.block_table[index], kv_head);
 }
 
-// The keys of a block in the order of values, where values are equal to keys: every 2 dims of 2
-// keys (or 1 of 1) change places. Slots that were never written may hold anything, as in the cache.
+// Where the keys are the values (MLA), copies the keys of a block into the layout of values:
+// [hd / 2][kBlock][2] to [kBlock / 2][hd][2] in bf16, [hd][kBlock] to [kBlock][hd] in other types.
+// Slots that were never written may hold anything, as in the cache.
 template <class Kv>
 static inline void values_of_keys(const typename Kv::Elem* keys, int hd, typename Kv::Elem* to) {
   using Elem = typename Kv::Elem;
@@ -210,7 +215,8 @@ static inline void values_of_keys(const typename Kv::Elem* keys, int hd, typenam
   if constexpr (Kv::kScaled) memcpy(to + kBlock * hd, keys, kBlock * sizeof(float));
 }
 
-// Only `count` blocks of the chunk exist; the pointers of the others are never read.
+// Sets the addresses of the blocks of a chunk. Only its first `count` blocks exist; the addresses
+// of the others are never read.
 template <class Kv>
 static inline void find_blocks(const AttentionArgs& a, int kv_head, int chunk, int count,
                                ChunkBlocks<Kv>& c) {
@@ -228,7 +234,7 @@ static inline void find_blocks(const AttentionArgs& a, int kv_head, int chunk, i
   }
 }
 
-// Appends the blocks of one chunk to those that `f` prefetches, keys before values.
+// Appends the blocks of one chunk to the pieces that `f` prefetches, all keys before all values.
 static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int blocks, Fetch& f) {
   const int left = blocks - chunk * kChunkBlocks;
   const int count = left < kChunkBlocks ? left : kChunkBlocks;
@@ -241,10 +247,10 @@ static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int
   f.count += count > 0 ? halves * count : 0;
 }
 
-// Prepares prefetching before `chunk` of `kv_head`. After it comes the next chunk, or the first
-// chunk of the unit's next head; the sequence has `blocks` blocks. Decode also prefetches the lines
-// of this chunk, one strip of keys ahead of their use, and continues at the line it has reached.
-// Prefill prefetches only what comes after this chunk.
+// Selects the pieces that `f` prefetches while `chunk` of `kv_head` is computed: the next chunk, or
+// the first chunk of the unit's next KV head. The sequence has `blocks` blocks. Decode (`dense`)
+// first prefetches the lines of this chunk, one strip of keys ahead of their use, and continues at
+// the line that it reached during the chunk before.
 static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, int blocks,
                               bool dense, Fetch& f) {
   const bool same = chunk + 1 < a.chunk1;
@@ -260,7 +266,7 @@ static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, in
     add_chunk(a, kv_head + 1, a.chunk0, blocks, f);
   }
   if (!dense) return begin_piece(f, 0, 0);
-  // Pieces of 8-bit elements are half as long.
+  // Pieces of 8-bit elements are half as long, so more of them are prefetched ahead.
   const int lead = kv_scaled(a.kv.type) ? 4 * kLead : kLead;
   ran < lead ? begin_piece(f, lead, 0) : begin_piece(f, ran, into);
 }
@@ -291,9 +297,9 @@ static inline bool place_tile(const AttentionArgs& a, int kv_head, int64_t first
   return any;
 }
 
-// Folds the result of a tile for one chunk into the running rows. For a row without a visible key
-// in the chunk, y = 0 and x = 1: m and l stay as they are, and o is skipped because -0 + 0 would
-// lose its sign.
+// Merges the result of a tile for one chunk into the running m, l and o of its rows. For a row
+// without a visible key in the chunk, y = 0 and x = 1: m and l stay as they are, and o is skipped
+// because -0 + 0 would lose the sign.
 template <class Kv>
 static inline void merge_tile(const Tile<Kv>& t, int R, int hd, float* m, float* l, float* o) {
   alignas(64) float x[Kv::kMostRows + 16], y[Kv::kMostRows + 16];
@@ -315,19 +321,19 @@ static inline void merge_tile(const Tile<Kv>& t, int R, int hd, float* m, float*
   }
 }
 
-// Where the results of a row of the unit for a chunk and those that follow go; a.partial is not
-// null.
+// Returns the slot of a.partial for the result of a row of the unit and a chunk. The slots of the
+// row's next chunks follow. a.partial must not be null.
 static inline float* partial_slots(const AttentionArgs& a, int64_t row, int chunk) {
   const int64_t stride = a.partial_stride ? a.partial_stride : a.chunk1 - a.chunk0;
   return a.partial + static_cast<size_t>(row * stride + chunk - a.chunk0) *
                          static_cast<size_t>(16 + a.kv.hd_pad);
 }
 
-// What is the same for all tiles of a block of rows of one KV head.
+// The arguments that all tiles of a block of rows of one KV head have in common.
 struct UnitRows {
   const AttentionArgs& a;
   int kv_head;
-  int64_t first;  // row of the unit
+  int64_t first;  // the block's first row, counted from the first row of the unit
 };
 
 // Prepares a tile for rows [r0, r0 + R) of the block and one chunk. Returns false where there is
@@ -350,7 +356,7 @@ static inline bool begin_tile(const UnitRows& u, int r0, int R, int chunk, const
   return true;
 }
 
-// Folds a tile's result into the running rows, or completes its slots of a.partial.
+// Merges a tile's result into the running results of its rows, or completes its slots of a.partial.
 template <class Kv>
 static inline void end_tile(const UnitRows& u, int r0, int R, const RowBlock<Kv>& b,
                             const Tile<Kv>& t) {
@@ -366,7 +372,8 @@ static inline void end_tile(const UnitRows& u, int r0, int R, const RowBlock<Kv>
   }
 }
 
-// Rows [0, n) of the block through one chunk; its first `count` blocks exist.
+// Computes rows [0, n) of the block of rows for one chunk. Only the first `count` KV blocks of the
+// chunk exist.
 template <class Kv>
 static inline void visit_chunk(const UnitRows& u, int n, int chunk, int count, bool dense, Fetch& f,
                                RowBlock<Kv>& b) {
@@ -382,13 +389,13 @@ static inline void visit_chunk(const UnitRows& u, int n, int chunk, int count, b
 }
 
 #ifdef CPUSERVE_UNIT_TILES
-// The same on matrix tiles.
+// visit_chunk on matrix tiles.
 template <class Kv>
 static inline void visit_on_tiles(const UnitRows& u, int n, int chunk, int count, bool dense,
                                   Fetch& f, RowBlock<Kv>& b) {
   ChunkBlocks<Kv> c;
   find_blocks(u.a, u.kv_head, chunk, count, c);
-  // Blocks left of the first row's window may not exist any more.
+  // KV blocks before the sliding window of the first row may not exist any more.
   const int position = u.a.pos0 + static_cast<int>(place_of(u.a, u.first).token);
   const int low = u.a.window > 0 ? position - u.a.window + 1 - chunk * kChunk : 0;
   const int begin_block = low > 0 ? low / kBlock : 0, end_block = at_most(count, kChunkBlocks);
@@ -410,7 +417,7 @@ static inline void visit_on_tiles(const UnitRows& u, int n, int chunk, int count
 }
 #endif
 
-// Rows [first, first + n) of one KV head, n at most b.rows, through all chunks.
+// Computes rows [first, first + n) of the unit for one KV head and all chunks; n is at most b.rows.
 template <class Kv>
 static inline void attend_rows(const AttentionArgs& a, int kv_head, int64_t first, int n,
                                RowBlock<Kv>& b) {
@@ -474,7 +481,7 @@ static void attention(const AttentionArgs& a) noexcept {
 #endif
 }
 
-// The attention kernel for a cache with elements of type Kv.
+// Returns the attention kernel for a cache with elements of type Kv.
 template <class Kv>
 static constexpr AttentionKernel attention_kernel() {
   AttentionKernel kernel{attention<Kv>};
@@ -484,7 +491,8 @@ static constexpr AttentionKernel attention_kernel() {
   return kernel;
 }
 
-// Computes the factors of `n` partial results of one row, starting from m and l, which are updated.
+// Computes the factors x and y that merge `n` partial results of one row into a running result with
+// maximum m and sum l, and updates m and l.
 static inline void merge_row_factors(const float* partial, size_t slot, int n, float* m, float* l,
                                      float* x, float* y) {
   constexpr int kBatch = 64;
@@ -504,8 +512,8 @@ static inline void merge_row_factors(const float* partial, size_t slot, int n, f
   *l = reduce_max(sum);
 }
 
-// The same folding as merge_tile, one row at a time: first the factors of many chunks (one vector
-// of exponentials instead of one exponential each), then the chain of each column in registers.
+// Merges as merge_tile does, but one row at a time: first it computes the factors of many chunks
+// (one vector holds the exponentials of kLanes chunks), then the sum of each column in a register.
 static inline void attention_merge(const AttentionMergeArgs& a) noexcept {
   constexpr int kBatch = 64;
   alignas(64) float x[kBatch + 16], y[kBatch + 16];

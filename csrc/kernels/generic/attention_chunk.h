@@ -1,40 +1,40 @@
-// A tile of attention: the blocks of its chunk of keys, its prefetches, and its rows.
+// The data of one tile of attention: the KV blocks of its chunk, its prefetches, and its rows.
 #pragma once
 #include "kernels/generic/attention_kv.h"
 
 namespace CPUSERVE_NS {
 
 constexpr int kChunkBlocks = kChunk / kBlock;
-constexpr int kSlack = 64;      // floats after the scores that a last strip may touch
-constexpr int kValueSpan = 64;  // keys after which strips of columns alternate in decode
+constexpr int kSlack = 64;      // floats after the scores that the last strip of keys may touch
+constexpr int kValueSpan = 64;  // keys that a strip of columns takes in decode before the next one
 constexpr float kLog2E = 1.44269504f;
 
-// Vectors of keys or columns that R rows take side by side.
+// The number of vectors of keys or columns in a register tile of R rows.
 constexpr int strip_vecs(int R) { return R <= kTileRows ? kWide : kWide / 2; }
 constexpr int half_strip_vecs(int R) { return strip_vecs(R) > 1 ? strip_vecs(R) / 2 : 1; }
 
-// The blocks of one chunk of one KV head: block b's keys at k[b], values at v[b].
+// The addresses of the KV blocks of one chunk and KV head: the keys and values of block b.
 template <class Kv>
 struct ChunkBlocks {
   const typename Kv::Elem* k[kChunkBlocks];
   const typename Kv::Elem* v[kChunkBlocks];
-  int hd;  // padded
+  int hd;  // head_dim padded to a multiple of 16
 };
 
-// Prefetches lines of K and V in the order of use, a few with every step of a
-// tile, so that memory always has work. Only a few at a time, because a core drops prefetches that
-// arrive faster than memory delivers. Decode prefetches into L1, where the accesses of one sequence
-// also train the hardware prefetcher (6 to 9 % faster than into L2 at group 8). Prefill, which
-// returns to a chunk with every tile, prefetches into L2. After the last piece, `at` stays on one
-// line.
+// Prefetches cache lines of K and V in the order of use, a few with every step of a tile, so that
+// memory is always busy. Only a few at a time, because a core drops prefetches that arrive faster
+// than memory delivers. Decode prefetches into L1, where the accesses of one sequence also train
+// the hardware prefetcher (6 to 9 % faster than into L2 with 8 query heads per KV head). Prefill
+// reads a chunk again with every tile, and prefetches into L2. A piece is the K or V half of one
+// block for one KV head. After the last piece, `at` stays on one line.
 struct Fetch {
   const uint8_t* at;
   const uint8_t* stop;
   size_t step;                             // bytes from line to line, 0 = nothing left
-  const uint8_t* piece[4 * kChunkBlocks];  // of this chunk, then of the next
-  int index, count, now;                   // now: pieces of this chunk
-  size_t bytes;                            // of a piece
-  const uint8_t* idle;
+  const uint8_t* piece[4 * kChunkBlocks];  // pieces of this chunk, then of the next one
+  int index, count, now;                   // current piece, all pieces, pieces of this chunk
+  size_t bytes;                            // bytes of a piece
+  const uint8_t* idle;                     // a line to prefetch when nothing is left
 };
 constexpr int kLead = 2;  // number of pieces prefetched ahead of their use: one strip of keys
 
@@ -51,8 +51,8 @@ static inline void begin_piece(Fetch& f, int index, size_t into) {
   }
 }
 
-// How many lines a step of scores or values prefetches. full: as many as it uses, for decode (one
-// tile per chunk). light: fewer, for prefill, which has many tiles per chunk.
+// How many cache lines a step of QK or PV prefetches. full: as many as it reads, for decode (one
+// tile per chunk). light: fewer, for prefill, where many tiles read a chunk.
 enum class Ahead { light, full };
 
 template <Ahead kAhead>
@@ -71,22 +71,23 @@ static constexpr int step_lines(int vecs) {
   return lines > 1 ? lines : 1;
 }
 
-// Everything a tile reads and writes besides the cache. Row r sees keys [lo[r], hi[r]) of the chunk
-// (lo == hi: none).
+// Everything that a tile reads and writes besides the cache. Row r sees keys [lo[r], hi[r]) of the
+// chunk; it sees none if lo[r] == hi[r].
 template <class Kv>
 struct Tile {
   const typename Kv::Left* q;  // [hd / side][R][side]; on matrix tiles [R][hd in whole tiles]
-  float* s;                    // [R][kChunk] scores, then kSlack floats a last strip may touch
+  float* s;                    // [R][kChunk] scores, then kSlack floats
   typename Kv::Left* p;        // probabilities (place_in_p)
-  float* o;                    // [R] rows of hd floats, ldo apart
+  float* o;                    // result: R rows of hd floats, ldo floats apart
   size_t ldo;
   int lo[Kv::kMostRows], hi[Kv::kMostRows];
-  int position[Kv::kMostRows];  // of the row's token, from the chunk's first key
+  int position[Kv::kMostRows];  // position of the row's token minus position of the first key
   float slope[Kv::kMostRows];
+  // Of each row: the largest exponent, and the sum of 2^(exponent - m).
   float m[Kv::kMostRows], l[Kv::kMostRows];
   uint8_t* spare;  // memory of spare_bytes(hd), for matrix tiles
-  float scale;     // of a score, without kLog2E
-  float factor;    // the factor that makes a score, after softcap and alibi, an exponent of 2
+  float scale;     // softmax scale of the scores, without kLog2E
+  float factor;    // converts a score, after softcap and ALiBi, to an exponent of 2
   float softcap;
   bool alibi;
 };

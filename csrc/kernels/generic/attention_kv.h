@@ -1,4 +1,4 @@
-// How attention multiplies the elements of each type of cache, and where it stores probabilities.
+// How attention multiplies the elements of each KV cache type, and the layout of probabilities.
 #pragma once
 #include "kernels/generic/math.h"
 #include "kernels/table.h"
@@ -6,27 +6,34 @@
 
 namespace CPUSERVE_NS {
 
-// Tile shapes on vectors: up to kTileRows rows by kWide vectors; up to kTallRows rows by half of
-// that, so that a group of 7 or 8 heads reads each key from L1 once (8 x 2 accumulators cover the
-// latency of two multiply-adds a cycle, and 10 loads feed 16 of them). kWide is a power of two so
-// that strips tile the 32 keys of a block.
+// A register tile of attention is up to kTileRows rows by kWide vectors of keys or columns, or up
+// to kTallRows rows by kWide / 2 vectors. With 8 rows, the query heads of a GQA group of 7 or 8
+// read each key from L1 once (8 x 2 accumulators cover the latency of two multiply-adds a cycle,
+// and 10 loads feed 16 of them). kWide is a power of two so that strips tile the 32 keys of a
+// block.
 constexpr int kWide = kTileVecs >= 4 ? 4 : kTileVecs >= 2 ? 2 : 1;
 constexpr int kTallRows = kWide == 4 ? 8 : kTileRows;
-// Rows of a tile, at least, where a unit has more than one: then the last two are equal parts
-// (tile_rows in attention.h).
+// The fewest rows that a tile can have if its unit needs several tiles: the last two tiles share
+// the remaining rows equally (tile_rows in attention.h).
 constexpr int kLeastOfMany = (kTallRows + 1) / 2;
 
-// Whether two and more rows are multiplied in pairs, by BFMMLA (attention_pairs.h).
+// Whether tiles of two or more rows multiply the rows in pairs, with BFMMLA (attention_pairs.h).
 #ifdef CPUSERVE_UNIT_BFMMLA
 constexpr bool kBf16Pairs = true;
 #else
 constexpr bool kBf16Pairs = false;
 #endif
 
-// How products are formed for each KvType: kStep dims (QK) or keys (PV) enter one multiply-add,
-// kSide of them stored side by side, the others one row of the block further. kMatrixTiles: both
-// products run on matrix tiles (attention_matrix.h), of up to kMostRows rows. kRowPairs: on rows in
-// pairs: q has kQuerySide dims, and `p` as many keys, next to each other.
+// One struct for each KvType defines how products are formed:
+//   kStep         dims (QK) or keys (PV) that enter one multiply-add
+//   kSide         how many of them are stored side by side; the others follow one row of the KV
+//                 block later, after kBlock (K) or hd (V) elements
+//   kMatrixTiles  whether both products run on AMX tiles (attention_matrix.h)
+//   kRowPairs     whether two or more rows are multiplied in pairs (attention_pairs.h); place_in_p
+//                 has the layout of their probabilities
+//   kQuerySide    dims of a row of q that are stored side by side in a tile
+//   kMostRows     the most rows of a tile
+//   kScaled       whether keys and values are 8-bit codes with a scale for each token
 struct KvBf16 {
   static constexpr bool kMatrixTiles = false;
   static constexpr bool kRowPairs = kBf16Pairs;
@@ -40,6 +47,7 @@ struct KvBf16 {
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return load_pairs(p); }
   CPUSERVE_INLINE Vec broadcast(const Left* p) { return set1_pair(p); }
   CPUSERVE_INLINE F mac(F acc, Vec a, Vec b) { return dot2(acc, a, b); }
+  // Set the values of the second or the first key of each pair to 0.
   CPUSERVE_INLINE Vec keep_first(Vec x) { return interleave_top(even(x), zero()); }
   CPUSERVE_INLINE Vec keep_second(Vec x) { return interleave_top(zero(), odd(x)); }
   CPUSERVE_INLINE F exp2(F x) { return exp2_coarse(x); }
@@ -47,7 +55,8 @@ struct KvBf16 {
   CPUSERVE_INLINE void store_p(Left* p, F x) { store_bf16_normal(p, x); }
   CPUSERVE_INLINE void store_p2(Left* p, F x, F y) { store_bf16_normal2(p, x, y); }
 };
-// Products of single floats: every vector holds one dim or one key.
+// Products of single floats: a vector holds one dim of kLanes keys (QK) or kLanes columns of one
+// key's values (PV).
 struct SingleProducts {
   static constexpr bool kMatrixTiles = false;
   static constexpr bool kRowPairs = false;
@@ -78,8 +87,10 @@ struct KvF32 : SingleProducts {
   CPUSERVE_INLINE Vec load(const Elem* p, int) { return CPUSERVE_NS::load(p); }
 };
 
-// 8-bit codes become pairs of bf16, exactly. The scale of a token multiplies its score, and for
-// values its probability before that is rounded.
+// 8-bit codes are widened to pairs of bf16, which is exact. The scale of a token's key multiplies
+// the score of the token. The scale of its value multiplies its probability, before the probability
+// is rounded to bf16. kLargest is the largest value that a code has, and load() returns the values
+// of codes divided by kWiden.
 struct ScaledProducts : KvBf16 {
   using Elem = uint8_t;
   static constexpr int kSide = 1;
@@ -104,7 +115,7 @@ struct KvE5m2 : ScaledProducts {
   }
 };
 
-// Calls run(products) for the products of a cache of `type`.
+// Calls run(products) with the struct above for a cache of type `type`.
 template <class Run>
 static inline void with_kv(KvType type, const Run& run) noexcept {
   switch (type) {
@@ -125,7 +136,8 @@ static inline void with_kv(KvType type, const Run& run) noexcept {
   }
 }
 
-// The scales of the tokens in K or V of a block, [kBlock]: their codes are multiplied with them.
+// Returns the fp32 scales [kBlock] of the tokens in the K or V half of a block. They are stored
+// after the codes, which they multiply.
 CPUSERVE_INLINE float* key_scales(uint8_t* half, int hd) {
   return reinterpret_cast<float*>(half + hd * kBlock);
 }
@@ -133,9 +145,9 @@ CPUSERVE_INLINE const float* key_scales(const uint8_t* half, int hd) {
   return reinterpret_cast<const float*>(half + hd * kBlock);
 }
 
-// The place of key k of row r in the probabilities: [R][kChunk], or with rows in pairs [R /
-// 2][kChunk / 4][2][4]. On matrix tiles a row begins where its scores begin, which are twice as
-// wide.
+// Returns the index of the probability of row r and key k in Tile::p. The layout is [R][kChunk], or
+// with rows in pairs [R / 2][kChunk / 4][2][4]. On matrix tiles a row of bf16 probabilities begins
+// where its fp32 scores begin, which are twice as wide.
 template <class Kv>
 constexpr int place_in_p(int r, int k) {
   if (Kv::kMatrixTiles) return r * 2 * kChunk + k;

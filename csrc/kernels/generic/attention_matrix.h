@@ -1,16 +1,17 @@
-// Attention on matrix tiles: scores and values of up to 32 rows at a time, over bf16 keys and
-// values, or 8-bit ones, which are widened to bf16 once for all rows that visit a chunk.
+// Attention on matrix tiles (AMX): QK and PV of up to 32 rows at a time. Keys and values are bf16,
+// or 8-bit and widened to bf16 once for all rows that use a chunk.
 //
-// Keys are walked in blocks of 32, the K of one tile of values, at absolute positions, so a row's
-// sums do not depend on its neighbours: a block that only others see adds products with
-// probabilities of 0, which are 0 as long as the values are finite. Where a block that not all rows
-// see whole holds an infinity or NaN, rows are multiplied apart, by runs that see the same keys.
-// Bytes in the cache after the keys of a job may be stale, and are replaced by zeros.
+// Keys are multiplied in blocks of 32 at absolute positions (32 keys are the K of one matrix tile
+// in PV), so a row's sums do not depend on its neighbours: for a block that only other rows see,
+// the row adds products with probabilities of 0, which are 0 as long as the values are finite. If a
+// block that some rows do not see whole holds an infinity or NaN, runs of rows that see the same
+// keys are multiplied separately. Values in the cache that no row sees may be stale, and are
+// replaced by zeros.
 //
-// Probabilities take the vector units longer than both products take the tile unit (heads of 64:
-// about 3,500 cycles for 32 rows and a chunk, and 2,048). So where many tiles of rows visit a
-// chunk, both work at once: between the rows of one tile come products of the values of the tile
-// before it and of the keys of the tile after it.
+// The vector units take longer for the probabilities than the AMX unit for both products (with
+// heads of 64, for 32 rows and a chunk: about 3,500 cycles and 2,048 cycles). So if many tiles of
+// rows use a chunk, both units work at once: between the rows of one tile, the AMX unit multiplies
+// the values of the tile before it and the keys of the tile after it.
 #pragma once
 #include "kernels/generic/attention_tile.h"
 #include "kernels/generic/matrix_job.h"
@@ -23,23 +24,24 @@ struct OnTiles : Kv {
   static constexpr bool kMatrixTiles = true;
   static constexpr int kMostRows = kJobRows;
 };
-// Widened keys and values of a chunk with wider heads do not fit the scratch. Such heads are
-// multiplied on vectors, by the level below.
+// The widest head of an 8-bit cache. The widened keys and values of a chunk with wider heads do not
+// fit the scratch, so the level below multiplies such heads on vectors.
 constexpr int kWidestScaledHead = 256;
 
-// The blocks of a chunk as pairs of bf16: in the cache, or widened.
+// The addresses of the blocks of a chunk as pairs of bf16: in the cache, or of widened copies.
 struct PairBlocks {
   const uint16_t* k[kChunkBlocks];
   const uint16_t* v[kChunkBlocks];
 };
 
-// Lines asked for with a step of keys where many tiles of rows share a chunk: 256 rows at hd 64 are
-// 8 tiles of 16 steps, for the 1,024 lines of the next chunk.
+// Cache lines that a step of QK prefetches if many tiles of rows use a chunk: with 256 rows at
+// hd 64, 8 tiles of 16 steps prefetch the 1,024 lines of the next chunk.
 constexpr int kLightLines = 8;
 
 // The number of elements in the keys of a block, and in its values.
 inline size_t half_size(int hd) { return static_cast<size_t>(kBlock * hd); }
-// Copies of two blocks of values (0 where there is no key), and the last dims of two key tiles.
+// The memory for copies of two blocks of values (with zeros for keys that no row sees), and for two
+// tiles of keys with the last 16 dims.
 inline size_t value_copy_bytes(int hd) { return half_size(hd) * sizeof(uint16_t); }
 inline size_t spare_bytes(int hd) { return 2 * value_copy_bytes(hd) + kJobColumns * kTileBytes; }
 template <class Kv>
@@ -47,8 +49,8 @@ inline size_t widened_bytes(int hd) {
   return Kv::kScaled ? 2 * kChunkBlocks * half_size(hd) * sizeof(uint16_t) : 0;
 }
 
-// 8-bit [rows][width] to [rows / 2][width][2] of bf16. Decode asks for a line with every second one
-// that it reads here; steps of products ask for the others.
+// Widens 8-bit codes [rows][width] to bf16 [rows / 2][width][2]. Decode prefetches one cache line
+// for every two lines that it reads here; the steps of the products prefetch the other lines.
 template <class Kv, Ahead kAhead>
 static inline void widen_half(const uint8_t* from, int rows, int width, uint16_t* to, Fetch& f) {
   int read = 0;
@@ -63,7 +65,7 @@ static inline void widen_half(const uint8_t* from, int rows, int width, uint16_t
   }
 }
 
-// Blocks [first, last) of a chunk, widened into `to` where they are 8-bit.
+// Returns the addresses of blocks [first, last) of a chunk. 8-bit blocks are widened into `to`.
 template <class Kv, Ahead kAhead>
 static inline PairBlocks pair_blocks(const ChunkBlocks<Kv>& c, int first, int last, uint16_t* to,
                                      Fetch& f) {
@@ -83,15 +85,17 @@ static inline PairBlocks pair_blocks(const ChunkBlocks<Kv>& c, int first, int la
   return pairs;
 }
 
-// Lines to ask for with a step of products that reads `lines` lines of bf16. 8-bit ones are half as
-// many; widening asks for half, and a first chunk needs the rest to catch up.
+// Returns the number of cache lines to prefetch with a step of products that reads `lines` lines of
+// bf16. 8-bit blocks have half as many lines in the cache. widen_half prefetches half of these, and
+// a step a little more than the other half, so that a first chunk catches up.
 template <class Kv, Ahead kAhead>
 CPUSERVE_INLINE int step_fetches(int lines) {
   if (kAhead == Ahead::light) return kLightLines;
   return Kv::kScaled ? lines * 3 / 8 : lines;
 }
 
-// The shape that the tiles are configured for. Configuring them takes longer than a step.
+// The number of rows that the matrix tiles are configured for. Configuring them takes longer than a
+// step, so set() does it only if the number changes.
 struct Shape {
   int rows = 0;
   void set(int n) {
@@ -100,8 +104,8 @@ struct Shape {
   }
 };
 
-// Scores of the keys of blocks [block, last) for all rows of a tile, one tile of K of one block a
-// step. Lanes are keys: results of stale ones stay in theirs.
+// Computes the scores of all rows of a tile for the keys of blocks [block, last). A step multiplies
+// 32 dims of one block. Each lane is one key, so a stale key spoils its own lane only.
 template <class Kv>
 struct KeySteps {
   const Tile<Kv>* t;
@@ -119,7 +123,7 @@ struct KeySteps {
  private:
   template <int RT, Ahead kAhead>
   __attribute__((always_inline)) inline void tile_step(Fetch& f) {
-    constexpr size_t kKeyBytes = kBlock * 4;  // one pair of dims of all keys
+    constexpr size_t kKeyBytes = kBlock * 4;  // one pair of dims of all keys of a block
     const size_t width = static_cast<size_t>(round_up(hd, 32)) * 2;
     const uint8_t* k =
         reinterpret_cast<const uint8_t*>(blocks->k[block]) + static_cast<size_t>(d / 2) * kKeyBytes;
@@ -128,7 +132,7 @@ struct KeySteps {
     if (d + 32 <= hd) {
       fetch_lines<kAhead>(f, step_fetches<Kv, kAhead>(2 * kTileLines));
       tile_products<Bf16Product, RT, 2>(q, width, k, k + kTileLineBytes, kKeyBytes);
-    } else {  // 16 dims: the next lines belong to another head
+    } else {  // only 16 dims are left: the lines after them belong to another head
       uint8_t* tail = t->spare + 2 * value_copy_bytes(hd);
       memset(tail, 0, kJobColumns * kTileBytes);
       for (int line = 0; line < 8; line++) {
@@ -147,7 +151,8 @@ struct KeySteps {
   }
 };
 
-// A block's values, with zeros for keys outside [begin, end), counted from the block's first.
+// Copies a block's values to `spare`, with zeros for keys outside [begin, end), which are counted
+// from the block's first key. Returns the address of the copy.
 static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin, int end,
                                             uint8_t* spare) {
   uint16_t* to = reinterpret_cast<uint16_t*>(spare);
@@ -157,7 +162,8 @@ static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin
       memcpy(to, v, pair * sizeof(*v));
     } else {
       memset(to, 0, pair * sizeof(*v));
-      const int one = begin == k + 1 && end > k + 1 ? 1 : 0;  // of the pair, only this key
+      // Key 0 or 1 of the pair, if only that key is in the range.
+      const int one = begin == k + 1 && end > k + 1 ? 1 : 0;
       if ((begin <= k && end == k + 1) || one) {
         for (size_t i = static_cast<size_t>(one); i < pair; i += 2) to[i] = v[i];
       }
@@ -166,12 +172,12 @@ static inline const uint16_t* masked_values(const uint16_t* v, int hd, int begin
   return reinterpret_cast<const uint16_t*>(spare);
 }
 
-// o of `rows` rows from `row` on over keys [begin, end): probabilities times values, one block of
-// 32 columns a step.
+// Computes o = probabilities times values for `rows` rows from `row` on and a range of keys. A step
+// multiplies one block of keys and 32 columns.
 template <class Kv>
 struct ValueSteps {
   const Tile<Kv>* t;
-  const uint16_t* v[kChunkBlocks];  // by block: in place, or a copy where the block is cut
+  const uint16_t* v[kChunkBlocks];  // by block: its values, or a copy if the range cuts the block
   int row, rows, hd, first, last, block, column = 0;
 
   ValueSteps() = default;
@@ -229,8 +235,8 @@ CPUSERVE_INLINE void run_all(Steps steps, Fetch& f) {
   while (!steps.done()) steps.template step<kAhead>(f);
 }
 
-// Zeros for the probabilities of keys [begin, end), whole blocks, that a row does not see. In
-// the vectors at either end of the visible keys they are zeros already.
+// Sets the probabilities of the keys in [begin, end), whole blocks, that a row does not see to 0.
+// exp_scores has already done so in the first and the last vector of the row's visible keys.
 template <class Kv>
 static inline void clear_unseen(const Tile<Kv>& t, int r, int begin, int end) {
   if (t.lo[r] >= t.hi[r]) return;  // the whole row is zeros
@@ -240,7 +246,7 @@ static inline void clear_unseen(const Tile<Kv>& t, int r, int begin, int end) {
   if (hi < end) memset(p + hi, 0, static_cast<size_t>(end - hi) * sizeof(*p));
 }
 
-// Whether keys [begin, end) of a block have finite values only.
+// Returns whether all values of keys [begin, end) of a block are finite.
 static inline bool values_are_finite(const uint16_t* v, int hd, int begin, int end) {
   int found = 0;
   for (int k = begin; k < end; k++) {
@@ -250,12 +256,12 @@ static inline bool values_are_finite(const uint16_t* v, int hd, int begin, int e
   return !found;
 }
 
-// Whether rows that see different keys of [begin, end) may be multiplied together. Codes of 8 bits
-// are finite.
+// Returns whether the R rows may be multiplied together, although some of them do not see all of
+// `keys`: the values that some row does not see must be finite, as 8-bit codes always are.
 template <class Kv>
 static inline bool may_mix(const Tile<Kv>& t, const PairBlocks& c, int hd, int R, KeyRange keys) {
   if (Kv::kScaled) return true;
-  // Nearly always all rows see all keys; then no block has to be searched for infinities.
+  // Nearly always all rows see all keys, and no block has to be searched for infinities.
   bool whole = true;
   for (int r = 0; r < R; r++) whole &= t.lo[r] <= keys.begin && keys.end <= t.hi[r];
   if (whole) return true;
@@ -271,7 +277,8 @@ static inline bool may_mix(const Tile<Kv>& t, const PairBlocks& c, int hd, int R
   return true;
 }
 
-// o of rows that must not be multiplied together: by runs that see the same keys.
+// Computes o of rows that must not be multiplied together: runs of rows that see the same keys are
+// multiplied one after another.
 template <class Kv>
 static inline void value_runs(Tile<Kv>& t, const PairBlocks& c, int hd, int R, Shape& shape,
                               Fetch& f) {
@@ -285,12 +292,12 @@ static inline void value_runs(Tile<Kv>& t, const PairBlocks& c, int hd, int R, S
   }
 }
 
-// The keys of a tile in whole blocks.
+// Rounds a range of keys outward to whole blocks.
 inline KeyRange whole_blocks(KeyRange keys) {
   return {keys.begin / kBlock * kBlock, static_cast<int>(round_up(keys.end, kBlock))};
 }
 
-// m, l and o of rows that see no key of the chunk.
+// Sets m, l and o of R rows that see no key of the chunk.
 template <class Kv>
 static inline void attend_nothing(Tile<Kv>& t, int R, int hd) {
   for (int r = 0; r < R; r++) {
@@ -300,7 +307,7 @@ static inline void attend_nothing(Tile<Kv>& t, int R, int hd) {
   clear_rows(t, R, hd, true);
 }
 
-// m, l and o of the rows of the only tile that visits a chunk. Memory sets the pace there.
+// Computes m, l and o of the only tile of rows that uses a chunk (decode). This is bound by memory.
 template <class Kv>
 static inline void attend_alone(Tile<Kv>& t, int R, const ChunkBlocks<Kv>& c,
                                 const PairBlocks& pairs, Fetch& f) {
@@ -318,7 +325,7 @@ static inline void attend_alone(Tile<Kv>& t, int R, const ChunkBlocks<Kv>& c,
   run_all<Ahead::full>(ValueSteps<Kv>(t, pairs, c.hd, 0, R, keys), f);
 }
 
-// A tile of rows on its way through a chunk.
+// One of the two tiles of rows that are computed at the same time.
 template <class Kv>
 struct TileSlot {
   Tile<Kv>* t;
@@ -326,17 +333,18 @@ struct TileSlot {
   KeyRange keys = {};
 };
 
-// The tile unit's work between the rows of another slot: the values of the tile in `slot`, and then
-// the keys of the next tile, which takes its place.
-//   begin(index, tile): prepares a tile, and returns its rows; 0 where there is nothing to compute
-//   end(index, tile, rows): takes a tile's m, l and o
+// The products that the AMX unit computes between the softmax rows of the other slot: first PV of
+// the tile in `slot`, then QK of the next tile, which is put into the same slot.
+//   begin(index, tile): prepares a tile and returns its number of rows, or 0 if there is nothing to
+//                       compute
+//   end(index, tile, rows): merges or stores a tile's m, l and o
 template <class Kv, class Begin, class End>
 struct Between {
   const ChunkBlocks<Kv>& c;
   const PairBlocks& pairs;
   const Begin& begin;
   const End& end;
-  int next, count;  // tiles
+  int next, count;  // index of the next tile, and number of tiles
   Shape shape = {};
   TileSlot<Kv>* slot = nullptr;
   KeySteps<Kv> keys = {};
@@ -398,7 +406,7 @@ static __attribute__((noinline)) void soften_one(Tile<Kv>& t, const ChunkBlocks<
   clear_unseen(t, r, whole.begin, whole.end);
 }
 
-// `count` tiles of rows through one chunk, two at a time.
+// Computes `count` tiles of rows for one chunk, two at a time.
 template <class Kv, class Begin, class End>
 static inline void attend_many(int count, Tile<Kv> (&tiles)[2], const ChunkBlocks<Kv>& c,
                                const PairBlocks& pairs, Fetch& f, const Begin& begin,
@@ -418,12 +426,12 @@ static inline void attend_many(int count, Tile<Kv> (&tiles)[2], const ChunkBlock
     find_top(t, c, 0);
     for (int r = 0; r < slot.rows; r++) {
       for (int i = 0; i < a_row; i++) between.step(f);
-      if (r + 1 < slot.rows) find_top(t, c, r + 1);  // its reduction overlaps with this row
+      if (r + 1 < slot.rows) find_top(t, c, r + 1);  // its reduction overlaps with row r
       soften_one(t, c, r, whole);
     }
     while (between.now != between.kNothing) between.step(f);
     if (slots[at ^ 1].rows > 0) continue;
-    between.start(slot, f);  // the last tile's values
+    between.start(slot, f);  // PV of the last tile
     while (between.now != between.kNothing) between.step(f);
   }
 }

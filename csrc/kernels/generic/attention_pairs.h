@@ -1,16 +1,18 @@
-// Scores and values of two and more rows in pairs, with BFMMLA: 4 dims or keys of two rows times 4
-// of two keys or columns. The cache has 2 dims (keys) side by side, or with 8-bit codes 1, so two
-// of its vectors are interleaved into two operands; these serve all pairs of rows of a tile. The
-// second row of the last pair does not exist if R is odd: its products are not stored.
+// QK and PV for tiles of two or more rows, with BFMMLA. One BFMMLA multiplies two rows of q by two
+// keys over 4 dims, or two rows of probabilities by two columns of values over 4 keys. The cache
+// stores only 2 dims (or keys) side by side, and 1 in 8-bit types. So two vectors from the cache
+// are interleaved into two operands, which all pairs of rows of a tile use. If R is odd, the last
+// pair has no second row, and the products of that row are not stored.
 #pragma once
 #include "kernels/generic/attention_strips.h"
 #include "kernels/vec/mmla.h"
 
 namespace CPUSERVE_NS {
 
-constexpr int kPairElements = 8;  // of two rows: 4 each
+constexpr int kPairElements = 8;  // elements of a pair of rows in one operand: 4 from each row
 
-// The products of V vectors of 4 keys or columns; x(j, i): pairs i of vector j.
+// Adds to c the products of RP pairs of rows, `stride` elements apart, and V vectors of 4 keys or
+// columns. x(j, i) loads the first (i = 0) or second (i = 1) 2 dims or keys of vector j.
 template <int RP, int V, class Pairs>
 CPUSERVE_INLINE void pair_products(F (&c)[RP][2 * V], const uint16_t* left, size_t stride,
                                    const Pairs& x) {
@@ -31,7 +33,7 @@ CPUSERVE_INLINE void pair_products(F (&c)[RP][2 * V], const uint16_t* left, size
   }
 }
 
-// Stores the sums of R rows, `stride` floats apart.
+// Stores the sums in c as R rows of V * kLanes floats; rows begin `stride` floats apart.
 template <int R, int V>
 CPUSERVE_INLINE void store_pairs(const F (&c)[(R + 1) / 2][2 * V], float* to, size_t stride) {
 #pragma GCC unroll 4

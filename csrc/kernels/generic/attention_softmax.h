@@ -1,10 +1,10 @@
-// From the scores of a tile of attention to its probabilities.
+// Computes the probabilities of a tile of attention from its scores.
 #pragma once
 #include "kernels/generic/attention_chunk.h"
 
 namespace CPUSERVE_NS {
 
-// Multiplies the visible scores of a row by the scales of the keys.
+// Multiplies the visible scores of a row by the scales of the 8-bit keys.
 template <class Kv>
 static inline void scale_scores(const ChunkBlocks<Kv>& c, int lo, int hi, float* s) {
   for (int k = lo / kLanes * kLanes; k < hi; k += kLanes) {
@@ -51,9 +51,9 @@ CPUSERVE_INLINE float mask_scores(float* s, int lo, int hi) {
   return row_max(s, begin, end);
 }
 
-// Probabilities of one row: p = 2^(s factor - m), times the scale of the value if it has one,
-// rounded to Left. l = sum of the unrounded 2^(s factor - m), one chain per lane. Only the vectors
-// at the ends, which the mask cuts, are blended; those between need no test.
+// Stores the probabilities of one row: p = 2^(s factor - m), times the scale of the value if values
+// are 8-bit, rounded to Kv::Left. Returns l, the sum of the unrounded 2^(s factor - m), one chain
+// per lane. Only the first and the last vector can have masked lanes, which are set to zero.
 template <class Kv>
 CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   const F scale = set1(t.factor), below = set1(-t.m[r]);
@@ -85,7 +85,7 @@ CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, in
   };
   if (lo > k) cut();
   const int whole = hi / kLanes * kLanes;
-  if constexpr (!Kv::kRowPairs) {  // two vectors are packed in fewer operations than one and one
+  if constexpr (!Kv::kRowPairs) {  // packing two vectors together takes fewer operations
 #pragma GCC unroll 2
     while (k + kLanes < whole) {
       typename Kv::Left* to = p + k;
@@ -102,7 +102,7 @@ CPUSERVE_INLINE float exp_scores(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, in
   return reduce_add(sum);
 }
 
-// Probabilities of 0 for a row that sees no key of the chunk.
+// Sets the probabilities of a row that sees no key of the chunk to 0.
 template <class Kv>
 static inline void clear_p(const Tile<Kv>& t, int r) {
   constexpr int kSide = Kv::kRowPairs ? 4 : kChunk;
@@ -111,7 +111,7 @@ static inline void clear_p(const Tile<Kv>& t, int r) {
   }
 }
 
-// m of a row, from its scores.
+// Computes m of a row, after it has scaled, adjusted and masked the row's scores in place.
 template <class Kv>
 CPUSERVE_INLINE void find_top(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   t.m[r] = -INFINITY;
@@ -121,7 +121,7 @@ CPUSERVE_INLINE void find_top(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   t.m[r] = t.factor * mask_scores(t.s + r * kChunk, t.lo[r], t.hi[r]);
 }
 
-// l of a row and the probabilities of the keys it sees, from its scores and m.
+// Computes l of a row and the probabilities of the keys that the row sees, from its scores and m.
 template <class Kv>
 CPUSERVE_INLINE void soften_row(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   t.l[r] = 0.0f;
@@ -132,11 +132,11 @@ CPUSERVE_INLINE void soften_row(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r) {
   }
 }
 
-// From the R rows' scores to m, l and the probabilities of the keys each sees.
+// Computes m, l and the probabilities of R rows from their scores.
 template <class Kv>
 CPUSERVE_INLINE void soften_scores(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R) {
-  // All maxima before the first exponential: the reduction of a row then overlaps with the other
-  // rows.
+  // All maxima are computed before the first exponential, so that the reductions of different rows
+  // overlap.
   for (int r = 0; r < R; r++) find_top(t, c, r);
   for (int r = 0; r < R; r++) soften_row(t, c, r);
 }

@@ -1,11 +1,11 @@
-// The products of attention: R rows with a strip of keys (QK), and with a strip of columns of
-// values (PV).
+// The products of attention: R rows by a strip of keys (QK), and by a strip of columns of values
+// (PV).
 #pragma once
 #include "kernels/generic/attention_chunk.h"
 
 namespace CPUSERVE_NS {
 
-// Products of R rows with keys [0, V * kLanes) of two neighbouring blocks a and b.
+// Stores in s the scores of R rows and V * kLanes keys: the keys of block a, then of block b.
 template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
                                                   const typename Kv::Elem* a,
@@ -44,15 +44,15 @@ static __attribute__((noinline)) void score_strip(const typename Kv::Left* q,
   }
 }
 
-// The same for two or more rows where they are multiplied in pairs.
+// score_strip for two or more rows, multiplied in pairs with BFMMLA (attention_pairs.h).
 template <class Kv, int R, int V, Ahead kAhead>
 static void score_pairs(const typename Kv::Left* q, const typename Kv::Elem* a,
                         const typename Kv::Elem* b, int hd, float* s, Fetch& next);
 
-// o[r][0 .. V * kLanes) (+)= sum over keys [begin, end) of p[r][key] v[key]. `column` is where the
-// strip starts in a row of values. If only one key of the first or last step belongs to the range,
-// the values of the other one may be stale and are set to zero. `fresh`: start from zero instead of
-// from o.
+// o[r][0 .. V * kLanes) (+)= sum over keys [begin, end) of p[r][key] v[key]. The strip starts at
+// `column` of a row of values. If only one of the two keys of the first or last step belongs to the
+// range, the values of the other key may be stale and are set to zero. If `fresh` is set, sums
+// start from zero instead of from o.
 template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
                                                   const typename Kv::Left* p, int begin, int end,
@@ -110,13 +110,13 @@ static __attribute__((noinline)) void value_strip(const ChunkBlocks<Kv>& blocks,
   }
 }
 
-// The same for whole groups of 4 keys, for two or more rows where they are multiplied in pairs.
+// value_strip for whole groups of 4 keys and two or more rows, multiplied in pairs with BFMMLA.
 template <class Kv, int R, int V, Ahead kAhead>
 static void value_pairs(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* p, int begin,
                         int end, int column, bool fresh, float* o, size_t ldo, Fetch& next);
 
-// Rows in pairs take the whole groups of 4 keys; the rest before and after them is one step of
-// two keys each. BFMMLA sums as two BFDOTs do, so a row's bits are the same either way.
+// value_pairs takes the whole groups of 4 keys in [begin, end), and value_strip the up to 3 keys
+// before and after them. BFMMLA sums as two BFDOTs do, so a row's bits are the same either way.
 template <class Kv, int R, int V, Ahead kAhead>
 static __attribute__((noinline)) void value_pairs_and_rest(const ChunkBlocks<Kv>& c,
                                                            const typename Kv::Left* p, int begin,
@@ -135,9 +135,9 @@ static __attribute__((noinline)) void value_pairs_and_rest(const ChunkBlocks<Kv>
   }
 }
 
-// The functions that multiply strips, for each number of rows. Only they are compiled for a number
-// of rows: what surrounds them takes it as an argument, which costs an indirect call for each strip
-// and saves half of the code of attention.
+// The functions that multiply strips, compiled once for each number of rows R. The code around them
+// takes R as an argument instead: this costs an indirect call for each strip, and saves half of the
+// machine code of attention.
 template <class Kv>
 struct Strips {
   using Score = void (*)(const typename Kv::Left* q, const typename Kv::Elem* a,
@@ -145,8 +145,8 @@ struct Strips {
   using Value = void (*)(const ChunkBlocks<Kv>& blocks, const typename Kv::Left* p, int begin,
                          int end, int column, bool fresh, float* o, size_t ldo, Fetch& next);
   struct OfRows {
-    Score score, half_score;      // of strip_vecs and half_strip_vecs vectors of keys
-    Value value, value2, value1;  // of strip_vecs, 2 and 1 vectors of columns
+    Score score, half_score;      // for strips of strip_vecs and half_strip_vecs vectors of keys
+    Value value, value2, value1;  // for strips of strip_vecs, 2 and 1 vectors of columns
   };
   OfRows of[kTallRows];
 };

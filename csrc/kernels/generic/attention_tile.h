@@ -1,22 +1,22 @@
-// One tile of attention: R rows against one chunk of kChunk keys, from an empty state.
+// One tile of attention: R rows and one chunk of kChunk keys. Its result does not include earlier
+// chunks.
 //
 // QK has one lane per key, and masked lanes are discarded, so stale keys do no harm there. PV has
 // one lane per output column and sums over keys, so masked keys must be skipped: their values may
-// be stale. Keys that every row of the tile sees go through the tile of R rows. The first and last
-// keys, which only some rows see, are multiplied before and after it, together for neighbouring
-// rows that see the same ones. Accumulators pass through memory between these three parts, which is
-// exact, so a row always sums its own keys in ascending order, whatever the tile.
+// be stale. Keys that every row of the tile sees are multiplied with all R rows at once. The first
+// and last keys, which only some rows see, are multiplied before and after these, together for
+// neighbouring rows that see the same keys. Sums pass through memory between these three parts,
+// which is exact, so a row always sums its own keys in ascending order, whatever the tile.
 //
-// Scores, maxima and sinks are in base 2 (times log2 e), so that exp2 needs no multiplication
-// first.
+// Exponents, maxima and sinks are multiplied by log2 e, because exp2 then needs no multiplication.
 #pragma once
 #include "kernels/generic/attention_softmax.h"
 #include "kernels/generic/attention_strips.h"
 
 namespace CPUSERVE_NS {
 
-// Products of R rows with keys [begin, end), in whole strips from the block of `begin` on. If half
-// a strip is enough for the last keys, half a strip.
+// Computes the scores of R rows for keys [begin, end), in whole strips that start at the block of
+// `begin`. The last strip is half as wide if that is enough for the last keys.
 template <class Kv, Ahead kAhead>
 static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, int begin,
                               int end, Fetch& next) {
@@ -39,7 +39,7 @@ static inline void score_keys(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R
 static inline int at_least(int x, int low) { return x < low ? low : x; }
 static inline int at_most(int x, int high) { return x < high ? x : high; }
 
-// All columns of R rows, widest strips first; hd is a multiple of 16.
+// Computes PV for R rows and all hd columns, widest strips first; hd is a multiple of 16.
 template <class Kv, Ahead kAhead>
 static inline void value_columns(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int R,
                                  int begin, int end, bool fresh, float* o, size_t ldo, Fetch& f) {
@@ -57,8 +57,9 @@ static inline void value_columns(const ChunkBlocks<Kv>& c, const typename Kv::Le
   }
 }
 
-// In decode, strips of columns alternate every kValueSpan keys: a strip that ran through the whole
-// chunk would touch the pages of all its values long before their lines were prefetched.
+// Computes PV for R rows and keys [begin, end). In decode, strips of columns alternate every
+// kValueSpan keys: a strip that ran through the whole chunk would read from the pages of all its
+// values long before their lines were prefetched.
 template <class Kv, Ahead kAhead>
 static inline void value_keys(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int R,
                               int begin, int end, bool fresh, float* o, size_t ldo, Fetch& f) {
@@ -70,7 +71,7 @@ static inline void value_keys(const ChunkBlocks<Kv>& c, const typename Kv::Left*
   }
 }
 
-// Rows [r, r + n) of the tile, which all see keys [begin, end).
+// Computes PV for rows [r, r + n) of the tile, which all see keys [begin, end).
 template <class Kv, Ahead kAhead>
 static void value_rows(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, int n, int begin,
                        int end, bool fresh, Fetch& f) {
@@ -78,10 +79,10 @@ static void value_rows(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, int n
                          t.o + static_cast<size_t>(r) * t.ldo, t.ldo, f);
 }
 
-// The keys that all rows with visible keys in the chunk see, in whole steps.
+// The keys that all rows with visible keys in the chunk see, in whole steps of kStep keys.
 struct Common {
   int begin = 0, end = kChunk;
-  bool any = false, same = true;  // same: no row sees other keys
+  bool any = false, same = true;  // any: some row sees keys; same: all rows see the same keys
 };
 
 template <class Kv>
@@ -99,8 +100,8 @@ static inline Common common_keys(const Tile<Kv>& t, int R) {
   return c;
 }
 
-// Multiplies the keys of [from, to) that a row sees, for runs of rows that see the same ones; where
-// rows are stored in pairs, for single rows.
+// Computes PV for the keys in [from, to) that each row sees: for runs of neighbouring rows that see
+// the same keys, or for single rows where the probabilities of two rows are stored together.
 template <class Kv, Ahead kAhead>
 static inline void value_edges(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, int from, int to,
                                bool fresh, Fetch& f) {
@@ -116,6 +117,7 @@ static inline void value_edges(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int 
   }
 }
 
+// Sets o to 0 for the rows that see no key of the chunk, or for all R rows.
 template <class Kv>
 static inline void clear_rows(const Tile<Kv>& t, int R, int hd, bool all) {
   for (int r = 0; r < R; r++) {
@@ -146,7 +148,7 @@ static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R
   clear_rows(t, R, c.hd, false);
 }
 
-// The scales of the values are used before the values, but are stored after them.
+// Prefetches the scales of 8-bit values: they are used before the values, but stored after them.
 template <class Kv>
 static inline void fetch_value_scales(const ChunkBlocks<Kv>& c) {
   for (const typename Kv::Elem* v : c.v) {
@@ -157,7 +159,7 @@ static inline void fetch_value_scales(const ChunkBlocks<Kv>& c) {
   }
 }
 
-// Keys of the chunk that any of the R rows sees; begin >= end where none does.
+// The range of the chunk's keys that any row of a tile sees; begin >= end if no row sees a key.
 struct KeyRange {
   int begin = kChunk, end = 0;
 };
@@ -172,7 +174,8 @@ static inline KeyRange visible_keys(const Tile<Kv>& t, int R) {
   return keys;
 }
 
-// m, l and o of R rows for one chunk; m = -inf, l = 0, o = 0 where a row sees none of its keys.
+// Computes m, l and o of R rows for one chunk. For a row that sees no key of it, m = -inf, l = 0
+// and o = 0.
 template <class Kv, Ahead kAhead>
 static void attend_chunk(Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, Fetch& f) {
   const KeyRange keys = visible_keys(t, R);

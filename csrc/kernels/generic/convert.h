@@ -1,4 +1,4 @@
-// Writes fp32 values as an activation row in any ActFormat.
+// Converts rows of fp32 activations to any ActFormat.
 #pragma once
 #include <float.h>
 
@@ -30,7 +30,8 @@ CPUSERVE_INLINE void copy_bf16(uint16_t* to, const float* x, int n) {
   }
 }
 
-// One group of columns: the addresses of its values, its scale and its sum.
+// The addresses of one group of columns: its fp32 values, and its int8 codes, its scale and the sum
+// of its codes in the quantized row.
 struct QuantGroup {
   const float* x;
   int8_t* q;
@@ -38,7 +39,7 @@ struct QuantGroup {
   int32_t* sum;
 };
 
-// Group `g` of a row that is `padded` columns wide in groups of `size`.
+// Returns group `g`, with values at x, of a row of `padded` columns in groups of `size`.
 CPUSERVE_INLINE QuantGroup group_of(uint8_t* row, int64_t padded, int64_t size, int64_t g,
                                     const float* x) {
   float* scales = reinterpret_cast<float*>(row + padded);
@@ -46,14 +47,16 @@ CPUSERVE_INLINE QuantGroup group_of(uint8_t* row, int64_t padded, int64_t size, 
   return {x, reinterpret_cast<int8_t*>(row + g * size), scales + g, sums + g};
 }
 
-// The sums of group `g` of 256 of such a row: { int16 of 16 columns [16], of 32 columns [8] }.
+// Returns the address of the sums of group `g` of 256 columns in a q8g256 row: 16 int16 sums of 16
+// columns, then 8 int16 sums of 32 columns.
 CPUSERVE_INLINE uint8_t* block_sums(uint8_t* row, int64_t padded, int64_t g) {
   return row + padded + padded / 256 * 4 + g * kBlockSums;
 }
 
-// Returns the quantization of a group with these bits of the largest magnitude. A NaN or infinity
-// makes the scale NaN, so that it reaches the logits and is detected there, instead of becoming a
-// plausible byte. Below kLeastMagnitude, 127 / amax would overflow, and the group becomes zero.
+// Returns amax / 127 and 127 / amax, where `bits` are the bits of amax, the largest magnitude of a
+// group. A NaN or infinity makes the scale NaN, so that a NaN reaches the logits and is detected
+// there, instead of becoming a plausible byte. If amax is below kLeastMagnitude, 127 / amax would
+// overflow, so the scale and the codes become zero.
 constexpr float kLeastMagnitude = 4e-37f;
 struct GroupScale {
   float scale, inverse;
@@ -62,12 +65,12 @@ CPUSERVE_INLINE GroupScale scale_of(int32_t bits) {
   float amax;
   memcpy(&amax, &bits, sizeof amax);
   const bool live = amax >= kLeastMagnitude && amax <= FLT_MAX;
-  const float divisor = live ? amax : 1.0f, off = amax - amax;  // NaN, else 0
+  const float divisor = live ? amax : 1.0f, off = amax - amax;  // NaN if not finite, else 0
   return {live ? divisor / 127.0f : off, live ? 127.0f / divisor : 0.0f};
 }
 
-// Quantizes N whole groups together: most of the cost of a group is the reduction of vectors to one
-// number and back, which four groups can share.
+// Quantizes N whole groups together: most of the cost of a group is the reduction of vectors to
+// single numbers, which four groups can share.
 template <int kGroup, int N>
 CPUSERVE_INLINE void quantize_groups(const QuantGroup* to) {
   static_assert(N == 1 || N == 2 || N == 4, "a divisor of four");
@@ -97,6 +100,7 @@ CPUSERVE_INLINE void quantize_groups(const QuantGroup* to) {
   }
 }
 constexpr int kGroupsAtOnce = 4;
+// Quantizes up to kGroupsAtOnce groups. If there are three, it quantizes the last one twice.
 template <int kGroup>
 static __attribute__((noinline)) void quantize_some(const QuantGroup* to, int n) {
   if (n >= 3) {
@@ -106,9 +110,9 @@ static __attribute__((noinline)) void quantize_some(const QuantGroup* to, int n)
   n == 2 ? quantize_groups<kGroup, 2>(to) : quantize_groups<kGroup, 1>(to);
 }
 
-// Quantizes one group of n columns, for any n, stored as `padded` (a multiple of 32) bytes. It uses
-// two chains of maxima and of sums: a group can be a whole row, and one chain is bound by its
-// latency.
+// Quantizes one group of n columns, for any n, and stores it as `padded` (a multiple of 32) codes.
+// It uses two chains of maxima and two of sums, because a group can be a whole row, where one chain
+// would be bound by its latency.
 CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
   const float* x = to.x;
   I top = izero(), top2 = izero(), sum = izero(), sum2 = izero();
@@ -140,8 +144,8 @@ CPUSERVE_INLINE void quantize_group(const QuantGroup& to, int n, int padded) {
   *to.sum = total[0];
 }
 
-// Quantizes columns [column0, column0 + n) of a row in groups of kGroup. All are whole groups
-// except the last one of the row.
+// Quantizes columns [column0, column0 + n) of a row in groups of kGroup columns. Only the last
+// group of the row may have fewer columns.
 template <int kGroup>
 CPUSERVE_INLINE void quantize_columns(uint8_t* row, int64_t padded, int64_t column0, const float* x,
                                       int n) {
@@ -159,7 +163,7 @@ CPUSERVE_INLINE void quantize_columns(uint8_t* row, int64_t padded, int64_t colu
   }
 }
 
-// The error of quantizing a group of n columns.
+// Writes the quantization error of a group of n columns, x - scale * code, to `left`.
 CPUSERVE_INLINE void rest_of(const QuantGroup& of, int n, float* left) {
   const F scale = set1(*of.scale);
   for (int i = 0; i < n; i += kLanes) {
@@ -168,7 +172,7 @@ CPUSERVE_INLINE void rest_of(const QuantGroup& of, int n, float* left) {
   }
 }
 
-// Quantizes a group of 256 of q8g256, group `g` of a row of `padded` columns.
+// Quantizes 256 columns at x as group `g` of a q8g256 row of `padded` columns.
 static __attribute__((noinline)) void quantize_block(uint8_t* row, int64_t padded, int64_t g,
                                                      const float* x) {
   int32_t sum;
@@ -182,7 +186,8 @@ static __attribute__((noinline)) void quantize_block(uint8_t* row, int64_t padde
   memcpy(block_sums(row, padded, g), narrow, kBlockSums);
 }
 
-// Columns [column0, column0 + n) of a row of q8g256 or q8g256x2; column0 is a multiple of 256.
+// Quantizes columns [column0, column0 + n) of a q8g256 or q8g256x2 row; column0 is a multiple of
+// 256.
 static __attribute__((noinline)) void quantize_blocks(const Rows& out, uint8_t* row,
                                                       int64_t column0, const float* x, int n) {
   const int64_t padded = padded_width(out.format, out.width);
@@ -202,8 +207,8 @@ static __attribute__((noinline)) void quantize_blocks(const Rows& out, uint8_t* 
   }
 }
 
-// q8g128 and q8row. Not inlined, because tiles never write these formats, and gcc would warn about
-// the groups that they cannot write.
+// Quantizes columns of a q8g128 or q8row row. It is not inlined, because tiles never write these
+// formats, and gcc would warn about groups that they cannot write.
 static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* row, int64_t column0,
                                                     const float* x, int n) {
   const int64_t padded = padded_width(out.format, out.width);
@@ -214,7 +219,8 @@ static __attribute__((noinline)) void quantize_wide(const Rows& out, uint8_t* ro
   }
 }
 
-// The second term of q8g32x2 for up to four whole groups of 32: the error of quantizing them.
+// Writes the second term of q8g32x2 for up to four whole groups of 32, `half` bytes after the first
+// term: the quantization errors of the first term, quantized.
 static __attribute__((noinline)) void quantize_rest(const QuantGroup* of, size_t half, int n) {
   alignas(64) float left[kGroupsAtOnce][32];
   QuantGroup to[kGroupsAtOnce];
@@ -228,12 +234,14 @@ static __attribute__((noinline)) void quantize_rest(const QuantGroup* of, size_t
   quantize_some<32>(to, n);
 }
 
-// Quantizes up to four whole groups of 32 to a row format with such groups: q8g32, or q8g32x2.
+// Quantizes up to four whole groups of 32 as q8g32 or q8g32x2.
 CPUSERVE_INLINE void quantize_32s(const Rows& out, const QuantGroup* groups, int n) {
   quantize_some<32>(groups, n);
   if (out.format == ActFormat::q8g32x2) quantize_rest(groups, out.stride / 2, n);
 }
 
+// Quantizes columns [column0, column0 + n) of a q8g32 or q8g32x2 row. The last group is padded with
+// zeros.
 static __attribute__((noinline)) void quantize_row(const Rows& out, uint8_t* row, int64_t column0,
                                                    const float* x, int n) {
   const int64_t padded = round_up(out.width, 32);
@@ -254,8 +262,8 @@ static __attribute__((noinline)) void quantize_row(const Rows& out, uint8_t* row
 }
 
 // Writes columns [column0, column0 + n) of one row from fp32; column0 is a multiple of 32 for
-// q8g32, of 128 for q8g128, of 256 for q8g256 and 0 for q8row, where n is the width. The call that
-// ends at out.width also zeroes the padding columns, as consumers read K rounded up.
+// q8g32, of 128 for q8g128 and of 256 for q8g256. For q8row, column0 is 0 and n is the width. The
+// call that ends at out.width also sets the padding columns to 0, because operations read them.
 CPUSERVE_INLINE void store_row(const Rows& out, int64_t row, int64_t column0, const float* x,
                                int n) {
   uint8_t* to = row_at(out, row);

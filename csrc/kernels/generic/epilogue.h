@@ -1,11 +1,12 @@
-// Writes a finished fp32 tile to the output rows of a linear.
+// Writes a finished tile of fp32 sums to the output rows of a linear.
 #pragma once
 #include "kernels/generic/activation.h"
 #include "kernels/generic/add.h"
 
 namespace CPUSERVE_NS {
 
-// y = map(tile + bias), or with glu map(gate + bias) * other(up + bias) of the alternating panels.
+// y = map(tile + bias), or with glu map(gate + bias) * other(up + bias), where panels alternate
+// between gate and up.
 template <class Map, class Other>
 CPUSERVE_INLINE void finish_columns(const Epilogue& ep, int64_t panel0, int panels,
                                     const float* tile, size_t ld, float* y, Map map, Other other) {
@@ -23,9 +24,10 @@ CPUSERVE_INLINE void finish_columns(const Epilogue& ep, int64_t panel0, int pane
   }
 }
 
-constexpr int kMostPanels = 12;  // maximum of a tile; divisible by 1..4
+constexpr int kMostPanels = 12;  // the most panels of a tile; divisible by 1, 2, 3 and 4
 
-// Columns [column0, column0 + n), whole groups of 32, of some rows from `row` on.
+// Quantizes columns [column0, column0 + n) of `rows` output rows from `row` on, in whole groups of
+// 32. y[r] has the values of these columns in row `row` + r.
 CPUSERVE_INLINE void quantize_rows(const Rows& out, int64_t row, int rows, int64_t column0, int n,
                                    const float (*y)[kMostPanels * kPanel]) {
   const int64_t padded = round_up(out.width, 32);
@@ -41,10 +43,11 @@ CPUSERVE_INLINE void quantize_rows(const Rows& out, int64_t row, int rows, int64
   }
 }
 
-// Rows of a tile of `panels` (at most kMostPanels) panels: the kPanel values of panel p of row r
-// are at tile + r * stride + p * kPanel. Columns at or beyond out.width are dropped. With q8g32
-// output every tile covers whole groups: panel0 is a multiple of 2, of 4 with glu, and only the
-// row's last tile may be narrower than a group.
+// Applies the epilogue to a tile of `rows` rows and `panels` (at most kMostPanels) panels, and
+// writes the output rows from row0 on. The kPanel values of panel p of row r are at
+// tile + r * stride + p * kPanel. Columns at or beyond out.width are dropped. With q8g32 output
+// every tile covers whole groups of 32 columns: panel0 is a multiple of 2, or of 4 with glu, and
+// only the last tile of a row may end with an incomplete group.
 static inline void store_tile(const Epilogue& ep, int64_t row0, int rows, int64_t panel0,
                               int panels, const float* tile, size_t stride) {
   const int halves = ep.glu ? 2 : 1;

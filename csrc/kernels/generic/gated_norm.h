@@ -1,4 +1,4 @@
-// RMS norms with a gate, which end recurrent layers.
+// RMS norms with a gate, at the end of recurrent layers.
 #pragma once
 #include "kernels/generic/activation.h"
 #include "kernels/generic/norm.h"

@@ -1,6 +1,6 @@
-// Multiplies a head by a Hadamard matrix: every dimension becomes a signed sum of all dimensions of
-// its block, so that one large channel no longer determines the scale of the others. The scores
-// q K do not change.
+// Multiplies heads of q and k by a Hadamard matrix before k is quantized to int8: every dim becomes
+// a signed sum of all dims of its block, so that one large channel no longer determines the scale
+// of the others. The scores q . k do not change.
 #pragma once
 #include "kernels/vec/vec.h"
 
@@ -10,7 +10,7 @@ struct LaneSigns {
   alignas(64) float of[kLanes][kLanes];
 };
 
-// The matrix of kLanes rows.
+// Returns the Hadamard matrix of kLanes rows and columns.
 static constexpr LaneSigns lane_signs() {
   LaneSigns signs{};
   for (int i = 0; i < kLanes; i++) {
@@ -24,14 +24,15 @@ static constexpr LaneSigns lane_signs() {
 }
 static constexpr LaneSigns kLaneSigns = lane_signs();
 
-// The levels of the butterfly inside a vector, as a product with their matrix.
+// Multiplies the kLanes values at x by kLaneSigns, in place: the last butterfly steps of mix_block,
+// which stay inside a vector.
 static inline void mix_lanes(float* x) {
   F sum = mul(set1(x[0]), load(kLaneSigns.of[0]));
   for (int j = 1; j < kLanes; j++) sum = fma(set1(x[j]), load(kLaneSigns.of[j]), sum);
   store(x, sum);
 }
 
-// x = H x over n dimensions, a power of two.
+// x = H x over n dims; n is a power of two and H the Hadamard matrix of n rows.
 static inline void mix_block(float* x, int n) {
   int step = n / 2;
   for (; step >= kLanes; step /= 2) {
@@ -57,13 +58,15 @@ static inline void mix_block(float* x, int n) {
   }
 }
 
-// A block is the largest power of two that divides hd: 64 of 64, 32 of 96, 16 of 80.
+// Multiplies each block of a key by H. A block has as many dims as the largest power of two that
+// divides hd: 64 dims at hd 64, 32 at hd 96, 16 at hd 80.
 static inline void mix_key(float* x, int hd) {
   const int n = hd & -hd;
   for (int i = 0; i < hd; i += n) mix_block(x + i, n);
 }
 
-// The inverse, which is H / n, transposed, so that q times a mixed key is q k.
+// Multiplies each block of a query by the transposed inverse of H, which is H / n for blocks of n
+// dims. So the product of a mixed query and a mixed key is q . k.
 static inline void mix_query(float* x, int hd) {
   mix_key(x, hd);
   const float inverse = 1.0f / static_cast<float>(hd & -hd);

@@ -1,5 +1,5 @@
-// 8-bit keys and values: each token and head has codes and one fp32 scale, such that the largest
-// magnitude becomes the largest code. Every code is exact in bf16.
+// 8-bit keys and values: the key (or value) of one token and head is stored as codes and one fp32
+// scale, so that its largest magnitude becomes the largest code. Every code is exact in bf16.
 #pragma once
 #include "kernels/generic/attention_kv.h"
 #include "kernels/generic/math.h"
@@ -12,14 +12,14 @@ CPUSERVE_INLINE uint32_t float_bits(float x) {
   return u;
 }
 
-// Encodes x, at most the largest finite code, in one sign bit, an exponent with this bias and
-// kMantissa bits, rounded to nearest even. It has no branches, so the compiler can vectorize loops
-// over it.
+// Encodes x, rounded to nearest even, as an fp8 code: a sign bit, an exponent with bias kBias, and
+// kMantissa bits. |x| must be at most the largest finite code. The function has no branches, so the
+// compiler can vectorize loops over it.
 template <int kMantissa, int kBias>
 CPUSERVE_INLINE uint8_t to_fp8(float x) {
   constexpr int kDrop = 23 - kMantissa;
   constexpr uint32_t kLeast = static_cast<uint32_t>(128 - kBias) << 23;  // smallest normal number
-  // A float with the smallest step of the code as its last place.
+  // The bits of a float: its last mantissa bit is worth as much as the smallest step of the code.
   constexpr uint32_t kMagic = static_cast<uint32_t>(128 - kBias + kDrop) << 23;
   const uint32_t bits = float_bits(x), size = bits & 0x7fffffff;
   float magnitude, magic;
@@ -43,8 +43,9 @@ CPUSERVE_INLINE void store_fp8(uint8_t* p, F x) {
 CPUSERVE_INLINE void store_codes(KvE4m3, uint8_t* p, F x) { store_fp8<3, 7>(p, x); }
 CPUSERVE_INLINE void store_codes(KvE5m2, uint8_t* p, F x) { store_fp8<2, 15>(p, x); }
 
-// Writes the codes of n values, and zeros up to hd. Returns the scale that a widened code is
-// multiplied. A NaN or infinity makes it NaN: otherwise the result would be wrong without a sign.
+// Writes the codes of n values, and zeros up to hd. Returns the scale: a value is the scale times
+// its code as Kv::load widens it. A NaN or infinity in x makes the scale NaN, because otherwise
+// results would be wrong without notice.
 template <class Kv>
 static inline float encode_row(const float* x, int n, int hd, uint8_t* codes) {
   F top = zero(), poison = zero();
@@ -62,7 +63,8 @@ static inline float encode_row(const float* x, int n, int hd, uint8_t* codes) {
   return largest / Kv::kLargest * Kv::kWiden + reduce_add(poison);
 }
 
-// v nullptr: the keys are the values.
+// Stores the key k and the value v of one head and token in slot `at` of a block. v is nullptr
+// where the keys are the values (MLA).
 template <class Kv>
 static inline void store_head(const KvLayer& kv, uint8_t* block, int at, const float* k,
                               const float* v) {

@@ -1,4 +1,4 @@
-// The last operations of a model on its logits: a factor, and a soft bound.
+// The last operations of a model on its logits: multiplication by a scale, and a softcap.
 #pragma once
 #include "kernels/generic/math.h"
 #include "kernels/table.h"

@@ -1,6 +1,6 @@
-// Elementary functions on vectors. NaN passes through all of them: constants are the first operand
-// of max and min, which return the second when an operand is NaN. Bounds are checked in
-// tests/cpp/test_rowwise.cpp; the fits are least squares reweighted to equal ripple.
+// Elementary functions on vectors. A NaN argument makes the result NaN: max and min return their
+// second operand if one is NaN, and constants are the first operand. The error bounds below are
+// checked in tests/cpp/test_rowwise.cpp; the fits are least squares reweighted to equal ripple.
 #pragma once
 #include "kernels/vec/vec.h"
 
@@ -8,8 +8,9 @@ namespace CPUSERVE_NS {
 
 CPUSERVE_INLINE F clamp(F x, float lo, float hi) { return min(set1(hi), max(set1(lo), x)); }
 
-// n = round(x / ln 2); exp(x - n ln 2) = 1 + f + f^2 p(f) within 1.1e-7 for |f| <= ln(2) / 2.
-// ln 2 is split so that n times its first part is exact.
+// Sets n = round(x / ln 2), and returns exp(f) for f = x - n ln 2 as 1 + f + f^2 p(f), within
+// 1.1e-7 for |f| <= ln(2) / 2. ln 2 is the sum of two constants, such that n times the first one is
+// exact.
 CPUSERVE_INLINE F exp_reduced(F x, F* n) {
   *n = round(mul(x, set1(1.44269504f)));
   const F f = fnma(*n, set1(-2.12194440e-4f), fnma(*n, set1(0.693359375f), x));
@@ -28,7 +29,7 @@ CPUSERVE_INLINE F exp(F x) {
   return scale2_far(p, n);
 }
 
-// 2^f within 1.2e-7 for |f| <= 1/2, exactly 1 at 0.
+// Returns 2^f within 1.2e-7 for |f| <= 1/2, and exactly 1 at 0.
 CPUSERVE_INLINE F exp2_reduced(F f) {
   F p = fma(set1(1.326464545e-3f), f, set1(9.671576589e-3f));
   p = fma(p, f, set1(5.550734517e-2f));
@@ -37,8 +38,8 @@ CPUSERVE_INLINE F exp2_reduced(F f) {
   return fma(p, f, set1(1.0f));
 }
 
-// 1 + f (c1 + f (c2 + ...)) with coefficients for f in [-1/2, 1/2], or in [0, 1] where
-// split_exponent rounds down.
+// Returns 1 + f (c[0] + f (c[1] + ...)). Each coefficient has a value for f in [-1/2, 1/2], and one
+// for f in [0, 1], where split_exponent rounds down.
 struct Fit {
   float nearest, down;
 };
@@ -64,7 +65,8 @@ CPUSERVE_INLINE F exp2_nonpositive(F x) {
   return add_exponent(exp2_fit(f, kFit), e);
 }
 
-// The same within 3.2e-6, for results that are rounded to bf16: one operation fewer.
+// exp2_nonpositive with one operation fewer and a relative error below 3.2e-6, for results that are
+// rounded to bf16.
 CPUSERVE_INLINE F exp2_coarse(F x) {
   constexpr Fit kFit[] = {{6.931241932e-1f, 6.930448421e-1f},
                           {2.402409863e-1f, 2.412802265e-1f},
@@ -84,7 +86,7 @@ CPUSERVE_INLINE F exp2(F x) {
 
 CPUSERVE_INLINE F sigmoid(F x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
 
-// x p(x^2) / q(x^2), relative error below 4e-7; tanh(9) rounds to 1.
+// Computes tanh(x) as x p(x^2) / q(x^2), with a relative error below 4e-7; tanh(9) rounds to 1.
 CPUSERVE_INLINE F tanh(F x) {
   x = clamp(x, -9.0f, 9.0f);
   const F u = mul(x, x);
@@ -99,7 +101,7 @@ CPUSERVE_INLINE F tanh(F x) {
   return clamp(div(mul(x, p), q), -1.0f, 1.0f);
 }
 
-// x p(x^2) / q(x^2), relative error below 5e-7; erf(3.95) is 1 - 2.4e-8.
+// Computes erf(x) as x p(x^2) / q(x^2), with a relative error below 5e-7; erf(3.95) is 1 - 2.4e-8.
 CPUSERVE_INLINE F erf(F x) {
   x = clamp(x, -3.95f, 3.95f);
   const F u = mul(x, x);

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kJobRows = 2 * kTileRows16, kJobColumns = 2;
 
-// Loads the configuration for jobs of `rows` rows, with `lines` lines in a tile of columns.
+// Configures the tiles for jobs of `rows` rows, with `lines` lines of 64 bytes in a columns tile.
 CPUSERVE_INLINE void configure_job(int rows, int lines) {
   TileShapes shapes;
   const int first = rows < kTileRows16 ? rows : kTileRows16, second = rows - first;
@@ -22,8 +22,9 @@ CPUSERVE_INLINE void configure_job(int rows, int lines) {
   tile_configure(shapes);
 }
 
-// Sums of a job: tiles 0 and 1 for the first 16 rows, 2 and 3 for the others. Rows: 4, 5. Columns:
-// 6, 7. RT: tiles of rows, NP: tiles of columns.
+// The tile registers of a job: 0 and 1 hold the sums of the first 16 rows, 2 and 3 the sums of the
+// other rows. The operands are in 4 and 5 (rows), and in 6 and 7 (columns). RT is the number of
+// tiles of rows, and NP the number of tiles of columns (panels).
 template <int RT, int NP>
 CPUSERVE_INLINE void load_sums(const float* c, size_t stride) {
   tile_load<0>(c, stride);
@@ -52,8 +53,9 @@ CPUSERVE_INLINE void store_sums(float* c, size_t stride) {
   }
 }
 
-// Loads the operands of one tile of K: rows at x, lines of the one or two tiles of columns at w0
-// and w1. kPassing: the rows are not used again soon, and should not drive the columns out of L1.
+// Loads the operands of one tile of K: rows at x, and the lines of one or two tiles of columns at
+// w0 and w1. With kPassing, the rows are not used again soon and should not evict the columns from
+// L1.
 template <int RT, int NP, bool kPassing>
 CPUSERVE_INLINE void load_operands(const uint8_t* x, size_t x_stride, const uint8_t* w0,
                                    const uint8_t* w1, size_t w_stride) {
@@ -65,7 +67,7 @@ CPUSERVE_INLINE void load_operands(const uint8_t* x, size_t x_stride, const uint
     kPassing ? tile_load_passing<5>(low, x_stride) : tile_load<5>(low, x_stride);
   }
 }
-// The products of operands that are loaded.
+// Adds the products of the operands that load_operands has loaded to the sums.
 template <class Product, int RT, int NP>
 CPUSERVE_INLINE void multiply_operands() {
   Product::template dot<0, 4, 6>();
@@ -75,7 +77,7 @@ CPUSERVE_INLINE void multiply_operands() {
     if constexpr (NP == 2) Product::template dot<3, 5, 7>();
   }
 }
-// Both, for one tile of K.
+// Loads the operands of one tile of K and adds their products to the sums.
 template <class Product, int RT, int NP, bool kPassing = false>
 CPUSERVE_INLINE void tile_products(const uint8_t* x, size_t x_stride, const uint8_t* w0,
                                    const uint8_t* w1, size_t w_stride) {

@@ -1,11 +1,11 @@
-// RMS and layer normalization. A row's sums run in four chains of kLanes columns each, the same
-// for every row, and the result is written in the format of its consumer.
+// RMS and layer normalization. Each row is summed in the same four chains of kLanes columns. The
+// result is written in the format of the operation that reads it.
 #pragma once
 #include "kernels/generic/convert.h"
 
 namespace CPUSERVE_NS {
 
-// Returns the sum over i of map(x[i]); lanes beyond n do not count.
+// Returns the sum of map(x[i]) over i < n.
 template <class Map>
 CPUSERVE_INLINE float sum_columns(const float* x, int n, Map map) {
   F s0 = zero(), s1 = zero(), s2 = zero(), s3 = zero();

@@ -21,9 +21,9 @@ CPUSERVE_INLINE uint64_t lane_sum(I x) {
   return sum;
 }
 
-// Returns the sum of all bytes: eight streams of vectors side by side in one pass, summed by a dot
-// product with ones. A lane takes at most 4 x 255 per vector, so the sums of 2 MB of vectors fit 31
-// bits at any vector length.
+// Returns the sum of all bytes. A step reads eight vectors, and a dot product with ones adds them
+// up. A lane adds at most 4 x 255 per vector, so the sums of 2 MB of vectors fit 31 bits at any
+// vector length.
 static inline uint64_t probe_read(const void* data, size_t bytes) noexcept {
   constexpr size_t kVec = kLanes * 4, kStep = 8 * kVec, kBatch = size_t{2} << 20, kAhead = 2048;
   const int8_t one[4] = {1, 1, 1, 1};
@@ -59,7 +59,7 @@ struct DotF32 {
   }
   CPUSERVE_INLINE Acc dot(Acc c, Vec a, Vec b) { return fma(a, b, c); }
 };
-struct DotBf16 {  // where there is an instruction for it
+struct DotBf16 {  // only for levels with an instruction for dot2
   using Acc = F;
   using Vec = P;
   static constexpr int kDepth = 2;
@@ -72,9 +72,10 @@ struct DotBf16 {  // where there is an instruction for it
   }
   CPUSERVE_INLINE Acc dot(Acc c, Vec a, Vec b) { return dot2(c, a, b); }
 };
-// A whole register tile on operands in L1: no kernel can be faster. The barrier hides the operands
-// from the compiler in each iteration, so that no part of an emulated product moves out of the
-// loop.
+// Multiplies a whole register tile of operands in L1 in each iteration, which no kernel can do
+// faster. Returns the number of operations; a multiply-add counts as two. The asm barrier hides the
+// operands from the compiler in each iteration, so that no part of an emulated product moves out of
+// the loop.
 template <class D>
 static inline double dot_loop(int64_t iterations) {
   alignas(64) uint8_t operands[kTileVecs * 64 + kTileRows * 4] = {};
@@ -104,10 +105,12 @@ static inline double dot_loop(int64_t iterations) {
   return 2.0 * D::kDepth * kLanes * kTileRows * kTileVecs * static_cast<double>(iterations);
 }
 
-// 32 of K of a quantized kind W, with the product that its kernel uses.
+// Adds products over 32 elements of K to c, with the dot product of the kernel for quantized
+// weights W.
 template <class W, int R, int V>
 CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p) {
-  // Not unrolled: gcc would delay the additions and keep all products on the stack until then.
+  // This loop is not unrolled, because gcc would then delay the additions and keep all products on
+  // the stack.
 #pragma GCC unroll 1
   for (int quad = 0; quad < 8; quad++) {
     asm volatile("" : "+r"(p) : : "memory");
@@ -123,9 +126,9 @@ CPUSERVE_INLINE void byte_products(typename W::Sum (&c)[R][V], const uint8_t* p)
   }
 }
 
-// The same as dot_loop, with as many sums as the tile of that kernel: without dot-product
-// instructions, 8 bits need another product than 4 bits, where 16-bit sums are widened after 32 of
-// K.
+// dot_loop for quantized weights W, with as many sums as a register tile of their kernel. 8-bit and
+// 4-bit weights differ without dot-product instructions: only products of 4-bit weights can be
+// summed in 16 bits, and these sums are widened after 32 elements of K.
 template <class W>
 static inline double byte_loop(int64_t iterations) {
   constexpr int kSums = kGroupVecs / kVecs, R = kSums < 6 ? kSums : 6, V = kSums / R * kVecs;
@@ -162,8 +165,8 @@ static inline double byte_loop(int64_t iterations) {
 }
 
 #ifdef CPUSERVE_UNIT_TILES
-// A job's four products of whole tiles, on operands that stay in the tile registers. `depth`: of K
-// in a product.
+// dot_loop for AMX: each iteration runs the four products of a job on operands that stay in the
+// tile registers. `depth` is the number of elements of K in a product.
 template <class Product>
 static inline double tile_loop(int depth, int64_t iterations) {
   alignas(64) const uint8_t zeros[kTileBytes] = {};
@@ -185,7 +188,8 @@ static inline double tile_loop(int depth, int64_t iterations) {
 #endif
 
 #ifdef CPUSERVE_UNIT_MMLA
-// The products of the tallest tile of linear/mmla.h on operands in L1. `depth`: of K in a product.
+// dot_loop for SMMLA and BFMMLA, with the tallest register tile of linear/mmla.h on operands in L1.
+// `depth` is the number of elements of K in a product.
 template <class Sum>
 static inline double mmla_loop(int depth, int64_t iterations) {
   constexpr int R = 6, C = 4;
@@ -212,7 +216,7 @@ static inline double mmla_loop(int depth, int64_t iterations) {
 }
 #endif
 
-// A level's own products of each kind.
+// The functions of KernelTable::probe_dot, with the products that this level's kernels use.
 static inline double probe_f32(int64_t iterations) noexcept { return dot_loop<DotF32>(iterations); }
 
 static inline double probe_bf16(int64_t iterations) noexcept {

@@ -1,45 +1,47 @@
 // Gated delta nets and Mamba2: kernels/table/recurrent.h has the formulas.
 //
 // Lanes are columns of the state, so S^T k and S^T q are chains in ascending order of the key's
-// elements, as in a linear. A column of u and of the result needs that column of the state only.
-// k_i . k_t has the only sums across lanes; their order is the same for all pairs of rows.
+// elements, as in a linear. A column of u and of the result depends on the same column of the state
+// only. Only k_i . k_t and k_i . q_t are summed across lanes, in the same order for all pairs of
+// rows.
 //
-// Few tokens are bound by reading the states, and all their other work has to stay below the
-// memory. Many are bound by their products, in tiles as in linear/dense.h. Neither changes the
-// order of a sum. A state is closed right after its rows, while it is in L2.
+// A call with few tokens is bound by reading the states, and its other work must take less time
+// than these reads. A call with many tokens is bound by its products, which are computed in
+// register tiles as in linear/dense.h. The order of a sum is the same in both. A state is closed
+// right after its rows are computed, while it is in L2.
 #pragma once
 #include "kernels/generic/convert.h"
 #include "kernels/generic/math.h"
 #include "kernels/table.h"
 
-// Were the steps of a unit inlined into one function, they would have too few registers.
+// The steps of a unit are not inlined: in one function they would have too few registers.
 #define CPUSERVE_NOINLINE __attribute__((noinline))
 
 namespace CPUSERVE_NS {
 
-// States that are read side by side by few vectors. A core has more lines on their way from memory
-// when it reads several pages at once: 128 KiB at a time, 8 streams are read 1.3 times as fast as
-// one, and 2 streams 1.1 times (2 cores of an Ice Lake Xeon, November 2026). All their sums stay in
-// L1.
+// Up to kFewVectors vectors (k and q of few tokens) are multiplied with kStreams states side by
+// side. A core has more lines on their way from memory when it reads several pages at once: 128 KiB
+// at a time, 8 streams are read 1.3 times as fast as one, and 2 streams 1.1 times (2 cores of an
+// Ice Lake Xeon, November 2026). The sums of all these states stay in L1.
 constexpr int64_t kStreams = 8, kFewVectors = kTileRows;
 
-// The memory of a unit, and its computed part.
+// The arguments of a unit, and the addresses and sizes that follow from them. [C] is kStateChunk.
 struct Recurrence {
   static constexpr int64_t C = kStateChunk;
 
   RecurrentArgs a;
-  int64_t key_row, value_row;  // floats from row to row, whole vectors
+  int64_t key_row, value_row;  // floats from one row to the next, padded to whole vectors
   float* keys;                 // [C][key_row]; zeros after key_width
   float* u;                    // [heads][C][value_row]
-  float* decay;                // [heads][C], G
+  float* decay;                // [heads][C] G, the sum of g since the chunk began
   float* queries;              // [rows][key_row]; zeros after key_width
   float* closing;              // [C][value_row] u times the decay until the chunk's end
   float* sums;                 // [heads at a time][vectors][value_row] closed states times vectors
   float *kk, *kq;              // [rows][C] k_i . k_t and k_i . q_t
-  float *to_u, *to_out;        // [rows][C] the same times exp(G_t - G_i)
-  float* fade;                 // [C] exp(G_i); [C] exp(G_end - G_i)
-  int vectors;                 // k (delta only) and then q of each row
-  bool closes, whole;          // this call fills the chunk, or is all of it
+  float *to_u, *to_out;        // [rows][C] kk and kq times exp(G_t - G_i)
+  float* fade;                 // [C] exp(G_i), and then [C] exp(G_end - G_i)
+  int vectors;                 // number of vectors: k of all rows (delta only), then q of all rows
+  bool closes, whole;          // the call fills the chunk; the call consists of the whole chunk
   const float* vector[2 * kStateChunk];
 
   explicit Recurrence(const RecurrentArgs& args)
@@ -89,7 +91,7 @@ static CPUSERVE_NOINLINE void append_rows(const Recurrence& r) {
   }
 }
 
-// Calls f with 1 <= n <= kMost as a type.
+// Calls call(Height<n>) for 1 <= n <= kMost, so that n is a constant in the call.
 template <int N>
 struct Height {
   static constexpr int value = N;
@@ -102,8 +104,8 @@ CPUSERVE_INLINE void with_height(int n, const Call& call) {
     n == N ? call(Height<N>{}) : with_height<kMost, N + 1>(n, call);
   }
 }
-// Divides [0, n) into the fewest pieces of up to kMost rows, all about as high as each other, and
-// calls f with the first row of each and its height as a type.
+// Divides rows [0, n) into as few tiles of up to kMost rows as possible, of nearly equal heights.
+// Calls call(first row, Height<rows>) for each tile.
 template <int kMost = kTileRows, class Call>
 CPUSERVE_INLINE void in_tiles(int64_t n, const Call& call) {
   const int64_t tiles = (n + kMost - 1) / kMost, least = n / tiles, higher = n % tiles;
@@ -114,14 +116,16 @@ CPUSERVE_INLINE void in_tiles(int64_t n, const Call& call) {
   }
 }
 
-// Rows that a unit needs besides its states.
+// Memory that a unit uses besides its states: `rows` rows of `width` floats at `at`. They begin
+// `stride` floats apart.
 struct Piece {
   const float* at;
   int64_t rows, stride, width;
 };
-// In the order of their use: the open keys, v and the results, u of one head after the other. A
-// whole chunk is probably part of a prompt, and the next chunk follows it in memory. So it fetches
-// the rows of the next chunk; the chunk before has fetched its own.
+// Returns piece `index` of the memory that a unit prefetches, in the order of use: the open keys,
+// k, q, v, the results, and u of all heads. A whole chunk is probably part of a prompt, where the
+// next chunk follows it in memory. So the unit prefetches k, q, v and the results of the next
+// chunk; the unit of the chunk before has done so for this chunk.
 static inline Piece piece_of(const Recurrence& r, int64_t index) {
   const RecurrentArgs& a = r.a;
   const int64_t values = int64_t{a.shape.heads} * a.shape.value_width;
@@ -146,8 +150,8 @@ static inline Piece piece_of(const Recurrence& r, int64_t index) {
 class UnitFetch;
 static void begin_row(UnitFetch& f);
 
-// Fetches these pieces into L2, a few lines with every tile, so that memory always has work but
-// never more of it than a core can wait for at once.
+// Prefetches these pieces into L2, a few lines with every tile, so that memory is always busy but
+// never has more requests than a core can wait for at once.
 class UnitFetch {
  public:
   __attribute__((always_inline)) explicit UnitFetch(const Recurrence& r) : r_(r) {
@@ -171,8 +175,8 @@ class UnitFetch {
   int64_t index_ = 0, row_ = 0, segments_ = 0;
 };
 
-// Goes on with the next row that is to be fetched, if there is one. It is static, not a member: the
-// symbol of a member that is not inlined would leak out of the ISA unit.
+// Continues with the next row to prefetch, if there is one. The function is not a member, because
+// the symbol of a member that is not inlined would leak out of the ISA unit.
 static CPUSERVE_NOINLINE void begin_row(UnitFetch& f) {
   while (f.row_ == f.piece_.rows || f.piece_.width == 0) {
     if (f.index_ == UnitFetch::kPieces) return;
@@ -183,9 +187,9 @@ static CPUSERVE_NOINLINE void begin_row(UnitFetch& f) {
   f.segments_ = (f.piece_.width + UnitFetch::kSegment - 1) / UnitFetch::kSegment;
 }
 
-// Adds the products of vectors [first, first + R) and `rows` rows of a state to W vectors of
-// columns, from `s` on; element `begin` of the vectors meets the first of these rows. With kFetch,
-// asks for as many rows from `ahead`.
+// sum[i] += sum over d < rows of x[begin + d] s[d], where x is r.vector[first + i] and s[d] are W
+// vectors of columns of row d of a state, from `s` on. With kFetch, prefetches as many rows from
+// `ahead` on.
 template <int R, int W, bool kTail, bool kFetch>
 CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t first, int64_t begin,
                                   int64_t rows, const float* s, const float* ahead, int tail) {
@@ -208,7 +212,7 @@ CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t f
   }
 }
 
-// The products of W vectors of columns of a state, a panel, with R of many vectors.
+// Multiplies a panel of a state, W vectors of columns from c on, with vectors [first, first + R).
 template <int R, int W, bool kTail, bool kFetch>
 static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int64_t first,
                                          int64_t c) {
@@ -231,7 +235,7 @@ static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int6
   }
 }
 
-// Some rows of one state; their products with all of few vectors are added to `sums`.
+// Rows [begin, begin + rows) of one state. Their products with all vectors are added to `sums`.
 struct StreamRows {
   const float *state, *ahead;
   int64_t begin, rows;
@@ -257,8 +261,9 @@ static CPUSERVE_NOINLINE void stream_tile(const Recurrence& r, const StreamRows&
   }
 }
 
-// Calls run(c, W as a type, whether it is a tail) for all columns [0, width), with W = kWide where
-// as many vectors are left.
+// over_columns calls call(c, Height<kWide>, Height<0>) for each kWide vectors of columns from c on
+// that fit in width, and returns the first column that is left. over_last_columns does the same for
+// single vectors, and then calls call(c, Height<1>, Height<1>) for a tail of less than a vector.
 template <int kWide, class Call>
 CPUSERVE_INLINE int64_t over_columns(int64_t c, int64_t width, const Call& call) {
   for (; c + kWide * kLanes <= width; c += kWide * kLanes) call(c, Height<kWide>{}, Height<0>{});
@@ -270,8 +275,9 @@ CPUSERVE_INLINE void over_last_columns(int64_t c, int64_t width, const Call& cal
   if (c < width) call(c, Height<1>{}, Height<1>{});
 }
 
-// The products of many vectors with the state of one head, a panel of columns after the other. The
-// first tile brings the panel into L1, or at least L2, which is fast enough for the others.
+// Multiplies many vectors with the state of one head, one panel of columns after the other. The
+// first tile of vectors brings the panel into L1, or at least L2, which is fast enough for the
+// other tiles.
 static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width;
   const auto panel = [&](int64_t c, auto wide, auto tail) {
@@ -286,8 +292,9 @@ static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, 
   over_last_columns(over_columns<kTileVecs>(0, width, panel), width, panel);
 }
 
-// The products of few vectors with the states of heads [head, end), side by side: some rows of each
-// in turn. Where a state ends, the lines ahead belong to the next state.
+// Multiplies few vectors with the states of heads [head, end) side by side: some rows of each state
+// in turn. Near the end of these states, the lines to prefetch belong to the heads from `end` on,
+// or to the unit that is computed next.
 static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head, int64_t end,
                                               UnitFetch& fetch) {
   constexpr int64_t kRowFloats = 256, kAheadFloats = 512;
@@ -322,8 +329,9 @@ static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head,
   });
 }
 
-// k_i . k_t and k_i . q_t for rows [first, first + T) of this call, t, and all rows i up to the
-// last of them, four at a time. The rows after that repeat the last one.
+// Computes k_i . k_t (delta only) and k_i . q_t for rows t in [first, first + T) of this call and
+// all rows i of the chunk up to the last t, four rows i at a time. Where fewer than four rows are
+// left, the last row is repeated.
 template <bool kDelta, int T>
 static CPUSERVE_NOINLINE void key_tile(const Recurrence& r, int64_t first) {
   constexpr int kRows = 4;
@@ -377,7 +385,8 @@ static inline void key_products(const Recurrence& r) {
 // the operations of exp.
 CPUSERVE_INLINE F decayed(F g) { return exp2_nonpositive(mul(g, set1(1.44269504f))); }
 
-// The factors of the rows of one head. Lanes after row t hold anything and are not used.
+// Computes fade, to_u and to_out of one head. Element i of row t of to_u and to_out is not used if
+// chunk row i comes after t, and may hold anything.
 template <bool kDelta>
 static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) {
   const float* decay = r.decay + head * kStateChunk;
@@ -397,8 +406,8 @@ static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) 
   }
 }
 
-// u and the result of rows [first, first + T) of this call, for W vectors of columns from c: chains
-// over the rows before them, then over each other.
+// Computes u and the results of rows [first, first + T) of this call, for W vectors of columns from
+// c on: sums over the rows of the chunk before them, and then over each other.
 template <bool kDelta, int T, int W, bool kTail>
 static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, float* sums,
                                          int64_t first, int64_t c) {
@@ -420,7 +429,7 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, floa
       out[t][w] = mul(fade, load(out_sums + at));
     }
   }
-  // The u of a whole chunk is not needed later: it takes the place of the sums that it comes from.
+  // The u of a whole chunk is not needed later, so it overwrites the sums that it is computed from.
   float *u = (r.whole ? sums : r.u + head * kStateChunk * row) + c,
         *closing = r.closing + before * row + c;
   for (int64_t i = 0; i < before; i++, u += row) {
@@ -460,7 +469,7 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, floa
   }
 }
 
-// Rows [d, d + R) and W vectors of columns of the state after a full chunk.
+// Computes rows [d, d + R) and W vectors of columns from c on of the state after a full chunk.
 template <int R, int W, bool kTail>
 static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int64_t d, int64_t c) {
   const int64_t width = r.a.shape.value_width;
@@ -475,7 +484,7 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
   }
   const float *u = r.closing + c, *k = r.keys + d;
   const int64_t u_step = r.value_row, k_step = r.key_row;
-  // With each row of u, as much of the state's next rows.
+  // With each row of u, prefetches kSpan floats of the next R rows of the state.
   constexpr int64_t kSpan = R * W * kLanes / kStateChunk;
   const float* ahead = r.a.closed + (head * r.a.shape.key_width + d + R) * width + R * c;
   for (int64_t t = 0; t < kStateChunk; t++, u += u_step, k += k_step, ahead += kSpan) {
@@ -503,7 +512,7 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
   }
 }
 
-// S <- exp(G_end) S + sum_i k_i (x) (exp(G_end - G_i) u_i), i ascending
+// S <- exp(G_end) S + sum_i k_i (x) (exp(G_end - G_i) u_i), i ascending; (x) is the outer product.
 static CPUSERVE_NOINLINE void close_state(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width, row = r.value_row;
   const float* u = r.u + head * kStateChunk * row;

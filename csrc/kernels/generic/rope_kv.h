@@ -1,5 +1,5 @@
-// For each token: normalizes and rotates q and k, writes q to its own rows, and stores k and v, or
-// the compressed row that is both, in their KV slot.
+// For each token: normalizes and rotates q and k, writes q to rows of queries, and stores k and v
+// in their KV slot. With MLA, one compressed row is stored as both k and v.
 #pragma once
 #include "kernels/generic/attention_kv.h"
 #include "kernels/generic/hadamard.h"
@@ -37,7 +37,7 @@ static inline void turn_head(const RopeStoreArgs& a, float* x, const float* norm
   }
 }
 
-// Lanes [i, i + kLanes) of a row of n values, zeros beyond it.
+// Returns values [i, i + kLanes) of a row of n values, and zeros after its end.
 CPUSERVE_INLINE F load_padded(const float* x, int i, int n) {
   return i + kLanes <= n ? load(x + i) : i < n ? load_n(x + i, n - i) : zero();
 }
@@ -60,8 +60,8 @@ CPUSERVE_INLINE void store_elements(KvBf16, uint16_t* p, F x) { store_bf16(p, x)
 CPUSERVE_INLINE void store_elements(KvF16, uint16_t* p, F x) { store_f16(p, x); }
 CPUSERVE_INLINE void store_elements(KvF32, float* p, F x) { store(p, x); }
 
-// Columns beyond head_dim are stored as zeros, because attention multiplies them with the zeros of
-// q.
+// Dims from head_dim on are stored as zeros, because attention multiplies them with the zero
+// padding of q.
 template <class Kv>
 static inline void store_key(const KvLayer& kv, uint8_t* block, int at, const float* x) {
   constexpr int S = Kv::kStep;
@@ -85,7 +85,8 @@ static inline void store_value(const KvLayer& kv, uint8_t* block, int at, const 
   }
 }
 
-// v nullptr: the keys are the values.
+// Stores the key k and the value v of one head and token in slot `at` of a block. v is nullptr
+// where the keys are the values (MLA).
 template <class Kv>
 static inline void store_key_and_value(const KvLayer& kv, uint8_t* block, int at, const float* k,
                                        const float* v) {
@@ -125,7 +126,8 @@ static inline void rope_store(const RopeStoreArgs& a) noexcept {
   with_kv(a.kv.type, [&](auto kv) { rope_store_rows<decltype(kv)>(a); });
 }
 
-// Rotated columns of a query or row: the first ones of all pairs, then the second ones.
+// Writes the a.rotary columns at x, rotated, to `to`: the first columns of all pairs, and then the
+// second columns.
 static inline void turn_latent(const LatentStoreArgs& a, const float* x, float* to,
                                int32_t position) {
   const int half = a.rotary / 2;

@@ -1,4 +1,5 @@
-// Samples from or scores one row of logits. table/sampling.h describes the steps.
+// Samples an id from one row of logits, or scores a given id. table/sampling.h lists the steps. The
+// mass of an id is its probability without normalization, exp((logit - largest) / temperature).
 #pragma once
 #include <float.h>
 
@@ -6,8 +7,8 @@
 
 namespace CPUSERVE_NS {
 
-// The layout of the caller's scratch: a copy of the logits (if they are still needed), the masses,
-// and data per block.
+// The parts of the caller's scratch: a copy of the logits (for changes, if the unmodified logits
+// are still needed), the masses, the sum and the maximum of each block, and ids for select.h.
 struct SampleScratch {
   float* logits;
   float* mass;
@@ -32,8 +33,8 @@ static inline SampleScratch carve_sample_scratch(void* scratch, int vocab) {
   return s;
 }
 
-// Computes the maxima of blocks [first, last). Returns false if a logit is NaN. max(x, top) skips
-// NaN; clamping keeps it (see math.h), and 0 * finite adds nothing.
+// Computes the maxima of blocks [first, last). Returns false if a logit is NaN. max(x, m) ignores a
+// NaN in x, so `bad` finds it: clamp keeps NaN (math.h), and 0 times a finite number adds nothing.
 static inline bool scan_blocks(const Row& r, int first, int last, float* block_max) {
   F bad = zero();
   for (int b = first; b < last; b++) {
@@ -57,7 +58,7 @@ static inline bool scan_blocks(const Row& r, int first, int last, float* block_m
   return reduce_add(bad) == 0.0f;
 }
 
-// The largest logit. Returns false if it is not finite, or a maximum is NaN.
+// Finds the largest logit. Returns false if it is not finite, or if a block maximum is NaN.
 static inline bool find_largest(const Row& r, const float* block_max, float* largest) {
   float top = -INFINITY;
   bool numbers = true;
@@ -86,7 +87,7 @@ static inline int32_t first_largest(const Row& r, float largest) {
   return -1;
 }
 
-// mass = exp((logit - largest) * inverse) of one block.
+// mass = exp((logit - largest) * inverse) for the n logits x of a block; inverse = 1 / temperature.
 static inline void exp_block(const float* x, float* mass, int n, float largest, float inverse) {
   const F top = set1(largest), scale = set1(inverse);
   int i = 0;
@@ -110,7 +111,7 @@ static inline double sum_block(const float* mass, int n) {
   return s[0];
 }
 
-// The masses of blocks [first, last).
+// Computes the masses of the ids in blocks [first, last), and the sum of each block.
 static inline void weigh_blocks(const Row& r, int first, int last, float largest, float inverse,
                                 float* mass, double* block_mass) {
   for (int b = first; b < last; b++) {
@@ -120,7 +121,7 @@ static inline void weigh_blocks(const Row& r, int first, int last, float largest
   }
 }
 
-// Returns the mass of the row. `weighed`: the masses of its blocks have been computed.
+// Returns the mass of the row. If `weighed` is false, computes the masses of its blocks first.
 static inline double weigh_row(const Row& r, float largest, float inverse, bool weighed,
                                float* mass, double* block_mass) {
   if (!weighed) weigh_blocks(r, 0, r.blocks, largest, inverse, mass, block_mass);
@@ -153,7 +154,7 @@ static inline void apply_mask(float* logits, int n, const int32_t* mask) {
   }
 }
 
-// Steps 2 and 3 in table/sampling.h.
+// Applies steps 2 and 3 of table/sampling.h: bias, allowed and banned ids, mask and penalties.
 static inline void adjust_logits(const SampleParams& p, const int32_t* mask, float* logits, int n) {
   for (int i = 0; i < p.num_bias; i++) logits[p.bias[i].id] += p.bias[i].value;
   if (p.num_allowed >= 0) keep_allowed(logits, n, p.allowed, p.num_allowed);
@@ -174,7 +175,7 @@ static inline bool adjusts(const SampleParams& p) {
          (p.num_counts > 0 && (p.repetition != 1.0f || p.frequency != 0.0f || p.presence != 0.0f));
 }
 
-// Drops ids below min_p of the largest probability (mass 1). Returns the remaining mass.
+// Drops ids with a mass below min_p (the most probable id has mass 1). Returns the remaining mass.
 static inline double drop_improbable(const Row& r, float min_p, float* logits, float* mass,
                                      double* block_mass) {
   double total = 0;
@@ -190,8 +191,8 @@ static inline double drop_improbable(const Row& r, float min_p, float* logits, f
   return total;
 }
 
-// Drops all ids after the cut. The masses of blocks entirely after it stay, with block_mass 0.
-// Returns the remaining mass.
+// Drops all ids after the cut. In a block where all ids come after the cut, only block_mass is set
+// to 0, and the masses stay. Returns the remaining mass.
 static inline double apply_cut(const Row& r, Cut cut, float* mass, double* block_mass) {
   double total = 0;
   for (int b = 0; b < r.blocks; b++) {
@@ -207,7 +208,8 @@ static inline double apply_cut(const Row& r, Cut cut, float* mass, double* block
   return total;
 }
 
-// The first id with a running mass above `at`; masses of blocks with block_mass 0 are not read.
+// Returns the first id where the running sum of masses, in id order, exceeds `at`. Blocks with
+// block_mass 0 are not read.
 static inline int32_t draw(const Row& r, const float* mass, const double* block_mass, double at) {
   double sum = 0;
   int32_t last = -1;
@@ -231,8 +233,8 @@ static inline int32_t draw(const Row& r, const float* mass, const double* block_
 
 static inline bool is_greedy(const SampleParams& p) { return p.temperature < 1e-5f; }
 
-// Steps 4 to 6 at a temperature above zero. `logits` is r.logits, writable. `weighed`: the scratch
-// has the masses.
+// Steps 4 to 6 in table/sampling.h at a temperature above zero. `logits` is r.logits, writable. If
+// `weighed` is set, the scratch already has the masses at this temperature.
 static inline int32_t sample_row(const SampleParams& p, const SampleScratch& s, Row& r,
                                  float* logits, float largest, int32_t position, bool weighed) {
   double total = weigh_row(r, largest, 1.0f / p.temperature, weighed, s.mass, s.block_mass);
@@ -310,7 +312,9 @@ static inline void answer_invalid(SampleArgs& a) {
   }
 }
 
-// The token to report, from r.logits (largest: their maximum) or a changed copy of them.
+// Returns the greedy or sampled token, or -1 if bans and the mask leave none. `largest` is the
+// maximum of raw.logits. Bias, bans, mask and penalties change a.logits, or a copy of them if
+// logprobs are reported.
 static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, const Row& raw,
                                    float* block_max, float largest) {
   const SampleParams& p = *a.params;
@@ -336,7 +340,8 @@ static inline Row row_to_sample(const SampleArgs& a, const SampleScratch& s) {
   return {a.logits, nullptr, a.vocab, block, (a.vocab + block - 1) / block, s.block_max, s.ids};
 }
 
-// A NaN maximum marks blocks with a NaN.
+// Computes the maxima of the blocks of ids [begin, end). If one of the logits is NaN, the first of
+// these maxima is set to NaN.
 static inline void sample_scan(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   const Row r = row_to_sample(a, s);
@@ -344,9 +349,10 @@ static inline void sample_scan(const SampleArgs& a, int32_t begin, int32_t end) 
   if (!scan_blocks(r, first, last, s.block_max)) s.block_max[first] = NAN;
 }
 
-// The masses that sample needs first: of the probabilities, if it reports any, else of those at
-// the temperature. Which ones does not depend on what bans and penalties change, because these can
-// change until the row is sampled; sample then weighs again.
+// Computes the masses of ids [begin, end) that sample() needs first: at temperature 1 if it reports
+// logprobs, otherwise at the temperature of the request. Bias, bans and penalties are not
+// considered here, because they can change until the row is sampled; if there are any, sample()
+// computes the masses again.
 static inline void sample_weigh(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
   const bool draws = a.target < 0 && a.params && !is_greedy(*a.params) && !a.mask;
   if (a.num_top < 0 && !draws) return;
@@ -359,8 +365,8 @@ static inline void sample_weigh(const SampleArgs& a, int32_t begin, int32_t end)
   weigh_blocks(r, first, last, largest, inverse, s.mass, s.block_mass);
 }
 
-// token = -1 (and logprob NaN) if the logits are not a distribution: one is NaN, the largest is
-// infinite, or bans and the mask leave no id.
+// Sets a.token to -1 and a.logprob to NaN if the logits are not a distribution: one of them is NaN,
+// the largest is infinite, or bans and the mask leave no id.
 static inline void sample(SampleArgs& a) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   const Row r = row_to_sample(a, s);
@@ -380,7 +386,7 @@ static inline void sample(SampleArgs& a) noexcept {
   if (a.num_top < 0) return;
   const float logit = a.logits[a.token];
   a.logprob = static_cast<float>(static_cast<double>(logit) - log_sum);
-  if (a.target < 0) scan_row(r, s.block_max, &largest);  // bans may have lowered the maxima
+  if (a.target < 0) scan_row(r, s.block_max, &largest);  // bans may have lowered the block maxima
   a.rank = rank_of(r, logit);
 }
 

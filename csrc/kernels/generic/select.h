@@ -1,12 +1,12 @@
-// Finds the prefix of a row of logits in descending order that a sampling filter keeps, without
-// sorting the row.
+// Finds the ids that a sampling filter (top_k, top_p) keeps of a row of logits, without sorting the
+// row.
 //
-// Order: larger logit first, lower id first among equals. Every filter of sampling keeps a prefix
-// of this order, so its result is one Cut. The search narrows a band of values that holds the last
-// kept id: each pass over the row weighs the logits above four thresholds and skips blocks if their
-// maximum is below them, until the ids of the band fit a small list for a quickselect. Loops in
-// plain C are written so that the compiler can vectorize them (fixed inner trip counts, no early
-// exits).
+// Ids are in the order of descending logits, and equal logits in the order of ascending ids. Each
+// filter keeps the first ids of this order, so its result is one Cut. The search narrows a band of
+// logits that contains the last kept id. Each pass over the row sums up the weights of the ids at
+// or above four thresholds, and skips blocks with a maximum below all of them. When the ids of the
+// band fit a small list, a quickselect finds the cut. Loops in plain C are written so that the
+// compiler can vectorize them (fixed inner trip counts, no early exits).
 #pragma once
 #include <float.h>
 
@@ -16,30 +16,31 @@
 
 namespace CPUSERVE_NS {
 
-constexpr int kBandIds = 4096;  // most ids of the last step, which reads them one by one
+constexpr int kBandIds = 4096;  // the most ids in the list for the quickselect
 constexpr int kThresholds = 4;
 constexpr int kTally = kLanes;  // lanes of the counting loops
 
-// Keeps id i where logits[i] > logit, or logits[i] == logit and i <= id.
+// A cut keeps id i if logits[i] > logit, or if logits[i] == logit and i <= id.
 struct Cut {
   float logit;
   int32_t id;
 };
 
-// A row of logits: its block maxima (upper bounds once ids are masked), and memory for ids.
+// A row of n logits in `blocks` blocks of `block` ids, with the maxima of the blocks (only upper
+// bounds after ids have been masked) and memory for a list of ids.
 struct Row {
   const float* logits;
   const float* mass;  // weight of each id, or nullptr: every id weighs 1
   int n, block, blocks;
   const float* block_max;
-  int32_t* ids;  // kBandIds
+  int32_t* ids;  // kBandIds ids
 };
 
 CPUSERVE_INLINE int block_end(const Row& r, int b) {
   return (b + 1) * r.block < r.n ? (b + 1) * r.block : r.n;
 }
 
-// Integers with the same order as the floats that they represent.
+// key_of maps floats to integers in the same order; float_of_key maps them back.
 CPUSERVE_INLINE int32_t key_of(float x) {
   int32_t i;
   memcpy(&i, &x, sizeof i);
@@ -65,8 +66,8 @@ CPUSERVE_INLINE void swap_ids(int32_t* ids, int a, int b) {
   ids[b] = x;
 }
 
-// Moves the median of three to the end of ids [lo, hi), then the ids that come before it to the
-// front. Returns the place of the median.
+// Moves the median of three ids to the end of ids [lo, hi), then the ids that are before it in the
+// order of the row to the front, and the median after them. Returns the index of the median.
 static inline int partition_ids(const float* logits, int32_t* ids, int lo, int hi) {
   const int mid = lo + (hi - lo) / 2, last = hi - 1;
   if (before(logits, ids[mid], ids[lo])) swap_ids(ids, mid, lo);
@@ -80,8 +81,8 @@ static inline int partition_ids(const float* logits, int32_t* ids, int lo, int h
   return place;
 }
 
-// Returns the id that ends the shortest prefix of `ids` that weighs at least `target` (> 0); the
-// last id if all of them weigh less.
+// Returns the last id of the shortest prefix of `ids`, in the order of the row, with a weight of at
+// least `target` (> 0), or the last of all ids if they weigh less. `ids` is reordered.
 static inline int32_t quick_cut(const float* logits, const float* mass, int32_t* ids, int n,
                                 double target) {
   int lo = 0, hi = n;
@@ -145,7 +146,7 @@ static inline void tally_block(const float* x, const float* mass, int n, const f
   }
 }
 
-// Weighs the ids at or above each of the (descending) thresholds.
+// Returns the weight and the number of the ids at or above each of the thresholds, which descend.
 static inline Tally tally_row(const Row& r, const float* thresholds) {
   Tally t = {};
   for (int b = 0; b < r.blocks; b++) {
@@ -160,15 +161,15 @@ static inline Tally tally_row(const Row& r, const float* thresholds) {
   return t;
 }
 
-// The cut is among logits in [lo, hi): those at or above hi weigh less than the target.
+// The cut is at a logit in [lo, hi): the ids at or above hi weigh less than the target.
 struct Band {
   float lo, hi;
   double above;                // weight at or above hi
   int64_t count_lo, count_hi;  // number of ids at or above lo (an upper bound) and at or above hi
 };
 
-// Chooses thresholds strictly inside the band, in even steps of value. If that does not narrow it
-// enough, every other round takes even steps of float keys, which work for data of any scale.
+// Chooses thresholds strictly inside the band, in even steps of the logit. After five rounds, every
+// other round takes even steps of key_of(logit) instead, which narrow a band of any scale.
 static inline void spread_thresholds(const Band& b, int round, float* t) {
   const int64_t lo = key_of(b.lo), hi = key_of(b.hi);
   const bool linear = (round < 5 || round % 2 == 0) && b.lo > -FLT_MAX && b.hi < FLT_MAX;
@@ -208,9 +209,9 @@ CPUSERVE_INLINE bool tally_any(const float* x, float lo, float hi) {
   return any != 0;
 }
 
-// Writes the ids of the band in ascending order, at most kBandIds - kTally of them; the result
-// shows if there are more. There is no branch per id, because whether an id is in the band cannot
-// be predicted.
+// Writes the ids of the band to r.ids in ascending order, and returns their number; it returns
+// kBandIds + 1 if they may not fit. There is no branch per id, because a CPU could not predict
+// whether an id is in the band.
 static inline int gather_band(const Row& r, const Band& band) {
   int found = 0;
   for (int b = 0; b < r.blocks; b++) {
@@ -229,7 +230,7 @@ static inline int gather_band(const Row& r, const Band& band) {
   return found;
 }
 
-// In a band of one value, the ids decide the order.
+// Returns the cut in a band with a single logit value, where the order of the ids decides.
 static inline Cut cut_equal(const Row& r, const Band& band, double target) {
   double sum = band.above;
   int32_t last = -1;
@@ -263,9 +264,9 @@ static inline Cut cut_band(const Row& r, Band band, double target) {
 
 CPUSERVE_INLINE float above(float x) { return float_of_key(key_of(x) + 1); }
 
-// Cuts after the first `k` (>= 1) ids, or keeps all that are not -inf if there are fewer. At least
-// k blocks contain an id at or above the k-th largest block maximum, so most searches start and end
-// there.
+// Returns the cut after the first `k` (>= 1) ids, or a cut that keeps all ids that are not -inf if
+// there are fewer. At least k blocks contain an id at or above the k-th largest block maximum, so
+// the band starts there, and most searches end there.
 static inline Cut cut_count(Row r, float largest, int k) {
   r.mass = nullptr;
   Band band = {-FLT_MAX, above(largest), 0, r.n, 0};
@@ -289,14 +290,16 @@ static inline Cut cut_count(Row r, float largest, int k) {
     }
     narrow_band(r, t, k, band);
   } else if (gather_band(r, band) <= kBandIds) {
-    band.count_lo = 1;  // few enough for the list
+    band.count_lo = 1;  // the ids of the band fit the list, so cut_band can gather them at once
   }
   return cut_band(r, band, k);
 }
 
-// A sample of a row: from every block the ids at a place that differs from block to block.
+// The number of ids in a sample of a row.
 constexpr int kSampleIds = 2048;
 
+// Writes the ids of a sample to r.ids, and returns their number. It takes as many neighbouring ids
+// of every block, at an offset that differs from block to block.
 CPUSERVE_INLINE int sample_ids(const Row& r) {
   const int each = kSampleIds / r.blocks < r.block ? kSampleIds / r.blocks : r.block;
   int found = 0;
@@ -309,9 +312,10 @@ CPUSERVE_INLINE int sample_ids(const Row& r) {
 }
 
 // Chooses thresholds around the cut of a sample of the row. Returns false if the sample is too
-// small, or if few ids have most of the mass, which a sample misses. The rank of the cut is off by
-// 1 % of the row (one deviation, at most), so the thresholds are 0.4 and 1.5 % away from it, by
-// rank in the sample. The ids between them nearly always fit the list.
+// small, or if few ids have most of the mass, which a sample misses. The rank of the cut in the
+// sample has a standard deviation of at most 1 % of the ids, so the thresholds are the logits 0.4
+// and 1.5 % of the sample before and after the cut. The ids between two thresholds nearly always
+// fit the list.
 static inline bool guess_thresholds(const Row& r, double total, double target, float* t) {
   const int n = sample_ids(r);
   if (n < kSampleIds / 2 || n * 16 > r.n) return false;
@@ -331,9 +335,9 @@ static inline bool guess_thresholds(const Row& r, double total, double target, f
   return true;
 }
 
-// Cuts after the shortest prefix of mass at least `target` of `total`. The mass of an id is
-// exp((logit - largest) / temperature), and is 0 more than 104 temperatures below the largest.
-// Logits below `least` are not read.
+// Returns the cut after the shortest prefix with a mass of at least `target`; the row has mass
+// `total`. The mass of an id is exp((logit - largest) / temperature), which is 0 if the logit is
+// more than 104 temperatures below the largest. Logits below `least` are not read.
 static inline Cut cut_mass(const Row& r, float largest, float least, float temperature,
                            double total, double target) {
   Band band = {largest - 104.0f * temperature, above(largest), 0, r.n, 0};

@@ -4,7 +4,7 @@
 
 namespace CPUSERVE_NS {
 
-// Columns [c, c + n) of a row with inputs at tap[j], n <= kLanes.
+// Computes columns [c, c + n) of an output row, n <= kLanes; tap[j] is the input row for weight j.
 template <bool kTail>
 CPUSERVE_INLINE void short_conv_vector(const ShortConvArgs& a, const float* const* tap,
                                        int64_t weight_stride, int64_t c, int n, float* out) {
@@ -15,8 +15,8 @@ CPUSERVE_INLINE void short_conv_vector(const ShortConvArgs& a, const float* cons
   kTail ? store_n(out + c, sum, n) : store(out + c, sum);
 }
 
-// Goes over all rows with some columns at a time, so that weights stay in L1: 8 taps of 512 columns
-// are 16 KB.
+// Computes all rows for some columns at a time, so that the weights stay in L1: 8 taps of 512
+// columns are 16 KB.
 static inline void short_conv(const ShortConvArgs& a) noexcept {
   constexpr int64_t kColumns = 512;
   const int64_t before_stride = a.before_stride ? a.before_stride : a.channels;

@@ -1,5 +1,6 @@
-// Level amx: avx512_bf16 with matrix tiles. In a build with CPUSERVE_MODELS the tiles are
-// C++ (tests/amx/tile_model.h) and the vectors AVX2's, so that any x86 CPU runs this level's tests.
+// Level amx: avx512_bf16 with matrix tiles. A build with CPUSERVE_MODELS replaces the tile
+// instructions with C++ (tests/amx/tile_model.h) and the vectors with vec/avx2.h, so that the tests
+// of this level run on any x86 CPU.
 #define CPUSERVE_NS cpuserve::isa_amx
 #ifdef CPUSERVE_TILE_MODEL
 #define CPUSERVE_VEC "kernels/vec/avx2.h"

@@ -1,4 +1,4 @@
-// Level avx512_vnni: avx512 with int8 dot products.
+// Level avx512_vnni: the level avx512, and int8 dot products.
 #define CPUSERVE_NS cpuserve::isa_avx512_vnni
 #define CPUSERVE_VEC "kernels/vec/avx512.h"
 #define CPUSERVE_UNIT_GROUPED

@@ -1,4 +1,4 @@
-// Level neon_bf16: neon_i8mm with bf16 dot products and matrix products.
+// Level neon_bf16: the level neon_i8mm, and bf16 dot products and matrix products.
 #define CPUSERVE_NS cpuserve::isa_neon_bf16
 #define CPUSERVE_VEC "kernels/vec/neon.h"
 #define CPUSERVE_UNIT_BFMMLA

@@ -1,12 +1,13 @@
-// One ISA unit: collects the kernels, compiled for the level that includes this file, in its
-// KernelTable. An entry left null is inherited from the level below (kernels/resolve.cpp); a
-// unit defines its parts before the include:
+// An ISA unit is a .cpp file of this directory. It includes this header, which compiles kernels for
+// one ISA level and collects them in a KernelTable. A table entry that stays null is inherited from
+// the level below (kernels/resolve.cpp). The macro that a unit defines before the include selects
+// the kernels that it compiles:
 //
-//   CPUSERVE_UNIT_ALL      everything
+//   CPUSERVE_UNIT_ALL      all kernels
 //   CPUSERVE_UNIT_GROUPED  the quantized linears (int8 dot products)
 //   CPUSERVE_UNIT_BF16     the bf16 linear and attention (bf16 dot products)
-//   CPUSERVE_UNIT_I8MM     the quantized linears on SMMLA
-//   CPUSERVE_UNIT_BFMMLA   the bf16 linear on BFMMLA, and attention (bf16 dot products)
+//   CPUSERVE_UNIT_I8MM     the quantized linears with SMMLA
+//   CPUSERVE_UNIT_BFMMLA   the bf16 linear with BFMMLA, attention with BFMMLA and BFDOT
 //   CPUSERVE_UNIT_TILES    linears and attention on matrix tiles (AMX)
 #pragma once
 #if defined(CPUSERVE_UNIT_I8MM) || defined(CPUSERVE_UNIT_BFMMLA)
@@ -37,7 +38,8 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Attention over a cache with elements multiplied in pairs of bf16.
+// Sets the attention kernels for the cache types that are multiplied as pairs of bf16: bf16, and
+// the 8-bit types, which are widened to bf16.
 #if defined(CPUSERVE_UNIT_ALL) || defined(CPUSERVE_UNIT_BF16) || defined(CPUSERVE_UNIT_BFMMLA) || \
     defined(CPUSERVE_UNIT_TILES)
 constexpr void set_pair_attention(KernelTable& t) {
@@ -84,7 +86,8 @@ constexpr KernelTable make_table(const char* isa) {
   t.probe_dot[dot(DotKind::int4)] = probe_bytes<W4Group<false>>;
 #endif
 #if !defined(CPUSERVE_UNIT_ALL) && !defined(CPUSERVE_UNIT_MMLA)
-  for (LinearKernel& kernel : t.linear) {  // those below pack weights as these read them
+  // The levels below pack weights in the layout that these kernels read, so packing is inherited.
+  for (LinearKernel& kernel : t.linear) {
     kernel.panel_bytes = nullptr;
     kernel.pack = nullptr;
     kernel.row = nullptr;
@@ -96,7 +99,7 @@ constexpr KernelTable make_table(const char* isa) {
 }  // namespace
 }  // namespace CPUSERVE_NS
 
-// The unit's one exported symbol.
+// Defines the only symbol that the unit exports: a function that returns its table.
 #define CPUSERVE_EXPORT_TABLE(level)                                                \
   extern "C" __attribute__((visibility("hidden")))                                  \
   const cpuserve::KernelTable* cpuserve_isa_##level() {                             \

@@ -1,4 +1,4 @@
-// AVX2 + FMA + F16C, the base level on x86; with AVX-VNNI where the unit is compiled for it.
+// AVX2 + FMA + F16C, the base level on x86; and AVX-VNNI where the unit is compiled for it.
 #pragma once
 #include <immintrin.h>
 
@@ -42,7 +42,8 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
 }
-// Adding kMagic leaves n + 127 in the lowest bits of the sum, where a shift makes it the exponent.
+// The lowest bits of x + kMagic are n + 127 with n = round(x); add_exponent shifts them into the
+// exponent of a float.
 constexpr float kMagic = 12582912.0f + 127.0f;  // 1.5 2^23 + 127
 constexpr bool kSplitsDown = false;
 CPUSERVE_INLINE F split_exponent(F x, F* e) {
@@ -52,7 +53,8 @@ CPUSERVE_INLINE F split_exponent(F x, F* e) {
 CPUSERVE_INLINE F add_exponent(F p, F e) {
   return mul(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(e), 23)));
 }
-// One exponent field cannot hold the whole range of n, so 2^n is multiplied in two halves.
+// The exponent of one float cannot hold every n in [-252, 252], so p is multiplied by two powers of
+// 2 with about half of n each.
 CPUSERVE_INLINE F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));
   return scale2(scale2(p, half), sub(n, half));
@@ -95,7 +97,8 @@ CPUSERVE_INLINE I abs_bits(F x) {
   return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
 }
 CPUSERVE_INLINE I imax(I a, I b) { return _mm256_max_epi32(a, b); }
-// Each pair of vectors becomes one vector of pairs, then the 128-bit lanes are joined.
+// Interleaves and reduces two vectors at a time, until each 128-bit lane has one partial result of
+// a, b, c and d. Then the 128-bit lanes are reduced.
 template <class Op>
 CPUSERVE_INLINE void reduce4(I a, I b, I c, I d, int32_t* out, Op op) {
   const I ab = op(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
@@ -125,8 +128,8 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   memcpy(&x, p, 4);
   return {_mm256_set1_epi32(x)};
 }
-// A bf16 is the upper half of a float: even elements are shifted up, odd ones only need the even
-// one masked out.
+// A bf16 is the upper half of a float. An even element is shifted there; an odd one is there
+// already, and only the even element below it is cleared.
 CPUSERVE_INLINE F even(P a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a.v, 16)); }
 CPUSERVE_INLINE F odd(P a) {
   return _mm256_castsi256_ps(_mm256_and_si256(a.v, _mm256_set1_epi32((int)0xffff0000)));
@@ -142,7 +145,7 @@ CPUSERVE_INLINE F load_f16(const uint16_t* p) {
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m256i bits =
       _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23);
-  const __m256i least = _mm256_set1_epi32(1 << 22);  // 2^-127 is not normal
+  const __m256i least = _mm256_set1_epi32(1 << 22);  // byte 0 is 2^-127, a denormal float
   return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_max_epi32(bits, least)), _mm256_set1_ps(0.5f));
 }
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {
@@ -152,7 +155,8 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int at) {
   const __m128i x = _mm_srli_epi16(_mm_loadl_epi64((const __m128i*)p), at / 8 * 4);
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_and_si128(x, _mm_set1_epi8(15))));
 }
-// Read as fp16 without changing the bias of the exponent, so the result is 1/256 of the value.
+// The bits of the code are moved into an fp16 and keep their exponent bias of 7, where fp16 has 15.
+// So the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
   return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16((short)0xbfff)));
@@ -203,7 +207,7 @@ CPUSERVE_INLINE P interleave_top(F even, F odd) {
 }
 
 struct Entries {
-  __m256i low, high;  // bytes
+  __m256i low, high;  // the low and the high bytes of the 16 entries, in both 128-bit lanes
 };
 CPUSERVE_INLINE Entries load_entries(const uint16_t* p) {
   const __m128i a = _mm_loadu_si128((const __m128i*)p);
@@ -216,7 +220,7 @@ CPUSERVE_INLINE Entries load_entries(const uint16_t* p) {
 CPUSERVE_INLINE P lookup_pairs(const Entries& entries, const uint8_t* p) {
   const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
   const __m256i index = _mm256_and_si256(_mm256_or_si256(x, _mm256_slli_epi32(x, 12)),
-                                         _mm256_set1_epi32(0x000f000f));  // one for each word
+                                         _mm256_set1_epi32(0x000f000f));  // an index for each word
   const __m256i low =
       _mm256_and_si256(_mm256_shuffle_epi8(entries.low, index), _mm256_set1_epi16(0xff));
   const __m256i high = _mm256_slli_epi16(_mm256_shuffle_epi8(entries.high, index), 8);
@@ -260,7 +264,8 @@ CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
   return {_mm256_shuffle_epi8(entries, index.v)};
 }
-// u8 up to 255: VPMADDUBSW would saturate, so even and odd bytes go through 16-bit products.
+// VPMADDUBSW would saturate for u8 up to 255, so even and odd bytes are widened and multiplied as
+// 16-bit words.
 CPUSERVE_INLINE I exact_dot4(I acc, Q u, Q s) {
   const __m256i even = _mm256_set1_epi16(0xff);
   __m256i a = _mm256_madd_epi16(_mm256_and_si256(u.v, even),
@@ -293,15 +298,15 @@ CPUSERVE_INLINE I dot4_small(I acc, Q u, Q s) {  // 127 * 127 * 2 fits 16 bits
   return _mm256_add_epi32(acc,
                           _mm256_madd_epi16(_mm256_maddubs_epi16(u.v, s.v), _mm256_set1_epi16(1)));
 }
-// The bytes of rows are in [-127, 127], so the products of |w| and of the row with the sign of w
-// fit 16 bits: 2 * 128 * 127 = 32,512.
+// w = u8 - 128 is a weight, and s8 is in [-127, 127]. VPMADDUBSW multiplies |w| by s8 with the sign
+// of w, and its sums of two products fit 16 bits: 2 * 128 * 127 = 32,512.
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) {
   const __m256i w = _mm256_xor_si256(u.v, _mm256_set1_epi8((char)0x80));
   const __m256i p = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(s.v, w));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(p, _mm256_set1_epi16(1)));
 }
 constexpr bool kWideS = false, kEmulatesDots = true;
-// The eight quads of a group fit 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
+// A 16-bit sum holds the eight quads of a group of 32: at most 8 * 2 * 15 * 128 = 30,720.
 struct S {
   __m256i v;
 };
@@ -311,7 +316,8 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
 }
 CPUSERVE_INLINE I widen(S x) { return _mm256_madd_epi16(x.v, _mm256_set1_epi16(1)); }
 #endif
-// Sums of four bytes, then the sums of four vectors are brought together in their 128-bit lanes.
+// Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added for four
+// vectors at once, and `ascending` puts the results in order.
 CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
   const Q ones = {_mm256_set1_epi8(1)};
   for (int half = 0; half < 2; half++, x += 128, out += 8) {
@@ -326,7 +332,7 @@ CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
     _mm256_storeu_si256((__m256i*)out, _mm256_permutevar8x32_epi32(all, ascending));
   }
 }
-// Clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
+// x is clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = _mm256_max_ps(_mm256_min_ps(x, _mm256_set1_ps(127.0f)), _mm256_set1_ps(-127.0f));
   __m256i i = _mm256_cvtps_epi32(x);

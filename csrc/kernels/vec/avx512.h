@@ -41,7 +41,7 @@ CPUSERVE_INLINE F round(F x) { return _mm512_roundscale_ps(x, 0); }
 CPUSERVE_INLINE F scale2(F p, F n) { return _mm512_scalef_ps(p, n); }
 CPUSERVE_INLINE F scale2_far(F p, F n) { return scale2(p, n); }
 // VREDUCEPS subtracts the largest integer not above x, and VSCALEFPS rounds its exponent down by
-// itself: three operations on Intel, where rounding, subtracting and scaling are five.
+// itself. Together they are three operations on Intel; rounding, subtracting and scaling are five.
 constexpr bool kSplitsDown = true;
 CPUSERVE_INLINE F split_exponent(F x, F* e) {
   *e = x;
@@ -78,7 +78,8 @@ CPUSERVE_INLINE I iload1(const int32_t* p) {
 CPUSERVE_INLINE I round_to_int(F x) { return _mm512_cvtps_epi32(x); }
 CPUSERVE_INLINE I abs_bits(F x) { return _mm512_castps_si512(_mm512_abs_ps(x)); }
 CPUSERVE_INLINE I imax(I a, I b) { return _mm512_max_epi32(a, b); }
-// Each pair of vectors becomes one vector of pairs, then the 128-bit lanes are joined.
+// Interleaves and reduces two vectors at a time, until each 128-bit lane has one partial result of
+// a, b, c and d. Then the 128-bit lanes are reduced.
 template <class Op>
 CPUSERVE_INLINE void reduce4(I a, I b, I c, I d, int32_t* out, Op op) {
   const I ab = op(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -108,8 +109,8 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   memcpy(&x, p, 4);
   return {_mm512_set1_epi32(x)};
 }
-// A bf16 is the upper half of a float: even elements are shifted up, odd ones only need the even
-// one masked out.
+// A bf16 is the upper half of a float. An even element is shifted there; an odd one is there
+// already, and only the even element below it is cleared.
 CPUSERVE_INLINE F even(P a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16)); }
 CPUSERVE_INLINE F odd(P a) {
   return _mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32((int)0xffff0000)));
@@ -141,10 +142,11 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int) {
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m512i bits =
       _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);
-  const __m512i least = _mm512_set1_epi32(1 << 22);  // 2^-127 is not normal
+  const __m512i least = _mm512_set1_epi32(1 << 22);  // byte 0 is 2^-127, a denormal float
   return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epi32(bits, least)), _mm512_set1_ps(0.5f));
 }
-// Read as fp16 without changing the bias of the exponent, so the result is 1/256 of the value.
+// The bits of the code are moved into an fp16 and keep their exponent bias of 7, where fp16 has 15.
+// So the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
   return _mm512_cvtph_ps(
@@ -154,8 +156,8 @@ CPUSERVE_INLINE F load_e5m2(const uint8_t* p) {
   return _mm512_cvtph_ps(
       _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8));
 }
-// Round to nearest even in integer arithmetic at every AVX-512 level: VCVTNEPS2BF16 flushes
-// denormals, which would make levels differ. A NaN keeps its top bits and becomes
+// Rounds to nearest even in integer arithmetic at every AVX-512 level: VCVTNEPS2BF16 flushes
+// denormals, so levels with it would differ from the others. A NaN keeps its top bits and becomes
 // quiet.
 CPUSERVE_INLINE __m512i bf16_bits(F x) {
   __m512i u = _mm512_castps_si512(x);
@@ -173,7 +175,7 @@ CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
 }
 CPUSERVE_INLINE void store_bf16_normal2(uint16_t* p, F x, F y) {
-#ifdef CPUSERVE_NO_VCVTNE2PS2BF16  // an emulator gets it wrong (tests/in_bochs.py)
+#ifdef CPUSERVE_NO_VCVTNE2PS2BF16  // for an emulator that computes it wrong (tests/in_bochs.py)
   store_bf16_normal(p, x);
   store_bf16_normal(p + kLanes, y);
 #else
@@ -195,8 +197,9 @@ CPUSERVE_INLINE void store_bf16_normal(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 #endif
-// In words: the sign, and the exponent and fraction where bf16 has them, with bf16's bias less the
-// 8 of 1/256. A denormal code is looked up.
+// Moves the sign, exponent and fraction of each code to their places in a bf16. 0x3800 adds 112 to
+// the exponent: the difference of the biases, 127 - 7, less 8 for the factor of 1/256. Denormal
+// codes are looked up in a table.
 CPUSERVE_INLINE void widen_e4m3(const uint8_t* from, uint16_t* to) {
   const __m512i denormals = _mm512_broadcast_i32x4(
       _mm_setr_epi16(0, 0x3700, 0x3780, 0x37c0, 0x3800, 0x3820, 0x3840, 0x3860));
@@ -229,7 +232,7 @@ CPUSERVE_INLINE Entries load_entries(const uint16_t* p) {
 CPUSERVE_INLINE P lookup_pairs(const Entries& entries, const uint8_t* p) {
   const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
   const __m512i index = _mm512_and_si512(_mm512_or_si512(x, _mm512_slli_epi32(x, 12)),
-                                         _mm512_set1_epi32(0x000f000f));  // one for each word
+                                         _mm512_set1_epi32(0x000f000f));  // an index for each word
   return {_mm512_permutexvar_epi16(index, entries.v)};
 }
 
@@ -268,7 +271,8 @@ CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   return {_mm512_shuffle_epi8(entries, index.v)};
 }
 #ifdef __AVX512VNNI__
-// The intrinsic makes gcc 12 keep a tile's accumulators in memory (785 against 2,050 GOP/s here).
+// Inline assembly, because the intrinsic makes gcc 12 keep a tile's accumulators in memory (785
+// instead of 2,050 GOP/s).
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u.v), "v"(s.v));
   return acc;
@@ -285,7 +289,8 @@ CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return dot4(acc, u, s); }
 CPUSERVE_INLINE I widen(S x) { return x; }
 #else
-// u8 up to 255: VPMADDUBSW would saturate, so even and odd bytes go through 16-bit products.
+// VPMADDUBSW would saturate for u8 up to 255, so even and odd bytes are widened and multiplied as
+// 16-bit words.
 CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {
   const __m512i even = _mm512_set1_epi16(0xff);
   __m512i a = _mm512_madd_epi16(_mm512_and_si512(u.v, even),
@@ -302,7 +307,7 @@ CPUSERVE_INLINE I dot_words(I acc, Q x, Q y) {
 }
 constexpr int kGroupVecs = 12;  // the other registers hold the emulated products
 constexpr bool kWideS = false, kEmulatesDots = true;
-// The eight quads of a group fit 16-bit sums: 8 * 2 * 15 * 128 = 30,720.
+// A 16-bit sum holds the eight quads of a group of 32: at most 8 * 2 * 15 * 128 = 30,720.
 struct S {
   __m512i v;
 };
@@ -313,7 +318,8 @@ CPUSERVE_INLINE S sdot(S acc, Q u, Q s) {
 CPUSERVE_INLINE I widen(S x) { return _mm512_madd_epi16(x.v, _mm512_set1_epi16(1)); }
 #endif
 CPUSERVE_INLINE I dot8(I acc, Q u, Q s) { return dot4(acc, u, s); }
-// Sums of four bytes, then the sums of four vectors are brought together in their 128-bit lanes.
+// Each 32-bit lane sums four bytes. Then the four sums of each 128-bit lane are added for four
+// vectors at once, and `ascending` puts the results in order.
 CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
   const Q ones = {_mm512_set1_epi8(1)};
   __m512i s[4];
@@ -326,7 +332,7 @@ CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
   const __m512i ascending = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(out, _mm512_permutexvar_epi32(ascending, all));
 }
-// Clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
+// x is clamped before the conversion, because VCVTPS2DQ turns values outside int32 into INT_MIN.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(127.0f)), _mm512_set1_ps(-127.0f));
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));

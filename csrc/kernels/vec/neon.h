@@ -46,7 +46,8 @@ CPUSERVE_INLINE F scale2(F p, F n) {
   const int32x4_t e = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
   return vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(e, 23)));
 }
-// Adding kMagic leaves n + 127 in the lowest bits of the sum, where a shift makes it the exponent.
+// The lowest bits of x + kMagic are n + 127 with n = round(x); add_exponent shifts them into the
+// exponent of a float.
 constexpr float kMagic = 12582912.0f + 127.0f;  // 1.5 2^23 + 127
 constexpr bool kSplitsDown = false;
 CPUSERVE_INLINE F split_exponent(F x, F* e) {
@@ -56,7 +57,8 @@ CPUSERVE_INLINE F split_exponent(F x, F* e) {
 CPUSERVE_INLINE F add_exponent(F p, F e) {
   return mul(p, vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(e), 23)));
 }
-// One exponent field cannot hold the whole range of n, so 2^n is multiplied in two halves.
+// The exponent of one float cannot hold every n in [-252, 252], so p is multiplied by two powers of
+// 2 with about half of n each.
 CPUSERVE_INLINE F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));
   return scale2(scale2(p, half), sub(n, half));
@@ -116,8 +118,8 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   memcpy(&x, p, 4);
   return {vreinterpretq_u16_u32(vdupq_n_u32(x))};
 }
-// A bf16 is the upper half of a float: even elements are shifted up, odd ones only need the even
-// one masked out.
+// A bf16 is the upper half of a float. An even element is shifted there; an odd one is there
+// already, and only the even element below it is cleared.
 CPUSERVE_INLINE F even(P a) {
   return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(a.v), 16));
 }
@@ -150,7 +152,7 @@ CPUSERVE_INLINE uint32x4_t load_u8(const uint8_t* p) {
   return vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
 }
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
-  const uint32x4_t least = vdupq_n_u32(1u << 22);  // 2^-127 is not normal
+  const uint32x4_t least = vdupq_n_u32(1u << 22);  // byte 0 is 2^-127, a denormal float
   const uint32x4_t bits = vmaxq_u32(vshlq_n_u32(load_u8(p), 23), least);
   return vmulq_n_f32(vreinterpretq_f32_u32(bits), 0.5f);
 }
@@ -159,7 +161,8 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int at) {
   return vcvtq_f32_u32(vandq_u32(x, vdupq_n_u32(15)));
 }
 CPUSERVE_INLINE F load_s8(const uint8_t* p) { return vcvtq_f32_s32(vmovl_s16(load_bytes(p))); }
-// Read as fp16 without changing the bias of the exponent, so the result is 1/256 of the value.
+// The bits of the code are moved into an fp16 and keep their exponent bias of 7, where fp16 has 15.
+// So the result is 1/256 of the value.
 CPUSERVE_INLINE F load_e4m3(const uint8_t* p) {
   const int16x4_t x = vand_s16(vshl_n_s16(load_bytes(p), 7), vdup_n_s16((int16_t)0xbfff));
   return vcvt_f32_f16(vreinterpret_f16_s16(x));
@@ -198,7 +201,7 @@ CPUSERVE_INLINE P interleave_top(F even, F odd) {
 }
 
 struct Entries {
-  uint8x16_t low, high;  // bytes
+  uint8x16_t low, high;  // the low and the high bytes of the 16 entries
 };
 CPUSERVE_INLINE Entries load_entries(const uint16_t* p) {
   const uint8x16x2_t bytes = vld2q_u8((const uint8_t*)p);
@@ -252,7 +255,7 @@ CPUSERVE_INLINE Q shift_right(Q x, int n) { return {vshlq_u8(x.v, vdupq_n_s8((in
 CPUSERVE_INLINE Q lookup16(const uint8_t* table, Q index) {
   return {vqtbl1q_u8(vld1q_u8(table), index.v)};
 }
-// u8 - 128 as signed bytes. as_signed() keeps the value of bytes below 128.
+// Returns u8 - 128 as signed bytes. as_signed() keeps the values of bytes below 128.
 CPUSERVE_INLINE int8x16_t less128(Q u) {
   return vreinterpretq_s8_u8(veorq_u8(u.v, vdupq_n_u8(0x80)));
 }
@@ -267,8 +270,8 @@ CPUSERVE_INLINE S szero() { return izero(); }
 CPUSERVE_INLINE S sdot(S acc, Q u, Q s) { return vdotq_s32(acc, as_signed(u), as_signed(s)); }
 CPUSERVE_INLINE I widen(S x) { return x; }
 #else
-// The product of two bytes fits 16 bits (128 * 128 = 16,384). Two 16-bit lanes add up to one lane
-// of int32.
+// The product of two bytes fits 16 bits (128 * 128 = 16,384). Pairs of products are added to
+// int32 lanes.
 CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) {
   const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b));
   const int16x8_t high = vmull_high_s8(a, b);
@@ -276,7 +279,8 @@ CPUSERVE_INLINE I dot_signed(I acc, int8x16_t a, int8x16_t b) {
 }
 constexpr int kGroupVecs = 8;
 constexpr bool kWideS = false, kEmulatesDots = true;
-// The eight quads of a group fit 16-bit sums with one product each: 8 * 15 * 128 = 15,360.
+// A 16-bit sum takes one product from each of the eight quads of a group of 32, so it is at most
+// 8 * 15 * 128 = 15,360.
 struct S {
   int16x8_t low, high;
 };
@@ -300,7 +304,7 @@ CPUSERVE_INLINE I dot4(I acc, Q u, Q s) {  // u s = (u - 128) s + 2 * 64 s
 CPUSERVE_INLINE void sums_of_16(const int8_t* x, int32_t* out) {
   for (int i = 0; i < 16; i++) out[i] = vaddlvq_s8(vld1q_s8(x + i * 16));
 }
-// Clamped before the conversion; NaN becomes 127, as at every level.
+// x is clamped before the conversion; NaN becomes 127, as at every level.
 CPUSERVE_INLINE void store_s8(int8_t* p, F x) {
   x = max(min(x, set1(127.0f)), set1(-127.0f));
   const int16x4_t h = vqmovn_s32(vcvtnq_s32_f32(x));

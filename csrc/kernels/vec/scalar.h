@@ -23,8 +23,8 @@ struct Q {
   uint8_t v[kLanes][4];
 };
 
-// Operations of more than a few instructions are calls, because only tests use this level: inlined
-// into every tile they would take 100 s to compile instead of 25.
+// Functions of more than a few instructions are not inlined, because only tests use this level and
+// it would take 100 s to compile instead of 25 if they were inlined into every tile.
 #define CPUSERVE_CALL static __attribute__((noinline, unused))
 
 #define CPUSERVE_LANES for (int i = 0; i < kLanes; i++)
@@ -82,7 +82,8 @@ CPUSERVE_CALL F split_exponent(F x, F* e) {
   return sub(x, *e);
 }
 CPUSERVE_CALL F add_exponent(F p, F e) { return scale2(p, e); }
-// One exponent field cannot hold the whole range of n, so 2^n is multiplied in two halves.
+// The exponent of one float cannot hold every n in [-252, 252], so p is multiplied by two powers of
+// 2 with about half of n each.
 CPUSERVE_CALL F scale2_far(F p, F n) {
   const F half = round(mul(n, set1(0.5f)));
   return scale2(scale2(p, half), sub(n, half));
@@ -150,10 +151,10 @@ CPUSERVE_CALL uint16_t to_f16(float f) {
   uint32_t u = bits_of(f), sign = (u >> 16) & 0x8000, a = u & 0x7fffffffu;
   if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00 | (a >> 13 & 0x3ff));
   if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00);  // 65520 and above round to infinity
-  if (a < 0x38800000u) {  // subnormal: one addition rounds to 2^-24
+  if (a < 0x38800000u) {  // subnormal: adding 0.5 rounds to a multiple of 2^-24
     return (uint16_t)(sign | (bits_of(float_of(a) + 0.5f) - 0x3f000000u));
   }
-  a += 0xc8000fffu + (a >> 13 & 1);  // exponent bias 127 -> 15, and the rounding half
+  a += 0xc8000fffu + (a >> 13 & 1);  // changes the exponent bias from 127 to 15, and rounds
   return (uint16_t)(sign | a >> 13);
 }
 
@@ -169,7 +170,8 @@ CPUSERVE_INLINE P set1_pair(const uint16_t* p) {
   return r;
 }
 // A pair of bf16 is a word of 32 bits: the first element is its lower half, the second its upper
-// half. An element in the upper half, with zeros in the lower one, is the fp32 of the same value.
+// half. A word with a bf16 in its upper half and zeros in its lower half is an fp32 of the same
+// value.
 typedef uint32_t PairBits __attribute__((vector_size(sizeof(P))));
 CPUSERVE_INLINE PairBits pair_bits(P a) {
   PairBits r;
@@ -209,7 +211,8 @@ CPUSERVE_CALL F load_nibbles(const uint8_t* p, int at) {
   CPUSERVE_LANES r.v[i] = (float)(p[at % 8 + i] >> at / 8 * 4 & 15);
   return r;
 }
-// Read as fp16 without changing the bias of the exponent, so the result is 1/256 of the value.
+// The bits of the code are moved into an fp16 and keep their exponent bias of 7, where fp16 has 15.
+// So the result is 1/256 of the value.
 CPUSERVE_CALL F load_e4m3(const uint8_t* p) {
   F r;
   CPUSERVE_LANES r.v[i] = from_f16((uint16_t)((p[i] & 0x7f) << 7 | (p[i] & 0x80) << 8));
