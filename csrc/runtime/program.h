@@ -59,8 +59,8 @@ struct Vector {
   int64_t columns = 0;  // if not 0, every element is the index of a column below `columns`
 };
 
-// The KV cache of one attention layer. Layers with the same attention (full, or one window) form a
-// group, which has block tables of its own.
+// The KV cache of one attention layer. The layers of a group (for example all layers with the same
+// window) share block tables.
 struct CacheLayer {
   int32_t kv_heads, head_dim, hd_pad;  // hd_pad: head_dim rounded up to 16
   int32_t group = 0;
