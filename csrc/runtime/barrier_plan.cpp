@@ -5,7 +5,7 @@
 namespace cpuserve {
 namespace {
 
-// Whether the two lists have data in common of which different threads may touch the same row.
+// Whether one thread may touch a row through list `a` that another thread touches through list `b`.
 bool conflict(const AccessList& a, const AccessList& b) {
   return std::any_of(a.begin(), a.end(), [&](const Access& x) {
     return std::any_of(b.begin(), b.end(), [&](const Access& y) {
