@@ -169,7 +169,7 @@ void Executor::carve_work_memory() {
     for (int t = 0; t < team_->threads(); t++) {
       const int rank = team_->ranks().of_thread(t);
       if (t > 0 && rank != team_->ranks().of_thread(t - 1)) c.align(Buffer::kPage);
-      // 4096 bytes lie between two scratches, so that threads share neither cache lines nor sets.
+      // There are 4096 bytes between two scratches, so that threads share no cache lines or sets.
       scratch_.push_back(c.take<uint8_t>(scratch + 4096));
     }
     logit_input_.data = c.take<uint8_t>(logit_rows_ * static_cast<int64_t>(logit_input_.stride));

@@ -9,8 +9,8 @@
 namespace cpuserve {
 namespace {
 
-// The values that an operation reads (including a value to which it adds) and the value that it
-// writes.
+// The values that an operation reads (including the output if it adds to that) and the value that
+// it writes.
 struct Ends {
   std::vector<Id> inputs;
   Id output = kNone;

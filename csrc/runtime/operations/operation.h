@@ -1,5 +1,5 @@
-// The parts of an operation of a program. All of them are in the header and the source file of the
-// family to which the operation belongs:
+// The parts of an operation of a program. All of them are in the header and the source file of its
+// family:
 //
 //   struct GateOp                            its name, its fields, and fields() for the binding
 //   void prepare(GateOp&, Program&)          checks the fields when the operation is added, and
@@ -7,8 +7,8 @@
 //   Accesses accesses(const GateOp&, ...)    the values that it reads and writes
 //   void run(const GateOp&, Worker&)         the share of one thread in a step
 //
-// Operations and fields have the same names as the methods of _C.Program and their arguments. The
-// header of a family ends with the list of its operations; operations.h joins these lists.
+// Operations are called as the methods of _C.Program, and fields as their arguments. The header of
+// a family ends with the list of its operations; operations.h joins these lists.
 #pragma once
 #include <algorithm>
 #include <cstddef>

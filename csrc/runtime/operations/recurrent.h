@@ -38,7 +38,7 @@ struct GatedDeltaOp {
         field("eps", &GatedDeltaOp::eps), field("tiled", &GatedDeltaOp::tiled));
   }
 
-  int64_t value_head(int64_t key_head, int64_t h) const {  // number h of those of the key head
+  int64_t value_head(int64_t key_head, int64_t h) const {  // value head h of a key head
     return tiled ? h * key_heads + key_head : key_head * (value_heads / key_heads) + h;
   }
   RecurrentShape shape() const {  // the shape of a unit, which is one key head
