@@ -17,9 +17,9 @@ struct ScaleLogitsArgs {
 
 // Sampling of one row of logits. The steps, in order (the torch executor does the same):
 //  1. logprob of any id = logit - logsumexp(logits) of the unmodified logits.
-//  2. bias[i].value is added to logits[bias[i].id]. If num_allowed >= 0, the logits of all ids that
-//     are not in `allowed` become -inf, and so do the banned ids (stop ids, until min_tokens tokens
-//     are generated) and the ids with bit 0 in the mask.
+//  2. bias[i].value is added to logits[bias[i].id]. Then the logits of these ids become -inf: ids
+//     that are not in `allowed` (if num_allowed >= 0), banned ids (the stop ids, until min_tokens
+//     tokens are generated), and ids with bit 0 in the mask.
 //  3. Penalties. The logits of ids in prompt or output are divided by `repetition` if positive, and
 //     multiplied by it otherwise. Then frequency * count + presence * (count > 0) is subtracted,
 //     where count is how often the id occurs in the output.
