@@ -18,7 +18,7 @@ namespace cpuserve {
 
 class Team {
  public:
-  // cpus: for each thread the CPUs to which it is bound; empty: threads are not bound.
+  // cpus: the CPUs that each thread is bound to; empty: threads are not bound.
   // passive_waits: threads sleep soon instead of spinning, for a process under a CFS quota of CPU
   // time. ranks: the number of threads of each rank, with the sum `threads`; empty: one rank.
   // complexes: a number for each thread, equal for threads on cores that share an L3; empty: all
@@ -85,7 +85,7 @@ class Team {
     const Range mine = split(rank.size(), member - c.first, c.size);
     return {rank.begin + mine.begin, rank.begin + mine.end};
   }
-  // Returns for each rank the NUMA node to which all its threads are bound, or -1 if they are not
+  // Returns for each rank the NUMA node that all its threads are bound to, or -1 if they are not
   // bound to a single node. Only thread 0 inside run() may call this function.
   std::vector<int> nodes_of_ranks();
 

@@ -108,12 +108,12 @@ namespace cpuserve {
   OWN(w3z_g256, u3z_g256, 256, 99, PlaneFamily<ZeroBits<3, 256>>)
 // clang-format on
 
-// The types of source rows for pack(). The kinds with names of GGUF types are packed only from the
+// The types of source rows for pack(). Kinds called like a GGUF type are packed only from the
 // blocks of that type. The other source types, with codes q:
 //   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
 //   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
 //               the low and element 2 i + 1 the high nibble of byte i
-// Float codes, which only the kinds with the same names are packed from (nibbles as in u4m_g128):
+// Float codes, each for the kind of the same name only (nibbles as in u4m_g128):
 //   e4m3_g128   k/128 of { fp32 scale; u8 q[128] }; the last block may have 32, 64 or 96 codes
 //   nf4_g64 fp4_g64   k/64 of { fp16 scale; u8 q[32] }
 //   nvfp4       { fp32 scale; k/16 of { E4M3 s; u8 q[8] } }; k is a multiple of 32
