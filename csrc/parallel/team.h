@@ -102,7 +102,7 @@ class Team {
     WaitState in_step, between_steps;
     int member = 0;   // number of this thread in a call; epoch_ publishes it
     int complex = 0;  // number of its core complex (cores that share an L3)
-    // The first epoch (call) in which this thread takes part, or kNever while it does not take
+    // The first epoch (call) that this thread takes part in, or kNever while it does not take
     // part. It is written before the epoch is advanced and read after the epoch (acquire), so a
     // thread that is several epochs late reads a correct value.
     std::atomic<uint64_t> joins{0};
