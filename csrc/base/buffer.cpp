@@ -33,8 +33,9 @@ constexpr size_t kHuge = Buffer::kPage;
 size_t round_to_huge(size_t bytes) { return (bytes + kHuge - 1) / kHuge * kHuge; }
 }  // namespace
 
-// The space around the aligned range stays inaccessible. It catches overruns, and it keeps the
-// kernel from merging this mapping with another, which residency() relies on.
+// Reserves 2 MB more than needed, so that the buffer can begin at a multiple of 2 MB. The rest
+// around the buffer stays inaccessible: it catches overruns, and the kernel cannot merge this
+// mapping with another one, which residency() relies on.
 void Buffer::reserve(size_t bytes) {
   size_ = round_to_huge(bytes);
   void* raw =
@@ -108,8 +109,8 @@ void Buffer::protect() noexcept {
 }
 
 void Buffer::will_need(const uint8_t* begin, size_t bytes) noexcept {
-  // Linux reads at most the read-ahead size of the disk for one call, and drops the rest of the
-  // request. The default of that size is 128 KB, and no disk has a smaller one unless it was set.
+  // For one call Linux reads at most the read-ahead size of the disk, and ignores the rest of the
+  // request. That size is 128 KB or more unless an administrator has reduced it.
   constexpr size_t kMost = 128 << 10;
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));  // 64 KB on some Arm
   const uintptr_t end = reinterpret_cast<uintptr_t>(begin) + bytes;
@@ -118,8 +119,8 @@ void Buffer::will_need(const uint8_t* begin, size_t bytes) noexcept {
   }
 }
 
-// With MPOL_BIND the kernel would kill the process when a node is full. Both policies below use
-// another node then.
+// Not MPOL_BIND, because the kernel would kill the process when the node is full. The policies of
+// prefer_node and interleave use another node then.
 int Buffer::prefer_node(int node) noexcept {
   constexpr int kPreferred = 1;
   return set_policy(kPreferred, &node, 1);
@@ -140,7 +141,7 @@ int Buffer::set_policy(int policy, const int* nodes, size_t count) noexcept {
     mask[node / kBits] |= 1ul << (node % kBits);
   }
   if (!data_) return 0;
-  // The kernel reads one bit fewer than the argument says.
+  // kNodes + 1, because the kernel reads one bit fewer than this argument says.
   const long failed = syscall(SYS_mbind, data_, size_, policy, mask.data(), kNodes + 1, 0u);
   return failed ? errno : 0;
 }
@@ -178,8 +179,9 @@ Residency Buffer::residency(const ResidencyOfProcess& process) const {
   return out;
 }
 
-// Reads numa_maps, because containers that refuse move_pages still show it. A line is "7f8a00000000
-// prefer:1 anon=512 N0=12 N1=500 kernelpagesize_kB=4"; the counts are pages of that size.
+// Reads numa_maps, because containers that refuse the system call move_pages still have this file.
+// A line is "7f8a00000000 prefer:1 anon=512 N0=12 N1=500 kernelpagesize_kB=4": the address, then
+// counts of pages of kernelpagesize_kB KB, where N0 is the count on node 0.
 PagesOfProcess pages_of_process() {
   PagesOfProcess out;
   std::ifstream maps("/proc/self/numa_maps");

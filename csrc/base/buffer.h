@@ -1,6 +1,7 @@
-// Memory with one owner. Address space is reserved at once, and pages are allocated when they are
-// first touched, on the NUMA node of the thread that touches them. Or a part of a file; its pages
-// are page cache: the system drops them when memory is short and reads them again.
+// Memory with one owner: anonymous memory or a mapped part of a file. The address space of
+// anonymous memory is reserved at once, and a page is allocated when it is first touched, on the
+// NUMA node of the thread that touches it. The pages of a file are in the page cache: the system
+// drops them when memory is short, and reads them again.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,17 +10,17 @@
 
 namespace cpuserve {
 
-// Maps the start address of every mapping of this process to its bytes by NUMA node. Reading it
-// walks all page tables.
+// For the start address of every mapping of this process, its bytes on each NUMA node (node ->
+// bytes). pages_of_process() makes the kernel walk all page tables.
 using PagesOfProcess = std::map<uintptr_t, std::map<int, int64_t>>;
 PagesOfProcess pages_of_process();
 
-// Resident bytes, and how many of them are in transparent huge pages.
+// The resident bytes of a mapping, and how many of them are in transparent huge pages.
 struct Residency {
   int64_t resident = 0, huge = 0;
 };
-// Maps the start address of every mapping of this process to its resident bytes (Linux; else
-// empty). Reading it walks all page tables, too.
+// For the start address of every mapping of this process, its resident bytes (on Linux; otherwise
+// empty). residency_of_process() makes the kernel walk all page tables as well.
 using ResidencyOfProcess = std::map<uintptr_t, Residency>;
 ResidencyOfProcess residency_of_process();
 
@@ -31,9 +32,9 @@ class Buffer {
   // Reserves zeroed memory, aligned to 2 MB and advised to use huge pages. Reserving commits no
   // memory. Throws std::runtime_error if the address space cannot be reserved.
   explicit Buffer(size_t bytes);
-  // Maps `bytes` bytes of a file, rounded up to 2 MB, from `offset` on, a multiple of 2 MB; the
-  // file must be as long as that. Writes to a `writable` one go to the file. Throws
-  // std::runtime_error if the file cannot be mapped.
+  // Maps `bytes` bytes of a file, rounded up to a multiple of 2 MB, from `offset` on, which must be
+  // a multiple of 2 MB. The file must contain all these bytes. If `writable`, writes go to the
+  // file. Throws std::runtime_error if the file cannot be mapped.
   Buffer(size_t bytes, int fd, size_t offset, bool writable);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
@@ -49,21 +50,22 @@ class Buffer {
   // Makes the buffer read-only.
   void protect() noexcept;
 
-  // Of a file: asks the system to read these bytes of the buffer ahead, and does not wait for them.
+  // Asks the system to read these bytes of a mapped file from disk, and does not wait for them.
   static void will_need(const uint8_t* begin, size_t bytes) noexcept;
 
-  // Makes pages that have not been touched yet prefer memory of `node`; when that node is full they
-  // use another. Returns 0, or the errno if the system does not allow this (the default in
-  // containers) or does not support it.
+  // Places pages that have not been touched yet on NUMA node `node`, or on another node if that one
+  // is full. Returns 0, or the errno if the system does not allow this (the default in containers)
+  // or does not support it.
   int prefer_node(int node) noexcept;
 
-  // The same, but pages alternate between `nodes`.
+  // Places pages that have not been touched yet on `nodes` in turn. Returns 0 or an errno, like
+  // prefer_node.
   int interleave(const std::vector<int>& nodes) noexcept;
 
   // Returns the residency of this buffer.
   Residency residency(const ResidencyOfProcess& process) const;
 
-  // Returns the bytes of this buffer by NUMA node, where the kernel reports it.
+  // Returns the bytes of this buffer on each NUMA node (empty if the kernel does not report them).
   std::map<int, int64_t> nodes(const PagesOfProcess& pages) const;
 
  private:
@@ -75,8 +77,8 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Divides a Buffer into 64-byte aligned pieces, in order. Use it once with a null base to add up
-// the sizes, and again to take the pieces.
+// Divides memory into arrays that follow one another, each aligned to 64 bytes. Use it once with a
+// null base to find the total size, and again with the memory to place the arrays.
 class Carver {
  public:
   explicit Carver(uint8_t* base) : base_(base) {}

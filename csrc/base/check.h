@@ -1,5 +1,6 @@
-// Errors outside the hot path: std::invalid_argument (ValueError in Python) for a wrong argument,
-// std::runtime_error (RuntimeError) when the operating system refuses a request.
+// The exceptions of this library, which kernels and running steps do not throw:
+// std::invalid_argument (ValueError in Python) for a wrong argument, and std::runtime_error
+// (RuntimeError) if the operating system refuses a request.
 #pragma once
 #include <sstream>
 #include <stdexcept>
@@ -24,7 +25,8 @@ template <class... Parts>
   throw std::runtime_error(sentence(parts...));
 }
 
-// The message is formatted only when the check fails.
+// Throws std::invalid_argument unless `ok`. The message, which consists of `parts`, is formatted
+// only if the check fails.
 template <class... Parts>
 void check_argument(bool ok, const Parts&... parts) {
   if (!ok) fail_argument(parts...);

@@ -1,4 +1,4 @@
-// Facts about this build, which `cpuserve --version` prints.
+// Facts about this build, which `cpuserve --version` prints: compiler, C library and so on.
 #include <pybind11/stl.h>
 
 #include <map>
@@ -15,7 +15,8 @@ constexpr const char* kArch = "x86_64";
 constexpr const char* kArch = "aarch64";
 #endif
 
-// The C library of this build (its headers); a system with an older one cannot load the extension.
+// Returns the C library of the headers of this build. A system with an older C library may not be
+// able to load the extension.
 std::string c_library() {
 #if defined(__GLIBC__)
   return "glibc " + std::to_string(__GLIBC__) + "." + std::to_string(__GLIBC_MINOR__);

@@ -43,8 +43,9 @@ py::dict features_dict() {
   return out;
 }
 
-// By weight kind: the register tile of many rows, the rows of one pass over the weights, and how
-// many elements of a K of `k` are one K block.
+// Returns for each weight kind a dict with the register tile for many rows (tile_rows,
+// tile_columns), the most rows of a pass over the weights (pass_rows), and the elements of K in a K
+// block if K is `k` (block_k).
 py::dict geometry_dict(const std::string& isa, int64_t k, const WorkSizeMap& given) {
   const KernelTable& table = runnable_kernels(isa);
   const WorkSizes sizes = work_sizes_of(given, WorkSizes{});
@@ -62,7 +63,7 @@ py::dict geometry_dict(const std::string& isa, int64_t k, const WorkSizeMap& giv
   return out;
 }
 
-// The caches of a core and the sizes that follow from them.
+// Returns the cache sizes of a core in bytes and the work sizes that follow from them.
 py::dict sizes_of_cpu(int cpu) {
   const CacheSizes caches = read_cache_sizes(cpu);
   py::dict out;

@@ -45,13 +45,13 @@ void load_matrix(Executor& e, Id matrix, const std::vector<SourceTuple>& sources
   load_matrices(e, {{matrix, sources}}, {});
 }
 
-// A numpy view of memory that the executor owns; `self` keeps the executor alive.
+// Returns a numpy view of memory that the executor owns. The view keeps the executor `self` alive.
 template <class T>
 py::array view(const py::object& self, std::vector<T>& data, std::vector<py::ssize_t> shape) {
   return py::array_t<T>(std::move(shape), data.data(), self);
 }
 
-// The arenas of packed matrices, by rank.
+// Returns a read-only numpy view of the arena of packed matrices of each rank.
 py::list arenas_view(const py::object& self) {
   py::list out;
   for (const Buffer& arena : self.cast<Executor&>().weights().matrix_arenas()) {
@@ -62,7 +62,7 @@ py::list arenas_view(const py::object& self) {
   return out;
 }
 
-// The vectors of all rows, [rows, width].
+// Returns a numpy view of the vectors of HiddenOp, fp32 [max_tokens, hidden_width].
 py::array vectors_view(const py::object& self) {
   auto& e = self.cast<Executor&>();
   return view(self, e.results().vectors,
@@ -181,7 +181,7 @@ void admit(Executor& e, int64_t slot, float temperature, float top_p, float min_
 
 const auto free_gil = py::call_guard<py::gil_scoped_release>();
 
-// Weights.
+// Methods that load weights.
 void define_loads(py::class_<Executor>& executor) {
   executor
       .def("load_matrices", &load_matrices, py::arg("matrices"),
@@ -209,7 +209,7 @@ void define_loads(py::class_<Executor>& executor) {
       .def_property_readonly("packed_arenas", &arenas_view);
 }
 
-// Steps and their results.
+// Methods that run steps, and their results.
 void define_steps(py::class_<Executor>& executor) {
   executor
       .def("admit", &admit, py::arg("slot"), py::kw_only(), py::arg("temperature"),
@@ -239,7 +239,7 @@ void define_steps(py::class_<Executor>& executor) {
       .def_property_readonly("vectors", &vectors_view);
 }
 
-// The bytes of KV blocks and of recurrent states.
+// Methods that copy the bytes of KV blocks and of recurrent states.
 void define_blocks(py::class_<Executor>& executor) {
   executor.def_property_readonly("kv_block_bytes", &Executor::kv_block_bytes)
       .def("read_blocks", &read_blocks, py::arg("blocks").noconvert(), py::arg("group") = 0)
@@ -251,7 +251,7 @@ void define_blocks(py::class_<Executor>& executor) {
       .def("grow_kv", &Executor::grow_kv, free_gil);
 }
 
-// The operations of a step, their times, and the progress of the running one.
+// Methods that return the operations of a step, their times, and the progress of the running step.
 void define_profile(py::class_<Executor>& executor) {
   executor.def_property_readonly("step_allocations", &Executor::step_allocations)
       .def("num_ops", [](const Executor& e) { return e.program().ops().size(); })
@@ -274,7 +274,7 @@ void define_profile(py::class_<Executor>& executor) {
       .def_property_readonly("progress", &Executor::progress);
 }
 
-// Measurements.
+// Methods that measure bandwidth, products, barriers and linears.
 void define_probes(py::class_<Executor>& executor) {
   executor.def("probe_bandwidth", &Executor::probe_bandwidth, py::arg("seconds"), free_gil)
       .def(
@@ -294,7 +294,7 @@ void define_probes(py::class_<Executor>& executor) {
           });
 }
 
-// Where memory is.
+// Methods that return how much memory is used and on which NUMA nodes it is.
 void define_memory(py::class_<Executor>& executor) {
   executor.def_property_readonly("memory", &Executor::memory)
       .def_property_readonly("binding",

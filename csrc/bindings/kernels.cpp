@@ -1,4 +1,4 @@
-// Single kernels for tests and probes, without executor or team.
+// Functions that call single kernels without an executor or a team, for tests and probes.
 #include <omp.h>
 #include <pybind11/stl.h>
 #include <time.h>
@@ -15,7 +15,7 @@
 namespace cpuserve {
 namespace {
 
-// Rows of `count` x `width` in `memory`.
+// Allocates `memory` for `count` rows of `width` columns and returns these rows.
 Rows place_rows(Buffer& memory, int64_t count, int64_t width, ActFormat format) {
   const size_t stride = row_bytes(format, width);
   memory = Buffer(stride * static_cast<size_t>(count));
@@ -112,7 +112,7 @@ py::dict kernel_sample(const std::string& isa, const Array<float>& logits, float
   r.frequency = frequency;
   r.presence = presence;
   r.seed = seed;
-  r.min_tokens = output.size() + 1;  // so that `banned` applies
+  r.min_tokens = output.size() + 1;  // not reached yet, so the ids in `banned` are banned
   r.stop_ids = span_of(banned);
   r.bias_ids = span_of(bias_ids);
   r.bias_values = span_of(bias_values);
@@ -193,9 +193,9 @@ void register_kernels(py::module_& m) {
         py::arg("w"), py::arg("n"), py::arg("k"), py::arg("x"), py::kw_only(),
         py::arg("threads") = 1, py::arg("activation") = "none", py::arg("glu") = false,
         py::arg("out_format") = "f32");
-  // An empty tuple becomes an empty array in each call. An array here would import numpy together
-  // with this module, which must load on any CPU: it reports missing features of a CPU, and numpy
-  // needs newer CPUs.
+  // The default of array arguments is an empty tuple, which becomes an empty array in each call. An
+  // array as a default would import numpy together with this module. This module must load on any
+  // CPU, because it reports missing CPU features, but numpy needs newer CPUs.
   const py::tuple empty;
   m.def("kernel_sample", &kernel_sample, py::arg("isa"), py::arg("logits"), py::kw_only(),
         py::arg("temperature") = 1.0f, py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f,

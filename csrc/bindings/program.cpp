@@ -11,14 +11,14 @@ namespace {
 Activation from_name(const std::string& name, Activation) { return parse_activation(name); }
 Score from_name(const std::string& name, Score) { return parse_score(name); }
 
-// Sets one field of an operation, which `op` points to, from what Python passed.
+// Sets a field of the operation at `op` from the argument that Python passed.
 struct FieldSetter {
   const char* name;
   bool has_default;
   void (*set)(void* op, py::handle passed);
 };
 
-// Python passes a choice by its name, and all else as it is.
+// Converts an argument of Python. Values of an enum are passed as texts (runtime/names.h).
 template <class T>
 T received(py::handle passed) {
   if constexpr (std::is_enum_v<T>) {
@@ -38,8 +38,8 @@ constexpr FieldSetter setter() {
           }};
 }
 
-// Sets the fields of an operation from the arguments of a call, in their order or by name. Throws
-// TypeError if one is missing, unknown, given twice, or of another type.
+// Sets the fields of an operation from the positional and keyword arguments of a call. Throws
+// TypeError if an argument is missing, unknown, given twice, or of another type.
 void set_fields(const char* method, void* op, Span<const FieldSetter> fields, const py::args& args,
                 const py::kwargs& kwargs) {
   const auto refuse = [&](const std::string& why) {
@@ -81,8 +81,8 @@ void add_operation(Program& p, const py::args& args, const py::kwargs& kwargs,
   p.add(std::move(op));
 }
 
-// Defines the method that adds an operation. All methods have one type, because the compiler takes
-// 10 MB for each type of a method.
+// Defines the method that adds an operation. All of these methods have the same C++ type, because
+// the compiler needs 10 MB of memory for each type of a method.
 void define_method(py::class_<Program>& program, const char* name,
                    void (*add)(Program&, const py::args&, const py::kwargs&)) {
   program.def(name, [add](Program& p, const py::args& args, const py::kwargs& kwargs) {

@@ -41,7 +41,7 @@ int64_t apple_value(const char* key) {
   return sysctlbyname(key, &value, &size, nullptr, 0) == 0 ? value : 0;
 }
 
-// Of the fast cores, which share L2 in clusters.
+// Finds the caches of the fast cores of Apple CPUs. Clusters of cores share an L2.
 void ask_system(CacheSizes& caches) {
   caches.l1d = apple_value("hw.perflevel0.l1dcachesize");
   caches.l2 = apple_value("hw.perflevel0.l2cachesize") /

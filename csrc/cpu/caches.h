@@ -1,22 +1,22 @@
-// The data caches of a core, from sysfs.
+// The sizes of the data caches of a core.
 #pragma once
 #include <cstdint>
 #include <string>
 
 namespace cpuserve {
 
-// Bytes for one core: a cache that several cores share counts in equal parts, except L3. 0 =
-// unknown.
+// Sizes in bytes; 0 = unknown. l1d and l2 are for one core: if cores share such a cache, its size
+// is divided by their number.
 struct CacheSizes {
   int64_t l1d = 0, l2 = 0;
-  int64_t l3 = 0;  // all of it
+  int64_t l3 = 0;  // the whole L3 that the core uses
 };
 
-// Reads the caches of `cpu` below `root`, and asks the C library for caches of this CPU that are
-// not there (it asks CPUID); without a root, only the files count.
+// Reads the cache sizes of `cpu` from the files of sysfs in `root`. If these have neither L1 nor
+// L2, asks the C library, which uses CPUID of the current CPU.
 CacheSizes read_cache_sizes(int cpu, const std::string& root = "/sys/devices/system/cpu");
 
-// The number of CPUs of a kernel list ("0-3,8"); 0 if it is none.
+// Returns the number of CPUs in a list like "0-3,8" of the kernel; 0 if the text is no such list.
 int count_cpus(const std::string& list);
 
 }  // namespace cpuserve

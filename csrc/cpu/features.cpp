@@ -24,8 +24,8 @@ namespace {
 
 struct LevelNeeds {
   const char* level;
-  const char* base;                   // a level that it includes; nullptr: none
-  std::vector<const char*> features;  // beyond those
+  const char* base;                   // a level with features that it needs as well, or nullptr
+  std::vector<const char*> features;  // features that it needs in addition to those
 };
 
 using Regs = X86Source::Regs;
@@ -75,7 +75,7 @@ const std::vector<LevelNeeds>& levels() {
   static const std::vector<LevelNeeds> table = {
       {"scalar", nullptr, {}},
       {"avx2", "scalar", {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"}},
-#ifdef CPUSERVE_MODELS  // what these levels add is C++ then (cmake/Options.cmake)
+#ifdef CPUSERVE_MODELS  // C++ models replace the instructions of this level (cmake/Options.cmake)
       {"avx_vnni", "avx2", {}},
 #else
       {"avx_vnni", "avx2", {"avx_vnni"}},
@@ -104,8 +104,8 @@ uint64_t saved_states() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-// Linux saves tiles, but ends a process that uses them without requesting permission first. The
-// permission holds for all threads of the process.
+// Requests permission to use the tile registers of AMX, for all threads of the process. Without
+// this permission, Linux ends a process that uses them. Returns false if Linux refuses.
 bool allow_tiles() {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h: ARCH_REQ_XCOMP_PERM
@@ -122,7 +122,7 @@ std::string registers_text(std::initializer_list<uint32_t> registers) {
     std::memcpy(bytes, &r, 4);
     text.append(bytes, 4);
   }
-  text = text.c_str();  // up to the first NUL
+  text = text.c_str();  // cuts the text at the first NUL
   const size_t first = text.find_first_not_of(' ');
   const size_t last = text.find_last_not_of(' ');
   return first == std::string::npos ? "" : text.substr(first, last - first + 1);
@@ -150,14 +150,15 @@ const std::vector<LevelNeeds>& levels() {
       {"neon", "scalar", {"asimd"}},
       {"neon_dotprod", "neon", {"asimddp"}},
       {"neon_i8mm", "neon_dotprod", {"i8mm"}},
-      {"neon_bf16", "neon_i8mm", {"bf16"}},  // Armv8.6 requires both, and no CPU has bf16 alone
+      {"neon_bf16", "neon_i8mm", {"bf16"}},  // no CPU has bf16 without i8mm: Armv8.6 requires both
   };
   return table;
 }
 
 #if defined(__linux__)
-// The bit numbers are the ABI of the kernel (arch/arm64/include/uapi/asm/hwcap.h). They are written
-// out because older libc headers lack the newer constants.
+// The bit of a CPU feature in the auxiliary vector of Linux on Arm. The bit numbers are part of the
+// ABI of the kernel (arch/arm64/include/uapi/asm/hwcap.h). They are written out because older libc
+// headers lack the newer constants.
 struct HwcapBit {
   const char* name;
   unsigned long type;
@@ -216,8 +217,8 @@ CpuInfo read_cpu() {
 std::vector<std::string> x86_features(const X86Source& source) {
   constexpr uint32_t kOsxsave = 1u << 27;
   const Regs leaf1 = source.cpuid(1, 0), leaf7 = source.cpuid(7, 0), leaf7_1 = source.cpuid(7, 1);
-  // A CPU bit alone is not enough: if the operating system does not save zmm registers, using them
-  // corrupts other processes or faults.
+  // The bits of CPUID are not enough: if the operating system does not save the registers that an
+  // instruction uses, the instruction faults or corrupts other processes.
   const uint64_t saved = leaf1.ecx & kOsxsave ? source.saved_states() : 0;
   const bool avx = (saved & 0x6) == 0x6;              // xmm, ymm
   const bool avx512 = avx && (saved & 0xe0) == 0xe0;  // mask registers, zmm

@@ -1,5 +1,5 @@
-// The features that the CPU and its operating system support. This file is compiled for the
-// baseline, without wide instructions, so that it runs on any CPU.
+// The features that the CPU and its operating system support. features.cpp is compiled for the
+// baseline of the architecture, so that it runs on any CPU.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -19,7 +19,7 @@ struct CpuInfo {
   bool has(std::string_view feature) const;
 };
 
-// The sources of feature bits, so that tests can describe another CPU.
+// The functions that return feature bits. Tests replace them to simulate another CPU.
 struct X86Source {
   struct Regs {
     uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -30,25 +30,27 @@ struct X86Source {
 };
 std::vector<std::string> x86_features(const X86Source& source);
 
-// Whether the CPU has AMX and `features`, which x86_features returned, lack it: the OS does not
-// save the tile registers, or refused permission to use them.
+// Whether the CPU has AMX, but `features` (the result of x86_features) does not contain it, because
+// the OS does not save the tile registers or refused permission to use them.
 bool lacks_permission_for_tiles(const X86Source& source, const std::vector<std::string>& features);
 
-// The features of Apple's CPUs. `has` returns whether a key of sysctl exists and is not 0.
+// Returns the features of an Apple CPU. has(key) returns whether a key of sysctl exists and is not
+// 0.
 std::vector<std::string> apple_features(bool (*has)(const char* key));
 
 // Returns the features of this CPU, which are read once, on first use. Thread-safe.
 const CpuInfo& cpu_info();
 
-// The ISA levels of this architecture, lowest first ("scalar", "avx2", ...), whether or not this
-// CPU supports them.
+// Returns all ISA levels of this architecture, lowest first ("scalar", "avx2", ...), including
+// those that this CPU does not support.
 const std::vector<std::string>& known_isa_levels();
 
-// The level that `level` extends: a CPU needs the features of both, and kernels that `level` does
-// not bring come from the base. "" for "scalar" and for unknown levels.
+// Returns the level that `level` extends: a CPU needs the features of both, and kernels that
+// `level` does not define are taken from the level that it extends. "" for "scalar" and for unknown
+// levels.
 std::string isa_level_base(std::string_view level);
 
-// The levels that `cpu` has all features for, lowest first; always with "scalar".
+// Returns the levels that `cpu` has all features for, lowest first. "scalar" is always one of them.
 std::vector<std::string> supported_isa_levels(const CpuInfo& cpu);
 
 }  // namespace cpuserve

@@ -43,8 +43,8 @@ constexpr const char* kDotNames[] = {"probe_dot.f32", "probe_dot.bf16", "probe_d
 constexpr int kDotKinds = static_cast<int>(DotKind::count);
 static_assert(sizeof kDotNames / sizeof *kDotNames == kDotKinds, "one name per kind");
 
-// Calls visit(name, pointer to the entry in `to`, pointer to it in `from`, present) for every
-// entry.
+// Calls visit(name, entry of `to`, entry of `from`, present) for every entry of the two tables.
+// present: whether `from` has this kernel.
 template <class Visit>
 void for_each_entry(KernelTable& to, const KernelTable& from, Visit visit) {
   for (int i = 0; i < kLinearKinds; i++) {
@@ -74,7 +74,8 @@ template <class Function>
 void replace(Function*& to, Function* from) {
   to = from;
 }
-// Few rows keep the product of the level below, and weights its packing where a unit has none.
+// Replaces a linear kernel. The new kernel may leave few rows to the product of the level below
+// (few_rows), and the packing of weights if it reads the same panels (pack is null).
 void replace(LinearKernel& to, const LinearKernel& from) {
   const LinearKernel below = to;
   to = from;
@@ -84,14 +85,14 @@ void replace(LinearKernel& to, const LinearKernel& from) {
   to.pack = below.pack;
   to.row = below.row;
 }
-// Wide heads keep the attention of the level below.
+// Replaces an attention kernel. Heads wider than widest_head keep the kernel of the level below.
 void replace(AttentionKernel& to, const AttentionKernel& from) {
   const auto below = to.attend;
   to = from;
   to.attend_wider = below;
 }
 
-// Replaces the entries of `level` that a unit provides.
+// Replaces the entries of `level` that a unit defines, and notes the level of the unit for them.
 void lay_over(Level& level, const Unit& unit) {
   size_t next = 0;
   const bool empty = level.entries.empty();
@@ -107,8 +108,9 @@ void lay_over(Level& level, const Unit& unit) {
   level.name = level.table.isa = unit.level;
 }
 
-// The level in `levels` that `name` extends, or the nearest one below that where this build leaves
-// it out. Levels on "scalar" bring every kernel of their own: none is to run without vectors.
+// Returns the level that `name` extends. If this build does not have that level, returns the next
+// lower level in `levels`. Returns nullptr for levels that extend "scalar": they define every
+// kernel themselves, so that no kernel runs without vectors.
 const Level* base_of(std::string_view name, const std::vector<Level>& levels) {
   for (std::string base = isa_level_base(name); !base.empty(); base = isa_level_base(base)) {
     if (base == "scalar") break;

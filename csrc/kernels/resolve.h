@@ -1,9 +1,9 @@
-// Builds the KernelTable of each ISA level, and reports the levels in this build and the level that
-// provides each entry.
+// Builds the KernelTable of each ISA level. Also reports the levels in this build, and which level
+// provides each entry of a table.
 //
-// Each level extends the level below: its table has its own entries and, for the others, the
-// entries of that level. "scalar" extends none and is extended by none. This file does not check
-// which levels the CPU can run; csrc/cpu/features.h does.
+// A level extends a lower level (isa_level_base): kernels that it does not define are the kernels
+// of the lower level. "scalar" extends no level, and no level takes kernels from it. This file does
+// not check which levels the CPU can run; csrc/cpu/features.h does.
 #pragma once
 #include <string_view>
 #include <vector>
@@ -17,13 +17,15 @@ struct KernelEntry {
   const char* level;  // the level that defines it
 };
 
-// Levels in this build, lowest first.
+// Returns the levels in this build, lowest first.
 std::vector<const char*> compiled_levels();
 
-// The complete table of a level; its `isa` is the level's name. nullptr if not in this build.
+// Returns the complete table of a level, with `isa` set to its name, or nullptr if the level is not
+// in this build.
 const KernelTable* find_kernels(std::string_view level);
 
-// Every entry of a level's table with the level that provides it; empty if not in this build.
+// Returns every entry of the table of a level, with the level that provides it. The list is empty
+// if the level is not in this build.
 std::vector<KernelEntry> kernel_entries(std::string_view level);
 
 }  // namespace cpuserve

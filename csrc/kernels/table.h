@@ -1,14 +1,16 @@
-// The kernel API: plain structs (table/), plain function pointers, one table per ISA level.
+// The interface of the kernels: plain structs of arguments (table/) and one table of function
+// pointers for each ISA level.
 //
 // Rules every kernel obeys:
 //  * noexcept, no allocation, no I/O, no globals, no getenv; scratch comes from the caller.
-//  * Batch invariance: for one ISA level and weight kind, an output row depends on its own inputs
-//    only, bit for bit: never on m, on its neighbours, on the task split or on threads. A dot
-//    product over K is one accumulator chain in ascending K (one chain per output element; lanes
-//    are output columns, so no horizontal sums). Attention works in kChunk-key chunks of absolute
-//    position, each from an empty state, merged in ascending order.
-//  * Masked or stale KV slots never reach a product (0 x NaN is NaN).
-// Only C headers and files under kernels/ may be included by an ISA translation unit.
+//  * Batch invariance: for one ISA level and weight kind, the bits of an output row depend only on
+//    its own inputs, never on the number of rows, on other rows, on the division into tasks or on
+//    threads. A dot product over K is one chain of additions in ascending K for each output element
+//    (lanes of a vector are output columns, so there are no horizontal sums). Attention processes
+//    chunks of kChunk keys that begin at absolute multiples of kChunk. Each chunk starts from an
+//    empty state, and chunks are merged in ascending order.
+//  * Keys and values of masked or unused KV slots never enter a product, because 0 x NaN is NaN.
+// An ISA translation unit may include only C headers and files under kernels/.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -24,11 +26,12 @@
 
 namespace cpuserve {
 
-// The products that a probe measures.
+// The kinds of products with a probe of their rate (KernelTable::probe_dot).
 enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
 
-// The kernels with one entry in the table: X(name, types of the arguments). A unit that
-// defines everything (isa/unit.h) takes the function of the same name from kernels/generic/.
+// The kernels that have exactly one entry in the table: X(name, types of the arguments). In a unit
+// that defines all kernels (isa/unit.h), the entry is the function of this name in
+// kernels/generic/.
 #define CPUSERVE_KERNELS(X)                                      \
   X(rms_norm, const NormArgs&)                                   \
   X(layer_norm, const NormArgs&)                                 \
@@ -45,7 +48,8 @@ enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
   X(sample_weigh, const SampleArgs&, int32_t begin, int32_t end) \
   X(sample, SampleArgs&)
 
-// One ISA level's kernels. A level inherits the entries it does not override (isa/*.cpp).
+// The kernels of one ISA level. A level inherits the entries that its unit does not define
+// (isa/*.cpp).
 struct KernelTable {
   const char* isa;
   LinearKernel linear[static_cast<int>(WeightKind::count)];
@@ -54,9 +58,10 @@ struct KernelTable {
 #define CPUSERVE_ENTRY(name, ...) void (*name)(__VA_ARGS__) noexcept;
   CPUSERVE_KERNELS(CPUSERVE_ENTRY)
 #undef CPUSERVE_ENTRY
-  // Roofline probes. probe_read returns the sum of all bytes that it read, so that the compiler
-  // removes nothing. A function of probe_dot runs `iterations` of a loop of products on registers
-  // and returns the operations done; int8 and int4 are the products of the 8- and 4-bit kinds.
+  // Roofline probes. probe_read reads `bytes` bytes and returns their sum, so that the compiler
+  // does not remove the reads. A function of probe_dot runs `iterations` iterations of a loop of
+  // products on registers, and returns the number of operations (two for a product and its
+  // addition). int8 and int4 are the products that weight kinds of 8 and 4 bits use.
   uint64_t (*probe_read)(const void* data, size_t bytes) noexcept;
   double (*probe_dot[static_cast<int>(DotKind::count)])(int64_t iterations) noexcept;
 };

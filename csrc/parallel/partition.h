@@ -1,5 +1,5 @@
-// How work is divided among threads. The division never changes a result: a task computes the same
-// bits on any thread.
+// How work is divided among threads. The division never changes a result, because a task computes
+// the same bits on every thread.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -17,30 +17,31 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
-// Returns part `part` of [0, items) divided into `parts` contiguous ranges; their sizes differ by
-// at most one. The larger ones are spread over all parts: any run of parts has its proportion of
-// the items, so neither a rank nor the cores of one L3 get all of a few.
+// Returns range number `part` of [0, items), divided into `parts` contiguous ranges. Their sizes
+// differ by at most one, and larger and smaller ranges alternate evenly. So if there are fewer
+// items than threads, the items are spread over all ranks and over all cores that share an L3.
 inline Range split(int64_t items, int part, int parts) {
   return {items * part / parts, items * (part + 1) / parts};
 }
 
-// The relative speeds of a team's threads, where cores are unequal (P and E cores, big and little
-// ones). Only work that is not claimed is divided by them: threads that claim tasks take as many as
-// they can compute.
+// The relative speeds of the threads of a team, for CPUs with unequal cores (P and E cores, big and
+// little cores). Only work that threads do not claim is divided by speed: threads that claim tasks
+// take as many tasks as they can compute.
 class Speeds {
  public:
-  Speeds() = default;  // all are equal
-  // By thread, in any unit; empty: all are equal.
+  Speeds() = default;  // all threads are equal
+  // speeds: one number for each thread, in any unit; empty: all threads are equal.
   explicit Speeds(const std::vector<int>& speeds) {
     int64_t sum = 0;
     for (int speed : speeds) ends_.push_back(sum += speed);
   }
 
   bool equal() const { return ends_.empty(); }
-  // The part of [0, items) of `thread`. If fewer threads than all take part, all parts are equal.
+  // Returns the part of [0, items) for `thread`. If `threads`, the number of threads that take
+  // part, is not the number of speeds, all parts are equal.
   Range share(int64_t items, int thread, int threads) const {
     if (ends_.size() != static_cast<size_t>(threads)) return split(items, thread, threads);
-    const auto end = [&](int t) {  // rounded, so that a fast thread gets a single item
+    const auto end = [&](int t) {  // rounded to nearest, so that a fast thread gets a single item
       const int64_t before = t < 0 ? 0 : ends_[static_cast<size_t>(t)];
       return (2 * items * before + ends_.back()) / (2 * ends_.back());
     };
@@ -48,15 +49,15 @@ class Speeds {
   }
 
  private:
-  std::vector<int64_t> ends_;  // by thread: the sum of the speeds up to and including it
+  std::vector<int64_t> ends_;  // by thread: the sum of the speeds of threads 0 to this one
 };
 
-// The threads of a team in contiguous groups. The threads of a rank share a NUMA node and own the
-// same part of every matrix and of the KV heads. The size of that part is proportional to their
-// number.
+// Divides the threads of a team into ranks, which are contiguous groups. The threads of a rank
+// share a NUMA node. Each rank owns a part of every matrix and of the KV heads, in proportion to
+// its number of threads.
 class Ranks {
  public:
-  Ranks(int threads) : ends_{threads} {}  // NOLINT: a team without ranks is one rank
+  Ranks(int threads) : ends_{threads} {}  // NOLINT: an int converts to a single rank
   explicit Ranks(const std::vector<int>& sizes) {
     int end = 0;
     for (int size : sizes) ends_.push_back(end += size);
@@ -73,7 +74,7 @@ class Ranks {
     return rank;
   }
 
-  // Returns the items that the threads of a rank get when [0, items) is split over all threads.
+  // Returns the items that the threads of a rank get if [0, items) is split over all threads.
   Range share(int64_t items, int rank) const {
     const Range t = threads_of(rank);
     return {split(items, static_cast<int>(t.begin), threads()).begin,
@@ -84,8 +85,9 @@ class Ranks {
     while (item >= share(items, rank).end) rank++;
     return rank;
   }
-  // Returns the rank that computes the middle of `item`, for cases where there are few items and
-  // each is divided so that threads get equal work.
+  // Returns the rank that owns `item` if there are few items (KV heads) and each item may be
+  // divided so that all threads get equal work: the rank of the thread that computes the middle of
+  // the item.
   int owner_of_middle(int64_t item, int64_t items) const {
     int rank = 0;
     while ((2 * item + 1) * threads() >= 2 * items * ends_[static_cast<size_t>(rank)]) rank++;
@@ -96,40 +98,43 @@ class Ranks {
   std::vector<int> ends_;
 };
 
-// The members of one rank that take part in a call, or all members as if they were one rank: member
-// numbers [first, first + size). They are peers: they claim the same items.
+// The threads that claim the same items: the threads of one rank that take part in a call of the
+// team, or all of them as if they were one rank. Their member numbers are [first, first + size).
 struct RankThreads {
   int rank, first, size;
 };
 
-// Dynamic claims over a static contiguous split. A thread first works through its own share, so
-// that each thread reads one stream of memory, which it touched first. Then it takes chunks from
-// the shares of the other threads of its rank, so that they do not wait for a thread when its
-// core is busy with another process.
+// A queue of tasks with work stealing. Items are split into one contiguous share for each thread. A
+// thread first claims chunks of its own share, so that it reads one stream of memory, which it
+// touched first. Then it claims chunks from the shares of the other threads of its rank, so that no
+// thread waits long for a thread with a core that is busy with another process.
 //
-// A phase is the work between two barriers, and all threads number phases alike. Three sets of
-// cursors rotate: in phase p a thread claims from set p % 3 and resets its own cursor of set (p +
-// 1) % 3, which was last used in phase p - 2, that is two barriers ago.
+// A phase is the work between two barriers, and all threads number phases in the same way. Each
+// thread has three cursors: in phase p claims use the cursors with index p % 3, and each thread
+// resets its cursor with index (p + 1) % 3. That cursor was last used in phase p - 2, two barriers
+// before.
 class WorkQueue {
  public:
   explicit WorkQueue(int threads)
       : capacity_(threads), cursors_(new Cursor[kSets * size(threads)]) {}
 
-  // To be called between calls of a team when the number of threads that claim work changes.
+  // Resets all cursors. To be called between calls of a team if the number of threads that claim
+  // work changes.
   void reset() noexcept {
     for (size_t i = 0; i < kSets * size(capacity_); i++) {
       cursors_[i].next.store(0, std::memory_order_relaxed);
     }
   }
 
-  // Every thread calls this once at the start of every phase, even of one without claims.
+  // Every thread calls this once at the start of every phase, even if the phase has no claims.
   void enter(int thread, int64_t phase) noexcept {
-    // relaxed: the barrier between the phases publishes it
+    // relaxed, because the barrier between the phases publishes the store
     cursor(phase + 1, thread).next.store(0, std::memory_order_relaxed);
   }
 
-  // Calls run(begin, end) on chunks of at most `chunk` items until the peers have claimed all of
-  // [0, items). `thread` is one of them. Ranks have separate items and never claim from each other.
+  // Claims chunks of at most `chunk` items of [0, items) and calls run(begin, end) on each, until
+  // `peers` have claimed all items. `thread` is one of the peers. Each rank has items of its own,
+  // and never claims items of another rank.
   template <class Run>
   void drain(int thread, RankThreads peers, int64_t phase, int64_t items, int64_t chunk,
              const Run& run) noexcept {
@@ -138,8 +143,8 @@ class WorkQueue {
         run);
   }
 
-  // The same, but share(i) returns the items that peer i owns. For items of unequal
-  // cost.
+  // Does the same for items of unequal cost: share(i) returns the range of items in the share of
+  // peer i.
   template <class Share, class Run>
   void drain_shares(int thread, RankThreads peers, int64_t phase, const Share& share, int64_t chunk,
                     const Run& run) noexcept {
@@ -150,8 +155,9 @@ class WorkQueue {
     }
   }
 
-  // Returns the number of items claimed in this phase and the one before it. Any thread may call
-  // it. It only shows whether work proceeds: it grows within a phase and falls between phases.
+  // Returns the number of items claimed in this phase and the phase before it. The number only
+  // shows whether work proceeds: it grows within a phase and falls between phases. Any thread may
+  // call this function.
   int64_t claimed() const noexcept {
     int64_t sum = 0;
     for (size_t i = 0; i < kSets * size(capacity_); i++) {
@@ -173,9 +179,9 @@ class WorkQueue {
 
   template <class Run>
   static void drain_share(Cursor& cursor, Range share, int64_t chunk, const Run& run) noexcept {
-    // relaxed: only the index is claimed here, and the next barrier publishes the results. The load
-    // comes first because otherwise every thread would write to the cache line of an exhausted
-    // share.
+    // relaxed, because only an index is claimed here, and the next barrier publishes the results.
+    // The load comes before fetch_add, because otherwise every thread would write to the cache line
+    // of a share without remaining items.
     while (cursor.next.load(std::memory_order_relaxed) < share.size()) {
       const int64_t at = share.begin + cursor.next.fetch_add(chunk, std::memory_order_relaxed);
       if (at >= share.end) return;

@@ -17,19 +17,20 @@ namespace cpuserve {
 namespace {
 
 // Inside a step the next barrier is microseconds away, and a wake-up from the futex costs 5-50 us.
-// So threads spin there for a bit longer, and then sleep. They do not yield: a background thread
-// that gets the core by that keeps it until the kernel's next tick, up to 4 ms, and the other
-// threads of the team wait for that, while a thread that wakes up takes the core back at once. With
-// 50 us of yields, gaps of 4 streams of SmolLM2 were 1.35 times as long as normal while grammars
-// compiled at the lowest priority (2 cores, Linux 6.18), without them 1.2 times.
-// Between steps the engine thread needs 100-300 us for Python (measured: a worker that is awake
-// starts within 3 us, and one that sleeps after 50 us and more). Yielding for most of that time
-// lets the front end use the core.
+// So threads spin for a bit longer than that, and then sleep. They do not yield: a background
+// thread that gets the core by a yield keeps it until the next timer tick of the kernel (up to 4
+// ms), and all threads of the team wait meanwhile. A thread that wakes up takes the core back at
+// once. While grammars compiled at the lowest priority, the times between tokens of 4 streams of
+// SmolLM2 were 1.35 times as long as normal with 50 us of yields, and 1.2 times without (2 cores,
+// Linux 6.18). Between steps the engine thread needs 100-300 us for Python. Measured: a worker that
+// is awake starts within 3 us of a call, and one that sleeps after 50 us or more. Workers yield for
+// most of the time between steps, so that the front end can use their cores.
 constexpr int64_t kSpinInStepNs = 100'000;
-// With a CFS quota the wait for a thread that the quota has stopped is charged to it.
+// Under a CFS quota threads spin for a shorter time: spinning for a thread that the quota has
+// stopped also uses up the quota.
 constexpr int64_t kSpinPassiveNs = 50'000;
 constexpr int64_t kSpinBetweenNs = 50'000, kYieldBetweenNs = 350'000;
-// With more threads than cores, the thread that we wait for may need this core.
+// With more threads than cores, the thread that another one waits for may need its core.
 constexpr int64_t kYieldOversubscribedNs = 20'000;
 
 int checked_threads(int threads) {
@@ -50,7 +51,7 @@ Ranks checked_ranks(int threads, const std::vector<int>& sizes) {
 }
 
 Speeds checked_speeds(int threads, const std::vector<int>& speeds) {
-  constexpr int kMostSpeed = 1 << 20;  // so that products with rows fit
+  constexpr int kMostSpeed = 1 << 20;  // so that products of speeds and items fit an int64
   check_argument(speeds.empty() || speeds.size() == static_cast<size_t>(threads), "a team of ",
                  threads, " threads needs one speed for each thread, but got ", speeds.size());
   for (int speed : speeds) {
@@ -60,7 +61,7 @@ Speeds checked_speeds(int threads, const std::vector<int>& speeds) {
   return Speeds(speeds);
 }
 
-// Numbers the core complexes from 0 in the order of their first threads.
+// Returns the core complex of each thread, with new numbers from 0 in the order of first use.
 std::vector<int> numbered_complexes(int threads, const std::vector<int>& complexes) {
   if (complexes.empty()) return std::vector<int>(static_cast<size_t>(threads));
   check_argument(complexes.size() == static_cast<size_t>(threads), "a team of ", threads,
@@ -81,8 +82,8 @@ const char* const kForked =
 #if defined(CPUSERVE_TEAM_STD_THREAD)
 void check_not_forked() {}
 #else
-// OpenMP keeps its threads for the next parallel region. A forked child does not have them, but
-// OpenMP still waits for them.
+// Refuses a team in a forked process. OpenMP keeps its threads for the next parallel region; a
+// forked child does not have these threads, but OpenMP would still wait for them.
 void check_not_forked() {
   static std::atomic<int> first_process{0};
   int before = 0;
@@ -140,9 +141,9 @@ void Team::configure_waits() {
       slot.in_step.configure(0, kYieldOversubscribedNs);
       slot.between_steps.configure(0, kYieldOversubscribedNs);
     } else if (passive_waits_) {
-      // A thread that outlasts the spin waits for a thread that the quota has stopped. Between
-      // steps a wake-up takes little time compared with a step, while each wait of hundreds of
-      // microseconds awake would be charged to the quota.
+      // A wait that outlasts the spin is for a thread that the quota has stopped. Between steps
+      // threads sleep at once: a wake-up takes little time compared with a step, but hundreds of
+      // microseconds awake between all steps would use up the quota.
       slot.in_step.configure(kSpinPassiveNs, 0);
       slot.between_steps.configure(0, 0);
     } else {
@@ -170,8 +171,8 @@ void Team::run(const std::function<void()>& main) {
 }
 
 #if defined(CPUSERVE_TEAM_STD_THREAD)
-// The same team on std::thread, because the thread sanitizer does not understand OpenMP's
-// synchronization.
+// Runs the team on std::thread: for the thread sanitizer, which does not understand the
+// synchronization of OpenMP, and for systems without OpenMP.
 int Team::open_region(const std::function<void()>& main) {
   std::vector<std::thread> others;
   for (int t = 1; t < threads_; t++) others.emplace_back([&, t] { member(t, main); });
@@ -207,7 +208,8 @@ void Team::member(int thread, const std::function<void()>& main) noexcept {
   }
 }
 
-// An exception must not leave a parallel region. It is stored, and thrown again after the region.
+// Runs `main` on thread 0. An exception must not leave a parallel region, so it is stored and
+// thrown again after the region.
 void Team::lead(const std::function<void()>& main) noexcept {
   try {
     main();
@@ -221,7 +223,7 @@ void Team::lead(const std::function<void()>& main) noexcept {
 
 void Team::work(int thread) noexcept {
   Slot& slot = slots_[static_cast<size_t>(thread)];
-  // Not read from epoch_: the first call may begin before this thread gets here.
+  // Not epoch_.load(), because the first call may begin before this thread gets here.
   uint64_t seen = first_epoch_;
   while (true) {
     const uint64_t call = recall_.load();
@@ -234,8 +236,7 @@ void Team::work(int thread) noexcept {
     }
     seen = epoch_.load();
     if (stop_.load(std::memory_order_relaxed)) return;
-    // Either this thread takes part only from a later epoch on, or it is late for an epoch that ran
-    // without it.
+    // This thread does not take part in epoch `seen`: it joins from a later epoch on.
     if (seen < slot.joins.load(std::memory_order_acquire)) continue;
     run_call(slot, call_threads_);
     barrier_.arrive(slot.complex);

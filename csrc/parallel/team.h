@@ -18,26 +18,28 @@ namespace cpuserve {
 
 class Team {
  public:
-  // cpus: one CPU alone pins a thread; empty: threads are not bound. passive_waits: sleep
-  // soon instead of spinning, for a process under a CFS quota of CPU time. ranks: number
-  // of threads of each rank, with sum `threads`; empty: one rank. complexes: a number for each
-  // thread, equal for threads on cores that share an L3; empty: all share one. speeds: the work
-  // that the core of each thread does in a given time; empty: all are alike. Throws
-  // std::invalid_argument for a CPU that this process may not use.
+  // cpus: the CPUs that each thread is bound to; empty: threads are not bound.
+  // passive_waits: threads sleep soon instead of spinning, for a process under a CFS quota of CPU
+  // time. ranks: the number of threads of each rank, with the sum `threads`; empty: one rank.
+  // complexes: a number for each thread, equal for threads on cores that share an L3; empty: all
+  // cores share one. speeds: the relative speed of the core of each thread; empty: all are equal.
+  // Throws std::invalid_argument for a CPU that this process may not use.
   Team(int threads, CpuSets cpus, bool passive_waits = false, const std::vector<int>& ranks = {},
        const std::vector<int>& complexes = {}, const std::vector<int>& speeds = {});
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // Opens the parallel region. Thread 0, the caller, runs `main`. The other threads wait for
-  // run_on_all() until `main` returns or throws; its exception is thrown again to the caller. All
-  // threads are bound meanwhile. Throws std::runtime_error in a process that was forked after a
-  // team had run: OpenMP would wait there for threads that exist only in the parent process.
+  // Opens the parallel region and runs `main` on thread 0, the caller. The other threads wait for
+  // calls of run_on_all() until `main` returns or throws; an exception of `main` is thrown again to
+  // the caller. Threads are bound to their CPUs meanwhile. Throws std::runtime_error in a process
+  // that was forked after a team had run: OpenMP would wait for threads that exist only in the
+  // parent process.
   void run(const std::function<void()>& main);
 
-  // Runs f(thread, threads) on every member, including the caller, and returns when all are done.
-  // Members are numbered 0 .. threads - 1. Only thread 0 inside run() may call it, but a team of
-  // one thread works anywhere. f must not throw. Throws std::runtime_error in a forked child.
+  // Runs f(member, members) on every thread that takes part, including the caller, and returns when
+  // all of them are done. Members are numbered from 0 to members() - 1. Only thread 0 inside run()
+  // may call this function, but a team of one thread works anywhere. f must not throw. Throws
+  // std::runtime_error in a forked child.
   template <class F>
   void run_on_all(F&& f) {
     const auto function = [](void* context, int thread, int threads) noexcept {
@@ -46,11 +48,11 @@ class Team {
     make_call({function, const_cast<void*>(static_cast<const void*>(&f))});
   }
 
-  // Inside a call: returns when every member has called it.
+  // Inside a call of run_on_all(): returns when every member has called barrier().
   void barrier(int member) noexcept {
     barrier(member, [] {});
   }
-  // The same, and the last member to call it also calls last(), before any of them returns.
+  // Does the same, and the last member to arrive calls last() before any member returns.
   template <class Last>
   void barrier(int member, const Last& last) noexcept {
     if (roster_.members().size() == 1) return last();
@@ -58,34 +60,33 @@ class Team {
     barrier_.wait(slot.complex, slot.in_step, last);
   }
 
-  // Between two calls: adapt() takes threads that keep losing their core to other processes
-  // out of the next calls (thread_roster.h), based on the last one. call_all() makes all
-  // threads take part again.
+  // To be called between two calls of run_on_all(). adapt() records the last call; a thread that
+  // keeps losing its core to other processes takes no part in the next calls (thread_roster.h).
+  // call_all() makes all threads take part again.
   void adapt() noexcept;
   void call_all() noexcept;
 
-  // Threads that take part in the next call.
+  // The number of threads that take part in the next call.
   int members() const { return static_cast<int>(roster_.members().size()); }
   int threads() const { return threads_; }
-  // The first CPU of thread 0; 0 if threads are not bound.
+  // Returns the first CPU of thread 0; 0 if threads are not bound.
   int first_cpu() const { return cpus_.empty() ? 0 : cpus_.front().front(); }
   const Ranks& ranks() const { return ranks_; }
   const Speeds& speeds() const { return speeds_; }
-  // Inside a call: returns the members of the rank of `member`. There is always at
-  // least one.
+  // Inside a call: returns the members that are in the same rank as `member`, including it.
   RankThreads rank_threads(int member) const noexcept {
     return rank_threads_[static_cast<size_t>(member)];
   }
-  // Inside a call: returns the items of [0, items) that belong to `member` when the
-  // items are split over the ranks, and each rank's part over its members.
+  // Inside a call: returns the items of [0, items) for `member`, if the items are split over the
+  // ranks and the part of each rank over its members.
   Range share(int64_t items, int member) const noexcept {
     const RankThreads c = rank_threads(member);
     const Range rank = ranks_.share(items, c.rank);
     const Range mine = split(rank.size(), member - c.first, c.size);
     return {rank.begin + mine.begin, rank.begin + mine.end};
   }
-  // Returns for each rank the NUMA node that all its threads are bound to, or -1 if there is no
-  // such node. May be called where run_on_all() may: on thread 0 inside run().
+  // Returns for each rank the NUMA node that all its threads are bound to, or -1 if they are not
+  // bound to a single node. Only thread 0 inside run() may call this function.
   std::vector<int> nodes_of_ranks();
 
   // Returns the CPU on which each thread finished its last call; -1 before its first one.
@@ -99,13 +100,13 @@ class Team {
   // Each thread has its own cache lines, so that a waiting thread does not slow down the others.
   struct alignas(64) Slot {
     WaitState in_step, between_steps;
-    int member = 0;   // this thread's number in the calls it takes part in; published by epoch_
-    int complex = 0;  // number of its core complex
-    // The first epoch that this thread takes part in, or kNever while it does not take part. It is
-    // read after the epoch (acquire) and written before the epoch is advanced, so a thread that is
-    // several epochs late reads a correct value.
+    int member = 0;   // number of this thread in a call; epoch_ publishes it
+    int complex = 0;  // number of its core complex (cores that share an L3)
+    // The first epoch (call) that this thread takes part in, or kNever while it does not take
+    // part. It is written before the epoch is advanced and read after the epoch (acquire), so a
+    // thread that is several epochs late reads a correct value.
     std::atomic<uint64_t> joins{0};
-    // Of the last call: time when the thread was ready but did not run.
+    // The time in the last call during which the thread was ready but did not run.
     std::atomic<int64_t> lost_ns{0};
     std::atomic<int> cpu{-1};
   };
@@ -133,8 +134,8 @@ class Team {
   const bool passive_waits_;
   std::unique_ptr<Slot[]> slots_;
   Barrier barrier_;
-  Signal epoch_;   // advanced once per call and once to stop; publishes call_ and members
-  Signal recall_;  // threads that do not take part wait for it; advanced when one takes part again
+  Signal epoch_;   // advanced for each call, and once to stop; publishes call_ and members
+  Signal recall_;  // advanced when a thread that did not take part shall take part again
   uint64_t first_epoch_ = 0;  // epoch_ when run() began
   Call call_{};
   int call_threads_ = 1;

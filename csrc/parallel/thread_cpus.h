@@ -1,4 +1,4 @@
-// On which CPUs threads run, and which of their signals they take.
+// Binds threads to CPUs and blocks signals in them.
 #pragma once
 #include <sched.h>
 #include <signal.h>
@@ -9,11 +9,11 @@
 
 namespace cpuserve {
 
-// For each thread in thread order the CPUs on which it may run.
+// By thread: the CPUs on which it may run.
 using CpuSets = std::vector<std::vector<int>>;
 
 #if defined(__linux__)
-// Linux can be built for up to 8192 CPUs; one cpu_set_t holds only 1024.
+// Linux can be built for up to 8192 CPUs, but a cpu_set_t holds only 1024.
 constexpr int kMaxCpus = 1 << 14;
 using CpuMask = std::array<cpu_set_t, kMaxCpus / CPU_SETSIZE>;
 
@@ -36,9 +36,10 @@ struct Bind {  // the operating system places threads
 };
 #endif
 
-// Signals must go to the thread that runs Python: a signal that a worker thread takes does not
-// interrupt its wait for the next message. Signals that a thread causes itself, such as
-// SIGSEGV, stay unblocked: if they were blocked, the process would end without a report of where.
+// Blocks signals in the calling thread until destroyed, so that they go to the thread that runs
+// Python: a signal that a worker thread receives would not interrupt that thread in its wait for
+// the next message. Signals that a thread causes itself, such as SIGSEGV, stay unblocked: otherwise
+// the process would end without a report of the faulting code.
 class BlockSignals {
  public:
   BlockSignals();
@@ -50,15 +51,16 @@ class BlockSignals {
   sigset_t before_;
 };
 
-std::vector<int> allowed_cpus();  // of this process, ascending
+std::vector<int> allowed_cpus();  // CPUs that this process may use, ascending
 int current_cpu();                // -1 if the system does not report it
 int64_t thread_cpu_ns();          // CPU time of the calling thread
 
-// Returns the NUMA node of all of `cpus`, or -1 if they are on several. The calling thread visits
-// each of them.
+// Returns the NUMA node of `cpus`, or -1 if they are on several nodes. The calling thread runs on
+// each of these CPUs for a moment.
 int node_of(const std::vector<int>& cpus);
 
-// Whether some threads have fewer CPUs than they are, so that one may wait for a CPU of another.
+// Whether some threads together have fewer CPUs than there are threads, so that one of them may
+// have to wait for a CPU.
 bool share_cpus(const CpuSets& cpus);
 
 }  // namespace cpuserve

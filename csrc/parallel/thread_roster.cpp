@@ -8,18 +8,19 @@ namespace cpuserve {
 namespace {
 
 constexpr int64_t kMs = 1'000'000;
-constexpr int64_t kWindow = 30 * kMs;  // ten scheduler slices of 3 ms
-// Bench a slow thread for 300 ms. If it is slow again soon after its return, double the time, up to
-// 2 s: at that length, trying the thread again (a window of 30 ms) costs 1.5 %. The limit matters
-// because a prompt that arrives after the other process has stopped runs at half its speed until
-// the thread returns.
+constexpr int64_t kWindow = 30 * kMs;  // time to judge threads: ten scheduler slices of 3 ms
+// A slow thread takes no part for 300 ms. If it is slow again soon after its return, the time is
+// doubled, up to 2 s. With 2 s, trying the thread again (for a window of 30 ms) costs 1.5 %. The
+// time must not be longer, because a prompt that arrives after the other process has stopped runs
+// at half the possible speed (on two cores) until the thread returns.
 constexpr int64_t kFirstAbsence = 300 * kMs, kLongestAbsence = 2'000 * kMs;
 constexpr int64_t kSoon = 500 * kMs;
-// n - 1 of n threads do at least (n - 1) / n of the work, and memory-bound work loses even less. So
-// a thread is benched when the others lose more than 0.8 / n of their time by waiting for it.
+// Without one of n threads, a step runs at (n - 1) / n of its speed, or faster if memory is the
+// limit. So a thread is benched (takes no part) if the others lose more than 0.8 / n of their time
+// by waiting for it.
 constexpr double kWorthOfOne = 0.8;
 constexpr double kLosingItsCore =
-    0.15;  // share of the time; below it the thread is merely the last to finish
+    0.15;  // part of the time without a core; a thread that loses less is merely the last to finish
 
 }  // namespace
 
@@ -60,11 +61,11 @@ int ThreadRoster::members_of(int rank) const noexcept {
   return count;
 }
 
-// Benches the thread that lost the most time, if it costs the team more than it contributes. The
-// other members of its rank then compute its share.
+// Benches the thread that lost the most time, if it costs the team more than it contributes.
+// Returns true if it did. The other members of its rank then compute its share.
 bool ThreadRoster::judge(int64_t now_ns) noexcept {
   size_t worst = 0;
-  int n = 0;  // members of its rank
+  int n = 0;  // number of members of the rank of `worst`
   const auto lost = [&](size_t m) { return lost_[static_cast<size_t>(members_[m])]; };
   for (size_t i = 1; i < members_.size(); i++) {
     if (worst > 0 && lost(i) <= lost(worst)) continue;

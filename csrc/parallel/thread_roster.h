@@ -1,11 +1,11 @@
-// The threads of the team that take part in the next step.
+// Decides which threads of the team take part in the next step.
 //
 // At a barrier all threads wait for the slowest one. If another process keeps a core busy, the
-// thread on it runs half of the time, in slices of milliseconds, and all other threads wait during
-// the other half. On two cores, one of them shared, decode reached 35-41 % of its undisturbed rate
-// with every way of waiting, where the fair share would be 67 %. One thread alone is faster than
-// that, because decode is bound by memory. Therefore a thread that keeps losing its core is
-// benched: it takes no part for a while and is then tried again.
+// thread on this core runs half of the time, in slices of milliseconds, and all other threads wait
+// during the other half. With two cores, one of them shared, decode reached 35-41 % of its
+// undisturbed rate however the threads waited. One thread alone is faster than that, because decode
+// is limited by memory. Therefore a thread that keeps losing its core is benched: it takes no part
+// for a while and is then tried again.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,13 +20,13 @@ class ThreadRoster {
   // The last thread of a rank is never benched, because no other thread computes its part.
   explicit ThreadRoster(Ranks ranks);
 
-  // Records one step: its wall time, the time that thread 0 waited for others in it, and for
-  // each thread the time when it was ready but did not run. Returns true if members() has
+  // Records one step: its wall time, the time that thread 0 waited for other threads, and for each
+  // thread the time during which it was ready but did not run. Returns true if members() has
   // changed. Allocates nothing.
   bool update(int64_t now_ns, int64_t wall_ns, int64_t waited_ns,
               const std::vector<int64_t>& lost_ns) noexcept;
 
-  // Makes all threads take part again. Returns true if that is a change.
+  // Makes all threads take part again. Returns true if members() has changed.
   bool call_all() noexcept;
 
   // Threads that take part, in ascending order. Thread 0 always takes part.

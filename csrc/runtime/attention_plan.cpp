@@ -7,42 +7,45 @@
 namespace cpuserve {
 namespace {
 
-// Rows of a prefill unit. K and V of a chunk (64 KB at head_dim 64) are read from L2 once per unit,
-// so taller units read less. At least kUnitsPerThread units per thread keep the threads evenly
-// loaded at the end.
+// Limits for the rows of a prefill unit. K and V of a chunk (64 KB at head_dim 64) are read from L2
+// once per unit, so taller units read less. At least kUnitsPerThread units per thread keep the
+// threads evenly loaded at the end of the operation.
 constexpr int64_t kMinTileRows = 24, kMaxTileRows = 240, kTileStep = 24;
 constexpr int64_t kUnitsPerThread = 16;
-// Lower tiles serve where threads would be idle: one token of a latent layer has 16 to 128 rows and
-// one KV head. Fewer rows than this take as long, because reading the keys does.
+// Tiles (units of a prompt) get fewer rows than kMinTileRows if threads would be idle otherwise:
+// one token of a latent layer (MLA) has 16 to 128 rows and one KV head. Tiles with fewer rows than
+// kLeastTileRows would not be faster, because reading the keys takes as long.
 constexpr int64_t kLeastTileRows = 4;
-// But every tile reads the keys and values of its chunks, and all share the memory. If each thread
-// reads, this takes as long as computing so many rows: 4 bytes at 4.5 GB/s, and 2 products at 180
-// per ns. Fewer threads than kFewThreads get no more of it.
+// But every tile reads the keys and values of its chunks, and all threads share the bandwidth of
+// the memory. If all threads read, the read of one key takes as long as the products of kReadRows
+// rows with it: for each dimension 4 bytes (K and V in bf16) at 4.5 GB/s per thread, against 2
+// products at 180 per ns. With fewer threads than kFewThreads, a thread gets no more bandwidth than
+// this.
 constexpr int64_t kReadRows = 80, kFewThreads = 13;
-// Units of at most this many rows may be split over their chunks. With more rows, partial results
-// cost as much memory traffic as the split saves in waiting. (One token of a group with more heads
-// may be split as well.)
+// Units of at most this many rows may be split over their chunks. With more rows, writing and
+// reading partial results costs as much time as the split saves. (If a KV head has more query heads
+// than this, a unit of one token may be split as well.)
 constexpr int64_t kMaxSplitRows = 64;
-// A split costs a merge and a barrier. It pays off when some thread would otherwise have 10 % more
-// than its share.
+// A split costs a merge and a barrier. It pays off if some thread would otherwise have 10 % more
+// work than its share.
 constexpr double kTolerance = 1.1;
-// Units up to this part of a share never leave threads uneven, because a thread that has finished
-// takes another unit.
+// If no unit costs more than this part of a share, nothing is split: threads that finish early
+// claim units of other threads.
 constexpr double kSmall = 1.0 / 8;
-// A split is not worth it if less than this part of a share would be on one side of it.
+// A unit is not split if one side of the split would cost less than this part of a share.
 constexpr double kEdge = 1.0 / 32;
-// The pieces of a split unit in one share are split further, so that other threads can take some of
-// them from a delayed thread. Including what rounding to whole chunks adds, this is the maximum
-// number of pieces.
+// The part of a split unit in one share is divided into about kPiecesPerShare pieces, so that other
+// threads can take some of them from a delayed thread. Pieces are whole chunks, so there can be
+// more, but at most kMostPiecesPerShare.
 constexpr double kPiecesPerShare = 4;
 constexpr int64_t kMostPiecesPerShare = 12;
-// Partial results (rows times chunks) that one merge unit folds: 4 us of one thread at head_dim
-// 128.
+// The number of partial results (rows times chunks) that one merge unit adds up: this takes one
+// thread 4 us at head_dim 128.
 constexpr int64_t kMergePartials = 128;
-// Splits of sequences with more than one token in the step share the memory that decode would need
-// for partial results, and at least 16 MB.
+// The buffer of partial results is sized for decode steps, but has at least 16 MB. Sequences with
+// more than one token in the step are split only as far as this buffer suffices.
 constexpr int64_t kLeastPartialFloats = int64_t{4} << 20;
-constexpr int64_t kPartialHeader = 16;  // floats in front of o (table/attention.h)
+constexpr int64_t kPartialHeader = 16;  // floats of a partial result before o (table/attention.h)
 
 }  // namespace
 
@@ -69,11 +72,12 @@ AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& 
   merges_.reserve(static_cast<size_t>((threads_ - 1) * split_rows));
 }
 
-// Floats of one partial result.
+// Returns the number of floats of one partial result.
 int64_t AttentionPlan::slot() const noexcept { return kPartialHeader + geometry_.hd_pad; }
 
-// For decode steps: fewer units are split than there are threads, each as long as a sequence can
-// be, and together they have no more chunks than all keys of the cache.
+// Returns the floats that decode steps need for partial results. Fewer units are split than there
+// are threads, each unit has at most the keys of the longest sequence, and all split units together
+// have at most the chunks of all keys of the cache.
 int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const noexcept {
   if (threads_ == 1) return 0;
   const auto chunks_of = [&](int64_t keys) {
@@ -89,14 +93,15 @@ int64_t AttentionPlan::floats_for_partials(const AttentionLimits& limits) const 
                   kLeastPartialFloats);
 }
 
-// Cost of a unit: keys visited times rows. Below a minimum number of rows the time to read a chunk
-// determines the cost.
+// Returns the cost of a unit: the keys that it visits times its rows. A unit of fewer rows than
+// kLeastTileRows costs as much as one with that many, because it waits for memory.
 double AttentionPlan::cost(const AttentionUnit& u) const noexcept {
   return static_cast<double>(u.keys()) * u.heads *
          static_cast<double>(std::max(u.rows, kLeastTileRows));
 }
 
-// KV heads of a decode unit: as many as possible with at least kUnitsPerThread units per thread.
+// Returns the number of KV heads of a decode unit: as many as possible while each thread still has
+// at least kUnitsPerThread units.
 int32_t AttentionPlan::heads_a_unit(const StepInput& in) const noexcept {
   int64_t decoding = 0;
   for (int32_t s = 0; s < in.seqs; s++) decoding += in.query_start[s + 1] - in.query_start[s] == 1;
@@ -104,8 +109,9 @@ int32_t AttentionPlan::heads_a_unit(const StepInput& in) const noexcept {
   return static_cast<int32_t>(std::clamp<int64_t>(heads, 1, geometry_.kv_heads));
 }
 
-// Rows of a tile. If the chunks of all KV heads are fewer than the threads, tiles are so low that
-// more threads have work (at most two units each), but not so low that they wait for memory.
+// Returns the number of rows of a tile. If there are fewer (KV head, chunk) pairs than threads,
+// tiles get fewer rows so that more threads have work (at most two units each), but not so few rows
+// that the threads wait for memory.
 int64_t AttentionPlan::tile_rows(const StepInput& in) const noexcept {
   const int64_t even = in.tokens * geometry_.q_heads / (threads_ * kUnitsPerThread);
   const int64_t rows =
@@ -121,7 +127,8 @@ int64_t AttentionPlan::tile_rows(const StepInput& in) const noexcept {
     most = std::max(most, queries * geometry_.group());
   }
   if (most == 0) return rows;
-  // n rows of each tile take as long as reading by all tiles if n * n is this.
+  // If n * n equals `square`, computing the n rows of a tile takes as long as the reads of all
+  // tiles.
   const double square = static_cast<double>(kReadRows * chunks * most) /
                         static_cast<double>(std::max<int64_t>(threads_, kFewThreads));
   const int64_t tiles = std::clamp<int64_t>(
@@ -140,8 +147,8 @@ void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_
                                  int32_t heads_a_unit) noexcept {
   const int64_t queries = in.query_start[seq + 1] - in.query_start[seq];
   const int64_t pos0 = in.kv_len[seq] - queries, rows = queries * geometry_.group();
-  // The longest tiles (the last rows see the most keys) come first, so that short ones even out the
-  // end.
+  // The tiles that take longest come first (the last rows see the most keys), so that short tiles
+  // let all threads finish at about the same time.
   for (int64_t end = rows; end > 0; end -= std::min(end, tile_rows)) {
     const int64_t begin = std::max<int64_t>(0, end - tile_rows);
     const int64_t first_pos = pos0 + begin / geometry_.group();
@@ -169,8 +176,8 @@ void AttentionPlan::sort_by_head() noexcept {
   units_.clear();
 }
 
-// Returns whether a thread would have too much work if every unit stayed whole. The middle of a
-// unit decides which thread has it, as in share_out.
+// Returns whether a thread would have too much work if every unit stayed whole. As in share_out, a
+// unit belongs to the thread that has the middle of the unit in its share.
 bool AttentionPlan::uneven(double largest) const noexcept {
   if (threads_ == 1 || largest <= kSmall * share_) return false;
   double before = 0, load = 0;
@@ -186,8 +193,8 @@ bool AttentionPlan::uneven(double largest) const noexcept {
   return false;
 }
 
-// Returns whether the end of a share is inside [before, before + cost), and not close to its
-// edges.
+// Returns whether a share ends inside the range of costs [before, before + cost), and not close to
+// the ends of this range.
 bool AttentionPlan::crosses(double before, double cost) const noexcept {
   const double first = before / share_ + kEdge, last = (before + cost) / share_ - kEdge;
   return std::floor(first) < std::floor(last);

@@ -5,7 +5,7 @@
 namespace cpuserve {
 namespace {
 
-// Whether a thread of one may touch rows that another thread touches for the other.
+// Whether one thread may touch a row through list `a` that another thread touches through list `b`.
 bool conflict(const AccessList& a, const AccessList& b) {
   return std::any_of(a.begin(), a.end(), [&](const Access& x) {
     return std::any_of(b.begin(), b.end(), [&](const Access& y) {
@@ -18,7 +18,7 @@ bool conflict(const AccessList& a, const AccessList& b) {
 
 BarrierPlan plan_barriers(const Program& program) {
   BarrierPlan out;
-  Accesses since;  // the last barrier
+  Accesses since;  // all accesses since the last barrier
   for (const Op& op : program.ops()) {
     const Accesses now = accesses_of(op, program);
     const bool waits = conflict(now.reads, since.writes) || conflict(now.writes, since.writes) ||

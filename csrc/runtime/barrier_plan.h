@@ -1,6 +1,7 @@
-// Where a step needs barriers, by the values that its operations read and write, and the rows of
-// them that a thread touches. An operation waits for the threads that ran the ones before it only
-// if it touches rows that another thread wrote, or writes rows that another thread reads or writes.
+// Decides where a step needs barriers, from the values that its operations read and write and from
+// the rows that each thread touches. A barrier comes before an operation only if it reads rows that
+// another thread has written since the last barrier, or writes rows that another thread has read or
+// written.
 #pragma once
 #include <vector>
 
@@ -8,15 +9,15 @@
 
 namespace cpuserve {
 
-// Whether an operation ends with a barrier, so that all of its results are there for the next one.
+// Whether the operation itself ends with a barrier, after which all threads see its results.
 inline bool ends_with_barrier(const Op& op) { return std::holds_alternative<RouteOp>(op); }
 
-// The barriers before each operation of a step.
+// Two flags for each operation of a step.
 struct BarrierPlan {
   std::vector<bool> before;  // whether a barrier comes before the operation
-  // Whether one thread can do all of the operation: threads divide its rows. If a step has one row,
-  // only one thread has any work, so the last thread at the barrier does it there, before it lets
-  // the others go on: that saves a barrier after the operation.
+  // Whether threads divide the rows of the operation, instead of claiming tasks. If a step has one
+  // token, only one thread has work in such an operation. The last thread that arrives at the
+  // barrier then runs it before it releases the other threads, which saves the barrier after it.
   std::vector<bool> row_wise;
 };
 BarrierPlan plan_barriers(const Program& program);

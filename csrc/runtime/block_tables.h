@@ -1,5 +1,5 @@
-// The block tables of the sequences, which the executor keeps by slot, so that a step brings only
-// the changes. Each entry was checked when it arrived (step_input.h).
+// The block tables of the sequences. The executor keeps them by slot, so the input of a step has
+// only the entries that have changed. parse_step has checked each entry (step_input.h).
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace cpuserve {
 
 class BlockTables {
  public:
-  // groups: tables of each sequence.
+  // slots: the number of sequences. groups: the number of tables of each sequence.
   BlockTables(int64_t slots, int64_t groups)
       : groups_(groups),
         tables_(static_cast<size_t>(slots * groups)),
@@ -20,8 +20,8 @@ class BlockTables {
   Span<const int32_t> table(int64_t slot, int64_t group) const noexcept {
     return tables_[static_cast<size_t>(slot * groups_ + group)];
   }
-  // Lets a table go on with `entries` from entry `first` on, which is in it or right after its end.
-  // Allocates if the table has never been that long.
+  // Replaces the entries of a table from index `first` on with `entries`. `first` is at most the
+  // length of the table. Allocates if the table has never been that long.
   void change(int64_t slot, int64_t group, int64_t first, Span<const int32_t> entries) {
     std::vector<int32_t>& table = tables_[static_cast<size_t>(slot * groups_ + group)];
     table.resize(static_cast<size_t>(first));
@@ -33,7 +33,8 @@ class BlockTables {
     std::for_each(first, first + groups_, [](std::vector<int32_t>& table) { table.clear(); });
   }
 
-  // `claim` returns whether nothing has claimed the slot since the last `begin_step`.
+  // claim() returns true for the first call with this slot since the last begin_step(). It finds
+  // two sequences of a step with the same slot.
   void begin_step() noexcept { step_++; }
   bool claim(int64_t slot) noexcept {
     int64_t& used = used_[static_cast<size_t>(slot)];

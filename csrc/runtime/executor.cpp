@@ -14,16 +14,16 @@ namespace {
 
 size_t most_scratch_bytes(const Program& program, KvType type) {
   size_t bytes = std::max(kLinearScratch, kAttentionScratch);
-  for (const CacheLayer& s : program.kv_layers()) {  // AttentionArgs::values, after its scratch
+  for (const CacheLayer& s : program.kv_layers()) {  // AttentionArgs::scratch, then ::values
     if (s.latent) bytes = std::max(bytes, kAttentionScratch + kv_chunk_bytes(type, s.hd_pad));
   }
-  for (const Value& v : program.values()) {  // norms and activations: a row of floats
+  for (const Value& v : program.values()) {  // norms and activations use a row of floats
     bytes = std::max(bytes, row_bytes(ActFormat::f32, v.width));
   }
   for (const Op& op : program.ops()) {
     bytes = std::max(bytes, std::visit([](const auto& o) { return scratch_bytes(o); }, op));
   }
-  for (const Matrix& m : program.matrices()) {  // the panel of EmbedOp
+  for (const Matrix& m : program.matrices()) {  // EmbedOp packs one panel of a gathered matrix
     if (m.gathered) bytes = std::max(bytes, m.panel_bytes);
   }
   const auto sampling = static_cast<size_t>(program.vocab()) * 8 + 65536;  // SampleArgs::scratch
@@ -111,8 +111,8 @@ Buffer Executor::make_activations(const Program& program, std::vector<Rows>& val
   return arena;
 }
 
-// The checks that depend on the KV type and on the whole kernel table. A Program has already
-// checked each op by itself.
+// Checks that the kernel table has the kernels for the KV type and for all operations. The Program
+// has already checked each operation by itself.
 void Executor::check_kernels() const {
   const KernelTable& t = *table_;
   const auto attention = t.attention[static_cast<int>(kv_.type())];
@@ -159,7 +159,7 @@ void Executor::carve_work_memory() {
     if (l) logit_input_ = values_[static_cast<size_t>(l->x)];
   }
   const int64_t vocab = program_->vocab();
-  int64_t partials = 0;  // of one layer of a step at a time
+  int64_t partials = 0;  // layers run one after another and share the buffer
   for (const AttentionPlan& plan : plans_) partials = std::max(partials, plan.partial_floats());
   const size_t logit_stride = vocab ? row_bytes(ActFormat::f32, vocab) : 0;
   logit_rows_ = std::clamp(program_->max_seqs(), kLeastLogitRows, kMostLogitRows);
@@ -169,7 +169,8 @@ void Executor::carve_work_memory() {
     for (int t = 0; t < team_->threads(); t++) {
       const int rank = team_->ranks().of_thread(t);
       if (t > 0 && rank != team_->ranks().of_thread(t - 1)) c.align(Buffer::kPage);
-      scratch_.push_back(c.take<uint8_t>(scratch + 4096));  // apart: no shared lines or sets
+      // There are 4096 bytes between two scratches, so that threads share no cache lines or sets.
+      scratch_.push_back(c.take<uint8_t>(scratch + 4096));
     }
     logit_input_.data = c.take<uint8_t>(logit_rows_ * static_cast<int64_t>(logit_input_.stride));
     logits_ = {c.take<uint8_t>(logit_rows_ * static_cast<int64_t>(logit_stride)), logit_stride,
@@ -183,8 +184,9 @@ void Executor::carve_work_memory() {
   carve(carver);
 }
 
-// From now on the arena of each rank prefers the node that the rank is pinned to. If the system
-// refuses, first touch decides, and the same threads do it.
+// Makes the arenas of each rank prefer memory of the NUMA node that the rank is pinned to. If the
+// system refuses, a page is on the node of the thread that touches it first, and the threads of the
+// rank do that.
 void Executor::bind_memory() {
   binding_.mode = "none";
   if (team_->ranks().count() == 1) return;
@@ -224,7 +226,7 @@ StepInput Executor::parse(Span<const int32_t> words, Span<const int32_t> masks) 
   return in;
 }
 
-// Checks a step, and applies its changes to the block tables.
+// Checks the input of a step and applies its new entries to the block tables.
 StepInput Executor::accept(Span<const int32_t> words, Span<const int32_t> masks) {
   const StepInput in = parse(words, masks);
   for (int64_t s = 0; s < in.seqs; s++) {
@@ -236,7 +238,8 @@ StepInput Executor::accept(Span<const int32_t> words, Span<const int32_t> masks)
   return in;
 }
 
-// Finds the state slot of every token. A slot serves the blocks before it that have none.
+// Finds the state slot of every token. A block without a state slot uses the slot of the next block
+// that has one.
 void Executor::find_state_slots() {
   if (state_slots_.empty()) return;
   const int32_t gone = static_cast<int32_t>(limits_.num_blocks - 1);
@@ -245,7 +248,7 @@ void Executor::find_state_slots() {
     const int64_t first = input_.query_start[s], last = input_.query_start[s + 1] - 1;
     int64_t at = input_.positions[last] / kBlock;
     while (table[at] == gone) at++;
-    const auto slot_of = [&](int64_t position) {  // none is after the one asked for before
+    const auto slot_of = [&](int64_t position) {  // calls have descending positions
       if (table[position / kBlock] != gone) at = position / kBlock;
       return int64_t{table[at] - gone - 1};
     };
@@ -277,7 +280,7 @@ void Executor::begin_step(const StepInput& in) {
   for (AttentionPlan& plan : plans_) plan.build(in);
 }
 
-// Runs ops [first, last) on all threads. Returns false if the step was cancelled.
+// Runs operations [first, last) on all threads. Returns false if the step was cancelled.
 bool Executor::run_ops(int64_t first, int64_t last) {
   stop_[0] = stop_[1] = false;
   bool finished = true;
@@ -293,8 +296,8 @@ bool Executor::run_ops(int64_t first, int64_t last) {
     end_phase = w.phase;
   });
   phase_ = end_phase;
-  // Workers stop claiming by themselves, even if the flag is set after thread 0 last read it. The
-  // call has ended, so their loads are ordered before this one.
+  // Workers also read the flag when they claim tasks, and may have skipped tasks although thread 0
+  // has not seen the flag. The call has ended, so their reads come before this one.
   finished = finished && !cancelled_.load(std::memory_order_relaxed);
   if (!finished) cancelled_.store(false, std::memory_order_relaxed);
   return finished;
@@ -314,7 +317,8 @@ int64_t Executor::run_step(Span<const int32_t> words, Span<const int32_t> masks,
   return input_.rows;
 }
 
-// Accepted drafts have been appended before the row after them was sampled.
+// Appends the sampled tokens to the sampler state. Accepted draft tokens are left out: sample_rows
+// has appended each of them before it sampled the next row.
 void Executor::append_samples() {
   for (int64_t r = 0; r < input_.rows; r++) {
     const int32_t token = results_.tokens[static_cast<size_t>(r)];

@@ -1,7 +1,7 @@
-// Runs forward steps of a program: one call of the team per step; every worker walks
-// through all ops, with barriers where one needs the results of other threads (barrier_plan.h). The
-// constructor sizes everything but the block tables, which grow before a step runs, and a step
-// allocates nothing.
+// Runs the forward steps of a program. A step is one call of the thread team: every thread walks
+// through all operations, with a barrier where an operation needs results of other threads
+// (barrier_plan.h). The constructor allocates everything except the block tables, which grow before
+// a step runs. A step itself allocates nothing.
 #pragma once
 #include <atomic>
 #include <map>
@@ -29,18 +29,22 @@
 
 namespace cpuserve {
 
-// Rows that lm_head and sampling take at a time: one of each sequence, so that a step reads the
-// matrix once. platforms/memory.py counts their logits, 78 MB for 128 rows and 152k tokens.
+// The number of rows that lm_head and sampling process at a time is the largest number of sequences
+// of a step, within these limits. A decode step then reads the lm_head matrix once.
+// platforms/memory.py counts the memory of their fp32 logits: 78 MB for 128 rows and a vocabulary
+// of 152k.
 constexpr int64_t kLeastLogitRows = 32, kMostLogitRows = 128;
 
-// Results of the rows of a step: [max_tokens], and [max_tokens, max_top]. Of a program with a
-// hidden op, vectors [max_tokens, hidden_width] alone.
+// The results of a step by row. tokens, ranks and logprobs are [max_tokens], and top_ids and
+// top_logprobs are [max_tokens, max_top]. A program with HiddenOp has only
+// vectors [max_tokens, hidden_width].
 struct StepResults {
   std::vector<int32_t> tokens, ranks, top_ids;
   std::vector<float> logprobs, top_logprobs, vectors;
 };
 
-// The inputs and the output of an op, each as fp32 [rows, width].
+// A copy of a value as fp32 [rows, width], and the copies of the inputs and the output of an
+// operation (Executor::tap).
 struct TapMatrix {
   int64_t rows, width;
   std::vector<float> data;
@@ -50,16 +54,17 @@ struct Tap {
   TapMatrix output;
 };
 
-// How weights and KV cache are placed on the NUMA nodes of their ranks. mode is "bind";
-// "first_touch" (then `error` says why: the system refuses to bind, or the threads of a rank are
-// not pinned to one node); "interleave" if requested; or "none" with one rank.
+// How weights and KV cache are placed on NUMA nodes. `mode` is "bind" (each rank has its memory on
+// its node), "first_touch" (binding is not possible, and `error` says why: the system refuses it,
+// or the threads of a rank are not pinned to one node), "interleave" (if requested) or "none"
+// (there is one rank).
 struct MemoryBinding {
   std::string mode, error;
-  std::vector<int> nodes;  // by rank; -1: more than one
+  std::vector<int> nodes;  // by rank: its node; -1: its threads are on more than one node
 };
 
-// For each rank, the bytes of its weights and of its keys and values by the NUMA node they are on
-// now.
+// For each rank, how many bytes of its weights and of its KV cache are on each NUMA node now
+// (node -> bytes).
 struct MemoryNodes {
   std::vector<std::map<int, int64_t>> weights, kv;
 };
@@ -69,7 +74,7 @@ class Executor {
   Executor(Team& team, const Program& program, int64_t num_blocks, KvType kv_type,
            int64_t num_slots, int64_t max_top, int64_t num_states = 0, PackedFile packed = {});
 
-  // How much the kernels work on at a time. To be set between steps.
+  // The block sizes of the kernels. They may be set between steps only.
   const WorkSizes& work_sizes() const { return work_sizes_; }
   void set_work_sizes(const WorkSizes& sizes) {
     check_work_sizes(sizes);
@@ -87,54 +92,58 @@ class Executor {
     tables_.release(slot);
   }
 
-  // Runs one step and returns the number of its logit rows; results() holds their results until the
-  // next step. Throws std::invalid_argument, before anything runs or changes, if an index is out of
-  // range.
-  // Throws std::runtime_error if cancelled (KV slots of the tokens of the step may have been
-  // written, and slots with drafts have to be admitted again). If the draft of a row was not
-  // sampled, the rows that would follow it get no token (-1). `masks` is the memory of the step's
-  // masks, which must not change meanwhile.
+  // Runs one step and returns the number of its result rows; results() holds their results until
+  // the next step. `words` is the input of the step (step_input.h), and `masks` the memory of its
+  // token masks, which must not change during the step. If sampling rejects the draft token of a
+  // row, the rows of the following draft tokens get no token (-1). Throws std::invalid_argument,
+  // before anything runs or changes, if an index is out of range. Throws std::runtime_error if the
+  // step was cancelled: the step may then have written keys and values of its tokens, and slots
+  // with drafts have to be admitted again.
   int64_t step(Span<const int32_t> words, Span<const int32_t> masks = {});
-  // The same, and also copies the unmodified logits [rows, vocab] to `logits`, which the caller has
-  // sized.
+  // Runs a step like step(), and copies the unmodified logits [rows, vocab] to `logits`, which the
+  // caller has allocated.
   int64_t step_logits(Span<const int32_t> words, float* logits);
   int64_t count_rows(Span<const int32_t> words) { return parse(words).rows; }
-  // Runs the ops before `op`, then `op`. If the previous call tapped an earlier op of the same
-  // step, it continues from there. Nothing is sampled, but the ops store keys and values.
+  // Runs the operations up to and including number `op`, and returns the inputs and the output of
+  // `op`. If the previous call tapped an earlier operation of the same step, this call continues
+  // after that operation. Nothing is sampled, but keys and values are stored.
   Tap tap(Span<const int32_t> words, int64_t op);
-  // Reads or writes the bytes of KV blocks of a group between steps; see KvCache. Throws
-  // std::invalid_argument for a block or a group that does not exist.
+  // Copies the bytes of KV blocks of a group to or from memory, between steps
+  // (KvCache::read_block). Throws std::invalid_argument for a block or a group that does not exist.
   size_t kv_block_bytes() const { return kv_.block_bytes(); }
   void read_blocks(Span<const int32_t> blocks, int32_t group, uint8_t* to) const;
   void write_blocks(Span<const int32_t> blocks, int32_t group, const uint8_t* from);
-  // The same for the states in a slot that end with a block.
+  // Copies the recurrent states of a slot to or from memory, between steps. The tokens of the slot
+  // must end with a whole block.
   size_t snapshot_bytes() const { return states_.snapshot_bytes(); }
   void read_snapshot(int64_t slot, uint8_t* to) const;
   void write_snapshot(int64_t slot, const uint8_t* from);
-  // Between steps: allocates memory for some of the KV blocks that the next step could use. Takes
-  // 0.1 ms (7 ms in a VM if the host must first find the memory). Returns false when all of them
-  // have memory.
+  // Allocates memory for some of the KV blocks that the next step could use. To be called between
+  // steps. A call takes 0.1 ms (7 ms in a VM if the host must first find the memory). Returns false
+  // when all of these blocks have memory.
   bool grow_kv() {
     return kv_.grow(*team_, program_->cache_groups() * blocks_of(program_->max_tokens()));
   }
-  // Returns the heap allocations made during steps so far (base/allocations.h). It stays 0.
+  // Returns how many heap allocations all steps so far have made (base/allocations.h): always 0.
   int64_t step_allocations() const { return step_allocations_; }
   const StepResults& results() const { return results_; }
   StepResults& results() { return results_; }
 
-  // From any thread: the running step, or the next one if none runs, ends as soon as each thread
-  // has finished its claimed tasks (milliseconds). cancel(false) between steps revokes that.
+  // Cancels the running step, or the next step if none runs. Any thread may call this function. The
+  // step ends when each thread has finished the tasks that it has claimed (milliseconds).
+  // cancel(false) between steps revokes the request.
   void cancel(bool on) noexcept { cancelled_.store(on, std::memory_order_relaxed); }
 
-  // From any thread: returns (number of phases of steps and probes so far, items claimed in the
-  // latest). Two readings are equal only if no work was claimed between them.
+  // Returns the number of phases (the work between two barriers) of steps and probes so far, and
+  // the number of items claimed in the latest phases. Two readings are equal only if no work was
+  // claimed between them. Any thread may call this function.
   std::pair<int64_t, int64_t> progress() const noexcept {
     return {advances_.count.load(std::memory_order_relaxed), queue_.claimed()};
   }
 
   const MemoryBinding& binding() const { return binding_; }
-  // Interleaves the pages of weights and KV cache over `nodes`. To be called before they are
-  // loaded.
+  // Interleaves the pages of weights and KV cache over the NUMA nodes `nodes`. To be called before
+  // weights are loaded.
   void interleave(const std::vector<int>& nodes);
   MemoryNodes memory_nodes() const;  // reads /proc/self/numa_maps
 
@@ -142,10 +151,11 @@ class Executor {
   const std::vector<double>& op_seconds() const { return op_seconds_; }
 
   double probe_bandwidth(double seconds);      // bytes/s when reading the packed weights
-  double probe_dot(int kind, double seconds);  // operations/s; a DotKind
+  double probe_dot(int kind, double seconds);  // operations/s of all threads; kind is a DotKind
   double probe_barrier(int64_t rounds);        // seconds per barrier
-  // Seconds that `count` linears from number `first` on take with `rows` rows, whatever these hold;
-  // after the last linear of the program comes the first. Overwrites activations.
+  // Returns the seconds that `count` linears of the program, from number `first` on, take with
+  // `rows` rows of activations. After the last linear of the program comes the first one again. The
+  // contents of the rows do not matter; activations are overwritten.
   double probe_linears(int64_t rows, int64_t first, int64_t count);
   int64_t num_linears() const;
   std::map<std::string, int64_t> memory() const;  // bytes by use
@@ -189,30 +199,32 @@ class Executor {
   StepLimits limits_;
   BlockTables tables_;
   std::vector<AttentionPlan> plans_;
-  std::vector<int> plan_of_op_;  // by op, -1 where it is not attention
+  std::vector<int> plan_of_op_;  // by operation: its index in plans_; -1: it is not attention
   const BarrierPlan barriers_;
 
   Buffer work_;  // per-thread scratch, logits, gathered rows, attention partials
   std::vector<uint8_t*> scratch_;
-  int64_t logit_rows_ = 0;  // that logit_input_ and logits_ hold
+  int64_t logit_rows_ = 0;  // number of rows of logit_input_ and logits_
   Rows logit_input_{}, logits_{};
   float* partials_ = nullptr;
   WorkQueue queue_;
-  int queue_threads_ = 0;  // number that claimed in the last call
+  int queue_threads_ = 0;  // number of threads that claimed tasks in the last call
   int64_t phase_ = 0;
 
   StepInput input_{};
   std::vector<int32_t> slots_;  // KV slot of each token: [groups][max_tokens]
-  // Of recurrent layers: the state slot of each token's block, and by sequence the slot of the last
-  // closed state before its first token (-1: there is none).
+  // For recurrent layers: state_slots_ has the state slot of the block of each token, and
+  // state_before_ has for each sequence the slot of the last closed state before the first token of
+  // the step (-1: there is none).
   std::vector<int64_t> state_slots_, state_before_;
-  Routing routing_;                 // of the last RouteOp
-  std::vector<int32_t> tap_words_;  // the step of the last tap
-  int64_t tap_next_ = -1;           // the op after the tapped one; -1: the next tap starts again
+  Routing routing_;                 // made by the last operation that routes
+  std::vector<int32_t> tap_words_;  // the input of the step that tap() ran last
+  int64_t tap_next_ = -1;  // the operation after the last tapped one; -1: start the step again
   float* logits_copy_ = nullptr;
   StepResults results_;
 
-  // Only thread 0 writes it, at every barrier, so it has a cache line that no other thread uses.
+  // The number of phases so far. Only thread 0 writes it, at every barrier, so the counter has a
+  // cache line of its own.
   struct alignas(64) Advances {
     std::atomic<int64_t> count{0};
     void add() noexcept {

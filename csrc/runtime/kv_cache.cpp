@@ -8,8 +8,9 @@
 
 namespace cpuserve {
 
-// Whether the blocks of a slab may be interleaved: the layers of every group have the shapes of the
-// first layers of the largest one, so that the pieces of two blocks never overlap.
+// Whether the blocks of a slab may be interleaved (kv_cache.h): the layers of every group must have
+// the shapes of the first layers of the group with the most layers. Then two blocks of a slab never
+// overlap.
 static bool groups_alike(const std::vector<CacheLayer>& layers, int32_t groups) {
   std::vector<std::vector<CacheLayer>> of(static_cast<size_t>(groups));
   for (const CacheLayer& s : layers) of[static_cast<size_t>(s.group)].push_back(s);
@@ -31,7 +32,7 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
   int32_t groups = 1;
   for (const CacheLayer& s : layers) groups = std::max(groups, s.group + 1);
   const bool alike = groups_alike(layers, groups);
-  const size_t together = alike ? kSlabBlocks : 1;  // blocks with adjacent pieces
+  const size_t together = alike ? kSlabBlocks : 1;  // blocks that are interleaved
   std::vector<size_t> bytes(static_cast<size_t>(groups));
   for (const CacheLayer& s : layers) {
     const size_t half = kv_half_bytes(type, s.hd_pad), halves = static_cast<size_t>(s.halves());
@@ -54,12 +55,12 @@ KvCache::KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvTy
   wanted_.reserve(has_memory_.size());
 }
 
-// The layers of a slab follow one another, so everything that a request has stored is close
-// together, and first touches and huge pages follow the tokens in use, not the number of layers.
-// (With a separate region for each of 24 layers, the first 32 tokens cost 24 pages of 2 MB;
-// measured: 4 % of a 1,024-token prompt.) Inside a layer the blocks of a head follow each other, so
-// attention reads runs of 32 KB at head_dim 64, which is a third faster than runs of 4 KB in every
-// 64 KB.
+// Places the KV heads of a rank in a new arena. The layers of a slab follow one another, so all
+// keys and values of a token are close together, and the number of pages in use follows the number
+// of tokens, not the number of layers. (With a separate region for each of 24 layers, the first 32
+// tokens cost 24 pages of 2 MB; measured: 4 % of the time of a 1,024-token prompt.) Inside a layer
+// the blocks of a head follow one another, so attention reads runs of 32 KB at head_dim 64, which
+// is a third faster than one run of 4 KB in every 64 KB.
 void KvCache::place_rank(const Ranks& ranks, int rank, int32_t groups) {
   const auto each_head = [&](int32_t group, const auto& use) {
     for (size_t l = 0; l < heads_.size(); l++) {
@@ -87,7 +88,8 @@ void KvCache::place_rank(const Ranks& ranks, int rank, int32_t groups) {
   for (int32_t g = 0; g < groups; g++) {
     auto at = reinterpret_cast<uintptr_t>(arenas_.back().data());
     each_head(g, [&](KvLayer& head, int64_t h) {
-      // The address that head 0 would have: kernels count heads from the first one of the layer.
+      // The address that head 0 of the layer would have, because kernels number the heads of a
+      // layer from 0 on every rank.
       head.base = reinterpret_cast<uint8_t*>(at - static_cast<uintptr_t>(h) * head.head_stride);
       head.slab_stride = kSlabBlocks * block;
       if (head.block_stride == 0) head.block_stride = block;
@@ -130,8 +132,8 @@ bool KvCache::grow(Team& team, int64_t ahead) {
   return left;
 }
 
-// Lists the pages of bytes [begin, end) that have no memory, at most `most` of them. Returns true
-// if there are more.
+// Adds the pages of bytes [begin, end) that have no memory to pages_[rank], at most `most` of them.
+// Returns true if there are more such pages.
 bool KvCache::list_pages(size_t rank, size_t begin, size_t end, size_t most) {
   constexpr size_t kPage = Buffer::kPage;
   size_t& first = first_bare_[rank];
@@ -145,8 +147,8 @@ bool KvCache::list_pages(size_t rank, size_t begin, size_t end, size_t most) {
   return false;
 }
 
-// The threads of a rank take its pages in turn: two threads that fault on one page would both clear
-// it.
+// Allocates the listed pages. The threads of a rank take its pages in turn: if two threads touched
+// the same page first, both would clear a page.
 void KvCache::commit_listed(Team& team) {
   constexpr size_t kPage = Buffer::kPage;
   const auto some = [](const std::vector<size_t>& pages) { return !pages.empty(); };
@@ -162,8 +164,8 @@ void KvCache::commit_listed(Team& team) {
   for (std::vector<size_t>& pages : pages_) pages.clear();
 }
 
-// Calls copy(keys or values in the cache, bytes) for every half of `block`, in the order of layers
-// and heads, for any number of ranks.
+// Calls copy(address, bytes) for the keys and for the values of every head in `block`, in the order
+// of layers and heads. The order does not depend on the number of ranks.
 template <class Copy>
 void KvCache::each_half(int64_t block, int32_t group, const Copy& copy) const {
   for (size_t l = 0; l < heads_.size(); l++) {

@@ -1,13 +1,15 @@
-// The paged KV cache: for each rank [slab][layer][head of the rank] { K, V } [block of the slab].
-// A block holds the layers of one group, whichever: all groups place their layers at the beginning
-// of a block, so any block can serve any of them, and a block is as large as the largest group
-// needs. Where the layers of groups differ in shape, the blocks of a slab would overlap in this
-// order, and the order is [slab][block of the slab][layer][head of the rank] { K, V } instead.
-// A latent layer has only K.
+// The paged KV cache. Each rank has an arena with the order
+//   [slab][layer][head of the rank] { K, V } [block of the slab]
+// A slab is 8 blocks, and a block is 32 tokens. A block holds the layers of one group, and any
+// block can serve any group, because every group begins its layers at offset 0. A block is
+// therefore as large as the largest group needs. If the layers of groups differ in shape, blocks of
+// one slab with different groups would overlap in this order. Then the order is
+//   [slab][block of the slab][layer][head of the rank] { K, V }
+// A latent layer (MLA) has only K.
 //
-// Its address space is reserved once, and the address of a block never changes. Memory is allocated
+// The address space is reserved once, and the address of a block never changes. Memory is allocated
 // slab by slab: between steps for blocks that the next step could use, otherwise when a step needs
-// it.
+// a block.
 #pragma once
 #include <vector>
 
@@ -22,18 +24,20 @@ class KvCache {
   KvCache(const std::vector<CacheLayer>& layers, int64_t num_blocks, KvType type,
           const Ranks& ranks = 1);
 
-  // The location of each KV head of a layer, [kv_heads]. The heads of one rank have equal entries.
+  // Returns the location of each KV head of a layer, [kv_heads]. Heads of one rank have equal
+  // entries.
   const KvLayer* heads(Id layer) const { return heads_[static_cast<size_t>(layer)].data(); }
   int32_t group(Id layer) const { return groups_[static_cast<size_t>(layer)]; }
   int64_t num_blocks() const { return num_blocks_; }
   KvType type() const { return type_; }
-  // By rank. The arena of a rank without heads is empty.
+  // The memory of each rank. The arena of a rank without KV heads is empty.
   std::vector<Buffer>& arenas() { return arenas_; }
   const std::vector<Buffer>& arenas() const { return arenas_; }
 
-  // `want` notes a block that is about to be written. `use`, between steps and on all threads,
-  // allocates memory for all noted blocks. It does not allocate memory for the blocks below them: a
-  // running request may own a block above those that waiting prompts will use.
+  // want() notes a block that the next step will write. use() runs before the step, on all threads,
+  // and allocates memory for all noted blocks. Blocks with lower numbers get no memory then:
+  // waiting prompts may use them later, although a running request owns a block with a higher
+  // number.
   void want(int64_t block) {
     const auto slab = static_cast<size_t>(block / kSlabBlocks);
     if (!has_memory_[slab]) wanted_.push_back(slab);
@@ -41,22 +45,22 @@ class KvCache {
     used_ = block < used_ ? used_ : block + 1;
   }
   void use(Team& team);
-  // The same for a few MB of the blocks up to `ahead` above the highest one used so far. Returns
-  // whether some of them still have no memory.
+  // Allocates memory for a few MB of the `ahead` blocks after the highest block used so far.
+  // Returns true if some of them still have no memory.
   bool grow(Team& team, int64_t ahead);
-  // Returns the allocated bytes.
+  // Returns the number of bytes that have memory.
   size_t committed() const;
 
-  // Copies the contents of `block`, which belongs to `group`, layer by layer, and zeros for what
-  // the group does not use. Only caches with equal layers and type can exchange these bytes. They
-  // do not depend on the number of the block.
+  // Copy the contents of `block`, which belongs to `group`, to or from block_bytes() bytes: layer
+  // by layer, then zeros if the group uses less than a block. Only caches with equal layers and
+  // type can exchange these bytes. They depend neither on the number of the block nor on the ranks.
   size_t block_bytes() const { return block_bytes_; }
   void read_block(int64_t block, int32_t group, uint8_t* to) const;
   void write_block(int64_t block, int32_t group, const uint8_t* from);
 
  private:
   void place_rank(const Ranks& ranks, int rank, int32_t groups);
-  size_t slab_bytes(size_t rank, int64_t blocks) const;  // of slabs that hold the first `blocks`
+  size_t slab_bytes(size_t rank, int64_t blocks) const;  // bytes of the slabs of [0, blocks)
   bool list_pages(size_t rank, size_t begin, size_t end, size_t most);
   void commit_listed(Team& team);
 
@@ -67,13 +71,13 @@ class KvCache {
   size_t block_bytes_ = 0;
   KvType type_;
   std::vector<int32_t> groups_;               // by layer
-  std::vector<Buffer> arenas_;                // by rank, as the next four
-  std::vector<size_t> rank_bytes_;            // of a block, whatever its group
-  std::vector<std::vector<bool>> committed_;  // huge pages
-  std::vector<size_t> first_bare_;            // at most the first page that has no memory
-  std::vector<std::vector<size_t>> pages_;    // pages that get memory next
-  std::vector<bool> has_memory_;              // slabs
-  std::vector<size_t> wanted_;                // slabs
+  std::vector<Buffer> arenas_;                // by rank
+  std::vector<size_t> rank_bytes_;            // by rank: its part of a block, of any group
+  std::vector<std::vector<bool>> committed_;  // by rank: whether each 2 MB page has memory
+  std::vector<size_t> first_bare_;            // by rank: all pages before this one have memory
+  std::vector<std::vector<size_t>> pages_;    // by rank: pages that get memory next
+  std::vector<bool> has_memory_;              // by slab
+  std::vector<size_t> wanted_;                // slabs that get memory before the next step
   std::vector<std::vector<KvLayer>> heads_;   // [layer][head]
 };
 

@@ -1,8 +1,8 @@
-// The division of one linear into tasks, which the threads of a rank claim. A pure function of
-// sizes: the executor runs these plans, and benchmarks/work_simulator.h simulates the same ones.
+// The division of one linear into tasks, which the threads of a rank claim. A plan is a pure
+// function of sizes: the executor runs it, and benchmarks/work_simulator.h simulates it.
 //
-// A task is a rectangle of the output: some rows by some panels. Its bits are the same wherever
-// the output is cut (LinearArgs), so a plan decides about time only.
+// A task is a rectangle of the output: some rows by some panels (of 16 columns). The bits of an
+// output element do not depend on the task that computes it, so a plan affects only time.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,18 +12,19 @@
 
 namespace cpuserve {
 
-// The inputs of a division.
+// The sizes that determine a plan.
 struct LinearShape {
-  int64_t rows;                         // of activations
-  int64_t panels;                       // that this rank computes
-  int64_t grain;                        // panels that stay together (Matrix::grain)
-  int64_t panel_bytes;                  // of one packed panel
-  int64_t tile_rows, tile_panels;       // of the kernel's register tile, in rows of activations
-  int threads;                          // of this rank
-  int64_t block_rows = kMostBlockRows;  // rows that the kernels take together, of activations
+  int64_t rows;                         // rows of activations
+  int64_t panels;                       // panels of the matrix that this rank computes
+  int64_t grain;                        // panels that stay in one task (Matrix::grain)
+  int64_t panel_bytes;                  // bytes of one packed panel
+  int64_t tile_rows, tile_panels;       // the register tile, in rows of activations and panels
+  int threads;                          // threads of this rank
+  int64_t block_rows = kMostBlockRows;  // rows that pass over weights while these stay in L2
   int64_t span_panels = kStripPanels;   // panels of the widest task of many rows
 
-  // Of `rows` rows of x_stride bytes, with `terms` int8 rows each.
+  // Returns the shape for `rows` rows of activations with a stride of x_stride bytes. Each row
+  // consists of `terms` int8 rows (1 or 2).
   static LinearShape of(const LinearKernel& kernel, const WorkSizes& sizes, int64_t rows,
                         size_t x_stride, int32_t terms, int64_t panels, int64_t grain,
                         size_t panel_bytes, int threads) noexcept {
@@ -44,27 +45,29 @@ struct LinearShape {
 
 struct LinearTask {
   int64_t row0, rows;
-  Range panels;  // counted from the rank's first one
+  Range panels;  // panel 0 is the first panel of the rank
 };
 
 class LinearPlan {
  public:
-  static constexpr int64_t kFewRows = 16;  // up to this many, a linear reads the weights once
-  // A task of more rows costs as if it had this many extra rows: its first tiles find
+  static constexpr int64_t kFewRows = 16;  // up to so many rows, a linear reads the weights once
+  // With more rows, each task costs as if it had this many extra rows, because its first tiles find
   // neither weights nor output in the cache. Measured at AVX2: tasks of 24 rows run at 95 to 99 %
-  // of the rate of 480, which is 0.2 to 1.3 rows; faster cores wait longer for memory, in rows.
+  // of the rate of tasks of 480 rows, which is the cost of 0.2 to 1.3 rows. A faster core computes
+  // more rows while it waits for memory, so the constant is higher.
   static constexpr int64_t kTaskRows = 2;
 
   explicit LinearPlan(const LinearShape& shape) noexcept;
 
-  // Consecutive tasks have the same panels and successive rows, up to kMostRows of them, then the
-  // next panels. So threads that share panels are neighbours, and read them through the same L3
-  // cache, where the activations of kMostRows rows stay as well.
+  // Consecutive tasks have the same panels and successive blocks of rows, up to kMostRows rows;
+  // then follow the tasks of the next panels. So neighbouring threads share panels and read them
+  // through the same L3 cache, where the activations of kMostRows rows stay as well.
   static constexpr int64_t kMostRows = 512;
   int64_t tasks() const noexcept { return columns_ * blocks_; }
-  // Number of consecutive tasks that a thread claims at once; 1 if there are several row blocks.
+  // The number of consecutive tasks that a thread claims at once; 1 if there are several row
+  // blocks.
   int64_t chunk() const noexcept { return chunk_; }
-  // The output of tasks [begin, end), which were claimed together.
+  // Returns tasks [begin, end), which a thread has claimed together, as one task.
   LinearTask task(int64_t begin, int64_t end) const noexcept {
     const int64_t group = begin / (columns_ * together_), at = begin % (columns_ * together_);
     const int64_t blocks = std::min(together_, blocks_ - group * together_);
@@ -73,14 +76,14 @@ class LinearPlan {
     const int64_t panel1 = std::min((column + end - begin) * width_, panels_);
     return {row0, first_row(block + 1) - row0, {column * width_, panel1}};
   }
-  int64_t width() const noexcept { return width_; }  // panels of a task
+  int64_t width() const noexcept { return width_; }  // number of panels of a task
   int64_t row_blocks() const noexcept { return blocks_; }
 
  private:
   void plan_few_rows(const LinearShape& shape) noexcept;
   void plan_many_rows(const LinearShape& shape) noexcept;
 
-  // Row blocks differ by at most one tile.
+  // Returns the first row of a row block. The heights of row blocks differ by at most one tile.
   int64_t first_row(int64_t block) const noexcept {
     const int64_t tiles = (rows_ + tile_rows_ - 1) / tile_rows_;
     return std::min(rows_, tiles * block / blocks_ * tile_rows_);
@@ -88,7 +91,7 @@ class LinearPlan {
 
   int64_t rows_, panels_, tile_rows_;
   int64_t width_ = 1, columns_ = 0, blocks_ = 0, chunk_ = 1;
-  int64_t together_ = 1;  // row blocks with tasks numbered panels by panels
+  int64_t together_ = 1;  // number of row blocks in kMostRows rows
 };
 
 }  // namespace cpuserve

@@ -1,4 +1,4 @@
-// The words of Python for formats, kinds and other choices.
+// Parses the texts that Python passes for formats, weight kinds and other choices.
 #pragma once
 #include <string>
 
@@ -7,7 +7,8 @@
 
 namespace cpuserve {
 
-// Parse the texts that Python uses. They throw std::invalid_argument with the known texts.
+// The parse functions throw std::invalid_argument, with a list of the known texts, for any other
+// text.
 ActFormat parse_format(const std::string& name);
 WeightKind parse_kind(const std::string& name);
 SourceType parse_source(const std::string& name);

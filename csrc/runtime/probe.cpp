@@ -1,4 +1,4 @@
-// Roofline probes on the executor's own threads and memory, and reports of its memory use.
+// Roofline probes on the threads and the memory of an executor, and reports of its memory use.
 #include <algorithm>
 #include <atomic>
 
@@ -8,7 +8,7 @@
 namespace cpuserve {
 namespace {
 
-// Calls pass() until `seconds` have passed, at least once. Returns the seconds per pass.
+// Calls pass() until `seconds` have passed, at least once. Returns the mean seconds of a call.
 template <class Pass>
 double time_passes(double seconds, const Pass& pass) {
   const int64_t start = now_ns();
@@ -23,7 +23,7 @@ double time_passes(double seconds, const Pass& pass) {
 
 }  // namespace
 
-// Each thread reads the panels that it packed, as in a decode step without arithmetic.
+// Each thread reads the panels that it packed, as a decode step does, but without arithmetic.
 double Executor::probe_bandwidth(double seconds) {
   std::atomic<uint64_t> sum{0};  // keeps the compiler from removing the reads
   size_t bytes = 0;

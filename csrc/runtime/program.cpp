@@ -10,9 +10,9 @@
 namespace cpuserve {
 namespace {
 
-// Up to this K, the sum of products 127 x 255 over a whole row fits an int32.
+// Up to this K, the sum over a whole row of products of at most 127 x 255 fits an int32.
 constexpr int64_t kMostChannelK = 65536;
-constexpr int32_t kMostGroups = 255;  // of layers; a step has a block table for each
+constexpr int32_t kMostGroups = 255;  // groups of KV layers
 
 template <class T>
 const T& at(const std::vector<T>& items, Id id, const char* what) {
@@ -139,8 +139,8 @@ void Program::check_tokens(const char* op, std::initializer_list<Id> ids) const 
   }
 }
 
-// The bias in packed column order. Without glu that is its own order (its storage is padded with
-// zeros).
+// Returns the id of `bias` in the column order of the packed matrix (Vector::packed_from). Without
+// glu this is the bias itself, because its order does not change.
 Id Program::packed_bias(Id bias, const Matrix& m) {
   check_vector(bias, m.n, "linear bias");
   if (bias == kNone || !m.glu) return bias;
@@ -155,7 +155,8 @@ Id Program::pack_bias(Id bias, const Matrix& m) {
   return last_id(vectors_.size());
 }
 
-// Panels of a gate and its up stay together, and so do panels with 32 results that share a scale.
+// A panel of the gate and its panel of up must be in one task, and so must two panels of results if
+// 32 of these share a quantization scale.
 void Program::set_grain(Id id, ActFormat out) {
   Matrix& m = matrices_[static_cast<size_t>(id)];
   m.grain = std::max(m.grain, int64_t{m.glu ? 2 : 1} * (quantized(out) ? 2 : 1));

@@ -1,5 +1,5 @@
-// A lowered program: values, weights and ops as plain data. They are checked when they are added,
-// so that the step needs no checks of its own.
+// A lowered program: values, weights and operations as plain data. They are checked when they are
+// added, so that a step needs no checks of its own.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace cpuserve {
 
-// A matrix [max_tokens * copies, width] of activations: with `copies` rows for each token of the
-// step.
+// A matrix of activations, [max_tokens * copies, width]. In a step it has `copies` rows for each
+// token.
 struct Value {
   std::string name;
   int64_t width;
@@ -23,20 +23,21 @@ struct Value {
   int32_t copies = 1;
 };
 
-// A packed weight matrix. Without glu, the rows of its parts follow one another. With glu, it has
-// two parts with the same number of rows, each padded to whole panels, and their panels alternate.
-// Threads and ranks share it in units of `grain` panels: a gate and its up stay together, and so do
-// panels with results that share a scale.
+// A packed weight matrix [n, k]. Without glu, the rows of its parts (tensors of the checkpoint)
+// follow one another. With glu, it has two parts (gate and up projection) with the same number of
+// rows, each padded to whole panels of 16 rows, and their panels alternate. Threads and ranks
+// divide the matrix in units of `grain` panels: a panel of the gate stays with its panel of up, and
+// so do panels if their results share a quantization scale.
 struct Matrix {
   std::string name;
   WeightKind kind;
   int64_t n, k;
-  std::vector<int64_t> parts;
+  std::vector<int64_t> parts;  // rows of each part
   bool glu;
   size_t panel_bytes;
   int64_t grain;
-  // A table that stays where its checkpoint is mapped: it has no panels, and a row is packed when
-  // it is looked up.
+  // The matrix is a table that stays in the mapped file of its checkpoint: it has no panels, and a
+  // row is packed when a token looks it up.
   bool gathered = false;
 
   int64_t panels() const;
@@ -48,32 +49,32 @@ struct Matrix {
   int64_t out_width() const { return glu ? n / 2 : n; }
 };
 
-// An fp32 vector [count]. It is a copy of vector `packed_from` in the packed
-// column order of a glu matrix, with zeros in the padding; `packed_from` is kNone if the vector is
-// loaded.
+// An fp32 vector [count]. If `packed_from` is kNone, its elements come from the checkpoint.
+// Otherwise it is a bias of a glu matrix: a copy of the vector `packed_from`, reordered to match
+// the columns of the packed matrix (16 of the gate, 16 of up, and so on) and padded with zeros.
 struct Vector {
   std::string name;
   int64_t count;
   Id packed_from = kNone;
-  int64_t columns = 0;  // its numbers are columns below this one, if it is not 0
+  int64_t columns = 0;  // if not 0, every element is the index of a column below `columns`
 };
 
-// The cache of one attention layer: keys and values of these heads, in the blocks of its group.
-// Each group has its own block tables.
+// The KV cache of one attention layer. The layers of a group (for example all layers with the same
+// window) share block tables.
 struct CacheLayer {
-  int32_t kv_heads, head_dim, hd_pad;
+  int32_t kv_heads, head_dim, hd_pad;  // hd_pad: head_dim rounded up to 16
   int32_t group = 0;
-  bool latent = false;  // the keys are the values, and are stored once
+  bool latent = false;  // the keys are also the values (MLA), and are stored once
   int64_t halves() const { return latent ? 1 : 2; }
 };
 
-// The limits of the steps of a program, by its operations.
+// The limits for the steps of a program, which follow from its operations.
 struct ProgramLimits {
-  int64_t embed_rows = 0;  // token ids must be below it
+  int64_t embed_rows = 0;  // token ids must be below this number
   int64_t max_positions = INT32_MAX;
-  int64_t vocab = 0;         // columns of the logits; 0 = no logits
-  int64_t hidden_width = 0;  // of a hidden op; 0 = there is none
-  int64_t adapters = 0;      // of an adapter op; 0 = there is none
+  int64_t vocab = 0;         // columns of the logits; 0 = the program has no logits
+  int64_t hidden_width = 0;  // width of the rows that HiddenOp returns; 0 = it has no HiddenOp
+  int64_t adapters = 0;      // number of adapters of AdapterOp; 0 = it has no AdapterOp
 };
 
 class Program {
@@ -85,10 +86,10 @@ class Program {
   Id add_value(std::string name, int64_t width, ActFormat format, int32_t copies = 1);
   Id add_matrix(std::string name, WeightKind kind, int64_t n, int64_t k, std::vector<int64_t> parts,
                 bool glu);
-  // A matrix that is gathered; only embed() takes it.
+  // Adds a matrix with `gathered` set; only EmbedOp can use it.
   Id add_table(std::string name, WeightKind kind, int64_t n, int64_t k);
   size_t packed_bytes(WeightKind kind, int64_t n,
-                      int64_t k) const;  // of a matrix that is not added
+                      int64_t k) const;  // the size of a packed matrix [n, k], which is not added
   Id add_vector(std::string name, int64_t count);
   Id add_kv_layer(int32_t kv_heads, int32_t head_dim, int32_t group = 0, bool latent = false);
 
@@ -115,27 +116,31 @@ class Program {
   int64_t adapters() const { return limits_.adapters; }
   int64_t hidden_width() const { return limits_.hidden_width; }
   int64_t max_positions() const { return limits_.max_positions; }
-  int32_t cache_groups() const { return cache_groups_; }  // of KV layers; at least 1
-  // Block tables of each sequence: one per group of KV layers, then one of states, if any.
+  int32_t cache_groups() const { return cache_groups_; }  // groups of KV layers; at least 1
+  // The number of block tables of each sequence: one for each group of KV layers, and one more for
+  // recurrent states if the program has any.
   int32_t table_groups() const { return cache_groups_ + (states_.empty() ? 0 : 1); }
-  int64_t state_bytes() const;  // of one slot
+  int64_t state_bytes() const;  // bytes of one slot, with the recurrent states of all layers
   int64_t weight_bytes() const;
-  // Everything that determines the layout of packed matrices, for one level and number of ranks.
+  // Returns a text for each fact that determines the layout of packed matrices, apart from the ISA
+  // level and the number of ranks.
   std::vector<std::string> packed_layout() const;
-  int64_t kv_block_bytes(KvType type) const;  // that a block of any group fits
+  int64_t kv_block_bytes(KvType type) const;  // bytes of a block, which fits every group
 
-  // For operations. They throw std::invalid_argument for an id that does not exist.
+  // The next functions are for operations. They throw std::invalid_argument if the id does not
+  // exist.
   const Value& value(Id id) const;
   const Matrix& matrix(Id id) const;
   const Vector& vector(Id id) const;
   const CacheLayer& kv_layer(Id id) const;
   const Value& f32_value(Id id, const char* role) const;
-  // They throw std::invalid_argument for fields that do not fit.
-  void check_tokens(const char* op, std::initializer_list<Id> ids) const;  // one row for each token
+  // The checks throw std::invalid_argument if a field of an operation does not fit.
+  // check_tokens: each of these values must have one row for each token.
+  void check_tokens(const char* op, std::initializer_list<Id> ids) const;
   void check_vector(Id id, int64_t count, const char* role) const;
   void check_columns(Id id, int64_t column, int64_t count, const char* role) const;
   void check_multiplies(Id x, const Matrix& m) const;
-  // For operations that add something to the program.
+  // The next functions are for operations that change the program when they are added.
   ProgramLimits& limits() { return limits_; }
   Id add_state(const StateLayer& layer);
   void set_grain(Id matrix, ActFormat out);

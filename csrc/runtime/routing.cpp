@@ -17,8 +17,8 @@ void softmax(float* x, int64_t n) noexcept {
   for (int64_t i = 0; i < n; i++) x[i] /= sum;
 }
 
-// Replaces the scores of experts outside the op's best groups (of equal ones, the first) by -inf.
-// `totals` holds op.groups floats.
+// Sets the scores of all experts outside the op.kept best groups to -inf. If groups have equal
+// totals, the first one is better. `totals` is scratch for op.groups floats.
 void keep_groups(const RouteOp& op, float* scores, float* totals) noexcept {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   const int64_t size = op.experts / op.groups;
@@ -43,12 +43,12 @@ void keep_groups(const RouteOp& op, float* scores, float* totals) noexcept {
   }
 }
 
-// Writes the numbers of the `chosen` largest of n scores, best first; of equal ones the lower
-// number first. `out` has them in this order after every score, so almost all scores cost one
-// comparison. A NaN is chosen only where it is among the first ones.
+// Writes the indices of the `chosen` largest of n scores to `out`, the largest first; among equal
+// scores the lower index comes first. `out` stays sorted while the scores are visited, so almost
+// every score costs one comparison. A NaN is chosen only if it is one of the first `chosen` scores.
 void choose_best(const float* scores, int64_t n, int64_t chosen, float* out) noexcept {
   const auto score_at = [&](int64_t rank) { return scores[static_cast<int64_t>(out[rank])]; };
-  float least = 0;  // of the last rank
+  float least = 0;  // the smallest score in `out`
   for (int64_t i = 0; i < n; i++) {
     if (i >= chosen && !(scores[i] > least)) continue;
     int64_t rank = std::min(i, chosen - 1);
@@ -84,14 +84,15 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
   for (int64_t i = 0; i < chosen; i++) weights[i] *= op.scale;
 }
 
-// A counting sort. It visits rows in the order of their tokens, so an expert's rows keep it.
+// A counting sort. It visits the tokens in order, so the rows of an expert are in the order of
+// their tokens.
 void Routing::build(int32_t experts, int32_t chosen, const Rows& ids, int64_t tokens) noexcept {
   experts_ = experts;
   chosen_ = chosen;
   const auto expert_of = [&](int64_t token, int64_t rank) {
     return static_cast<int64_t>(reinterpret_cast<const float*>(row_of(ids, token))[rank]);
   };
-  // Where the rows of an expert end and the rows of the next one begin.
+  // The end of the rows of an expert, which is the first row of the next expert.
   const auto end_of = [&](int64_t expert) -> int64_t& {
     return first_[static_cast<size_t>(expert + 1)];
   };
@@ -109,7 +110,7 @@ void Routing::build(int32_t experts, int32_t chosen, const Rows& ids, int64_t to
       if (row >= 0) tokens_[static_cast<size_t>(row)] = static_cast<int32_t>(t);
     }
   }
-  // Each entry has moved to the first row of the next expert.
+  // The loop above has moved each entry to the first row of the next expert.
   for (int64_t e = experts_; e > 0; e--) {
     first_[static_cast<size_t>(e)] = first_[static_cast<size_t>(e - 1)];
   }

@@ -1,5 +1,5 @@
-// Which experts the tokens of a step go to, and the order of their rows. A routed row is one token
-// for one of its experts; routed rows are sorted by expert, then token.
+// The experts that the tokens of a step use, and the order of the routed rows. There is a routed
+// row for each token and each of its experts. Routed rows are sorted by expert, then by token.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,9 +9,10 @@
 
 namespace cpuserve {
 
-// Writes the row of a Route op for one token: the ids of the chosen experts, best first (of equal
-// scores the lower id first), then their weights. `scratch` holds 3 * experts floats. Logits that
-// are NaN lead to NaN weights and valid ids.
+// Writes the output row of RouteOp for one token to out[0 .. 2 * chosen): the ids of the chosen
+// experts, best first (the lower id first if scores are equal), then their weights. `logits` has
+// one float for each expert, and `scratch` holds 3 * experts floats. NaN logits lead to NaN
+// weights, but the ids stay valid.
 void route_row(const RouteOp& op, const float* logits, const float* bias, float* out,
                float* scratch) noexcept;
 
@@ -23,18 +24,19 @@ class Routing {
         places_(static_cast<size_t>(max_rows)),
         first_(static_cast<size_t>(max_experts + 1)) {}
 
-  // Sorts the rows of a step from the ids of `chosen` experts for each token; an id of -1 adds no
-  // row.
+  // Sorts the routed rows of a step. Row t of `ids` begins with the ids of the `chosen` experts of
+  // token t; an id of -1 adds no routed row.
   void build(int32_t experts, int32_t chosen, const Rows& ids, int64_t tokens) noexcept;
 
   int64_t experts() const noexcept { return experts_; }
-  // The routed rows of an expert.
+  // An expert has the routed rows [first_row(expert), first_row(expert) + rows(expert)).
   int64_t first_row(int64_t expert) const noexcept { return first_[static_cast<size_t>(expert)]; }
   int64_t rows(int64_t expert) const noexcept { return first_row(expert + 1) - first_row(expert); }
   int64_t rows() const noexcept { return first_row(experts_); }
-  // The token of a routed row.
+  // Returns the token of a routed row.
   int64_t token(int64_t row) const noexcept { return tokens_[static_cast<size_t>(row)]; }
-  // The routed row of a token's expert of this rank (0: the best), or -1.
+  // Returns the routed row for the expert with rank `rank` of a token (0: the best expert), or -1
+  // if there is none.
   int64_t row(int64_t token, int64_t rank) const noexcept {
     return places_[static_cast<size_t>(token * chosen_ + rank)];
   }

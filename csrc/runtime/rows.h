@@ -1,4 +1,4 @@
-// Finds the rows of values, and reads them outside the kernels: for Combine, taps and tests.
+// Access to the rows of values outside the kernels: for operations, Executor::tap and tests.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -11,7 +11,7 @@ inline uint8_t* row_of(const Rows& rows, int64_t row) noexcept {
   return static_cast<uint8_t*>(rows.data) + static_cast<size_t>(row) * rows.stride;
 }
 
-// The same of a value in fp32, and how many floats there are from row to row.
+// Returns a row of a value in fp32, and the number of floats from one row to the next.
 inline float* floats_of(const Rows& rows, int64_t row) noexcept {
   return reinterpret_cast<float*>(row_of(rows, row));
 }
@@ -26,7 +26,7 @@ inline float bf16_to_float(uint16_t x) noexcept {
   return out;
 }
 
-// Writes row `row`, in any format, to out[0..rows.width) as fp32.
+// Converts row `row`, which may have any format, to fp32 and writes it to out[0 .. rows.width).
 void read_row(const Rows& rows, int64_t row, float* out) noexcept;
 
 }  // namespace cpuserve

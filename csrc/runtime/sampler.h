@@ -1,5 +1,5 @@
-// The sampler state of every slot: parameters, bias, token counts. Tables are sized when a request
-// is admitted, so that a step allocates nothing.
+// The state of sampling for every slot: parameters, logit bias, token counts. Tables are allocated
+// when a request is admitted, so that a step allocates nothing.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -10,9 +10,9 @@
 
 namespace cpuserve {
 
-// The sampling parameters of a request. If has_allowed is false, `allowed` is ignored and all ids
-// are allowed. `prompt` and `output` are the ids so far (empty where neither penalties nor
-// min_tokens need them).
+// The sampling parameters of a request. If has_allowed is false, `allowed` is ignored and all token
+// ids are allowed. `prompt` and `output` are the token ids of the prompt and of the output so far;
+// they may be empty if neither penalties nor min_tokens need them.
 struct SlotRequest {
   float temperature = 1, top_p = 1, min_p = 0;
   int32_t top_k = 0;
@@ -40,7 +40,8 @@ class Sampler {
   const SampleParams& params(int64_t slot) const {
     return slots_[static_cast<size_t>(slot)].params;
   }
-  // Adds a sampled token to the counts and to min_tokens. -1 has no effect.
+  // Adds a sampled token to the token counts, and counts it for min_tokens. A token of -1 has no
+  // effect.
   void append(int64_t slot, int32_t token) noexcept;
 
  private:
@@ -49,9 +50,9 @@ class Sampler {
     SampleParams params{};
     std::vector<int32_t> stop_ids, allowed;
     std::vector<TokenBias> bias;
-    int64_t outputs_until_stop = 0;  // tokens until min_tokens is reached
-    // The ids seen so far as a compact list, and for each id 1 + its place in that list (0: not
-    // seen). Null without penalties.
+    int64_t outputs_until_stop = 0;  // tokens still to generate before stop ids are allowed
+    // `counts` is a compact list of the ids in the prompt and output; `place` has for each id of
+    // the vocabulary 1 + its index in that list (0: not seen). Both are null without penalties.
     std::unique_ptr<TokenCount[]> counts;
     std::unique_ptr<int32_t[]> place;
     int64_t capacity = 0;

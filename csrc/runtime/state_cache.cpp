@@ -7,7 +7,7 @@
 
 namespace cpuserve {
 
-// Each part begins at a cache line.
+// Rounds up to whole cache lines, because each part begins at a cache line.
 static int64_t in_lines(int64_t floats) { return round_up(floats, 16); }
 
 StateCache::StateCache(const std::vector<StateLayer>& layers, int64_t slots, const Ranks& ranks)
@@ -24,7 +24,7 @@ StateCache::StateCache(const std::vector<StateLayer>& layers, int64_t slots, con
   }
   empty_.resize(static_cast<size_t>(longest));
   for (int rank = 0; rank < ranks.count(); rank++) {
-    int64_t floats = 0;  // of a slot
+    int64_t floats = 0;  // floats of a slot on this rank
     std::vector<std::pair<Unit*, int64_t>> placed;
     for (size_t l = 0; l < layers.size(); l++) {
       const Range own = ranks.share(layers[l].units, rank);

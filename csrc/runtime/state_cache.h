@@ -1,7 +1,8 @@
-// The states of recurrent layers: for each rank [slot][layer][unit of the rank] { closed, open }.
-// A slot holds the states of all layers for one sequence up to a block of its tokens: the last
-// closed state in that block, and the rows of the tokens since then. Slots are as large as hundreds
-// of KV blocks, so they have memory of their own.
+// The states of recurrent layers. Each rank has an arena [slot][layer][unit of the rank] { closed,
+// open }. A slot holds the states of all layers of one sequence after the tokens up to and
+// including one KV block: `closed` is the state at the last multiple of kStateChunk tokens, and
+// `open` has a row for each token since then (table/recurrent.h). A slot is as large as hundreds of
+// KV blocks, so slots have memory of their own.
 #pragma once
 #include <vector>
 
@@ -16,7 +17,7 @@ class StateCache {
   StateCache(const std::vector<StateLayer>& layers, int64_t slots, const Ranks& ranks);
 
   int64_t slots() const { return slots_; }
-  // The closed state and the open rows of a unit.
+  // Return the closed state and the open rows of a unit (a head or group of heads) of a layer.
   float* closed(Id layer, int64_t unit, int64_t slot) const noexcept {
     const Unit& u = units_[static_cast<size_t>(layer)][static_cast<size_t>(unit)];
     return reinterpret_cast<float*>(u.base + slot * u.stride);
@@ -24,20 +25,21 @@ class StateCache {
   float* open(Id layer, int64_t unit, int64_t slot) const noexcept {
     return closed(layer, unit, slot) + open_at_[static_cast<size_t>(layer)];
   }
-  // A snapshot is the closed states of a slot, in the order of layers and units for any number of
-  // ranks. It is complete if the tokens of the slot end with a chunk, as blocks do.
+  // A snapshot consists of the closed states of a slot in the order [layer][unit], for any number
+  // of ranks. Open rows are not in it, so it is complete only if the number of tokens is a multiple
+  // of kStateChunk, as at the end of a KV block.
   size_t snapshot_bytes() const { return snapshot_bytes_; }
   void read_snapshot(int64_t slot, uint8_t* to) const;
   void write_snapshot(int64_t slot, const uint8_t* from);
-  // A state before any token.
+  // The closed state before the first token of a sequence: zeros.
   const float* empty() const noexcept { return empty_.data(); }
   std::vector<Buffer>& arenas() { return arenas_; }  // by rank
   const std::vector<Buffer>& arenas() const { return arenas_; }
 
  private:
   struct Unit {
-    uint8_t* base;  // in slot 0
-    int64_t stride;
+    uint8_t* base;   // address of its closed state in slot 0
+    int64_t stride;  // bytes from one slot to the next
   };
   // Calls copy(closed state, bytes) for every unit of a slot.
   template <class Copy>
@@ -46,7 +48,7 @@ class StateCache {
   int64_t slots_;
   size_t snapshot_bytes_ = 0;
   std::vector<size_t> closed_bytes_;      // by layer
-  std::vector<int64_t> open_at_;          // by layer: where the open rows begin, in floats
+  std::vector<int64_t> open_at_;          // by layer: floats from `closed` to `open` of a unit
   std::vector<std::vector<Unit>> units_;  // [layer][unit]
   std::vector<Buffer> arenas_;
   std::vector<float> empty_;

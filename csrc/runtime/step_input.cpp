@@ -9,8 +9,8 @@ namespace cpuserve {
 namespace {
 
 constexpr int64_t kHeader = 8;
-// Its words that count the masks, the entries of adapters, the groups of layers after the first
-// one, and the entries of row_draft.
+// Indices of header words: the number of masks, of entries of `adapters`, of block tables of a
+// sequence after the first one, and of entries of row_draft.
 constexpr int64_t kMasks = 4, kAdapters = 5, kMoreGroups = 6, kDrafts = 7;
 
 class Reader {
@@ -36,7 +36,8 @@ void check_range(const char* what, int64_t index, int64_t value, int64_t low, in
                  ", ", high, ")");
 }
 
-// Checks that offsets run from 0 to `total`, and that each is at least `least` below the next one.
+// Checks that the offsets start[0 .. n] run from 0 to `total`, and that each of them is at least
+// `least` less than the next one.
 void check_offsets(const char* what, const int32_t* start, int64_t n, int64_t total,
                    int64_t least) {
   check_argument(start[0] == 0 && start[n] == total, what, " does not run from 0 to ", total);
@@ -46,7 +47,8 @@ void check_offsets(const char* what, const int32_t* start, int64_t n, int64_t to
   }
 }
 
-// Checks the new entries of a table of keys and values, and that it holds the keys of its sequence.
+// Checks the new entries of a KV block table, and that the table has blocks for all keys of its
+// sequence.
 void check_table(const StepInput& in, const StepLimits& limits, int64_t s, int64_t g) {
   const Span<const int32_t> entries = in.new_entries(s, g);
   for (const int32_t& block : entries) {
@@ -57,9 +59,9 @@ void check_table(const StepInput& in, const StepLimits& limits, int64_t s, int64
                  in.kv_len[s], " keys");
 }
 
-// The same for the table of state slots. These are counted on from the blocks; the last block
-// marks where there is none. A slot serves the blocks before it, so there must be one for the last
-// token's block, or after it.
+// Checks the new entries of a table of state slots. Slot i has the entry num_blocks + i, and the
+// entry num_blocks - 1 means that a block has no slot of its own and uses the next slot in the
+// table. So there must be a slot for the block of the last token or for a later block.
 void check_states(const StepInput& in, const StepLimits& limits, int64_t s,
                   Span<const int32_t> kept) {
   const int64_t g = in.groups - 1, first = in.table_first[s * in.groups + g];
@@ -115,7 +117,8 @@ void check_row(const StepInput& in, const StepLimits& limits, int64_t r) {
   check_range("row_top", r, in.row_top[r], -1, limits.max_top + 1);
 }
 
-// A row with a draft samples, as the next row does, and that is the row of the draft itself.
+// Checks a row with a draft token: the row and the next one must sample for the same slot, and the
+// next row must belong to the draft token, which is the next token of the sequence.
 void check_draft(const StepInput& in, const StepLimits& limits, int64_t r) {
   check_range("row_draft", r, in.row_draft[r], -1, limits.vocab);
   if (in.row_draft[r] < 0) return;
@@ -131,8 +134,8 @@ void check_draft(const StepInput& in, const StepLimits& limits, int64_t r) {
                  ", but the next token is ", in.token_ids[next]);
 }
 
-// Rows that verify change the state of their slot while the step runs, so no other row may sample
-// with it.
+// Checks that rows [begin, end), which verify drafts, are the only rows that sample with their
+// slot, because they change its sampler state while the step runs.
 void check_alone(const StepInput& in, int64_t begin, int64_t end) {
   for (int64_t r = 0; r < in.rows; r++) {
     const bool other = (r < begin || r >= end) && in.row_target[r] < 0;

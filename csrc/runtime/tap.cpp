@@ -1,4 +1,5 @@
-// Taps one op: reads its inputs before it runs and its output after, as fp32.
+// Executor::tap: copies the inputs of one operation before it runs and its output afterwards, as
+// fp32.
 #include <algorithm>
 
 #include "base/check.h"
@@ -8,7 +9,8 @@
 namespace cpuserve {
 namespace {
 
-// The values that an op reads (including the one it adds to) and the one it writes.
+// The values that an operation reads (including the output if it adds to that) and the value that
+// it writes.
 struct Ends {
   std::vector<Id> inputs;
   Id output = kNone;
@@ -38,18 +40,18 @@ TapMatrix Executor::read_rows(const Rows& rows, int64_t count) const {
 Tap Executor::tap(Span<const int32_t> words, int64_t op) {
   const auto ops = static_cast<int64_t>(program_->ops().size());
   check_argument(op >= 0 && op < ops, "there is no op ", op, "; the number of ops is ", ops);
-  // A caller that taps every op in order runs each op once.
+  // If a caller taps all operations in order, each of them runs only once.
   const bool same = std::equal(words.begin(), words.end(), tap_words_.begin(), tap_words_.end());
   const bool goes_on = same && tap_next_ >= 0 && op >= tap_next_;
   const int64_t begin = goes_on ? tap_next_ : 0;
   if (goes_on) {
-    input_ = accept(words);  // the same, but maybe elsewhere in memory
+    input_ = accept(words);  // the words are equal, but may be elsewhere in memory
   } else {
     begin_step(accept(words));
     tap_words_.assign(words.begin(), words.end());
   }
   tap_next_ = -1;
-  input_.row_draft = nullptr;  // every row is sampled alone, and the state of its slot stays
+  input_.row_draft = nullptr;  // rows are sampled independently, and sampler states do not change
   const Ends ends = ends_of(program_->ops()[static_cast<size_t>(op)], *program_);
   const auto read = [&](Id id) {
     const auto at = static_cast<size_t>(id);

@@ -18,18 +18,21 @@
 namespace cpuserve {
 namespace {
 
-// Linears read vectors (biases) in whole strips, so they are padded with zeros to one.
+// Linears read biases in whole strips, so vectors are padded with zeros to a multiple of a strip.
 constexpr int64_t kVectorPad = kStripPanels * kPanel;
 
-// A thread packs blocks of so many bytes of a file and computes their digest while they are in L2.
+// A thread packs this many bytes of a file at a time, and computes the digest of the packed panels
+// while they are in L2.
 constexpr int64_t kBlockBytes = 1 << 20;
-// All threads together ask the disk for so many bytes before they need them: 10 ms at 6 GB/s.
+// All threads together request this many bytes from the disk before they need them: 10 ms at 6
+// GB/s.
 constexpr int64_t kAheadBytes = 64 << 20;
 
-// Returns the source of packed row `row` of the matrix, or nullptr for padding.
+// Returns the row of the checkpoint that packed row `row` of the matrix comes from, or nullptr for
+// padding.
 const void* source_row(const Matrix& m, Span<const SourceTensor> parts, int64_t row) {
   int64_t part = 0;
-  if (m.glu) {  // panels alternate gate, up
+  if (m.glu) {  // even panels belong to the gate, odd panels to up
     const int64_t panel = row / kPanel;
     part = panel % 2;
     row = panel / 2 * kPanel + row % kPanel;
@@ -42,7 +45,8 @@ const void* source_row(const Matrix& m, Span<const SourceTensor> parts, int64_t 
   return t.data + static_cast<size_t>(t.order ? t.order[row] : row) * t.row_bytes;
 }
 
-// Returns the stored rows of part `part` that these panels are packed from, and those between them.
+// Returns the smallest range of rows of tensor `part` that contains all rows that these panels are
+// packed from.
 Range stored_rows(const Matrix& m, Span<const SourceTensor> parts, int64_t part, Range panels) {
   const SourceTensor& t = parts[part];
   Range rows{panels.begin * kPanel, panels.end * kPanel};
@@ -56,7 +60,7 @@ Range stored_rows(const Matrix& m, Span<const SourceTensor> parts, int64_t part,
   return {*least, *most + 1};
 }
 
-// Calls use(begin, bytes) for the stored rows of each part that these panels are packed from.
+// Calls use(begin, bytes) for the rows of each tensor that these panels are packed from.
 template <class Use>
 void stored_bytes(const Matrix& m, Span<const SourceTensor> parts, Range panels, const Use& use) {
   for (int64_t i = 0; i < parts.size(); i++) {
@@ -69,7 +73,8 @@ void stored_bytes(const Matrix& m, Span<const SourceTensor> parts, Range panels,
   }
 }
 
-// Maps the pages of one part of a file in one call, instead of with one fault per 64 KB.
+// Maps the pages of some bytes of a file in one call. Otherwise there would be a page fault for
+// every 64 KB.
 void populate(const uint8_t* begin, size_t bytes) {
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));  // 64 KB on some Arm
   const uintptr_t at = reinterpret_cast<uintptr_t>(begin), from = at / page * page;
@@ -90,12 +95,12 @@ size_t arena_bytes(const Program& program, const Ranks& ranks, int rank) {
   return sizes.used();
 }
 
-// Where the arena of the next rank begins in a packed file.
+// Returns the offset in a packed file where the arena of the next rank begins.
 size_t behind(size_t offset, size_t bytes) {
   return offset + (bytes + Buffer::kPage - 1) / Buffer::kPage * Buffer::kPage;
 }
 
-// Returns 0, or an errno; a file that ends is EIO.
+// Reads `bytes` bytes at `offset`. Returns 0, or an errno: EIO if the file is too short.
 int read_at(int fd, uint8_t* to, size_t bytes, size_t offset) {
   while (bytes > 0) {
     const ssize_t got = pread(fd, to, bytes, static_cast<off_t>(offset));
@@ -136,7 +141,8 @@ Weights::Weights(const Program& program, const Ranks& ranks, PackedFile file)
   }
 }
 
-// Returns where the arena of the next rank begins in a packed file.
+// Creates the arena of a rank, at `offset` of a packed file if there is one, and places its
+// matrices. Returns the offset where the arena of the next rank begins.
 size_t Weights::carve_arena(int rank, size_t offset) {
   const size_t bytes = arena_bytes(*program_, ranks_, rank);
   matrix_arenas_.push_back(mapped() ? Buffer(bytes, file_.fd, offset, file_.writable)
@@ -145,7 +151,8 @@ size_t Weights::carve_arena(int rank, size_t offset) {
   for (size_t i = 0; i < program_->matrices().size(); i++) {
     const Matrix& m = program_->matrices()[i];
     const Range panels = panels_of_rank(m, ranks_, rank);
-    // The address that panel 0 would have: kernels count panels from the first one of the matrix.
+    // The address that panel 0 of the matrix would have, because kernels number panels from 0 on
+    // every rank.
     const auto before = static_cast<uintptr_t>(panels.begin) * m.panel_bytes;
     const auto first = reinterpret_cast<uintptr_t>(take_panels(carver, m, panels));
     packed_[i * static_cast<size_t>(ranks_.count()) + static_cast<size_t>(rank)] = {
@@ -229,7 +236,8 @@ void Weights::load_table(Id id, const SourceTensor& rows) {
   tables_[static_cast<size_t>(id)] = rows;
 }
 
-// Packs the panels of one thread. Their first `ahead` bytes in a file have been asked for.
+// Packs the panels of one thread. The system has been asked to read their first `ahead` bytes of
+// the file.
 void Weights::pack_share(const Team& team, int thread, const MatrixSource& source,
                          int64_t ahead) noexcept {
   const Matrix& m = program_->matrices()[static_cast<size_t>(source.id)];
@@ -249,7 +257,7 @@ void Weights::pack_share(const Team& team, int thread, const MatrixSource& sourc
   }
 }
 
-// The sum over all panels, so that it does not matter which thread adds which.
+// Adds the digests of these panels to the sum over all panels, which does not depend on the order.
 void Weights::add_digest(Id id, const PackedWeight& packed, Range panels) noexcept {
   uint64_t sum = 0;
   for (int64_t p = panels.begin; p < panels.end; p++) {
@@ -325,7 +333,7 @@ void Weights::load_vector(Id id, Span<const float> data) {
   for (size_t i = 0; i < vectors_.size(); i++) {
     if (program_->vectors()[i].packed_from != id) continue;
     const int64_t half = v.count / 2;
-    for (int64_t c = 0; c < v.count; c++) {  // column c of gate (first half) or up
+    for (int64_t c = 0; c < v.count; c++) {  // the first half is the gate, the second half up
       const int64_t column = c % half, up = c / half;
       vectors_[i][column / kPanel * 2 * kPanel + up * kPanel + column % kPanel] = data[c];
     }

@@ -11,8 +11,8 @@
 
 namespace cpuserve {
 
-// One tensor of a checkpoint: `rows` rows of `row_bytes` bytes. Packed row i is stored row order[i]
-// (nullptr: i).
+// One tensor of a checkpoint: `rows` rows of `row_bytes` bytes. If `order` is not null, packed row
+// i comes from row order[i] of the tensor.
 struct SourceTensor {
   const uint8_t* data = nullptr;
   int64_t rows = 0;
@@ -27,11 +27,11 @@ struct MatrixSource {
   Span<const SourceTensor> parts;
 };
 
-// A file with the arenas of all ranks, each from a multiple of 2 MB on, after 2 MB for whoever
-// keeps the file. Its bytes follow from the program and the ranks.
+// Returns the size of a packed file: 2 MB for a header, which loader/packed_files.py writes, then
+// the arenas of all ranks, each at a multiple of 2 MB.
 size_t packed_file_bytes(const Program& program, const Ranks& ranks);
 
-// The packed file that the arenas are mapped from; fd -1: they are memory.
+// The packed file that the arenas are mapped from. If fd is -1, the arenas are anonymous memory.
 struct PackedFile {
   int fd = -1;
   bool writable = false;
@@ -42,41 +42,44 @@ class Weights {
   // Throws std::runtime_error if there is no address space, or the file cannot be mapped.
   Weights(const Program& program, const Ranks& ranks, PackedFile file = {});
 
-  // Packs matrices on all threads of the team, in one call of the team. Each thread packs, and so
-  // first touches, the panels that it will read. Meanwhile the system reads the bytes of mapped
-  // files in `ahead`: the first 64 MB of a matrix, and the rest while that matrix is packed. Throws
-  // std::invalid_argument if tensors do not make up their matrix.
+  // Packs matrices on all threads, in one call of the team. Each thread packs, and so touches
+  // first, the panels that it will read in a step. `ahead` lists bytes of mapped files that are
+  // needed next: the system reads them from disk meanwhile, the first 64 MB of a matrix before it
+  // is packed and the rest while it is packed. Throws std::invalid_argument if the tensors do not
+  // make up their matrix.
   void load_matrices(Team& team, Span<const MatrixSource> matrices,
                      Span<const Span<const uint8_t>> ahead = {});
   void load_matrix(Team& team, Id id, Span<const SourceTensor> parts);
-  // The rows of a gathered matrix, which stay where they are.
+  // Sets the rows of a gathered matrix. They are not copied, so they must outlive this object.
   void load_table(Id id, const SourceTensor& rows);
   void load_vector(Id id, Span<const float> data);
 
-  // Fills the arenas from a packed file, on all threads like load_matrix. If they are mapped, it
-  // reads them. Throws std::runtime_error if the file cannot be read.
+  // Reads the arenas from a packed file and computes the digest, on all threads, like load_matrix.
+  // If the arenas are mapped from the file, only their digest is computed. Throws
+  // std::runtime_error if the file cannot be read.
   void read_packed(Team& team, int fd);
-  // The digest of all matrices as they were packed or read; it does not depend on threads or ranks.
+  // Returns the digest of all packed matrices. It does not depend on the number of threads or
+  // ranks.
   uint64_t packed_digest() const noexcept { return digest_.load(std::memory_order_relaxed); }
-  // From now on nothing is added to the digest. It takes a quarter of the CPU time of packing bf16,
-  // and only packed files need it.
+  // After this call no digest is computed. The digest takes a quarter of the CPU time of packing
+  // bf16, and only packed files need it.
   void skip_digest() noexcept { digested_ = false; }
   bool mapped() const { return file_.fd >= 0; }
-  // From now on mapped arenas are read-only.
+  // Makes mapped arenas read-only.
   void seal() noexcept;
-  // Of mapped arenas: asks the system to read a matrix ahead, and does not wait for it.
+  // Asks the system to read a matrix of a mapped arena from disk, and does not wait for it.
   void will_need(Id id) const noexcept;
 
-  // The part of a matrix that a rank owns: units ranks.share(units, rank), with panels numbered as
-  // in the whole matrix.
+  // Returns the part of a matrix that a rank owns: its share of the units (Matrix::units). Panels
+  // are numbered as in the whole matrix.
   const PackedWeight& matrix(Id id, int rank) const {
     return packed_[static_cast<size_t>(id) * static_cast<size_t>(ranks_.count()) +
                    static_cast<size_t>(rank)];
   }
   const SourceTensor& table(Id id) const { return tables_[static_cast<size_t>(id)]; }
-  // The part that contains row `row`.
+  // Returns the part (of a rank) that contains row `row` of the matrix.
   const PackedWeight& with_row(Id id, int64_t row) const;
-  // nullptr for kNone.
+  // Returns nullptr if id is kNone.
   const float* vector(Id id) const {
     return id == kNone ? nullptr : vectors_[static_cast<size_t>(id)];
   }
@@ -97,10 +100,10 @@ class Weights {
   const PackedFile file_;
   std::atomic<uint64_t> digest_{0};
   bool digested_ = true;
-  std::vector<Buffer> matrix_arenas_;  // by rank: no two share a huge page
+  std::vector<Buffer> matrix_arenas_;  // by rank; two arenas never share a huge page
   Buffer vector_arena_;
   std::vector<PackedWeight> packed_;  // [matrix][rank]
-  std::vector<SourceTensor> tables_;  // [matrix]; of those that are gathered
+  std::vector<SourceTensor> tables_;  // [matrix]; set only for gathered matrices
   std::vector<float*> vectors_;
 };
 

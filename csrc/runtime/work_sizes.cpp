@@ -7,31 +7,34 @@
 namespace cpuserve {
 namespace {
 
-// The least that is still worth the sums that a K block or a row block reads and writes again.
+// Lower limits of the sizes. With smaller blocks, loading and storing sums between blocks would
+// cost too much.
 constexpr int64_t kLeastStripBytes = 48 << 10, kLeastRows = 128, kLeastAttentionBytes = 96 << 10;
 constexpr int64_t kLeastNearBytes = 8 << 10, kLeastAheadBytes = 2 << 10;
 constexpr int64_t kMostStripBytes = 8 << 20, kMostAheadBytes = 64 << 10;
-// Cores of Intel: one pass fetches weights to L1, where each line holds one of 16 buffers until
-// data arrive from memory (170 ns: 6 GB/s a core). The core's own prefetcher adds the rest, but
-// only while products keep pace. From 7 rows on they do not, and K blocks, which are fetched to L2,
+// Intel cores: a pass over the weights (one read of all weights for a few rows) prefetches them to
+// L1, where each line occupies one of 16 fill buffers until it arrives from memory (170 ns, so 6
+// GB/s for a core). The hardware prefetcher adds the rest of the bandwidth, but only while products
+// keep pace with the reads. From 7 rows on they do not, and K blocks, which are prefetched to L2,
 // are faster: on Granite Rapids 8 and 16 rows of bf16 reach 87 and 94 % of the dot-product peak
 // instead of 80 and 84 %, and without bf16 products 8 rows read 71-79 % of the bandwidth instead of
 // 59-63 %.
 constexpr std::string_view kIntel = "GenuineIntel";
 constexpr int32_t kIntelPassRows = 6;
-// AMD's cores, measured on Zen 4. One pass reads at the rate of memory up to 12 rows, if it fetches
-// to L2: 8 rows of bf16 run at 81 % of the dot-product peak, and at 57 % with fetches to L1. L2
-// feeds tiles fast enough, so blocks need not stay in L1, but fetches have to go through L1: with
-// fetches to L2 alone 24 rows of bf16 run at 82 to 85 % of the peak, and so at 91 to 92 %.
+// AMD cores, measured on Zen 4: a pass over the weights reads at the rate of memory for up to 12
+// rows if it prefetches to L2. 8 rows of bf16 run at 81 % of the dot-product peak then, and at 57 %
+// with prefetches to L1. L2 feeds tiles fast enough, so K blocks need not stay in L1, but they have
+// to be prefetched to L1: 24 rows of bf16 then run at 91 to 92 % of the peak, and at 82 to 85 %
+// with prefetches to L2.
 //
-// The vendor decides, because no size that a CPU states explains the difference. On Granite Rapids,
-// blocks for 32 KB of L1 run at 0.99 to 1.03 times the rate of those for 48 KB, and bf16 blocks
-// that are fetched through L1 at 0.99 to 1.02 times the rate. How many misses a core can hold, CPUs
-// do not state.
+// The vendor decides, because no cache size explains the difference. On Granite Rapids, blocks for
+// an L1 of 32 KB run at 0.99 to 1.03 times the rate of blocks for 48 KB, and bf16 blocks that are
+// prefetched to L1 at 0.99 to 1.02 times the rate of prefetches to L2. CPUs do not report how many
+// cache misses a core can have in flight.
 constexpr std::string_view kAmd = "AuthenticAMD";
 constexpr int32_t kAmdPassRows = 12;
 
-// `share` rounded down to a multiple of `unit`, between `least` and `most`.
+// Returns `share` rounded down to a multiple of `unit` and limited to [least, most].
 int32_t sized(int64_t share, int64_t unit, int64_t least, int64_t most) {
   return static_cast<int32_t>(std::clamp(share / unit * unit, least, most));
 }
@@ -43,8 +46,8 @@ void check_size(const char* name, int64_t value, int64_t least, int64_t most) {
 
 }  // namespace
 
-// No part is larger than by default, because a virtual machine may report caches that it does not
-// have, and larger ones were not measured to be faster.
+// No size becomes larger than its default, because a virtual machine may report caches that it does
+// not have, and larger sizes were not faster in measurements.
 WorkSizes work_sizes_for(const CacheSizes& caches, std::string_view vendor) noexcept {
   WorkSizes sizes;
   if (vendor == kIntel) sizes.float_pass_rows = kIntelPassRows;
@@ -55,7 +58,7 @@ WorkSizes work_sizes_for(const CacheSizes& caches, std::string_view vendor) noex
   }
   if (caches.l2 > 0) {
     sizes.strip_bytes = sized(caches.l2 / 4, 16 << 10, kLeastStripBytes, sizes.strip_bytes);
-    constexpr int64_t kRowBytes = kStripPanels * kPanel * sizeof(float);  // sums of a row
+    constexpr int64_t kRowBytes = kStripPanels * kPanel * sizeof(float);  // fp32 sums of a row
     sizes.rows = sized(caches.l2 / 8 / kRowBytes, 32, kLeastRows, sizes.rows);
     sizes.attention_bytes =
         sized(caches.l2 / 4, 16 << 10, kLeastAttentionBytes, sizes.attention_bytes);

@@ -1,4 +1,4 @@
-// From the caches and the vendor of a CPU to the work sizes of the kernels. A pure function.
+// Computes the work sizes (block sizes) of the kernels from the caches and the vendor of a CPU.
 #pragma once
 #include <string_view>
 
@@ -7,14 +7,14 @@
 
 namespace cpuserve {
 
-// Sizes for a core with these caches; a size of 0 is unknown, and keeps what depends on it at its
-// default. vendor: CpuInfo::vendor.
+// Returns the work sizes for a core with these caches. A cache size of 0 is unknown: the work sizes
+// that depend on it keep their defaults. `vendor` is CpuInfo::vendor.
 WorkSizes work_sizes_for(const CacheSizes& caches, std::string_view vendor) noexcept;
 
 // Throws std::invalid_argument if a kernel could not work with these sizes.
 void check_work_sizes(const WorkSizes& sizes);
 
-// Every size under the name that Python and doctor use for it.
+// The fields of WorkSizes, each with the key that Python and `doctor` use for it.
 struct WorkSizeField {
   const char* name;
   int32_t WorkSizes::*value;

@@ -1,4 +1,5 @@
-// The work of one thread in a step. The source files of the executor and of operations include it.
+// The work of one thread in a step. The source files of the executor and of the operations include
+// this header.
 #pragma once
 #include <cmath>
 
@@ -10,27 +11,28 @@ namespace cpuserve {
 
 inline float sigmoid(float x) noexcept { return 1.0f / (1.0f + std::exp(-x)); }
 
-// Makes the positive time step of a recurrent layer from the computed value.
+// log(1 + exp(x)), which makes the time step of a recurrent layer positive.
 inline float softplus(float x) noexcept { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 struct Worker {
   Executor& e;
   const int thread, threads;
-  const RankThreads peers;  // members of this thread's rank
+  const RankThreads peers;  // the threads of the same rank, including this one
   int64_t phase;
   uint8_t* const scratch;
   size_t op = 0;       // index of the running op
-  bool alone = false;  // this thread does all of the running op
+  bool alone = false;  // whether this thread does all work of the running op
 
   // Runs ops [first, last) with the barriers of BarrierPlan. Returns false if the step was
   // cancelled.
   bool walk(int64_t first, int64_t last) noexcept;
 
-  // Whether an op works on routed rows alone and there are none, because no sequence of the step
-  // has an adapter. All threads find the same, because a barrier follows the op that routes.
+  // Whether the op works only on routed rows and the step has none, because none of its sequences
+  // has an adapter. All threads return the same, because a barrier follows the op that routes.
   bool is_idle(const Op& op) const noexcept;
 
-  // The work between two barriers is one phase. All threads number phases alike.
+  // Waits for all threads of the step. The work between two barriers is a phase; all threads number
+  // the phases in the same way.
   void barrier() noexcept {
     barrier([] {});
   }
@@ -41,10 +43,11 @@ struct Worker {
     if (thread == 0) e.advances_.add();
     e.queue_.enter(thread, ++phase);
   }
-  // Claims the peers' items of this phase in chunks, starting with this thread's own share. Once
-  // the step is cancelled, the remaining items are claimed but not computed, because one op of a
-  // long prompt can take a second. Values that were not computed are never used: only other values
-  // depend on them, and run_ops sees the flag. At most one call per phase.
+  // Claims items [0, items) together with the threads `of`, in chunks, and computes those that this
+  // thread gets, starting with its own share. May be called once in a phase. Once the step is
+  // cancelled, the remaining items are claimed but not computed, because one op of a long prompt
+  // can take a second. No result of the step uses values that were not computed, because run_ops
+  // sees the cancel flag.
   template <class Run>
   void drain(RankThreads of, int64_t items, int64_t chunk, const Run& run) noexcept {
     drain_shares(of, [&](int owner) { return split(items, owner, of.size); }, chunk, run);
@@ -56,14 +59,14 @@ struct Worker {
     });
   }
   RankThreads everyone() const noexcept { return {0, 0, threads}; }
-  // Rows of an operation that no thread claims: they take too little time.
+  // Returns the rows of this thread in an operation that takes too little time for claims.
   Range share(int64_t items) const noexcept {
     if (alone) return {0, items};
     return e.team_->speeds().share(items, thread, threads);
   }
 
   int64_t tokens() const noexcept { return e.input_.tokens; }
-  // Rows of a value in this step.
+  // Returns the number of rows of a value in this step.
   int64_t rows(Id id) const noexcept {
     return tokens() * e.program_->values()[static_cast<size_t>(id)].copies;
   }
@@ -82,19 +85,21 @@ struct Worker {
   const StepInput& input() const noexcept { return e.input_; }
   Routing& routing() const noexcept { return e.routing_; }
   const KvCache& kv() const noexcept { return e.kv_; }
-  // The slots of the tokens in the group of a KV layer, and the block table of a sequence there.
+  // kv_slots: the KV slot of each token, in the group of a KV layer. block_table: the block table
+  // of a sequence in that group.
   const int32_t* kv_slots(Id layer) const noexcept {
     return e.slots_.data() + e.kv_.group(layer) * e.program_->max_tokens();
   }
   const int32_t* block_table(int64_t seq, Id layer) const noexcept {
     return e.table(seq, e.kv_.group(layer));
   }
-  const AttentionPlan& attention_plan() const noexcept {  // of the running op
+  const AttentionPlan& attention_plan() const noexcept {  // the plan of the running op
     return e.plans_[static_cast<size_t>(e.plan_of_op_[op])];
   }
-  float* partials() const noexcept { return e.partials_; }  // of attention
+  float* partials() const noexcept { return e.partials_; }  // partial results of attention
   StateCache& states() const noexcept { return e.states_; }
-  // The state slot of a token's block, and of the last closed state before a sequence (-1: none).
+  // state_slot: the state slot for the block of a token. state_before: the slot of the last closed
+  // state before the tokens of a sequence in this step (-1: there is none).
   int64_t state_slot(int64_t token) const noexcept {
     return e.state_slots_[static_cast<size_t>(token)];
   }
@@ -112,26 +117,30 @@ struct Worker {
     return e.scratch_[static_cast<size_t>(other)];
   }
 
-  // A linear, or the linears of all experts, which differ in their weights and rows alone.
+  // The arguments of a linear. The linears of all experts share one Product, because they differ
+  // only in weights and rows.
   struct Product {
     const LinearKernel& kernel;
     const Matrix& matrix;
     const Rows& x;
-    Range panels;  // that this rank computes
+    Range panels;  // the panels that this rank computes
     LinearArgs args;
 
     LinearPlan plan(int64_t rows, int threads) const noexcept;
-    // `task` of a plan for the rows from row0 on, which w multiplies.
+    // Runs `task` of a plan: multiplies rows of x by the weights w. Row 0 of the plan is row `row0`
+    // of x.
     void run(const PackedWeight& w, int64_t row0, const LinearTask& task) const noexcept;
   };
   Product product(Id matrix, const Rows& x, const Epilogue& ep, uint8_t* work) const noexcept;
-  // Multiplies rows x, in the format of the matrix's kind, and passes the result to ep.out.
-  // Computes the panels of this rank, which its threads claim.
+  // Multiplies m rows of x by a matrix and writes the result to ep.out. x has the row format that
+  // the weight kind of the matrix needs. The threads of a rank claim tasks of the panels of that
+  // rank.
   void multiply(Id matrix, const Rows& x, int64_t m, const Epilogue& ep) noexcept;
 
  private:
   void run(const Op& op) noexcept;
-  // Returns the op after those from `first` on that one thread does while the others wait.
+  // Returns the end of the range of ops, from `first` on, that one thread runs while the others
+  // wait at the barrier.
   int64_t end_of_row_wise(int64_t first, int64_t last) const noexcept;
   void run_alone(int64_t first, int64_t last) noexcept;
 };

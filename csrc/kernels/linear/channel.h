@@ -4,24 +4,26 @@
 //   row:   f = float(sum_k q_w q_x - zero sum_x) * (s_w s_x), integers over the whole row
 //   g128:  f = fma(float(sum_k q_w q_x - zero sum_x), s_x, f) per group, then f * s_w
 //
-// The tile keeps MR rows x NP panels of int32 sums in registers and walks K a quad at a time. With
-// one scale per row the loop contains only products. With scales per group, the fp32 sums are also
-// in registers if they fit, otherwise in `c`, which is in L1.
+// The tile keeps the int32 sums of MR rows x NP panels in registers and processes a quad (4
+// elements of K) at a time. With one scale per row the loop contains only products. With a scale
+// per group, the fp32 sums are in registers as well if they fit; otherwise they are in `c`, which
+// is in L1.
 #pragma once
 #include "kernels/linear/group.h"
 
 namespace CPUSERVE_NS {
 namespace {
 
-constexpr size_t kChannelScales = kPanel * sizeof(float);  // after the weights of a panel
+constexpr size_t kChannelScales = kPanel * sizeof(float);  // bytes of scales at the end of a panel
 
-// The position of a channel tile: first row, first panel, and the line to prefetch. All of them
-// advance along K.
+// The position of a channel tile in its first row, in its first panel, and in the data to prefetch.
+// All three pointers advance along K.
 struct ChannelAt {
   const uint8_t *x, *w, *ahead;
 };
 
-// Adds the next `quads` quads of K to the integer sums, and prefetches lines of NPF panels.
+// Adds the products of the next `quads` quads of K to the integer sums, and prefetches lines of NPF
+// panels.
 template <int NPF, int MR, int NV>
 CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
                                       const LinearTile& t) {
@@ -51,7 +53,8 @@ CPUSERVE_INLINE void channel_products(I (&acc)[MR][NV], ChannelAt& at, int64_t q
   }
 }
 
-// The same for a tile over a K block, which prefetches lines of the next one now and then.
+// Does the same for a tile over a K block, which prefetches some lines of the next K block
+// (LinearTile::fetch_every).
 template <int MR, int NV>
 CPUSERVE_INLINE void channel_block(I (&acc)[MR][NV], ChannelAt& at, int64_t quads,
                                    const LinearTile& t) {
@@ -62,44 +65,45 @@ CPUSERVE_INLINE void channel_block(I (&acc)[MR][NV], ChannelAt& at, int64_t quad
   }
 }
 
-// The scales of the columns of vector v.
+// Returns the scales of the columns in vector v of a tile.
 CPUSERVE_INLINE F channel_scale(const LinearTile& t, int v) {
   const uint8_t* panel = t.w + static_cast<size_t>(v / kVecs) * t.panel_bytes;
   const uint8_t* scales = panel + t.panel_bytes - kChannelScales;
   return load(reinterpret_cast<const float*>(scales) + v % kVecs * kLanes);
 }
 
-// kGroupQuads: quads of K that share a row's scale; 0 = all of them.
+// kGroupQuads: the number of quads of K with one scale of a row; 0: a row has a single scale.
 template <int64_t kGroupQuads>
 struct Channel {
   static constexpr ActFormat kAct = kGroupQuads ? ActFormat::q8g128 : ActFormat::q8row;
   static constexpr int64_t kUnitBytes = kPanel * 4;
   static constexpr int64_t kWholeUnits = kGroupQuads ? kGroupQuads : 1;
   static constexpr bool kSharesHeaders = false, kWidens = false;
-  // The loop has little work besides its products, so that reading rows and weights from L2 would
-  // limit it, above all while the next block is fetched from memory: on Granite Rapids 16 to 32
-  // rows run at 1.1 times the rate of blocks in L2.
+  // The loop consists of little more than products, so reading rows and weights from L2 would limit
+  // it, especially while the next block is fetched from memory: on Granite Rapids 16 to 32 rows run
+  // at 1.1 times the rate that they have with K blocks in L2.
   static constexpr bool kNearBlocks = true, kSizesCutPasses = false;
   static constexpr bool kLineUnits = true;
   static constexpr int kSums = kGroupVecs / kVecs;
   static constexpr int kRows = kSums < 6 ? kSums : 6;
-  // With scales per group, fp32 sums in registers are worth more than a wider tile: with 6 x 4,
-  // loading and storing these sums is a third of the cost of a group without its products.
+  // With a scale per group, the tile is half as large, so that the fp32 sums stay in registers.
+  // With 6 x 4 sums they would not, and loading and storing them would be a third of the cost of a
+  // group besides its products.
   static constexpr int kTile = kGroupQuads && kSums >= 12 ? kSums / 2 : kSums;
   static constexpr int kPanels = kTile / kRows > 4 ? 4 : kTile / kRows;
   static constexpr int kHalfRows = kPanels == 4 ? 2 * kRows : kRows;
-  // With 16 rows and one panel, nearly all products would load their operand: 0.9 times the rate of
-  // tiles over a strip.
+  // At most 12 rows: with 16 rows and one panel, nearly every product would load its operand, and
+  // the rate would be 0.9 times the rate of tiles over a strip.
   static constexpr int kStreamRows = kSums >= 24 ? 12 : kRows;
-  // A task has up to four panels, so not three: the fourth alone would have too few sums for the
-  // latency of a product (8 rows: 27 instead of 32 GB/s).
+  // Not three panels: a task has up to four, and the fourth panel alone would have too few sums to
+  // hide the latency of a product (8 rows: 27 instead of 32 GB/s).
   static constexpr int stream_panels(int rows) {
     const int n = kSums / rows;
     return n > 4 ? 4 : n == 3 ? 2 : n;
   }
   static int64_t units(int64_t k) { return (k + 3) / 4; }
 
-  // From unit u on.
+  // Returns the position at unit u.
   static ChannelAt from(const LinearTile& t, int64_t u, const uint8_t* ahead) {
     return {t.x + u * 4, t.w + u * kUnitBytes, ahead + (u - t.u0) * kUnitBytes};
   }
@@ -189,12 +193,12 @@ struct Channel {
     const int64_t to_sums = t.x_padded / (4 * kGroupQuads) * 4, end = t.u1;
     ChannelAt at = from(t, t.u0, t.ahead0);
     for (int64_t u = t.u0; u < end; u += kGroupQuads, scales += 4) {
-      // The last groups prefetch the data after this tile. The group that contains `split` may do
-      // either.
+      // Groups from `split` on prefetch from ahead1, the data after this tile. The group that
+      // contains `split` may prefetch from either address.
       if (kNear && u >= t.split) at.ahead = t.ahead1 + (u - t.u0) * kUnitBytes;
       I acc[MR][NV];
       start(acc, scales + to_sums, x_stride);
-      opaque(c);  // without it gcc keeps all of c in registers, and spills them to the stack
+      opaque(c);  // otherwise gcc keeps all sums of c in registers and spills them to the stack
       const int64_t quads = end - u < kGroupQuads ? end - u : kGroupQuads;
       if constexpr (kNear) {
         channel_products<NPF>(acc, at, quads, t);
@@ -235,7 +239,8 @@ inline size_t channel_panel_bytes(int64_t k) noexcept {
   return static_cast<size_t>((k + 3) / 4 * 64) + kChannelScales;
 }
 
-// The scale of one source row: the one it brings, or largest magnitude / 127.
+// Returns the scale of one source row: the scale that is stored in the row, or the largest
+// magnitude of its elements / 127.
 inline float channel_scale_of(const PackArgs& a, int row) {
   if (!a.rows[row]) return 0.0f;
   if (a.source == SourceType::s8_channel) return read_as<float>(a.rows[row]);
@@ -251,8 +256,8 @@ inline float channel_scale_of(const PackArgs& a, int row) {
   return reduce_max(top) / 127.0f;
 }
 
-// Writes elements [k0, k0 + n) of a row as bytes with kZero (128 or 0) as 0. The other
-// bytes up to kChunk64 are zeros.
+// Writes elements [k0, k0 + n) of a row as int8 codes plus kZero (128 or 0), so that the byte kZero
+// represents 0. The bytes from n up to kChunk64 represent 0 as well.
 template <int kZero>
 void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float scale, uint8_t* out) {
   alignas(64) int8_t q[kChunk64] = {};
@@ -267,7 +272,7 @@ void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float scale, u
   for (int i = 0; i < kChunk64; i++) out[i] = static_cast<uint8_t>(q[i] + kZero);
 }
 
-// kSide: bytes of a column next to each other. kZero: the byte of 0.
+// kSide: the number of adjacent bytes of a column. kZero: the byte that represents 0.
 template <int kSide = 4, int kZero = 128>
 void pack_channel(const PackArgs& a) noexcept {
   float scales[kPanel];

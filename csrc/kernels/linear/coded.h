@@ -1,15 +1,16 @@
 // Kinds of float codes with a scale for a group of K: FP8, and 4 bits with a table of values.
 //
-// Codes of a group are widened to bf16 lines, the layout of dense_bf16, in scratch that stays in
-// the caches, and the tiles of dense_bf16 multiply them. The sum of a group starts from zero; then
+// The codes of a group are widened to bf16 lines (the layout of dense_bf16) in scratch that stays
+// in the caches, and the tiles of dense_bf16 multiply these lines. The sum of a group starts from
+// zero, and is then added to the fp32 sum f of the output element:
 //
 //   f = fma(sum, scale, f)      per group in ascending order
 //
 // A kind C defines
-//   kGroup                 elements of a group, a multiple of 32; a row's last one may have fewer
-//   bytes(n)               the bytes of a group of n elements of a panel
+//   kGroup                 elements of a group, a multiple of 32; the last group may have fewer
+//   bytes(n)               the bytes that a group of n elements has in a panel
 //   scale(group, column)   the scales of columns [column, column + kLanes)
-//   widen(group, n, to)    writes n / 2 lines of 32 bf16; kFetch: and prefetches from `ahead`
+//   widen(group, n, to)    writes n / 2 lines of 32 bf16; with kFetch it prefetches from `ahead`
 //   pack_column(row, g, n, column, group)   packs group g of a source row
 //   read(row, k0, n, to)   elements [k0, k0 + n) of a source row as fp32
 #pragma once
@@ -20,7 +21,7 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Elements of a line, two of K for each column, and its bytes as bf16.
+// The elements of a line (two of K for each of 16 columns), and the bytes of the line in bf16.
 constexpr int kLineCodes = 2 * kPanel, kWideLine = kLineCodes * 2;
 
 template <bool kFetch>
@@ -28,8 +29,8 @@ CPUSERVE_INLINE void fetch_ahead(const uint8_t* p, int64_t ahead) {
   if constexpr (kFetch) prefetch(p + ahead);
 }
 
-// { fp32 scale[16]; u8 q[n / 2][16][2] }. Codes widen to 1/256 of their value, so the scale is 256
-// times the bytes of the file.
+// e4m3_g128: { fp32 scale[16]; u8 q[n / 2][16][2] }. Codes widen to 1/256 of their value, so the
+// packed scale is 256 times the scale of the checkpoint.
 struct F8Codes {
   static constexpr int kGroup = kF8Group, kScales = kPanel * 4;
   static constexpr float kWidened = 256;
@@ -58,7 +59,7 @@ struct F8Codes {
   }
 };
 
-// { fp16 scale[16]; u8 q[32][16] }: k is the low nibble, k + 1 the high one.
+// nf4_g64, fp4_g64: { fp16 scale[16]; u8 q[32][16] }. The low nibble is k, the high nibble k + 1.
 template <class Table>
 struct TableCodes64 {
   static constexpr int kGroup = 64, kScales = kPanel * 2;
@@ -91,8 +92,8 @@ struct TableCodes64 {
   }
 };
 
-// { fp32 scale[16]; n / 16 of { E4M3 s[16]; u8 q[8][16] } }: the products of codes and s have 6
-// significant bits, so they are exact in bf16.
+// nvfp4: { fp32 scale[16]; n / 16 of { E4M3 s[16]; u8 q[8][16] } }. The product of a code and s has
+// 6 significant bits, so it is exact in bf16.
 struct Nvfp4Codes {
   static constexpr int kGroup = 256, kScales = kPanel * 4, kSmall = 16;
   static constexpr int64_t kSmallBytes = kPanel + kSmall / 2 * kPanel;
@@ -137,13 +138,14 @@ struct Nvfp4Codes {
   }
 };
 
-// The contents of a call's scratch.
+// The contents of the scratch of a call. kWideApart: floats between two widened rows, so that they
+// do not share sets of L1. kMostWideLines: lines of a panel; a strip of them has 256 KB.
 using WideTiles = Dense<Bf16Element>;
-constexpr int kMostCodedGroup = 256, kWideApart = 16;  // floats: rows must not share sets of L1
-constexpr int64_t kMostWideLines = 1024;               // of a panel: 256 KB of a strip
+constexpr int kMostCodedGroup = 256, kWideApart = 16;
+constexpr int64_t kMostWideLines = 1024;
 struct CodedScratch {
   float sums[kSumsFloats];
-  float part[WideTiles::kHalfRows * kStripPanels * kPanel];  // of one group
+  float part[WideTiles::kHalfRows * kStripPanels * kPanel];  // the sums of one group
   float rows[WideTiles::kHalfRows * (kMostCodedGroup + kWideApart)];
   alignas(64) uint16_t lines[kStripPanels][kMostWideLines * kLineCodes];
 };
@@ -159,7 +161,8 @@ CPUSERVE_INLINE int64_t group_size(int64_t k, int64_t g) {
   return left < C::kGroup ? left : int64_t{C::kGroup};
 }
 
-// Groups of a K block of many rows; their lines take as many bytes as a strip of dense_bf16.
+// Returns the number of groups in a K block for many rows. Their lines take as many bytes as a K
+// block of a strip of dense_bf16.
 template <class C>
 CPUSERVE_INLINE int64_t block_groups(int64_t k, const WorkSizes& sizes) {
   const int64_t given = sizes.strip_bytes / (kStripPanels * kWideLine);
@@ -169,14 +172,15 @@ CPUSERVE_INLINE int64_t block_groups(int64_t k, const WorkSizes& sizes) {
   return (all + blocks - 1) / blocks;
 }
 
-// Rows [row, row + rows) and groups [g0, g1) of some panels, with lines in the scratch.
+// The groups [g0, g1) of some panels. Their lines are in the scratch.
 struct CodedPart {
   int64_t panel0;
   int panels;
   int64_t g0, g1;
 };
 
-// Adds the sums of group g to the rows of a tile at `f`.
+// Adds the sums `part` of group g, times the scales of the columns, to the fp32 sums of a tile at
+// `f`.
 template <class C>
 CPUSERVE_INLINE void add_coded(const LinearArgs& a, const CodedPart& b, int64_t g, int rows,
                                const float* part, float* f) {
@@ -196,7 +200,8 @@ CPUSERVE_INLINE void add_coded(const LinearArgs& a, const CodedPart& b, int64_t 
   }
 }
 
-// The tiles of `rows` rows from `row` on, kRows and kPanels of each at most. f: their sums.
+// Runs the tiles of `rows` rows from `row` on. A tile has at most kRows rows and kPanels panels. f:
+// the fp32 sums of the rows.
 template <class C, int kRows, int kPanels>
 CPUSERVE_INLINE void coded_tiles(const LinearArgs& a, CodedScratch& s, const CodedPart& b,
                                  int64_t row, int64_t rows, float* f) {
@@ -208,7 +213,7 @@ CPUSERVE_INLINE void coded_tiles(const LinearArgs& a, CodedScratch& s, const Cod
   t.x_u0 = t.u0 = 0;
   t.resume = false;
   t.last = true;
-  t.fetch_panels = 0;  // lines are in the caches
+  t.fetch_panels = 0;  // no prefetches, because the lines are in the caches
   for (int64_t i = 0; i < tiles; i++) {
     const int high = static_cast<int>(base + (i < longer));
     for (int64_t g = b.g0; g < b.g1; g++) {
@@ -254,7 +259,7 @@ void run_coded(const LinearArgs& a) noexcept {
   auto& s = *static_cast<CodedScratch*>(a.scratch);
   const bool plain = plain_f32(a.ep);
   const int64_t groups = groups_of<C>(w.k);
-  // Lines for few rows are used at once, while they are in L1.
+  // For few rows, the lines of one group are used at once, while they are in L1.
   const int64_t step = a.m <= WideTiles::kRows ? 1 : block_groups<C>(w.k, a.sizes);
   for (int64_t row0 = 0; row0 < a.m; row0 += a.sizes.rows) {
     const int64_t rows = a.m - row0 < a.sizes.rows ? a.m - row0 : a.sizes.rows;

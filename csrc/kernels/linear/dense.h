@@ -1,9 +1,9 @@
 // dense_bf16, dense_f16, dense_f32: weights in their own float type, sums in fp32.
 //
-// The tile keeps MR rows x NP panels of fp32 sums in registers; a step of K loads the lines of
-// the panels once and broadcasts one element of each row. 6 x 64 columns on AVX-512 use 24 sums, 4
-// weights and 1 broadcast of 32 registers, and 10 loads for 24 products, so the two multipliers are
-// the limit.
+// The tile keeps the fp32 sums of MR rows x NP panels in registers. A step of K loads the lines of
+// the panels once and broadcasts one element of each row. On AVX-512, a tile of 6 rows x 64 columns
+// uses 29 of 32 registers (24 sums, 4 of weights, 1 broadcast) and 10 loads for 24 products, so the
+// two multipliers are the limit.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/source.h"
@@ -11,11 +11,11 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// One step of K takes kPhases products per element. Without a bf16 dot product, the even element of
-// a pair is multiplied first and then the odd one, in the order of dot2. There many rows are
-// widened to fp32 before tiles read them (driver.h): widened in the tile, the rows' elements would
-// take an operation for every one to four products. Few rows wait for memory, and are widened in
-// the tile.
+// One step of K takes kPhases products for each output element. Without a bf16 dot product there
+// are two: first with the even element of a pair, then with the odd element, which is the order of
+// dot2. In this case many rows are widened to fp32 before tiles read them (driver.h), because
+// widening them in the tile would take an operation for every one to four products. Few rows are
+// widened in the tile, because they wait for memory anyway.
 struct Bf16Element {
   using Packed = uint16_t;
   static constexpr ActFormat kAct = ActFormat::bf16;
@@ -57,8 +57,8 @@ struct F32Element {
   static float to_float(float x) { return x; }
 };
 
-// Vector v of the weights in the line of a step, for one phase; then the operand of a row, and the
-// product.
+// weight_of returns vector v of the weights in the line of a step, for one phase. The next
+// functions return the operand of a row, and the sum with the product.
 template <class E, int kPhase>
 CPUSERVE_INLINE auto weight_of(const uint8_t* line, int v) {
   if constexpr (sizeof(typename E::Packed) == 4) {
@@ -118,19 +118,19 @@ struct Dense {
   static constexpr int kRows = kSums / kVecs >= 24 ? 6 : kSums / kVecs < 6 ? kSums / kVecs : 6;
   static constexpr int kPanels = kSums / kVecs / kRows >= 4 ? 4 : kSums / kVecs / kRows;
   static constexpr int kHalfRows = kPanels == 4 ? 2 * kRows : kRows;
-  // Rows that are widened in the tile need more registers: with 16 registers, tiles of 6 x 2 sums
-  // would keep operands on the stack, which halves their rate.
+  // Widening rows in the tile needs more registers: with 16 registers, tiles of 6 x 2 sums would
+  // keep operands on the stack, which halves their rate.
   static constexpr int kStreamRows = kSums / kVecs >= 24         ? (E::kWidens ? 8 : 16)
                                      : E::kWidens && kSums == 12 ? 4
                                                                  : kRows;
-  // One stream of memory is read faster than several, and the difference is larger for shorter
-  // streams (K = 896, 8 rows: 98 % of the bandwidth of a plain read, with three panels side by side
-  // 89 %).
+  // One panel at a time: one stream of memory is read faster than several, and the difference is
+  // larger for short streams. With K = 896 and 8 rows, one panel at a time reads 98 % of the
+  // bandwidth of a plain read, and three panels side by side 89 %.
   static constexpr int stream_panels(int) { return 1; }
   static int64_t units(int64_t k) { return (k + E::kPerStep - 1) / E::kPerStep; }
   static constexpr bool kSharesHeaders = false, kWidens = E::kWidens, kNearBlocks = false;
   static constexpr bool kSizesCutPasses = true, kLineUnits = true;
-  // Rows are widened in whole vectors, which their padding ends with.
+  // Rows are widened in whole vectors of 32 elements, which is the unit of their padding.
   static constexpr int64_t kWholeUnits = kWidens ? 16 : 1;
   static constexpr ActFormat kAct = E::kAct;
 
@@ -152,8 +152,9 @@ struct Dense {
     const uint8_t* x = t.x + (t.u0 - t.x_u0) * kActBytes;
     const uint8_t* w = t.w + t.u0 * kUnitBytes;
     const uint8_t* ahead = t.ahead0;
-    // A pass has two parts: before and from `split`. A tile over a K block has as many as it
-    // fetches lines of the next one.
+    // Each turn of this loop prefetches from one address on. A pass has two turns, before and from
+    // `split`. A tile over a K block has one turn for each line of the next block that it
+    // prefetches.
     for (int64_t u = t.u0; u < t.u1;) {
       int64_t end = kNear && u < t.split ? t.split : t.u1;
       if constexpr (kNear) {
@@ -190,8 +191,8 @@ size_t dense_panel_bytes(int64_t k) noexcept {
   return static_cast<size_t>(Dense<E>::units(k) * Dense<E>::kUnitBytes);
 }
 
-// Reads elements [k0, k0 + n) of one source row as packed elements. If the types agree, the bits do
-// not change.
+// Converts elements [k0, k0 + n) of one source row to the packed type. If the source has the same
+// type, the bits do not change.
 template <class E>
 inline void read_elements(const PackArgs& a, int row, int64_t k0, int n, typename E::Packed* out) {
   using T = typename E::Packed;
@@ -204,7 +205,7 @@ inline void read_elements(const PackArgs& a, int row, int64_t k0, int n, typenam
   E::from_floats(x, out, kChunk64);
 }
 
-// kSide: elements of a column side by side.
+// Packs a panel. kSide: the number of adjacent elements of a column.
 template <class E, int kSide = E::kPerStep>
 void pack_dense(const PackArgs& a) noexcept {
   using T = typename E::Packed;

@@ -1,26 +1,29 @@
-// The loops of a linear, for all weight kinds: panels outermost, so that each is read from memory
-// once; then rows; K innermost. A kind defines the tile:
+// The loops of a linear on vectors, for all weight kinds. The outermost loop is over panels, so
+// that each panel is read from memory once; then comes the loop over rows; the loop over K is
+// innermost. A unit is the smallest number of elements of K that a kind processes at once. A kind
+// defines the tile:
 //
 //   struct Kind {
-//     static constexpr int64_t kUnitBytes   bytes of one panel per unit of K (pair, element, group)
-//     static constexpr bool kSharesHeaders  so many at most: several units may share a header
-//     static int64_t units(int64_t k)
+//     static constexpr int64_t kUnitBytes   bytes of a unit (pair, element, group) in one panel
+//     static constexpr bool kSharesHeaders  several units share a header; kUnitBytes is the most
+//     static int64_t units(int64_t k)       number of units of K
 //     static constexpr int64_t kWholeUnits  a K block is a multiple of this many units
 //     static constexpr ActFormat kAct
 //     static constexpr bool kWidens         tiles of many rows read bf16 rows widened to fp32
-//     static constexpr bool kNearBlocks     a K block stays in L1, and so do its rows
+//     static constexpr bool kNearBlocks     a K block and its part of the rows stay in L1
 //     static constexpr int kStreamRows      up to this many rows take one pass over the weights
-//     static constexpr bool kSizesCutPasses WorkSizes::float_pass_rows may be less than that
-//     static constexpr int stream_panels(int rows)         panels side by side in that pass
-//     static constexpr int kRows, kPanels   the tile for more rows than kStreamRows
-//     static constexpr int kHalfRows        rows of that tile where it has two panels
-//     static constexpr bool kLineUnits      a unit of a panel has 32 or 64 bytes, so at most a line
-//     static constexpr int kTurns           only if not kLineUnits; see share_units
+//     static constexpr bool kSizesCutPasses WorkSizes::float_pass_rows limits kStreamRows
+//     static constexpr int stream_panels(int rows)         panels of a tile in that pass
+//     static constexpr int kRows, kPanels   size of the tile for more rows than kStreamRows
+//     static constexpr int kHalfRows        rows of that tile if it has only two panels
+//     static constexpr bool kLineUnits      a unit has 32 or 64 bytes in a panel: at most a line
+//     static constexpr int kTurns           see share_units; not needed with kLineUnits
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
-// A tile starts from zero or from the sums of the previous K block in `c`. Each output element is
-// one chain of additions over ascending K, so tile shapes and K blocks never change a bit.
+// A tile starts from zero, or from the sums of the previous K block in `c`. Each output element is
+// one chain of additions over ascending K, so the shapes of tiles and the K blocks never change a
+// bit.
 #pragma once
 #include "kernels/linear/finish.h"
 #include "kernels/linear/linear_tile.h"
@@ -28,13 +31,14 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Calls the tile with the compile-time row count `rows`, from kLeast to MR.
+// Calls the tile that is compiled for `rows` rows, from kLeast to MR.
 template <class Kind, bool kNear, int NP, int NPF, int MR, int kLeast = 1>
 CPUSERVE_INLINE void call_tile(int rows, const LinearTile& t) {
   if (rows == MR) return Kind::template tile<MR, NP, kNear, NPF>(t);
   if constexpr (MR > kLeast) call_tile<Kind, kNear, NP, NPF, MR - 1, kLeast>(rows, t);
 }
-// Calls the one-pass tile of `rows` rows with as many panels as fit its registers.
+// Calls the tile for one pass over the weights that is compiled for `rows` rows, with as many
+// panels as fit its registers.
 template <class Kind, int MR>
 CPUSERVE_INLINE void call_stream_tile(int rows, const LinearTile& t) {
   if (rows == MR) {
@@ -50,8 +54,8 @@ CPUSERVE_INLINE int stream_panels_of(int rows) {
   return 1;
 }
 
-// For few rows: one pass over the weights, bound by memory. Every line is prefetched ahead of its
-// use, even across panels.
+// Computes a linear for few rows: one pass over the weights, limited by memory. Every line is
+// prefetched before its use, even if it is in the next panel.
 template <class Kind>
 CPUSERVE_INLINE void stream(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
@@ -93,35 +97,36 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
   }
 }
 
-// Number of row tiles that share a run of the epilogue: activations and quantization are long
-// chains of dependent operations, and only several rows in parallel use the core fully.
+// The number of row tiles for one run of the epilogue. Activations and quantization are long chains
+// of dependent operations, and only several rows in parallel use the core fully.
 constexpr int64_t kFinishTiles = 4;
 
-// The parameters of one K block of a strip, except the tile itself.
+// A block: the rows, panels and units of K that tiles process together.
 struct Block {
   int64_t row0, rows;  // rows of activations; each has `terms` int8 rows
   int64_t panel0;
   int panels;
   int64_t u0, u1;
-  const uint8_t* next;  // the next block, for prefetching; base as in LinearTile
-  bool keep;            // more than one K block: sums stay in c, [rows][64]
-  bool last;
+  const uint8_t* next;  // where to prefetch the next block from, or nullptr
+  bool keep;            // there are several K blocks: the sums [rows][64] stay in c between them
+  bool last;            // the block has the end of K
 };
 
-// A K block takes `calls` calls of tiles. Sets what call number `i` prefetches into L2: its share
-// of the next block. All shares have the same size. Then memory is never idle while tiles compute
-// from cache, and never gets more requests at once than it can serve: a request that waits occupies
-// one of the core's few buffers for misses, and loads that only miss L1 then wait for a free one.
-// When the first four calls prefetched a whole panel each, 64 rows of w8_channel ran at 64 % of the
-// dot-product peak of Granite Rapids; with equal shares they run at 76 %.
+// A block takes `calls` calls of tiles. This function sets the share of the next block that call
+// number `i` prefetches into L2. All shares have the same size. So memory is never idle while tiles
+// compute from the caches, and never gets more requests at once than it can serve: a waiting
+// request occupies one of the few miss buffers of the core, and loads that miss only L1 then wait
+// for a free buffer. When each of the first four calls prefetched a whole panel, 64 rows of
+// w8_channel ran at 64 % of the dot-product peak of Granite Rapids; with equal shares they run at
+// 76 %.
 //
-// There are two ways to divide a block. A block with at most Kind::kTurns / 2 calls for each panel
-// has few rows, and each call has much to prefetch: the panels take turns unit by unit, which is
-// nearly the order of reading by tiles. The core's own prefetcher then sees several
-// streams and runs ahead in each. 12 rows of w8_g32 read 26 GB/s this way on Granite Rapids, and
-// 20 GB/s if a call prefetches one panel from end to end. With more calls, turns gain nothing and
-// cost up to 5 %, so each call prefetches a part of a single panel. If that part is smaller than a
-// unit for each unit of the tile, some lines are prefetched several times, which costs nothing.
+// There are two ways to divide the next block. If a block has at most Kind::kTurns / 2 calls for
+// each panel, it has few rows, and each call has much to prefetch. Then the call prefetches a unit
+// of each panel in turn, which is nearly the order of reading by tiles, and the hardware prefetcher
+// sees several streams and runs ahead in each. On Granite Rapids, 12 rows of w8_g32 read 26 GB/s in
+// this way, and 20 GB/s if a call prefetches one panel from end to end. With more calls, turns gain
+// nothing and cost up to 5 %, so each call prefetches a part of a single panel. If that part has
+// fewer units than the tile, some lines are prefetched several times, which costs nothing.
 template <class Kind>
 CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64_t calls) {
   const int64_t n = b.u1 - b.u0, panels = b.panels;
@@ -147,10 +152,11 @@ CPUSERVE_INLINE void share_units(const Block& b, LinearTile& t, int64_t i, int64
   share.at = next + panel * panel_bytes + (i - first) * n * share.step;
 }
 
-// The same for kinds of line units. Lines are fetched in the order of reading by tiles,
-// of all panels in turn. So the core's own prefetcher sees one stream for each panel, and runs
-// ahead of the fetches. With 24 and 32 rows of w8_channel (K = 8192), Granite Rapids reaches 79 and
-// 83 % of the dot-product peak so, and 70 and 73 % if they are fetched panel by panel.
+// Does the same for kinds with kLineUnits. Lines are prefetched in the order of reading by tiles: a
+// line of each panel in turn. So the hardware prefetcher sees one stream for each panel, and runs
+// ahead of the prefetches. With 24 and 32 rows of w8_channel (K = 8192), Granite Rapids then
+// reaches 79 and 83 % of the dot-product peak, and 70 and 73 % if lines are prefetched panel by
+// panel.
 template <class Kind>
 CPUSERVE_INLINE void share_lines(const Block& b, LinearTile& t, int64_t i, int64_t calls) {
   const int64_t n = b.u1 - b.u0;
@@ -159,26 +165,27 @@ CPUSERVE_INLINE void share_lines(const Block& b, LinearTile& t, int64_t i, int64
   t.ahead0 = (b.next ? b.next : t.w) + (b.u0 + i * n / calls) * Kind::kUnitBytes;
 }
 
-// Panels that the next call of a tile takes of the `left` ones of a block.
+// Returns the number of panels for the next call of a tile, if `left` panels of a block are left.
 template <int kPanels>
 CPUSERVE_INLINE int panels_at_once(int left) {
   return left >= kPanels ? kPanels : kPanels > 2 && left > 1 ? 2 : 1;
 }
 
-// Number of tiles that share `rows` rows of activations, each of `terms` int8 rows, as equally as
-// possible. kRows: int8 rows of a tile, at most.
+// Returns the number of tiles that `rows` rows of activations are divided into. Each row consists
+// of `terms` int8 rows, and a tile has at most kRows int8 rows.
 template <class Kind, int kRows, int kPanels>
 constexpr int64_t tiles_of(int64_t rows, int terms) {
   const int64_t most = kRows / terms, needed = (rows + most - 1) / most;
-  // Two tiles at least, if they have two panels: a call fetches one panel of the next block.
+  // With two panels, there are at least two tiles, because a call prefetches only one panel of the
+  // next block.
   return !Kind::kLineUnits && kPanels == 2 && needed == 1 && rows > 1 ? 2 : needed;
 }
 
-// Rows of a block, at least: as many as no kind takes in one pass. A block is at most twice as high
-// as another one of the same linear, so that tiles of few rows need not be compiled.
+// A block has at least this many rows. No kind takes so many rows in one pass. Blocks of a linear
+// differ in height by at most a factor of 2, so that tiles of few rows need not be compiled.
 constexpr int kLeastBlockRows = 16;
 
-// Int8 rows that a tile over a block may have, at least.
+// Returns the smallest number of int8 rows that a tile over a block can have.
 template <class Kind, int kRows, int kPanels>
 constexpr int least_tile_rows() {
   static_assert(Kind::kSizesCutPasses || Kind::kStreamRows < kLeastBlockRows,
@@ -186,7 +193,7 @@ constexpr int least_tile_rows() {
   if (Kind::kSizesCutPasses || kRows < 4) return 1;
   int64_t least = kRows;
   for (int terms = 1; terms <= 2; terms++) {
-    // Beyond twice the rows of a tile, a tile is more than two thirds full.
+    // With more than twice as many rows as a tile has, every tile is more than two thirds full.
     for (int64_t rows = Kind::kStreamRows / terms + 1; rows * terms <= 4 * kRows + 16; rows++) {
       const int64_t part = rows / tiles_of<Kind, kRows, kPanels>(rows, terms) * terms;
       least = part < least ? part : least;
@@ -195,7 +202,7 @@ constexpr int least_tile_rows() {
   return static_cast<int>(least);
 }
 
-// Runs a tile of NP panels, call `i` of the `calls` of a block.
+// Runs a tile of NP panels: call number `i` of the `calls` calls of a block.
 template <class Kind, int NP, int kRows, int kLeast>
 CPUSERVE_INLINE void run_wide(const Block& b, LinearTile& t, int rows, int64_t i, int64_t calls) {
   if constexpr (Kind::kLineUnits) {
@@ -207,14 +214,14 @@ CPUSERVE_INLINE void run_wide(const Block& b, LinearTile& t, int rows, int64_t i
   }
 }
 
-// Sets where a tile reads units [u0, u1) of `rows` rows from `row` on, and widens them if the kind
-// does.
+// Sets where a tile reads units [u0, u1) of `rows` rows from `row` on. If the kind widens rows
+// (kWidens), first writes these rows as fp32 to the scratch.
 template <class Kind>
 CPUSERVE_INLINE void place_rows(const LinearArgs& a, int64_t row, int rows, LinearTile& t) {
   t.x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row) * a.x_stride;
   if constexpr (Kind::kWidens) {
     float* const widened = static_cast<float*>(a.scratch) + kSumsFloats;
-    constexpr int64_t kApart = 16;  // floats: rows a power of two apart would share sets of L1
+    constexpr int64_t kApart = 16;  // floats between rows, so that they do not share sets of L1
     const int64_t n = round_up(2 * (t.u1 - t.u0), kApart), stride = n + kApart;
     for (int r = 0; r < rows; r++) {
       const uint8_t* from = t.x + static_cast<size_t>(r) * a.x_stride;
@@ -228,7 +235,7 @@ CPUSERVE_INLINE void place_rows(const LinearArgs& a, int64_t row, int rows, Line
   }
 }
 
-// Runs all row tiles of one block, each of kRows rows and kPanels panels at most.
+// Runs all tiles of one block. A tile has at most kRows rows and kPanels panels.
 template <class Kind, int kRows, int kPanels>
 CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) {
   const PackedWeight& w = *a.w;
@@ -236,7 +243,7 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
   constexpr int kWidth = sums_stride<false>();
   constexpr int kLeast = least_tile_rows<Kind, kRows, kPanels>();
   const int64_t tiles = tiles_of<Kind, kRows, kPanels>(b.rows, a.terms);
-  const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // equal tiles: no short last one
+  const int64_t base = b.rows / tiles, longer = b.rows % tiles;  // tile heights differ by at most 1
   LinearTile t;
   t.x_stride = a.x_stride / static_cast<size_t>(a.terms);
   t.x_padded = padded_width(Kind::kAct, w.k);
@@ -278,11 +285,12 @@ CPUSERVE_INLINE void run_tiles(const LinearArgs& a, const Block& b, bool plain) 
   }
 }
 
-// Half a strip takes taller tiles: with 6 x 2 sums, every element of a row would be broadcast (and
-// widened) for 2 products instead of 4, and such tiles run at three quarters of the rate of 6 x 4.
-// Few rows of int8 take them too where blocks stay in L2: 13 rows are two tiles of a strip, not
-// three. On Zen 4, 13, 14 and 16 rows of w8_channel run at 780, 801 and 840 billion operations a
-// second so, and at 691, 782 and 821 with tiles of 6 x 4.
+// Blocks of at most two panels (half a strip) use tiles with twice as many rows: with 6 x 2 sums,
+// every element of a row would be broadcast (and widened) for 2 products instead of 4, and such
+// tiles run at three quarters of the rate of tiles of 6 x 4 sums. Few rows of int8 use the taller
+// tiles as well if K blocks stay in L2: 13 rows are two tiles then instead of three. On Zen 4, 13,
+// 14 and 16 rows of w8_channel run at 780, 801 and 840 billion operations a second in this way, and
+// at 691, 782 and 821 with tiles of 6 x 4.
 template <class Kind>
 CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) {
   if constexpr (Kind::kHalfRows > Kind::kRows) {
@@ -293,8 +301,8 @@ CPUSERVE_INLINE void run_block(const LinearArgs& a, const Block& b, bool plain) 
   run_tiles<Kind, Kind::kRows, Kind::kPanels>(a, b, plain);
 }
 
-// Units of K of a K block. There are as few blocks as possible, all of the same size. in_l1: the
-// block stays in L1.
+// Returns the number of units of a K block. There are as few blocks as possible, all of about the
+// same size. in_l1: whether the block must fit L1.
 template <class Kind>
 CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes, bool in_l1) {
   constexpr int64_t kPair = 2 * sizeof(float);
@@ -308,16 +316,16 @@ CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes, bool 
   return round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);
 }
 
-// Rows that take one pass over the weights, at most.
+// Returns the most int8 or float rows that take one pass over the weights.
 template <class Kind>
 CPUSERVE_INLINE int64_t pass_rows(const WorkSizes& sizes) {
   if constexpr (!Kind::kSizesCutPasses) return Kind::kStreamRows;
   return sizes.float_pass_rows < Kind::kStreamRows ? sizes.float_pass_rows : Kind::kStreamRows;
 }
 
-// For many rows: a K block of a strip stays in L2 while all rows pass over it. Where few rows come
-// here, because a pass would be slower, it stays in L1: they compute little for the bytes they
-// read.
+// Computes a linear for many rows: a K block of a strip stays in L2 while all rows of a block pass
+// over it. If few rows come here, because one pass over the weights would be slower, the K block
+// stays in L1, because few rows compute little for the bytes that they read.
 template <class Kind>
 CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
@@ -331,7 +339,7 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   Block b;
   b.row0 = 0;
   for (int64_t i = 0; i < blocks; i++, b.row0 += b.rows) {
-    b.rows = (a.m - b.row0) / (blocks - i);  // equal ones, of at least half the height
+    b.rows = (a.m - b.row0) / (blocks - i);  // blocks have about the same number of rows
     b.keep = step < units;
     for (b.panel0 = a.panel0; b.panel0 < a.panel1; b.panel0 += kStripPanels) {
       const int64_t left = a.panel1 - b.panel0;
@@ -353,7 +361,7 @@ CPUSERVE_INLINE void blocked(const LinearArgs& a) {
   }
 }
 
-// The elements of K in `block` of `units` units.
+// Returns the number of elements of K in `block` units, if K has `units` units.
 inline int64_t elements_of(int64_t k, int64_t units, int64_t block) {
   const int64_t all = block * ((k + units - 1) / units);
   return all < k ? all : k;

@@ -5,20 +5,24 @@
 
 namespace cpuserve {
 
-// Activation rows. Every program value is a matrix [tokens, width] stored row by row in one of
-// these formats; the weight kind of the consumer decides which one (program/lower.py).
+// The format of a row of activations. Every value of a program is a matrix that is stored row by
+// row in one of these formats. The weight kind of the linear that reads the value decides which
+// (program/lower.py).
 //   f32    width floats
 //   bf16   width bfloat16, round to nearest even
-//   q8g32  groups of 32 along the row: width_padded int8 q, then groups float scale, then groups
-//          int32 sum(q). scale = amax / 127, q = rne(x * (127 / amax)), amax == 0 -> scale 0, q 0.
-//          width_padded = width rounded up to 32; padding holds zeros.
-//   q8g128 the same in groups of 128; width_padded = width rounded up to 128.
-//   q8g256 the same in groups of 256, with sums { int16 sum(q of 16)[16], sum(q of 32)[8] }.
-//   q8row  the same with one group, the whole row. Ops that write a row piece by piece (a linear's
-//          epilogue, attention) cannot write q8g128, q8g256 and q8row; convert writes them.
-//   q8g32x2 q8g256x2   two rows of q8g32 or q8g256 one after another (each half the row stride),
-//          called terms: the value, and the rest that quantizing it lost; together about 15 bits. A
-//          linear runs on both terms as on two rows and adds the two results.
+//   q8g32  int8 in groups of 32 columns: int8 q[padded width], then a float scale for each group,
+//          then int32 sum(q) for each group. scale = amax / 127, where amax is the largest
+//          magnitude of the group, and q = x * (127 / amax) rounded to nearest even; if amax is 0,
+//          scale and q are 0. The width is padded with zeros to a multiple of 32.
+//   q8g128 the same in groups of 128; the width is padded to a multiple of 128.
+//   q8g256 the same in groups of 256. The sums of a group are int16: 16 sums of 16 q, then 8 sums
+//   of
+//          32 q.
+//   q8row  the same with one group, the whole row. Operations that write a row piece by piece (the
+//          epilogue of a linear, attention) cannot write q8g128, q8g256 and q8row; convert can.
+//   q8g32x2 q8g256x2   two rows of q8g32 or q8g256 one after another, each half of the row stride.
+//          They are called terms: the quantized value, and the quantized error of it; together
+//          about 15 bits. A linear multiplies both terms like two rows and adds the two results.
 enum class ActFormat : int32_t { f32, bf16, q8g32, q8g32x2, q8g128, q8row, q8g256, q8g256x2 };
 
 constexpr int kPanel = 16;       // output columns of one packed panel, at every ISA level
@@ -26,8 +30,8 @@ constexpr int kStripPanels = 4;  // panels of one strip: 64 columns, the widest 
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// Number of columns that a row of `width` is stored with, and how many of them share a scale in the
-// q8 formats.
+// padded_width: the number of columns that a row of `width` columns is stored with. scale_group:
+// how many of them share a scale in the q8 formats.
 inline int64_t padded_width(ActFormat f, int64_t width) {
   const bool blocks = f == ActFormat::q8g256 || f == ActFormat::q8g256x2;
   return round_up(width, blocks ? 256 : f == ActFormat::q8g128 ? 128 : 32);
@@ -38,8 +42,8 @@ inline int64_t scale_group(ActFormat f, int64_t width) {
          : f == ActFormat::q8g128                           ? 128
                                                             : 32;
 }
-constexpr int64_t kBlockSums = 48;  // bytes of the sums of a group of 256
-// Whether a row of activations has two terms, and the format of each of them.
+constexpr int64_t kBlockSums = 48;  // bytes of the sums of a group of q8g256
+// two_terms: whether a row of this format has two terms. term_format: the format of one term.
 inline bool two_terms(ActFormat f) { return f == ActFormat::q8g32x2 || f == ActFormat::q8g256x2; }
 inline ActFormat term_format(ActFormat f) {
   return f == ActFormat::q8g32x2    ? ActFormat::q8g32
@@ -47,8 +51,8 @@ inline ActFormat term_format(ActFormat f) {
                                     : f;
 }
 
-// Bytes from one row to the next: a multiple of 64 and never a multiple of 4096, so that rows of a
-// register tile do not share an L1 set (48 KB, 12 ways, 64 sets of 64 bytes = 4 KB period).
+// Returns the bytes from one row to the next: a multiple of 64, but never of 4096, because rows at
+// a distance of 4 KB share a set of L1 (48 KB in 12 ways are 64 sets of 64-byte lines).
 inline size_t row_bytes(ActFormat f, int64_t width) {
   int64_t p = padded_width(f, width), bytes = 0;
   switch (f) {
@@ -78,7 +82,7 @@ inline size_t row_bytes(ActFormat f, int64_t width) {
 struct Rows {
   void* data;
   size_t stride;  // bytes from row to row
-  int64_t width;  // logical columns
+  int64_t width;  // columns, without padding
   ActFormat format;
 };
 

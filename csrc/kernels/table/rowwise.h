@@ -8,7 +8,7 @@
 
 namespace cpuserve {
 
-// Row-wise operations: rows [m0, m1).
+// All of these kernels process rows [m0, m1).
 struct NormArgs {
   Rows x;               // f32
   Rows out;             // any format; may alias x when f32
@@ -23,12 +23,12 @@ struct ConvertArgs {
   Rows x;
   Rows out;
   int64_t m0, m1;
-};  // x f32
+};  // x is f32, out has any format
 struct AddArgs {
   Rows x;
   Rows out;
   int64_t m0, m1;
-};  // out += x, f32
+};  // out += x, both f32
 struct ActivationArgs {
   Rows x;
   Rows out;

@@ -5,10 +5,10 @@
 
 namespace cpuserve {
 
-constexpr int kMaxTop = 20;  // default limit of alternatives per logprob request
+constexpr int kMaxTop = 20;  // default limit of alternatives (top_logprobs) for a token
 
-// logits = softcap * tanh(logits * scale / softcap), or logits * scale where softcap is 0. Each
-// logit is independent, so a row may be split anywhere.
+// logits = softcap * tanh(logits * scale / softcap), or logits * scale if softcap is 0. Threads may
+// divide a row anywhere, because each logit is independent.
 struct ScaleLogitsArgs {
   float* logits;
   int64_t count;
@@ -17,16 +17,20 @@ struct ScaleLogitsArgs {
 
 // Sampling of one row of logits. The steps, in order (the torch executor does the same):
 //  1. logprob of any id = logit - logsumexp(logits) of the unmodified logits.
-//  2. bias[i].value is added to logits[bias[i].id]; if num_allowed >= 0 all other ids become -inf;
-//     the first min_tokens outputs ban the stop ids; ids with bit 0 in the mask become -inf.
-//  3. repetition penalty on ids seen in prompt or output (logit > 0 ? / p : * p), then
-//     - frequency * count_output - presence * (count_output > 0).
-//  4. temperature < 1e-5: the largest logit, lowest id on ties. Else logits / temperature.
-//  5. keep: min_p (p >= min_p * p_max), then top_k (largest k, ties by lower id), then top_p (the
-//     shortest prefix in descending order, ties by lower id, with a mass of at least top_p of the
-//     mass that top_k kept).
-//  6. u = uniform(seed, position) * kept mass; the result is the first kept id, in id order, where
-//     the running sum exceeds u. Sums run in double in id order.
+//  2. bias[i].value is added to logits[bias[i].id]. Then the logits of these ids become -inf: ids
+//     that are not in `allowed` (if num_allowed >= 0), banned ids (the stop ids, until min_tokens
+//     tokens are generated), and ids with bit 0 in the mask.
+//  3. Penalties. The logits of ids in prompt or output are divided by `repetition` if positive, and
+//     multiplied by it otherwise. Then frequency * count + presence * (count > 0) is subtracted,
+//     where count is how often the id occurs in the output.
+//  4. If temperature < 1e-5, the result is the id of the largest logit, and the lowest of these
+//  ids.
+//     Otherwise logits are divided by the temperature.
+//  5. Ids are dropped by min_p (p < min_p * p_max), then by top_k (all but the k largest), then by
+//     top_p (all but the shortest run of ids, in descending order of p, with at least top_p of the
+//     mass that top_k kept). Of equal logits, the lower id is kept first.
+//  6. u = uniform(seed, position) * kept mass. The result is the first kept id, in order of ids, at
+//     which the running sum exceeds u. Sums are in double and in order of ids.
 struct TokenBias {
   int32_t id;
   float value;
@@ -35,7 +39,7 @@ struct TokenCount {
   int32_t id;
   int32_t prompt;
   int32_t output;
-};  // id < 0: empty
+};  // id < 0: the entry is empty
 struct SampleParams {
   float temperature, top_p, min_p;
   int32_t top_k;  // 0 = all
@@ -46,38 +50,40 @@ struct SampleParams {
   const int32_t* allowed;
   int32_t num_allowed;  // sorted; -1 = all
   const int32_t* banned;
-  int32_t num_banned;  // this row's banned ids (min_tokens)
+  int32_t num_banned;  // number of ids that this row must not sample (stop ids, min_tokens)
   const TokenCount* counts;
-  int32_t num_counts;  // compact list of the ids seen so far, or empty
+  int32_t num_counts;  // number of different ids seen so far; 0 if there are no penalties
 };
-// The ids of a row are divided into at most kMaxBlocks blocks of this many.
+// Returns the number of ids in a block: the ids of a row are divided into at most kMaxBlocks
+// blocks.
 constexpr int kMaxBlocks = 2048;
 constexpr int sample_block(int vocab) {
   return 256 * ((vocab + 256 * kMaxBlocks - 1) / (256 * kMaxBlocks));
 }
-// sample does all of it. Before that, threads can share two passes over the row, which then sample
-// leaves out: sample_scan for all ids, then sample_weigh for all ids. They fill the scratch for
-// ids [begin, end), where begin and end (other than the last) are multiples of a block. Since sums
-// over blocks are added in one order, the result is the same.
+// The kernel `sample` does all steps for a row. Threads can share its two passes over all ids: they
+// first call sample_scan for all ids, then sample_weigh for all ids, and then one thread calls
+// `sample`, which leaves the two passes out if `prepared` is set. Each call is for ids [begin,
+// end), which must be whole blocks, and fills the scratch. The sums of blocks are added in a fixed
+// order, so the result is the same.
 struct SampleArgs {
   float* logits;  // [vocab]; overwritten
   int32_t vocab;
   const SampleParams* params;  // nullptr: score only
-  int32_t position;            // absolute position of the sampled token (RNG counter)
+  int32_t position;            // absolute position of the sampled token, the counter of the RNG
   int32_t target;              // id to score instead of sampling, -1 = sample
-  int32_t num_top;             // requested alternatives; -1 = no logprobs at all
-  const int32_t* mask;         // bit i % 32 of word i / 32: whether id i is allowed; nullptr: all
-  int32_t token;               // out
-  float logprob;               // out: the value of `token`
-  int32_t rank;                // out: 1 + number of ids with a larger logit
-  int32_t* top_ids;            // out [num_top], descending, ties by lower id
-  float* top_logprobs;         // out [num_top]
-  void* scratch;               // vocab * 8 + 65536 bytes, 64-byte aligned
-  bool prepared = false;       // sample_scan and sample_weigh have filled the scratch
+  int32_t num_top;             // number of alternatives to return; -1 = no logprobs at all
+  const int32_t* mask;    // id i is allowed if bit i % 32 of word i / 32 is 1; nullptr: all are
+  int32_t token;          // out
+  float logprob;          // out: the log probability of `token`
+  int32_t rank;           // out: 1 + number of ids with a larger logit
+  int32_t* top_ids;       // out [num_top], descending, ties by lower id
+  float* top_logprobs;    // out [num_top]
+  void* scratch;          // vocab * 8 + 65536 bytes, 64-byte aligned
+  bool prepared = false;  // sample_scan and sample_weigh have filled the scratch
 };
 
-// uniform(seed, position) in [0, 1): splitmix64 finalizer over seed + golden * (position + 1), top
-// 53 bits.
+// Returns a number in [0, 1): the top 53 bits of the finalizer of splitmix64 for
+// seed + golden ratio * (position + 1).
 inline double uniform(uint64_t seed, uint64_t position) {
   uint64_t z = seed + 0x9e3779b97f4a7c15ull * (position + 1);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;

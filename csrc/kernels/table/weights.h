@@ -7,8 +7,10 @@
 
 namespace cpuserve {
 
-// Linear. A weight matrix W[n, k] (row = output column, as in checkpoints) is packed into panels of
-// kPanel output columns; K is contiguous inside a panel and zero padded to the kind's quantum.
+// The kinds of packed weights of linears. A weight matrix W[n, k] (a row of W is an output column,
+// as in checkpoints) is packed into panels of 16 output columns. K is contiguous inside a panel,
+// and padded with zeros to whole pairs or groups. `act` is the format of the rows that a kind
+// multiplies, s the scale, and q a code.
 //   dense_bf16  [n/16][k/2][16][2]   bf16            act bf16   (k padded to 2)
 //   dense_f16   [n/16][k][16]        fp16            act f32
 //   dense_f32   [n/16][k][16]        fp32            act f32
@@ -20,46 +22,54 @@ namespace cpuserve {
 //   w8_channel_g128   the same bytes                               act q8g128
 //   q4_k q5_k q6_k q2_k q3_k iq4_xs   [n/16][k/256]                  act q8g256
 //   q5_0 q5_1 iq4_nl mxfp4            [n/16][k/32]                   act q8g32
-//     of GGUF types: factors and planes of bits of 16 columns, linear/plane_layout.h; four
-//     bytes of a column are neighbours at every level. w = s * (value - zero) + min, where s and
-//     min of 32 or 16 weights are d * scale and -(m * least) in the types with blocks of 256.
+//     GGUF types, stored as factors and planes of bits of 16 columns (linear/plane_layout.h), with
+//     groups of 4 bytes of a column at every ISA level. w = s * (value - zero) + min. In types with
+//     blocks of 256 weights, each 32 or 16 weights have s = d * scale and min = -(m * least).
 //   e4m3_g128   [n/16][k/128] of { fp32 scale[16]; u8 q[64][16][2] }       act bf16
 //   nf4_g64 fp4_g64   [n/16][k/64] of { fp16 scale[16]; u8 q[32][16] }     act bf16
 //   nvfp4       [n/16][k/256] of { fp32 scale[16]; [16] of { E4M3 s[16]; u8 q[8][16] } }   act bf16
-//     w = scale * value, of nvfp4 scale * (s * value). The last block of a row ends with K. Two
-//     nibbles of a byte are k and k + 1 (kernels/linear/coded.h).
+//     float codes: w = scale * value, and for nvfp4 w = scale * (s * value). The last block of a
+//     row has only the weights up to K. The low and the high nibble of a byte are k and k + 1
+//     (kernels/linear/coded.h).
 //   w8z_g32 w8z_g128   [n/16][k/32 or 128] of { fp16 scale[16]; s8 zero[16]; u8 q[..][16][4] }
-//   w4z_g32 w4z_g64    [n/16][k/32 or 64] of the same, 4 bits         act q8g32
-//     w = s * (q - 128 - zero) for 8 bits, s * (q - zero) for 4 bits. Activations are quantized in
-//     groups of 32, even if the groups of weights are larger.
+//   w4z_g32 w4z_g64    [n/16][k/32 or 64] of the same, q has 4 bits   act q8g32
+//     integer zero points: w = s * (q - 128 - zero) for 8 bits, and s * (q - zero) for 4 bits.
+//     Activations are quantized in groups of 32, even if the groups of weights are larger.
 //   w2z_g32 w2z_g64 w2z_g128 w2z_g256   [n/16][k/32, 64, 128 or 256]  act q8g32
 //   w3z_g32 w3z_g64 w3z_g128 w3z_g256   of { fp16 scale[16]; zero points of 4 bits; planes }
-//     w = s * (q - zero). Planes of bits as in GGUF types.
-// In the other 4-bit kinds byte (r, c, j) holds k = 8 r + j in its low and k = 8 r + 4 + j in its
-// high nibble. The bytes in memory equal the GGUF file: 34, 18 and 20 for 32 weights. So a
-// column has 4 bytes next to each other. Where a level uses the matrix products of Arm, it has 8
-// (LinearKernel::column_bytes), and 8-bit codes are signed:
+//     w = s * (q - zero), in planes of bits as for GGUF types.
+// In the 4-bit kinds w4_*, w4m_* and w4z_*, byte (r, c, j) of q[..][16][4] holds k = 8 r + j in its
+// low nibble and k = 8 r + 4 + j in its high nibble. w8_g32, w4_g32 and w4m_g32 take as many bytes
+// as in a GGUF file: 34, 18 and 20 for 32 weights.
+// In these layouts 4 bytes of a column are adjacent. At levels with the matrix products of Arm, 8
+// bytes of a column are adjacent (LinearKernel::column_bytes), and 8-bit codes are signed:
 //   dense_bf16  [n/16][k/4][16][4]   k padded to 4
 //   w8_g32      { fp16 scale[16]; s8 q[4][16][8] }       w8_channel { s8 q[k/8][16][8]; ... }
-//   4 bits      byte (r, c, j) holds k = 16 r + j in its low and k = 16 r + 8 + j in its high
-//   nibble
-// The quantized dot product is, per group in ascending order:
-//   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)   [int32 arithmetic is exact]
-//   w4m:  then  f = fma(min, s_x * float(sum_x), f), and of zero points with min = -zero * s_w
-//   blocks of 256; their scales and minima of 16 or 32 weights are d * scale and -(m * least):
-//         sum = sum over groups of scale * sum_k (q_w - zero) q_x, low = the same sum of least *
-//         sum_x f = fma(fnma(m, float(low), float(sum) * d), s_x, f)   without minima no low
-//   float codes:  f = fma(sum, s_w, f), where sum is dense_bf16's of a group
+//   4 bits      byte (r, c, j): k = 16 r + j in the low nibble, k = 16 r + 8 + j in the high nibble
+//
+// The dot product f of a row x of activations and a column of quantized weights is computed for one
+// group after another, in ascending order of K. q_w, s_w and q_x, s_x are codes and scales of
+// weights and activations, sum_x is the sum of q_x over the group, and integers are exact:
+//   f = fma(float(sum_k q_w q_x - zero * sum_x), s_w * s_x, f)
+//   with a minimum, then  f = fma(min, s_x * float(sum_x), f); for zero points min = -zero * s_w
+//   blocks of 256 (s_w = d * scale, min = -(m * least)), with integers over all groups of a block:
+//         sum = sum over groups of scale * sum_k (q_w - zero) q_x
+//         low = sum over groups of least * sum_x (only in types with minima)
+//         f = fma(fnma(m, float(low), float(sum) * d), s_x, f)
+//   float codes:  f = fma(sum, s_w, f), where sum is the sum of a group as in dense_bf16
 //   w8_channel:       f = float(sum_k q_w q_x - zero * sum_x over the whole row) * (s_w * s_x)
 //   w8_channel_g128:  f = fma(float(...), s_x, f) per group, then f * s_w
 //
-// The list of the kinds, one line for each; the enums, shapes and kernels follow from it.
-//   X(name, family)     a kind that is packed from several types of source rows
+// The list of the kinds, with one line for each. The enums, block shapes and kernels follow from
+// it.
+//   X(name, family)     a kind that can be packed from several types of source rows
 //   OWN(name, source, weights, bytes, family)
-//     a kind that keeps the codes of blocks, which no other kind is packed from; weights and bytes
-//     of one block of a source row, which consists of whole blocks
-// family: its kernels, which only the units of ISA levels have (kernels/linear/kinds.h).
-// clang-format off: a new line leaves the others alone
+//     a kind that keeps the codes of the only source type from which it is packed. A source row
+//     consists of whole blocks of `weights` weights in `bytes` bytes. No other kind has this
+//     source.
+// family: the class with the kernels of the kind, which only units of ISA levels have
+// (kernels/linear/kinds.h).
+// clang-format off: so that a new line does not move the columns of the others
 #define CPUSERVE_WEIGHT_KINDS(X, OWN)                                          \
   X(dense_bf16, DenseFamily<Bf16Element>)                                      \
   X(dense_f16, DenseFamily<F16Element>)                                        \
@@ -98,22 +108,23 @@ namespace cpuserve {
   OWN(w3z_g256, u3z_g256, 256, 99, PlaneFamily<ZeroBits<3, 256>>)
 // clang-format on
 
-// Element type of a source row handed to pack(). In addition to GGUF blocks, which the kinds of the
-// same name are packed from and no other source:
+// The types of source rows for pack(). Kinds called like a GGUF type are packed only from the
+// blocks of that type. The other source types, with codes q:
 //   s8_channel  { fp32 scale; s8 q[k] }                    w = scale * q
 //   u4m_g128    k/128 of { fp16 scale; fp16 min; u8 q[64] }  w = scale * q + min; element 2 i is
 //               the low and element 2 i + 1 the high nibble of byte i
-// And the only sources of kinds that keep float codes, with nibbles in the same order:
-//   e4m3_g128   k/128 of { fp32 scale; u8 q[128] }; the last block may be shorter by whole 32s
+// Float codes, each for the kind of the same name only (nibbles as in u4m_g128):
+//   e4m3_g128   k/128 of { fp32 scale; u8 q[128] }; the last block may have 32, 64 or 96 codes
 //   nf4_g64 fp4_g64   k/64 of { fp16 scale; u8 q[32] }
-//   nvfp4       { fp32 scale; k/16 of { E4M3 s; u8 q[8] } }, whole 32 of K
-// And kinds with integer zero points, w = scale * (q - zero). Codes are a stream of bits,
-// the lowest first, so 4 bits are as in u4m_g128:
+//   nvfp4       { fp32 scale; k/16 of { E4M3 s; u8 q[8] } }; k is a multiple of 32
+// Integer zero points, w = scale * (q - zero), which only kinds with the same bits and groups are
+// packed from. Codes are a stream of bits, the lowest bit first, so 4-bit codes are as in u4m_g128:
 //   u8z_g32 u8z_g128 u4z_g32 u4z_g64   k/32, 64 or 128 of { fp16 scale; u8 zero; u8 q[] }
 //   u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k/32, 64, 128 or 256 of the same
 //
-// X(name, weights and bytes of a block) of those that several kinds may be packed from. A row of
-// s8_channel and nvfp4 begins with a scale of 4 bytes, and so does each 128 weights of e4m3_g128.
+// X(name, weights of a block, bytes of a block): the source types from which several kinds may be
+// packed. In addition, a row of s8_channel or nvfp4 begins with a scale of 4 bytes, and so does
+// each block of 128 weights of e4m3_g128.
 #define CPUSERVE_SHARED_SOURCES(X) \
   X(f32, 1, 4)                     \
   X(f16, 1, 2)                     \
@@ -164,7 +175,7 @@ inline size_t source_row_bytes(SourceType type, int64_t k) {
   return type == SourceType::s8_channel || type == SourceType::nvfp4 ? bytes + 4 : bytes;
 }
 
-// The only source of a kind that keeps the codes of its blocks; f32 of the kinds that take several.
+// By kind: its only source type, or f32 if it can be packed from several types.
 #define CPUSERVE_ANY(...) SourceType::f32,
 #define CPUSERVE_ONLY(name, source, ...) SourceType::source,
 constexpr SourceType kOnlySources[] = {CPUSERVE_WEIGHT_KINDS(CPUSERVE_ANY, CPUSERVE_ONLY)};
@@ -189,7 +200,7 @@ struct PackArgs {
 struct PackedWeight {
   const uint8_t* data;  // panels one after another, 64-byte aligned
   size_t panel_bytes;
-  int64_t n, k;  // logical; panels = ceil(n / 16)
+  int64_t n, k;  // shape without padding; there are ceil(n / 16) panels
   WeightKind kind;
 };
 

@@ -1,38 +1,39 @@
-// How much kernels work on at a time.
+// The block sizes of the kernels.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 
 namespace cpuserve {
 
-// How much a kernel works on at a time, and how far ahead it fetches. These are data because they
-// follow from the caches of a core (runtime/work_sizes.h); only the register tile is compiled.
-// They decide about time only and never change a bit. The defaults are for 48 KB of L1 and 1 MB of
-// L2, where the constants were measured.
+// How many bytes or rows a kernel processes at a time, and how far ahead it prefetches. These sizes
+// are data because they follow from the caches of a core (runtime/work_sizes.h); only the register
+// tile is compiled. They affect only time and never change a bit of a result. The defaults were
+// measured on cores with 48 KB of L1 and 1 MB of L2.
 constexpr int32_t kMostBlockRows = 512, kMostNearBytes = 24 << 10, kMostPassRows = 16;
 constexpr size_t kAttentionScratch = 512 << 10;
 struct WorkSizes {
-  // Weights of a strip in one K block. They stay in L2 while rows pass over them.
+  // Bytes of weights of a strip (4 panels, 64 columns) in one K block. They stay in L2 while rows
+  // pass over them.
   int32_t strip_bytes = 256 << 10;
-  // Rows that pass over it, with sums that stay in L2: an even number up to kMostBlockRows.
+  // Rows that pass over a K block. Their sums stay in L2. An even number up to kMostBlockRows.
   int32_t rows = kMostBlockRows;
-  // The bytes that stay in L1 for reuse, of widened rows or of the weights of a strip
-  // in one K block (linear/driver.h): up to kMostNearBytes.
+  // Bytes that stay in L1 for reuse: rows that were widened to fp32, or a K block of a strip if K
+  // blocks stay in L1 (linear/driver.h). Up to kMostNearBytes.
   int32_t near_bytes = kMostNearBytes;
-  // Weights that one pass over them fetches ahead of those in use, for all panels of a tile
-  // together: 40 GB/s and 200 ns of loaded memory latency are 8 KB.
+  // A pass over the weights (for few rows) prefetches this many bytes ahead, in all panels of a
+  // tile together: 8 KB arrive within a memory latency under load of 200 ns at 40 GB/s.
   int32_t ahead_bytes = 8 << 10;
-  // Rows of a float kind that take one pass over the weights, at most (LinearKernel::pass_rows).
+  // Most rows of a float kind that take one pass over the weights (LinearKernel::pass_rows).
   int32_t float_pass_rows = kMostPassRows;
-  // Rows of a float kind or of int8 with one scale per column, at most, in a pass that fetches
-  // weights ahead to L2. A pass of more rows fetches them to L1: with 4 rows of bf16 at AVX2 it
-  // reads 4 to 10 % more bytes a second so on Granite Rapids.
+  // Most rows of a pass that prefetches weights to L2, for float kinds and int8 with one scale per
+  // column. A pass with more rows prefetches to L1: on Granite Rapids 4 rows of bf16 at AVX2 then
+  // read 4 to 10 % more bytes a second.
   int32_t far_pass_rows = 3;
   // 1: K blocks of few rows, and of int8 with one scale per column, stay in L1, and the next block
-  // is fetched to L2. 0: all K blocks stay in L2, and the next one is fetched to L1, from where it
-  // reaches L2 (linear/driver.h).
+  // is prefetched to L2. 0: all K blocks stay in L2, and the next block is prefetched to L1, from
+  // where it is evicted to L2 (linear/driver.h).
   int32_t near_blocks = 1;
-  // Scratch of an attention unit that stays in L2; up to kAttentionScratch.
+  // Bytes of the scratch of an attention unit that stay in L2; up to kAttentionScratch.
   int32_t attention_bytes = kAttentionScratch / 2;
 };
 

@@ -4,15 +4,16 @@
 
 namespace cpuserve {
 
-// q: a separate value [T, q_heads * round_up(head_dim, 16)] for the rotated q. Rotates q and k in
-// place first.
+// Normalizes (if q_norm and k_norm are set) and rotates q and k of the value qkv, stores k and v in
+// the KV cache of `layer`, and writes the rotated queries to the value q
+// [T, q_heads * round_up(head_dim, 16)].
 struct RopeStoreOp {
   static constexpr const char* kName = "rope_store_kv";
   Id qkv, q, layer;
   int32_t q_heads, rotary;
   Id cos, sin, q_norm, k_norm;
   float eps;
-  bool stores = true;  // else there are only queries, and an earlier op stores keys and values
+  bool stores = true;  // false: qkv has only queries, and an earlier op has stored keys and values
 
   static constexpr auto fields() {
     return std::make_tuple(field("qkv", &RopeStoreOp::qkv), field("q", &RopeStoreOp::q),
@@ -55,7 +56,8 @@ inline Accesses accesses(const AttentionOp& op, const Program&) {
   return claimed({any(op.q), any(kCache)}, {any(op.out)});
 }
 
-// x: [query, gate] of each head, then more; out: queries, the rest, gates.
+// Reorders the columns of a row. x: query and gate of head 0, query and gate of head 1 and so on,
+// then other columns. out: all queries, the other columns, all gates.
 struct SplitGatesOp {
   static constexpr const char* kName = "split_gates";
   Id x, out;
@@ -73,7 +75,8 @@ inline Accesses accesses(const SplitGatesOp& op, const Program&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
-// Checks the tables of a rotation of `rotary` columns. Their rows limit the positions of a step.
+// Checks the cos and sin tables [positions][rotary / 2], and limits the positions of a step to
+// their rows. Throws std::invalid_argument if a table does not hold whole rows.
 void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin);
 
 using AttentionOps = Family<RopeStoreOp, AttentionOp, SplitGatesOp>;

@@ -8,10 +8,10 @@
 namespace cpuserve {
 namespace {
 
-constexpr int kSums = 16;       // partial sums of a row: the compiler keeps them in vectors
-constexpr int64_t kPiece = 64;  // columns of all parts that are mixed at once
+constexpr int kSums = 16;       // partial sums of a row, so that the compiler uses vectors
+constexpr int64_t kPiece = 64;  // columns of each part that are mixed at a time
 
-// The mean of f(x[i]) over i, in an order that depends on n alone.
+// Returns the mean of f(x[i]) over i < n. The order of the additions depends only on n.
 template <class F>
 float mean_of(const float* x, int64_t n, const F& f) noexcept {
   float sums[kSums] = {};

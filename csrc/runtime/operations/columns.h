@@ -4,10 +4,10 @@
 
 namespace cpuserve {
 
-constexpr int32_t kMaxParts = 8;  // of a row that MixPartsOp mixes
+constexpr int32_t kMaxParts = 8;  // the most parts of a row of MixPartsOp
 
-// Multiplies out by the sigmoid of x, from `column` on; `single`: of one gate; `plain`: by x
-// itself.
+// Multiplies each column of out by sigmoid(gate). The gates are columns of x from `column` on. With
+// `single`, one gate multiplies all columns. With `plain`, the factor is the gate itself.
 struct GateOp {
   static constexpr const char* kName = "gate";
   Id x, out;
@@ -24,7 +24,7 @@ void prepare(const GateOp& op, const Program& p);
 void run(const GateOp& op, Worker& w) noexcept;
 inline Accesses accesses(const GateOp& op, const Program&) { return changes({own(op.x)}, op.out); }
 
-// Adds x to columns of out from `column` on.
+// Adds x to the columns of out from `column` on.
 struct AddOp {
   static constexpr const char* kName = "add";
   Id x, out;
@@ -39,7 +39,8 @@ void prepare(const AddOp& op, const Program& p);
 void run(const AddOp& op, Worker& w) noexcept;
 inline Accesses accesses(const AddOp& op, const Program&) { return changes({own(op.x)}, op.out); }
 
-// Multiplies x by the only number of a vector, or columns by one number each.
+// Multiplies x by the vector `factor`, which has one element for all columns or one for each
+// column.
 struct ScaleOp {
   static constexpr const char* kName = "scale";
   Id x, factor;
@@ -52,7 +53,8 @@ void prepare(const ScaleOp& op, const Program& p);
 void run(const ScaleOp& op, Worker& w) noexcept;
 inline Accesses accesses(const ScaleOp& op, const Program&) { return changes({}, op.x); }
 
-// out: columns of x from `column` on, then all of `more`, if it is a value.
+// Copies columns of x from `column` on to out, and then all columns of the value `more`, if there
+// is one (not kNone), to the last columns of out.
 struct ColumnsOp {
   static constexpr const char* kName = "columns";
   Id x, more, out;
@@ -69,10 +71,11 @@ inline Accesses accesses(const ColumnsOp& op, const Program&) {
   return {with({own(op.x)}, op.more != kNone, own(op.more)), {own(op.out)}};
 }
 
-// x: `parts` equal parts of a row. The k gates of a token determine coefficients: rows of `weight`
-// [parts * parts][k], or [parts][k] if `target` is a value, times their tanh. Without a target, a
-// part grows by the sum of all parts, each times its coefficient, otherwise by 1 + its coefficient
-// times (scale target - part `active`).
+// Mixes the `parts` equal parts of each row of x (AltUp of Gemma 3n). The coefficients of a token
+// are c = weight . tanh(gates), where a row of `gates` has k columns.
+//   without a target: weight [parts * parts][k]; part p += sum over q of c[p * parts + q] * part q
+//   with a target:    weight [parts][k]; part p += (1 + c[p]) * (scale * target - part `active`)
+// The parts on the right-hand side are those from before the operation.
 struct MixPartsOp {
   static constexpr const char* kName = "mix_parts";
   Id x, gates, target, weight;
@@ -93,7 +96,8 @@ inline Accesses accesses(const MixPartsOp& op, const Program&) {
   return changes(with({own(op.gates)}, op.target != kNone, own(op.target)), op.x);
 }
 
-// Parts of x get the root mean square of `like`; their own counts from floor.
+// Scales each part of x (as wide as `like`) to the root mean square of `like`. The mean square of
+// the part is taken to be at least `floor`.
 struct MatchRmsOp {
   static constexpr const char* kName = "match_rms";
   Id x, like;
@@ -110,7 +114,8 @@ inline Accesses accesses(const MatchRmsOp& op, const Program&) {
   return changes({own(op.like)}, op.x);
 }
 
-// The first `width` columns minus (mean + deviations standard deviations), or 0.
+// Replaces each of the first `width` columns c of a row by max(0, c - mean - deviations * standard
+// deviation); mean and standard deviation are taken over these columns.
 struct KeepTopOp {
   static constexpr const char* kName = "keep_top";
   Id x;

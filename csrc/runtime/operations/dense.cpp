@@ -8,12 +8,12 @@
 namespace cpuserve {
 namespace {
 
-// A conversion that reorders columns.
+// Runs a ConvertOp that reorders columns.
 void reorder(const ConvertOp& op, Worker& w) noexcept {
   const Rows& x = w.value(op.x);
   const bool routed = op.routing != kNone;
   const Range mine = w.share(routed ? w.routing().rows() : w.rows(op.x));
-  Rows one = x;  // every row of it is the same
+  Rows one = x;  // the reordered row in scratch; with stride 0 it is every row
   one.data = w.scratch;
   one.stride = 0;
   float* to = reinterpret_cast<float*>(w.scratch);
@@ -59,14 +59,15 @@ void run(const EmbedOp& op, Worker& w) noexcept {
     }
     return;
   }
-  // Packed as in an arena, so that a row has the same bits: of every kind, from every type.
+  // A gathered row is packed and then read like a row of a packed matrix, so that it has the same
+  // bits for every weight kind and every source type.
   const SourceTensor& table = w.weights().table(op.matrix);
   const PackedWeight panel{w.scratch, m.panel_bytes, kPanel, m.k, m.kind};
   for (int64_t t = rows.begin; t < rows.end; t += kPanel) {
     const int64_t count = std::min<int64_t>(kPanel, rows.end - t);
     const void* from[kPanel] = {};
     for (int64_t c = 0; c < count; c++) {
-      // A table that was never loaded has rows of zeros, like a matrix.
+      // A table that was never loaded has rows of zeros, like a matrix that was never loaded.
       if (table.data) from[c] = table.data + static_cast<size_t>(row_id(t + c)) * table.row_bytes;
     }
     kernel.pack({from, table.type, m.k, w.scratch});
@@ -131,7 +132,8 @@ void prepare(LinearOp& op, Program& p) {
   check_argument(op.out_column >= 0 && op.out_column + m.out_width() <= out.width,
                  "linear: ", m.out_width(), " columns from ", op.out_column,
                  " on do not fit value ", out.name, " of width ", out.width);
-  // Other formats pad rows or store groups, and would overwrite the columns of other matrices.
+  // Only f32 values can take some columns from one matrix and some from another: other formats have
+  // padding and groups, and one matrix would overwrite columns of the other.
   const bool part = m.out_width() != out.width;
   check_argument(out.format == ActFormat::f32 || (!part && !op.add),
                  "linear: adding and writing some columns need an f32 value");

@@ -5,7 +5,9 @@
 
 namespace cpuserve {
 
-struct EmbedOp {  // ids that the matrix has no row for take its first one
+// Looks up the row of each token id in the matrix and multiplies it by `scale`. An id that is not
+// less than the number of rows gets row 0.
+struct EmbedOp {
   static constexpr const char* kName = "embed";
   Id out, matrix;
   float scale;
@@ -34,9 +36,9 @@ void prepare(const PositionEmbedOp& op, Program& p);
 void run(const PositionEmbedOp& op, Worker& w) noexcept;
 inline Accesses accesses(const PositionEmbedOp& op, const Program&) { return changes({}, op.x); }
 
-// Writes x in another format. `order`: column i of out is column order[i] of x. With a `routing`
-// there is an order for each of its experts, one after another, and a row uses the order of its
-// expert.
+// Writes x in the format of out. If the vector `order` is set, column i of out is column order[i]
+// of x. If `routing` is set, x has routed rows, and `order` has one order for each expert, one
+// after another; a row uses the order of its expert.
 struct ConvertOp {
   static constexpr const char* kName = "convert";
   Id x, out;
@@ -52,7 +54,8 @@ void prepare(const ConvertOp& op, Program& p);
 void run(const ConvertOp& op, Worker& w) noexcept;
 Accesses accesses(const ConvertOp& op, const Program& p);
 
-// out_column: the first column to write (q, k, v of different kinds share one value).
+// Multiplies x by a matrix. out_column: the first column of `out` to write (q, k and v with
+// different weight kinds are separate matrices, but write to one value).
 struct LinearOp {
   static constexpr const char* kName = "linear";
   Id x, out, matrix, bias;

@@ -9,11 +9,11 @@
 namespace cpuserve {
 namespace {
 
-// Expert ids are stored in rows of floats, which are exact far beyond this.
+// Expert ids are stored as floats, which represent far larger integers exactly.
 constexpr int32_t kMostExperts = 4096;
-constexpr int64_t kClaims = 16;  // per thread; so many even out the end of an operation
+constexpr int64_t kClaims = 16;  // claims per thread that are enough to balance the load
 
-// sums[i] += w * from[i]: the product is rounded before it is added.
+// sums[i] += w * from[i]. The product is rounded before it is added (no fused multiply-add).
 void add_weighted(float* sums, const float* from, float w, int64_t n) noexcept {
   for (int64_t i = 0; i < n; i++) sums[i] += w * from[i];
 }
@@ -21,7 +21,8 @@ void add_weighted(float* sums, const uint16_t* from, float w, int64_t n) noexcep
   for (int64_t i = 0; i < n; i++) sums[i] += w * bf16_to_float(from[i]);
 }
 
-// The first of the experts' biases in packed column order, which follow one another.
+// Returns the id of the bias of expert 0 in the column order of the packed matrix. The biases of
+// the other experts have the next ids.
 Id expert_biases(Program& p, const std::vector<Id>& biases, const Matrix& m) {
   Id first = kNone;
   for (size_t e = 0; e < biases.size(); e++) {
@@ -35,9 +36,10 @@ Id expert_biases(Program& p, const std::vector<Id>& biases, const Matrix& m) {
   return first;
 }
 
-// Asks the system to read the experts of this step ahead, if the weights are mapped from a file.
-// In the order of the computation: while the first experts are computed, others are read. All
-// threads share the calls, since each looks up every page of a matrix, even of one in memory.
+// Asks the system to read the weights of the chosen experts of this step, if they are mapped from a
+// file. The order of the requests is the order of the computation: while the first experts are
+// computed, others are read. Threads share the calls, because a call looks up every page of a
+// matrix, even if the matrix is in memory.
 void fetch_experts(Worker& w) noexcept {
   const std::vector<Op>& ops = w.program().ops();
   int next = 0;
@@ -53,7 +55,6 @@ void fetch_experts(Worker& w) noexcept {
 
 }  // namespace
 
-// The experts, or adapters, of a routing, which must come from the last op that makes one.
 Experts experts_of(const Program& p, Id routing, const char* role) {
   Id last = kNone;
   Experts experts{};
@@ -71,7 +72,6 @@ Experts experts_of(const Program& p, Id routing, const char* role) {
   return experts;
 }
 
-// A value with one row for each token and expert of a routing.
 const Value& routed_value(const Program& p, Id id, Id routing, const char* role) {
   const int32_t chosen = experts_of(p, routing, role).chosen;
   const Value& v = p.value(id);
@@ -187,17 +187,19 @@ void prepare(ExpertLinearOp& op, Program& p) {
   op.bias = expert_biases(p, op.biases, one);
 }
 
-// The ends of the experts' tasks, before the scratch of a linear.
+// The scratch has an int64 for each expert (the end of its tasks), then the scratch of a linear.
 size_t scratch_bytes(const ExpertLinearOp& op) {
   return kLinearScratch + static_cast<size_t>(op.experts) * 8 + 64;
 }
 
-// The tasks of all experts in use are one list, expert after expert, which the peers claim. An
-// expert's rows are consecutive, so each of them is a linear of its own with a plan of its own; the
-// experts share the threads, so an expert is divided for its part of them.
+// The tasks of all experts in use form one list, expert after expert, which the threads of a rank
+// claim. The rows of an expert are consecutive, so each expert is a linear with a plan of its own.
+// The plan divides the linear for threads / experts in use (rounded up), because the experts share
+// the threads.
 void run(const ExpertLinearOp& op, Worker& w) noexcept {
   const Routing& routing = w.routing();
-  // Where each expert's tasks end, in scratch: the kernel's own scratch begins after it.
+  // The index after the last task of each expert. The scratch of the kernel begins after this
+  // array.
   int64_t* ends = reinterpret_cast<int64_t*>(w.scratch);
   const int64_t taken = op.experts * static_cast<int64_t>(sizeof(int64_t));
   const Worker::Product p =
@@ -219,8 +221,8 @@ void run(const ExpertLinearOp& op, Worker& w) noexcept {
     }
     ends[i] = tasks;
   }
-  // Between two claims a core writes results and reads no weights, and all experts together have
-  // enough work for claims twice as large: with 8 to 32 tokens they take 1 to 3 % less time.
+  // Between two claims a core writes results and reads no weights. All experts together have enough
+  // work for claims twice as large, which take 1 to 3 % less time with 8 to 32 tokens.
   const bool few = most_rows <= LinearPlan::kFewRows;  // each plan has one row block
   if (few && tasks >= 2 * kClaims * chunk * w.peers.size) chunk *= 2;
   w.drain(w.peers, tasks, chunk, [&](int64_t begin, int64_t end) {
@@ -253,8 +255,8 @@ void run(const CombineOp& op, Worker& w) noexcept {
   for (int64_t t = mine.begin; t < mine.end; t++) {
     float* to = reinterpret_cast<float*>(row_of(out, t));
     const float* weights = reinterpret_cast<const float*>(row_of(routing, t)) + chosen;
-    // A few columns of all its rows at a time: their sums stay in L1, and a core reads several rows
-    // at once, which prompts have written so long ago that they are no longer near.
+    // Adds 256 columns of all routed rows of the token at a time: the sums stay in L1, and the core
+    // reads several rows at once. In a prompt these rows are no longer in its caches.
     constexpr int64_t kColumns = 256;
     for (int64_t begin = 0; begin < out.width; begin += kColumns) {
       const int64_t n = std::min(kColumns, out.width - begin);

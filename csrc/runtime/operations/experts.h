@@ -9,7 +9,8 @@ struct Value;
 
 enum class Score : int32_t { softmax = 0, sigmoid, chosen_softmax };
 
-// Sets the routing that the operations up to the next RouteOp use.
+// Chooses the experts of each token from its router logits x. The following operations use this
+// routing until the next RouteOp or AdapterOp.
 struct RouteOp {
   static constexpr const char* kName = "route";
   Id x, out;
@@ -18,10 +19,10 @@ struct RouteOp {
   bool renormalize;
   float scale;
   Id bias;
-  // Only experts of the `kept` best of `groups` equal groups are chosen, by the sums of their
-  // `best` highest scores.
+  // The experts form `groups` equal groups. Only the `kept` best groups take part in the choice;
+  // the score of a group is the sum of the `best` highest scores of its experts.
   int32_t groups = 1, kept = 1, best = 1;
-  Id factors = kNone;  // by expert: the last factor of its weight
+  Id factors = kNone;  // vector [experts]: the weight of an expert is finally multiplied by it
 
   static constexpr auto fields() {
     return std::make_tuple(
@@ -39,8 +40,8 @@ inline Accesses accesses(const RouteOp& op, const Program&) {
   return {{own(op.x)}, {own(op.out), any(kRouting)}};
 }
 
-// Routes each token to its sequence's adapter, or nowhere. Row t of out: the adapter (-1: none) and
-// its scale.
+// Routes each token to the LoRA adapter of its sequence, if it has one. Row t of out has the number
+// of the adapter (-1: none) and its scale.
 struct AdapterOp {
   static constexpr const char* kName = "adapter";
   Id out;
@@ -58,7 +59,7 @@ inline Accesses accesses(const AdapterOp& op, const Program&) {
   return {{}, {any(op.out), any(kRouting)}};
 }
 
-// Copies the row of each token to the places of its experts.
+// Copies the row of each token to its routed rows, one for each of its experts.
 struct DispatchOp {
   static constexpr const char* kName = "dispatch";
   Id x, routing, out;
@@ -74,8 +75,9 @@ inline Accesses accesses(const DispatchOp& op, const Program&) {
   return {{any(op.x), any(op.routing), any(kRouting)}, {any(op.out)}};
 }
 
-// matrices: one for each expert, in order, of equal shape and kind. biases: as many, or none.
-// Expert e multiplies matrix `first` + e and adds vector `bias` + e, if there are biases.
+// Multiplies the routed rows of each expert by the matrix of that expert. `matrices` has one matrix
+// for each expert, with consecutive ids and equal shape and kind; `biases` has as many vectors or
+// none. Expert e uses matrix `first` + e and vector `bias` + e.
 struct ExpertLinearOp {
   static constexpr const char* kName = "expert_linear";
   Id x, routing, out;
@@ -83,7 +85,7 @@ struct ExpertLinearOp {
   Activation activation;
   bool glu;
   int32_t experts = 0;
-  Id first = kNone, bias = kNone;  // of the first expert
+  Id first = kNone, bias = kNone;  // the matrix and the bias of expert 0
 
   static constexpr auto fields() {
     return std::make_tuple(
@@ -101,11 +103,12 @@ inline Accesses accesses(const ExpertLinearOp& op, const Program&) {
 
 size_t scratch_bytes(const ExpertLinearOp& op);
 
-// Adds the rows of the experts of each token, weighted, in the order of choice.
+// Adds the routed rows of each token, each times the weight of its expert. The best expert is added
+// first.
 struct CombineOp {
   static constexpr const char* kName = "combine";
   Id x, routing, out;
-  bool add = true;  // to out
+  bool add = true;  // whether the sum is added to out; false: it replaces out
 
   static constexpr auto fields() {
     return std::make_tuple(field("x", &CombineOp::x), field("routing", &CombineOp::routing),
@@ -118,12 +121,15 @@ inline Accesses accesses(const CombineOp& op, const Program&) {
   return {with({any(op.x), own(op.routing), any(kRouting)}, op.add, own(op.out)), {own(op.out)}};
 }
 
-// The experts, or adapters, of a routing, which must come from the last operation that makes one.
+// The number of experts (or adapters) of a routing, and how many of them each token uses.
+// experts_of throws std::invalid_argument unless the last RouteOp or AdapterOp so far made
+// `routing`.
 struct Experts {
   int32_t count, chosen;
 };
 Experts experts_of(const Program& p, Id routing, const char* role);
-// A value with one row for each token and expert of a routing.
+// Returns value `id`. Throws std::invalid_argument unless it has one row for each token and chosen
+// expert of the routing.
 const Value& routed_value(const Program& p, Id id, Id routing, const char* role);
 
 using ExpertOps = Family<RouteOp, AdapterOp, DispatchOp, ExpertLinearOp, CombineOp>;

@@ -26,10 +26,11 @@ void prepare(HeadLinearOp& op, const Program& p) {
                      !quantized(x.format) && !quantized(out.format),
                  "head_linear: values ", x.name, " and ", out.name,
                  " must be f32 or bf16, as the matrices multiply them");
-  // A store of fp32 keeps to its columns; one of bf16 also zeroes those up to a multiple of 32.
+  // Storing fp32 results writes only the columns of the head. Storing bf16 also writes zeros up to
+  // a multiple of 32 columns, which belong to the next head.
   check_argument(one.n % 32 == 0 || out.format == ActFormat::f32, "head_linear: matrix ", one.name,
                  " has ", one.n, " rows, so value ", out.name, " must be f32");
-  // A product reads k rounded up to 32, with weights of 0.
+  // A product reads round_up(k, 32) columns of x; the weights of the columns after k are 0.
   check_argument(
       op.step >= round_up(one.k, 32) && op.step % 2 == 0 && x.width == op.heads * op.step,
       "head_linear: value ", x.name, " of width ", x.width, " is not ", op.heads, " heads of ",
@@ -38,8 +39,8 @@ void prepare(HeadLinearOp& op, const Program& p) {
                  " has width ", out.width, ", not ", op.heads * one.n);
 }
 
-// The tasks of all heads are one list, head after head, each with the plan of a linear of its own
-// for its part of the threads.
+// The tasks of all heads form one list, head after head. Each head is a linear with a plan of its
+// own, for its part of the threads.
 void run(const HeadLinearOp& op, Worker& w) noexcept {
   const Rows &x = w.value(op.x), &out = w.value(op.out);
   const Matrix& m = w.matrix(op.first);

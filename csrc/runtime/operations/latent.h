@@ -4,15 +4,16 @@
 
 namespace cpuserve {
 
-// matrices: one for each head, in order, of equal shape and kind. Head h multiplies matrix `first`
-// + h and the columns of x from h * step on; its result begins at column h * n of out.
+// Multiplies some columns of x by one matrix for each head. `matrices` have consecutive ids and
+// equal shape [n, k] and kind. Head h multiplies columns [h * step, h * step + k) of x by matrix
+// `first` + h, and writes columns [h * n, (h + 1) * n) of out.
 struct HeadLinearOp {
   static constexpr const char* kName = "head_linear";
   Id x, out;
   std::vector<Id> matrices;
   int64_t step;
   int32_t heads = 0;
-  Id first = kNone;  // of the first head
+  Id first = kNone;  // the matrix of head 0
 
   static constexpr auto fields() {
     return std::make_tuple(field("x", &HeadLinearOp::x), field("out", &HeadLinearOp::out),

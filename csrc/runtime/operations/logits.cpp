@@ -8,7 +8,7 @@
 namespace cpuserve {
 namespace {
 
-constexpr int64_t kLogitPiece = 8192;  // logits of one claim: 32 KB, a few microseconds
+constexpr int64_t kLogitPiece = 8192;  // logits that a thread claims: 32 KB, a few microseconds
 
 void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count, Worker& w) noexcept {
   const Rows& x = w.value(op.x);
@@ -18,13 +18,15 @@ void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count, Worker&
   }
 }
 
-// Whether so few rows are sampled that threads share the passes over each.
+// Whether threads share the passes over the logits of a row, because there are fewer rows than
+// threads.
 bool share_rows(int64_t count, Worker& w) noexcept {
   return count < w.threads && w.logits().width > kLogitPiece;
 }
 
-// To sample row `row` of `rows` that run at once, the step's logit row `number`.
-// The passes over a row that threads share meet in the scratch of the thread with its number.
+// Returns the arguments to sample logit row `number` of the step, which is row `row` of the `rows`
+// rows that are sampled together. If threads share the passes over a row, they use the scratch of
+// thread `row`.
 SampleArgs sample_args(int64_t number, int64_t row, int64_t rows, Worker& w) noexcept {
   const StepInput& in = w.input();
   const auto r = static_cast<size_t>(number);
@@ -46,10 +48,10 @@ SampleArgs sample_args(int64_t number, int64_t row, int64_t rows, Worker& w) noe
   return args;
 }
 
-// Prepares rows [first, first + count) for sampling, with a barrier after each pass.
-// All threads scale pieces of every row: for a vocabulary of 256k, one thread alone would take as
-// long as for a layer. If some threads have no row to sample, all threads also share the
-// passes of sampling over every logit.
+// Prepares rows [first, first + count) for sampling, with a barrier after each pass. All threads
+// scale pieces of every row: for a vocabulary of 256k, one thread would need as long for a row as
+// all threads need for a layer. If there are fewer rows than threads, all threads also share the
+// two passes of sampling that visit every logit.
 void prepare_logits(const LogitsOp& op, int64_t first, int64_t count, Worker& w) noexcept {
   const bool scales = op.scale != 1.0f || op.softcap > 0.0f, shares = share_rows(count, w);
   const int64_t vocab = w.logits().width, block = sample_block(static_cast<int>(vocab));
@@ -94,10 +96,10 @@ void sample_row(int64_t number, int64_t row, int64_t rows, Worker& w) noexcept {
   w.results().ranks[r] = args.rank;
 }
 
-// Samples a row and those that verify its drafts, each with the state that its slot has after the
-// tokens before it: exactly what steps of one token would sample. Rows after the first draft that
-// was not sampled have no token. A run of rows that began in the block before continues
-// here; the barriers between the blocks order its results.
+// Samples a row and the following rows that verify its drafts. Each row is sampled with the state
+// of its slot after the tokens before it, so the tokens are the same as in steps of one token.
+// After the first draft that is not sampled, the other rows get no token. If the run of rows began
+// in the previous block of rows, it continues here; the barriers between blocks order the results.
 void sample_rows(int64_t first, int64_t row, int64_t count, Worker& w) noexcept {
   const StepInput& in = w.input();
   std::vector<int32_t>& tokens = w.results().tokens;
@@ -139,8 +141,8 @@ void run(const LogitsOp& op, Worker& w) noexcept {
                {w.vector(op.bias), Activation::none, false, false, w.logits()});
     w.barrier();
     prepare_logits(op, first, count, w);
-    // The gather of the next block needs no barrier: it writes rows that no thread reads any
-    // more.
+    // No barrier comes before the next block is gathered: gathering writes rows of logit_input_,
+    // which no thread reads any more.
     w.drain(w.everyone(), count, 1,
             [&](int64_t row, int64_t) { sample_rows(first, row, count, w); });
   }

@@ -1,4 +1,4 @@
-// The rows that produce results: logits and their sampling, and hidden rows.
+// The operations that produce the results of a step: logits and sampling, or hidden rows.
 #pragma once
 #include "runtime/operations/operation.h"
 
@@ -19,7 +19,7 @@ void prepare(const LogitsOp& op, Program& p);
 void run(const LogitsOp& op, Worker& w) noexcept;
 inline Accesses accesses(const LogitsOp& op, const Program&) { return claimed({any(op.x)}, {}); }
 
-// The vectors of an embedding model: the rows of x that the step asks for, as they are.
+// Returns the rows of x that the step asks for, unchanged, as the vectors of an embedding model.
 struct HiddenOp {
   static constexpr const char* kName = "hidden";
   Id x;

@@ -5,7 +5,7 @@
 namespace cpuserve {
 namespace {
 
-// The checks of both norms of whole rows.
+// The checks that RmsNormOp and LayerNormOp share.
 void check_norm(const char* name, Id x, Id out, Id weight, const Program& p) {
   p.check_tokens(name, {x, out});
   const int64_t width = p.f32_value(x, "norm x").width;

@@ -37,8 +37,8 @@ inline Accesses accesses(const LayerNormOp& op, const Program&) {
   return {{own(op.x)}, {own(op.out)}};
 }
 
-// RMS norm of each of `parts` equal parts of the columns of x from `column` on, in place. Each has
-// a mean of its own, and the width of the weight.
+// RMS norm, in place, of each of `parts` consecutive parts of the columns of x from `column` on. A
+// part is as wide as `weight`, and its mean square is computed from its own columns.
 struct PartNormOp {
   static constexpr const char* kName = "part_norm";
   Id x, weight;
@@ -56,7 +56,8 @@ void prepare(const PartNormOp& op, const Program& p);
 void run(const PartNormOp& op, Worker& w) noexcept;
 inline Accesses accesses(const PartNormOp& op, const Program&) { return changes({}, op.x); }
 
-// RMS norm of x times silu(z, from `column` on); each of `groups` parts of a row has its own mean.
+// RMS norm of x * silu(z), where z begins at column `column` of the value z. A row consists of
+// `groups` equal parts; the mean square of a part is computed from its own columns.
 struct GatedNormOp {
   static constexpr const char* kName = "gated_norm";
   Id x, z, out, weight;

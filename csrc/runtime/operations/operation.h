@@ -1,4 +1,5 @@
-// The parts of an operation of a program. Two files of its family have all of them:
+// The parts of an operation of a program. All of them are in the header and the source file of its
+// family:
 //
 //   struct GateOp                            its name, its fields, and fields() for the binding
 //   void prepare(GateOp&, Program&)          checks the fields when the operation is added, and
@@ -6,8 +7,8 @@
 //   Accesses accesses(const GateOp&, ...)    the values that it reads and writes
 //   void run(const GateOp&, Worker&)         the share of one thread in a step
 //
-// Operations and fields are called as in the methods of _C.Program. A family ends with the list of
-// its operations; operations.h joins the lists.
+// Operations are called as the methods of _C.Program, and fields as their arguments. The header of
+// a family ends with the list of its operations; operations.h joins these lists.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -42,39 +43,42 @@ constexpr Field<Op, T, true> optional(const char* name, T Op::*member) {
   return {name, member};
 }
 
-// Data that operations read and write like values, although the program has no value for it.
-constexpr Id kRouting = -2;  // places of routed rows
+// Ids of data that are not values of the program, but that operations read and write like values.
+constexpr Id kRouting = -2;  // the order of the routed rows (Routing)
 constexpr Id kCache = -3;    // keys and values
-constexpr Id kQueue = -4;    // of tasks: a phase of the queue serves one operation
+constexpr Id kQueue = -4;    // the queue of tasks: between two barriers it serves one operation
 
-// One that an operation touches. rows > 0: threads divide `rows` rows for each token, and a thread
-// touches its own rows alone. 0: a thread may touch any row.
+// A value (or other data) that an operation reads or writes. If `rows` is not 0, the value has
+// `rows` rows for each token, and a thread touches only the rows of its own tokens. If it is 0, a
+// thread may touch any row.
 struct Access {
   Id id;
   int64_t rows;
 };
 using AccessList = std::vector<Access>;
 
-// Executor::tap reports reads in the same order.
+// The values that an operation reads and writes. Executor::tap returns the inputs in the order of
+// `reads`.
 struct Accesses {
-  AccessList reads, writes;  // a value changed in place is in both
+  AccessList reads, writes;  // a value that is changed in place is in both lists
 
-  bool claim() const {  // whether threads claim tasks
+  bool claim() const {  // whether threads claim tasks of the operation
     return std::any_of(writes.begin(), writes.end(),
                        [](const Access& a) { return a.id == kQueue; });
   }
 };
 
-constexpr Access own(Id id) { return {id, 1}; }  // a row for each token
-constexpr Access any(Id id) { return {id, 0}; }
+constexpr Access own(Id id) { return {id, 1}; }  // a thread touches only its own rows
+constexpr Access any(Id id) { return {id, 0}; }  // a thread may touch any row
 
-// An operation that changes own rows of `to`, and reads these and own rows of `from`.
+// Accesses of an operation that reads `from`, and changes in place the rows of `to` that belong to
+// the thread.
 inline Accesses changes(AccessList from, Id to) {
   from.push_back(own(to));
   return {std::move(from), {own(to)}};
 }
 
-// An operation that reads any rows of `from`, and that threads claim.
+// Accesses of an operation with tasks that threads claim.
 inline Accesses claimed(const AccessList& from, const AccessList& to) {
   Accesses out{from, to};
   out.writes.push_back(any(kQueue));
@@ -86,14 +90,14 @@ inline AccessList with(AccessList list, bool more, Access one) {
   return list;
 }
 
-// Bytes of a thread's scratch that an operation needs, if it is more than others need; a family
-// overloads it.
+// Returns the bytes of scratch that an operation needs on each thread. A family overloads it for
+// operations that need more than the common minimum (most_scratch_bytes in executor.cpp).
 template <class Op>
 size_t scratch_bytes(const Op&) {
   return 0;
 }
 
-// The operations of a family.
+// A list of the operations of a family, as types.
 template <class... Op>
 struct Family {};
 

@@ -1,4 +1,4 @@
-// All operations of programs, and the calls that depend on which of them one is.
+// The variant Op of all operations, and the functions that visit it.
 #pragma once
 #include <variant>
 #include <vector>
@@ -14,7 +14,7 @@
 
 namespace cpuserve {
 
-// The operations of several families, as the alternatives of a variant.
+// Joins the operations of several families to one variant.
 template <class... Ops>
 std::variant<Ops...> joined(Family<Ops...>);
 template <class... A, class... B, class... More>

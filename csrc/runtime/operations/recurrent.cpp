@@ -8,11 +8,11 @@
 namespace cpuserve {
 namespace {
 
-constexpr float kLengthEps = 1e-6f;  // of the squared length of a query or key
+constexpr float kLengthEps = 1e-6f;  // added to the squared length of a query or key
 constexpr size_t kCarved = 5 * 64;   // a Carver rounds up each of up to five arrays
 
-// Divides x by its length and multiplies it by `scale`. Sixteen sums, so that compilers vectorize
-// them, are added in one order.
+// Divides x by its Euclidean length and multiplies it by `scale`. There are 16 partial sums, so
+// that compilers use vectors, and they are added in a fixed order.
 void to_length(float* x, int64_t n, float scale) noexcept {
   float sums[16] = {};
   for (int64_t i = 0; i < n; i++) sums[i % 16] += x[i] * x[i];
@@ -22,17 +22,19 @@ void to_length(float* x, int64_t n, float scale) noexcept {
   for (int64_t i = 0; i < n; i++) x[i] *= factor;
 }
 
-// Tokens [t0, t0 + rows) of a chunk that has `num_open` open rows before them. These are in `slot`,
-// which also takes the state once the chunk is full; `before` holds the last closed state, or is -1
-// at the beginning of a sequence. `last`: the sequence's last ones in this step.
+// Tokens [t0, t0 + rows) of the step, which belong to one chunk of 16 tokens of a sequence.
+// num_open: the open rows of the chunk from earlier steps; they are in state slot `slot`, which
+// also gets the closed state when the chunk is full. before: the slot of the last closed state, or
+// -1 at the beginning of a sequence. last: whether these are the last tokens of the sequence in
+// this step.
 struct ChunkRows {
   int64_t t0, rows, num_open, slot, before;
   bool last;
   bool closes() const { return num_open + rows == kStateChunk; }
 };
 
-// Calls run(unit, rows of a chunk) for the tokens of every sequence and every unit of this rank.
-// Threads share the pairs of both; one thread computes the chunks of a pair in their order.
+// Calls run(unit, ChunkRows) for all chunks of every sequence and for every unit of this rank.
+// Threads claim pairs of a sequence and a unit; one thread computes the chunks of a pair in order.
 template <class Recurrent, class Run>
 void each_unit(const Recurrent& op, Worker& w, const Run& run) noexcept {
   const StepInput& in = w.input();
@@ -50,20 +52,21 @@ void each_unit(const Recurrent& op, Worker& w, const Run& run) noexcept {
   });
 }
 
-// The closed state before a chunk.
+// Returns the closed state of a unit before a chunk.
 template <class Recurrent>
 const float* closed_of(const Recurrent& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
   return r.before < 0 ? w.states().empty() : w.states().closed(op.state, unit, r.before);
 }
-// A thread usually goes on with the next unit of the sequence: the kernel fetches its state.
+// Returns the closed state of the next unit of the sequence, which the kernel prefetches because a
+// thread usually computes that unit next; or nullptr.
 template <class Recurrent>
 const float* next_of(const Recurrent& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
   const bool goes_on = r.before >= 0 && r.last && unit + 1 < op.layer().units;
   return goes_on ? w.states().closed(op.state, unit + 1, r.before) : nullptr;
 }
 
-// Copies the inputs of a convolution before open row `first`, which are rows of the chunk, or of
-// `tail` before it.
+// Copies the `kept` inputs of a convolution before open row `first` to `known`. They are earlier
+// rows of the chunk (`inputs`), or of `tail`, the inputs before the chunk.
 void copy_known(const float* inputs, const float* tail, int64_t first, int64_t kept,
                 int64_t channels, float* known) noexcept {
   for (int64_t i = 0; i < kept; i++) {
@@ -157,7 +160,7 @@ struct DeltaScratch {
         kernel(carver.take<uint8_t>(static_cast<int64_t>(recurrent_scratch_bytes(op.shape())))) {}
 };
 
-// Copies q, k and the values of a key head from rows of x to the open rows of its unit.
+// Copies q, k and v of a key head from the rows of x to the open rows `to` of its unit.
 void copy_delta_inputs(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, float* to,
                        Worker& w) noexcept {
   const Rows& x = w.value(op.x);
@@ -172,7 +175,8 @@ void copy_delta_inputs(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r,
   }
 }
 
-// Scales q and k in `mixed` to length, and computes g and beta of each row and value head.
+// Scales q and k in `mixed` to length 1 (q then by 1 / sqrt(key_width)), and computes g and beta
+// for each row and value head.
 void make_delta_gates(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, float* mixed,
                       float* gates, Worker& w) noexcept {
   const int64_t d = op.key_width, heads = op.shape().heads, channels = op.channels();
@@ -190,7 +194,7 @@ void make_delta_gates(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, 
   }
 }
 
-// Writes the norm of the results of a unit, times silu of z, to the columns of its value heads.
+// Writes rms_norm(results of a unit) * silu(z) to the columns of its value heads.
 void write_delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, const float* out,
                       Worker& w) noexcept {
   const Rows &x = w.value(op.x), &to = w.value(op.out);
@@ -199,7 +203,7 @@ void write_delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, 
   norm.x_stride = heads * width;
   norm.z_stride = float_stride(x);
   norm.weight = w.vector(op.norm);
-  norm.groups = op.tiled ? 1 : heads;  // that are adjacent in z and out
+  norm.groups = op.tiled ? 1 : heads;  // value heads that are adjacent in z and out
   norm.width = width;
   norm.eps = op.eps;
   norm.shared_weight = true;
@@ -219,7 +223,7 @@ void delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, Worker
   const RecurrentShape shape = op.shape();
   const int64_t d = op.key_width, heads = shape.heads, channels = op.channels();
   const int64_t kept = op.taps - 1;
-  const int64_t state = heads * d * op.value_width;  // floats before the inputs that are kept
+  const int64_t state = heads * d * op.value_width;  // floats of the state; kept inputs follow
   const float* closed = closed_of(op, unit, r, w);
   float* closed_to = w.states().closed(op.state, unit, r.slot);
   float* open = w.states().open(op.state, unit, r.slot);
@@ -315,7 +319,8 @@ size_t scratch_bytes(const ShortConvOp& op) {
 
 namespace {
 
-// k, q and v are B, C and x. The step dt is the kernel's beta, and g is dt times A.
+// Mamba2 in terms of RecurrentArgs: k, q and v are B, C and x; beta is the time step dt, and g is
+// dt * A.
 void mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
   const RecurrentShape shape = op.shape();
   const int64_t heads = op.together, head0 = unit * heads, width = op.value_width;

@@ -5,15 +5,18 @@
 
 namespace cpuserve {
 
-// The state of a sequence in one recurrent layer: for each of its independent units, the
-// floats of the closed state and of the open rows.
+// The size of the state of one sequence in one recurrent layer. It consists of `units` independent
+// units (heads, or groups of heads or channels). Each unit has `closed` floats of state after a
+// multiple of 16 tokens, and `open` floats for the tokens since then (table/recurrent.h).
 struct StateLayer {
   int32_t units;
   int64_t closed, open;
 };
 
-// conv: [key_heads][taps][channels of a key head: q, k, v]. rates: by value head, -exp(A_log).
-// tiled: one value head of every key head, then the next of each; else a key head's together.
+// A gated delta rule layer (Qwen3-Next), with its convolution before and its norm after. A unit of
+// the state is one key head. conv: [key_heads][taps][channels of a key head: q, k, v]. rates:
+// [value_heads], -exp(A_log). tiled: value head v belongs to key head v % key_heads; otherwise the
+// value heads of a key head follow one another.
 struct GatedDeltaOp {
   static constexpr const char* kName = "gated_delta";
   Id x, gates, out;
@@ -35,10 +38,10 @@ struct GatedDeltaOp {
         field("eps", &GatedDeltaOp::eps), field("tiled", &GatedDeltaOp::tiled));
   }
 
-  int64_t value_head(int64_t key_head, int64_t h) const {  // the value head h of a key head
+  int64_t value_head(int64_t key_head, int64_t h) const {  // value head h of a key head
     return tiled ? h * key_heads + key_head : key_head * (value_heads / key_heads) + h;
   }
-  RecurrentShape shape() const {  // of a unit, which is a key head
+  RecurrentShape shape() const {  // the shape of a unit, which is one key head
     return {key_width, value_width, value_heads / key_heads, true};
   }
   int64_t channels() const { return 2 * key_width + shape().heads * int64_t{value_width}; }
@@ -54,7 +57,8 @@ inline Accesses accesses(const GatedDeltaOp& op, const Program&) {
   return claimed({any(op.x), any(op.gates)}, {any(op.out)});
 }
 
-// weight: [taps][channels of out]. A unit is an equal part of the channels.
+// A causal convolution of each column of x from `column` on (as many as out has). weight:
+// [taps][columns of out]. A unit of the state is one of `units` equal parts of the columns.
 struct ShortConvOp {
   static constexpr const char* kName = "short_conv";
   Id x, out;
@@ -63,7 +67,7 @@ struct ShortConvOp {
   Id weight, bias;
   bool silu;
   Id state = kNone;
-  int64_t channels = 0;  // of a unit
+  int64_t channels = 0;  // columns of a unit
 
   static constexpr auto fields() {
     return std::make_tuple(field("x", &ShortConvOp::x), field("out", &ShortConvOp::out),
@@ -81,14 +85,15 @@ inline Accesses accesses(const ShortConvOp& op, const Program&) {
   return claimed({any(op.x)}, {any(op.out)});
 }
 
-// rates: by head, -exp(A_log). A unit is `together` heads of one group.
+// A Mamba2 layer without its convolution and norm. rates: [heads], -exp(A_log). A unit of the state
+// is `together` consecutive heads of one group, which share their keys (B) and queries (C).
 struct Mamba2Op {
   static constexpr const char* kName = "mamba2";
   Id x, steps, out;
   int32_t heads, groups, key_width, value_width, together;
-  int64_t column;  // of steps
+  int64_t column;  // first column of the time steps in the value `steps`
   Id rates, dt_bias, d;
-  float low, high;  // limits of a step
+  float low, high;  // limits of a time step dt
   Id state = kNone;
 
   static constexpr auto fields() {
