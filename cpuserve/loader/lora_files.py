@@ -96,8 +96,7 @@ class Adapter:
     """One adapter: its rank and scale, and where the matrices A and B of each module are.
 
     matrices: by module and "A" or "B". tiled: value heads of gated delta nets are in the order of
-    llama.cpp. stored: for each linear of the Program, the module of the checkpoint that has its
-    rows.
+    llama.cpp. stored: the checkpoint's module that has the rows, for each linear of the Program.
     """
 
     name: str

@@ -71,7 +71,7 @@ _NOT_COPIED = re.compile(r"config\.json|.*\.index\.json")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The result: bytes of weights before and after, and all ways in which matrices are stored."""
+    """The result: bytes of weights before and after, and how its matrices are stored."""
 
     source_bytes: int
     bytes: int

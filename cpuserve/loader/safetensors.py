@@ -129,7 +129,7 @@ class SafetensorsStore:
             self._tensors[name] = (file, tensor)
 
     def names(self) -> set[str]:
-        """The names of all tensors except the ones that no Program reads."""
+        """All tensors except the ones that no Program reads."""
         return set(self._tensors)
 
     def dtype(self, name: str) -> str:

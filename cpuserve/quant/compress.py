@@ -113,7 +113,7 @@ def form_of(name: str, k: int, scheme: str) -> Form:
 
 
 def parts(form: Form, n: int, k: int) -> list[StoredMatrixTensor]:
-    """The tensors that store a matrix [n, k], in the order in which a file has them."""
+    """The tensors that store a matrix [n, k], in their order within a file."""
     groups = k // form.group if form.group else 1
     scale = StoredMatrixTensor("weight_scale", "F16" if form.group else "F32", (n, groups), 1)
     if form.per_token:

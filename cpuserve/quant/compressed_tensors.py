@@ -125,7 +125,7 @@ class CompressedWeights(IntWeights):
         return "w8_channel_g128"
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix in the source type for the way in which it is stored."""
+        """The matrix in the source type that fits its tensors."""
         leader = self.leader(stem)
         if leader == ("weight", "I8"):
             return self._int8(name, stem)

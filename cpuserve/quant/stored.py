@@ -66,7 +66,7 @@ class WithoutTensors:
         self.dtype, self.get = store.dtype, store.get
 
     def names(self) -> set[str]:
-        """The names of all tensors that are not hidden."""
+        """All tensors that are not hidden."""
         return set(self._names)
 
 

@@ -139,10 +139,7 @@ def _rope_scaling(keys: Keys, yarn: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _rope_factors(keys: Keys, rotary: int) -> list[float] | None:
-    """The divisors of the rotary / 2 inverse frequencies, in which Llama 3.1 files store scaling.
-
-    None if the file has none.
-    """
+    """The divisors of the rotary / 2 inverse frequencies (files of Llama 3.1), None without any."""
     values = keys.numbers("rope_freqs.weight")
     if values is None or (len(values) == rotary // 2 and all(0 < v < float("inf") for v in values)):
         return values

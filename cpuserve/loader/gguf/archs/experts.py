@@ -23,7 +23,7 @@ def experts(keys: Keys) -> dict[str, Any]:
 
 
 def shared(name: str) -> dict[str, str]:
-    """The Hugging Face names of the shared experts; the family calls this part `name`."""
+    """The GGUF and Hugging Face tensors of shared experts, which the family calls `name`."""
     return {f"ffn_{part}_shexp": f"mlp.{name}.{part}_proj" for part in PARTS}
 
 
