@@ -14,7 +14,7 @@ MOST_REQUESTS = 5
 def has_safetensors(names: list[str]) -> bool:
     """Whether a repository with these files has safetensors of the model itself.
 
-    They are outside of folders. Modules of sentence-transformers have their weights in folders.
+    Only files outside of folders count: in folders are the modules of sentence-transformers.
     """
     return any(n.endswith(".safetensors") and "/" not in n for n in names)
 
@@ -33,7 +33,8 @@ def find_conversion(
         repo, author=BOT, discussion_type="pull_request", discussion_status="open"
     )
     for request in islice(requests, MOST_REQUESTS):
-        # The query has these filters already, but loading a stranger's weights would be unsafe.
+        # The query filters by these already; they are checked again for safety, since anyone could
+        # have written the weights of another request.
         if request.author != BOT or not request.is_pull_request or request.status != "open":
             continue
         revision = f"refs/pr/{request.num}"

@@ -45,7 +45,7 @@ def recommended(source: str, name: str, path: Path) -> GenerationDefaults:
 
 
 def check_ranges(values: Mapping[str, Number | None]) -> None:
-    """Raise InvalidRequest with the parameter for a value that requests may not set."""
+    """Raise InvalidRequest, which reports the parameter, for a value that requests may not set."""
     SamplingParams(**merged({}, values))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Output heads that a config says are tied to the embeddings, although the file has another."""
+"""Output heads that are tied to the embeddings by the config, but stored separately in the file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def with_own_head(config: dict[str, Any], weights: Weights) -> dict[str, Any]:
         return config
     if _equal(weights.get(own), weights.get(tied)):
         return config
-    names = [key for key in ("tie_embedding",) if key in config]  # another name, in LFM2
+    names = [key for key in ("tie_embedding",) if key in config]  # the key of LFM2
     return {**config, **dict.fromkeys(["tie_word_embeddings", *names], False), OWN_HEAD: True}
 
 
@@ -51,7 +51,7 @@ def _names_family(config: Mapping[str, Any]) -> bool:
 
 
 def _head(spec: ModelSpec) -> str | None:
-    """The name of the matrix of the logits; None without any."""
+    """The name of the matrix of the logits; None if the model has no logits."""
     last = build_program(spec).ops[-1]
     return last.weight if isinstance(last, Logits) else None
 

@@ -117,7 +117,7 @@ def _local(name: str) -> Path | None:
 
 
 def _repo_and_file(name: str) -> tuple[str, str]:
-    """("owner/model", what follows a colon) of a name on the hub."""
+    """Split a name on the hub into ("owner/model", the text after a colon)."""
     host = next((host for host in _HOSTS if name.startswith(host)), "")
     repo, _, file = name.removeprefix(host).partition(":")
     return repo, file
@@ -254,7 +254,7 @@ def _converted(repo: str, names: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _file_names(repo: str, revision: str | None) -> list[str]:
-    """Names of the files in the top directory of the repository, of modules, and of GGUF files."""
+    """Names of the files in the top folder, of GGUF files, and of sentence-transformers modules."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(repo, revision=revision, timeout=PROBE_TIMEOUT_S)
@@ -309,7 +309,7 @@ _NO_CONNECTION = frozenset(
 
 
 def _kinds(error: Exception) -> set[str]:
-    """Class names of the error; they stay the same across versions, unlike its HTTP library."""
+    """The names of the error's classes, which are stable across versions of the hub library."""
     return {c.__name__ for c in type(error).__mro__}
 
 

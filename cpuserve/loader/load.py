@@ -62,7 +62,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def with_types(weights: Weights, config: dict[str, Any]) -> Weights:
-    """The weights as a program of this config reads them, with types of tokens if it has some."""
+    """The weights for a program of this config; TypedWeights if its tokens have types (BERT)."""
     from cpuserve.models.bert import TYPES, WORDS, reads_types
     from cpuserve.quant.token_types import TypedWeights
 
@@ -89,7 +89,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def find_model(path: Path) -> Path:
     """The directory with config.json, or the .gguf file, at `path`; ModelError if unsupported.
 
-    Of a model in several GGUF files this is the first one.
+    For a model in several GGUF files, it is the first file.
     """
     path = path.expanduser()
     if path.is_dir():
@@ -118,9 +118,9 @@ def find_model(path: Path) -> Path:
 
 
 def packed_size(path: Path, config: dict[str, Any], tensors: OpenTensors | None = None) -> int:
-    """Bytes that the tensors of a directory take when they are packed, if none is quantized then.
+    """Bytes that the tensors of a directory take after packing, without quantization at load.
 
-    A format that has no kernels is converted. Of an unknown one it is the size of the files.
+    Formats without kernels count as converted. For an unknown format, it is the size of the files.
     tensors: opens the tensors of the directory, or returns them if they are open.
     """
     found = quant_method(config)
@@ -151,7 +151,7 @@ def _typed_bytes(path: Path, config: dict[str, Any], tensors: OpenTensors | None
 def check_weights(program: Program, weights: Weights) -> None:
     """Raise one ModelError that counts all missing, wrongly shaped and unused tensors.
 
-    It lists the first few of each: of another model's files, every tensor could be one.
+    It lists the first few of each, because with the files of another model there may be thousands.
     """
     needs = {need.name: need.shape for need in stored_needs(program.weights)}
     names = weights.names()
@@ -161,8 +161,9 @@ def check_weights(program: Program, weights: Weights) -> None:
         for name, shape in sorted(needs.items())
         if name in names and weights.get(name).shape != shape
     ]
-    # A tied checkpoint may store the output matrix again; that copy is not reported as unused. Nor
-    # are layers after the others that guess further tokens (DeepSeek): they alone have an eh_proj.
+    # A tied checkpoint may store the output matrix again; that copy is not reported as unused. The
+    # last layers may be for multi-token prediction (DeepSeek), and are not reported either: only
+    # such layers have an eh_proj.
     last = ".eh_proj.weight"
     guessers = tuple(n.removesuffix(last) + "." for n in names if n.endswith(last))
     unused = sorted(
@@ -193,7 +194,7 @@ def read_json(
 ) -> dict[str, Any]:
     """The JSON object in a regular file; ModelError if the file contains anything else.
 
-    hook: returns the value of a JSON object.
+    hook: returns the value to use for each JSON object in the file.
     """
     value = read_any_json(path, what, max_bytes, hook=hook)
     if not isinstance(value, dict):

@@ -60,7 +60,7 @@ class AdapterReader:
         return frozenset(name.removesuffix(".weight") for name in self.linears)
 
     def room(self, slots: int, rank: int) -> Adapters:
-        """The facts for a Program if any adapter up to this rank may be loaded later."""
+        """The `Adapters` of a Program that has room for any adapters up to this rank."""
         return Adapters(slots, rank, self.modules)
 
     def open(self, name: str, path: Path, copy: AnyFile | None = None) -> Adapter:
@@ -123,7 +123,7 @@ class AdapterReader:
                 )
 
     def _stored(self, adapter: Adapter) -> dict[str, str]:
-        """The linears that the adapter changes; each is a whole module of its, or rows of one."""
+        """For each linear that the adapter changes, the adapter's module with its rows."""
         changed = {module for module, _ in adapter.matrices}
         found = {}
         for name in self.linears:
@@ -135,7 +135,7 @@ class AdapterReader:
 
 
 def summary(adapters: Sequence[Adapter]) -> Adapters:
-    """The facts about the adapters (at least one) for a Program."""
+    """The `Adapters` of a Program for these adapters (at least one)."""
     rank = max(adapter.rank for adapter in adapters)
     return Adapters(len(adapters), rank, frozenset().union(*(a.modules for a in adapters)))
 
@@ -148,7 +148,7 @@ def adapter_weights(program: Program) -> int:
 class AdaptedWeights:
     """The weights of a model and of its adapters, under their keys in the program.
 
-    Those of adapters are zeros until an executor loads an adapter (`AdapterMatrices`).
+    The weights of adapters are zeros until an executor loads an adapter (`AdapterMatrices`).
     """
 
     def __init__(self, base: Weights, program: Program) -> None:
@@ -158,7 +158,7 @@ class AdaptedWeights:
             for need in program.weights
             if need.name == SCALES or parse(need.name) is not None
         }
-        # One array is the data of all of them.
+        # All weights of adapters are views of one array of zeros.
         self._zeros = np.zeros(max(map(math.prod, self._own.values()), default=0), np.float32)
 
     def names(self) -> set[str]:
@@ -170,7 +170,7 @@ class AdaptedWeights:
         return DENSE_KINDS[dtype] if name in self._own else self._base.kind(name, dtype)
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor; zero for an adapter."""
+        """The tensor; zeros for a weight of an adapter."""
         if name not in self._own:
             return self._base.get(name)
         return _as_rows(name, self._zeros[: math.prod(self._own[name])], self._own[name])

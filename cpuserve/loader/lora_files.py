@@ -45,8 +45,9 @@ _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
 _GGUF_TENSOR = re.compile(r"(?P<tensor>.+\.weight)\.lora_(?P<side>[ab])")
-# Settings of PEFT that change the result of an adapter, and the value without effect. Whether
-# the model stores the transpose of a linear (fan_in_fan_out, as GPT-2) changes neither A nor B.
+# Settings of PEFT that change the result of an adapter, with the only value that is supported.
+# fan_in_fan_out (the model stores linears transposed, as GPT-2) is not checked, because it changes
+# neither A nor B.
 PLAIN: dict[str, object] = {
     "bias": "none",
     "use_dora": False,
@@ -56,7 +57,7 @@ PLAIN: dict[str, object] = {
     "layer_replication": None,
     "lora_bias": False,
 }
-# Families with the GGUF architecture name of another one.
+# Families that have the GGUF architecture name of another family.
 _ALSO = {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
@@ -71,7 +72,7 @@ _ARCH_OF = {**{arch.family: name for name, arch in ARCHS.items()}, **_ALSO}
 class StoredMatrix:
     """A matrix A [rank, inputs] or B [outputs, rank], as a file has it.
 
-    tensor: its name there. row_order: as in QuantTensor.
+    tensor: its name in the file. row_order: as in QuantTensor.
     """
 
     tensor: str
@@ -95,8 +96,7 @@ class Adapter:
     """One adapter: its rank and scale, and where the matrices A and B of each module are.
 
     matrices: by module and "A" or "B". tiled: value heads of gated delta nets are in the order of
-    llama.cpp. stored: the module of the checkpoint that each linear of the Program is, or is rows
-    of.
+    llama.cpp. stored: the checkpoint's module that has the rows, for each linear of the Program.
     """
 
     name: str
@@ -110,11 +110,11 @@ class Adapter:
 
     @property
     def modules(self) -> frozenset[str]:
-        """The linears that it changes, by their weights without ".weight"."""
+        """The linears that the adapter changes: the names of their weights without ".weight"."""
         return frozenset(self.stored)
 
     def matrix(self, module: str, side: str) -> Float32 | None:
-        """A [rank, inputs] or B [outputs, rank] of a linear in fp32; None if it has none."""
+        """A [rank, inputs] or B [outputs, rank] of a linear in fp32; None if it is not changed."""
         if module not in self.stored:
             return None
         values = self.matrices[self.stored[module], side].values(self.file)
@@ -140,7 +140,7 @@ def read_adapter(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None = 
     copy: a copy of its weights_file, if there is one.
 
     Raises:
-        ModelError: it is broken, or something that is not supported; one line.
+        ModelError: the adapter is broken or not supported; one line.
     """
     read = _read_gguf if path.suffix == ".gguf" else _read_peft
     adapter = read(name, path, spec, copy)
@@ -216,7 +216,7 @@ def _read_gguf(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> 
             fail(name, f"tensor {tensor.name} is not a matrix of {', '.join(GGUF_SOURCES)}")
         weight = gguf_to_hf(match["tensor"], arch.blocks, arch.top, arch.layers)
         side, rows = match["side"].upper(), tensor.shape[0]
-        # B has the rows of the matrix that it changes, which the converter reorders alike.
+        # B has the rows of the matrix that it changes; the converter reorders both the same way.
         heads = spec.q_heads, spec.kv_heads
         order = row_order(arch, weight, rows, *heads) if side == "B" else None
         ranks.add(_check_rank(name, tensor.shape[0 if side == "A" else 1]))
@@ -233,7 +233,7 @@ def _read_gguf(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> 
 
 
 def _arch_of(name: str, file: GgufFile, spec: ModelSpec) -> GgufArch:
-    """The entry of the architecture of the file; ModelError unless it is spec's."""
+    """The entry for the architecture of the file; ModelError unless the model has the same."""
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if file.value(key) != wanted:
             fail(name, f"its {key} is {file.value(key)!r:.40}, but it must be {wanted!r}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 FAULT_AROUND = 1 << 16  # bytes that Linux maps around a page fault if they are cached
-PART_BYTES = 1 << 20  # of a file that is copied in parts: a quarter of a millisecond from the cache
+PART_BYTES = 1 << 20  # a file is copied in parts of this size: 0.25 ms each if it is cached
 
 
 def regular_file(path: Path, what: str) -> os.stat_result:
@@ -50,7 +50,7 @@ def check_folder(path: Path, what: str) -> None:
 
 
 def not_permitted() -> str:
-    """Return why a path cannot be read that is closed to this user, and what its owner can do."""
+    """The end of a message about a path that this user may not read, with the remedy."""
     return (
         f"cannot be read: Permission denied; let user {os.geteuid()}, who runs cpuserve, read it "
         "and enter the directories above it"

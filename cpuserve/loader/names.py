@@ -26,13 +26,13 @@ _GGUF_BLOCK = {
     "ffn_down": "mlp.down_proj",
 }
 _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[\w.]+?)(?P<kind>\.weight|\.bias|)")
-# Scales of NVFP4 matrices, by their suffix in place of "weight".
+# The suffixes of NVFP4 scales in GGUF files, and in Programs.
 _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
-# Tensors that need no suffix.
+# Ends of Hugging Face names that have no suffix ".weight" or ".bias".
 _BARE = ("_bias", "A_log", "mamba.D", ".sinks", "layer_scalar", "correct_output_scale")
 
 # Tensors that no Program reads: buffers that some exporters store, although they follow from the
-# config, the parts that guess further tokens (multi-token prediction), and those that see or hear.
+# config, layers for multi-token prediction, and the parts for images and audio.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
     r"|.*\.position_ids|mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
@@ -40,7 +40,7 @@ _IGNORED = re.compile(
 )
 
 
-# Of ModernBERT, what "layers." does not say.
+# Names of ModernBERT outside of its layers, as checkpoints without "model." have them.
 _MODERNBERT = ("embeddings.tok_embeddings.", "embeddings.norm.", "final_norm.")
 
 
@@ -73,9 +73,10 @@ def gguf_to_hf(
 def checkpoint_to_hf(name: str) -> str:
     """The name in a Program of a safetensors tensor.
 
-    Checkpoints without an output head (embedding models) and older OPT files omit "model.", those
-    of GPT-2 "transformer.". Models of images and text have "language_model" in the names
-    of the part for text. BERT's and RoBERTa's have "bert." or "roberta." if there is a head.
+    Checkpoints without an output head (embedding models) and older OPT files omit "model.", and
+    GPT-2 checkpoints omit "transformer.". Models of images and text have "language_model" in the
+    names of the part for text. Names of BERT and RoBERTa begin with "bert." or "roberta." if the
+    checkpoint has a head.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     name = name.removeprefix("bert.").removeprefix("roberta.")
@@ -86,5 +87,5 @@ def checkpoint_to_hf(name: str) -> str:
 
 
 def is_ignored(name: str) -> bool:
-    """Whether no Program reads the tensor: a buffer, or of a part that is not served."""
+    """Whether no Program reads the tensor: it is a buffer, or belongs to a part not served."""
     return _IGNORED.fullmatch(name) is not None

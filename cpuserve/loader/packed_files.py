@@ -1,16 +1,16 @@
 """Files of packed weights in the cache directory, which make a later start fast.
 
 FOLDER/LAYOUT-SOURCE.weights   2 MB with a header, then the arenas of packed matrices
-                               (csrc/runtime/weights.h). LAYOUT and SOURCE begin the digests of what
-                               the matrices are (layout, kinds, level, ranks, version) and of the
-                               files that they were made from
+                               (csrc/runtime/weights.h). LAYOUT is the start of a digest that
+                               describes the matrices (layout, kinds, level, ranks, version), SOURCE
+                               the start of the digest of the files that they were made from
 FOLDER/.LAYOUT-SOURCE.tmp      a file that is being made
 FOLDER/*.source.json           digests of models' files (source_digest.py)
 
-The header has the whole digests, and the digest of the matrices, which is compared when they are
-read. Who makes a file locks it exclusively and renames it when it is complete; who reads it holds a
-shared lock, and a locked file is not removed. The least recently used files are removed when the
-limit would be exceeded.
+The header has both digests in full, and a digest of the matrices, which is compared when they are
+read. The process that makes a file locks it exclusively and renames it when it is complete. A
+process that reads a file holds a shared lock, and a locked file is not removed. The least recently
+used files are removed when the limit would be exceeded.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from cpuserve.config.values import format_bytes, format_gib_up
 MAGIC = b"cpuserve weights 1\n"
 HEADER_BYTES = 2 << 20  # csrc/base/buffer.h: Buffer::kPage, at which the first arena begins
 MOST_JSON = 4096
-FREE_BYTES = 1 << 30  # what stays free on the disk
+FREE_BYTES = 1 << 30  # this much stays free on the disk
 MOST_RECORDS = 500
 _NAME = re.compile(r"[0-9a-f]{24}-[0-9a-f]{24}\.weights")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{24}-[0-9a-f]{24}\.tmp")
 
 
 class NoRoom(OSError):
-    """A file cannot be kept because of a limit; the text says which."""
+    """A file cannot be kept because of a limit, which the message describes."""
 
 
 @dataclass(slots=True)
@@ -52,22 +52,22 @@ class PackedFile:
     digest: int = -1
 
     def close(self) -> None:
-        """Unlock and close it; mappings stay."""
+        """Unlock and close the file; mappings of it stay valid."""
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
 
     def discard(self) -> None:
-        """Remove it, because it is damaged or was not completed."""
+        """Remove the file, because it is damaged or was not completed."""
         with suppress(OSError):
             self.path.unlink()
         self.close()
 
 
 class PackedFiles:
-    """The files of packed weights in `folder`, at most `most_bytes` in all.
+    """The files of packed weights in `folder`, of at most `most_bytes` together.
 
-    layout, size: the digest of the description of the matrices, and the bytes of a file with them.
+    layout: the digest that describes the matrices. size: bytes of a file with these matrices.
     """
 
     def __init__(self, folder: Path, most_bytes: int, layout: str, size: int) -> None:
@@ -83,10 +83,10 @@ class PackedFiles:
         return False
 
     def open(self, source: str) -> PackedFile | None:
-        """The file made from this source, or None; one that is cut off or altered is removed.
+        """The file made from this source, or None; a file that is cut off or altered is removed.
 
         Raises:
-            OSError: it is damaged; the text has the fault.
+            OSError: the file is damaged; the message says how.
         """
         path = self._path(source)
         try:
@@ -95,7 +95,7 @@ class PackedFiles:
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # it is just being removed
+        except OSError:  # another process is just removing it
             os.close(fd)
             return None
         file = PackedFile(path, fd)
@@ -104,14 +104,14 @@ class PackedFiles:
         except OSError:
             file.discard()
             raise
-        with suppress(OSError):  # in a read-only folder nothing is removed either
+        with suppress(OSError):  # it fails in a read-only folder, where no file is removed either
             os.utime(path)
         return file
 
     def create(self, source: str, *, wait: bool) -> PackedFile | None:
         """A new file, of full size and without content, for `commit` or `discard`.
 
-        None if another process makes it, or if it exists; with `wait` after that has ended.
+        None if the file exists or another process is making it; with `wait`, wait for that process.
 
         Raises:
             NoRoom: the limit, or the space on the disk, does not suffice.
@@ -130,7 +130,7 @@ class PackedFiles:
                 return None
             if _is_at(fd, path):
                 break
-            file.close()  # its maker has renamed or removed it meanwhile
+            file.close()  # the process that made it has renamed or removed it meanwhile
             if self._path(source).exists():
                 return None
         try:
@@ -147,10 +147,10 @@ class PackedFiles:
         return file
 
     def commit(self, file: PackedFile, source: str, digest: int) -> None:
-        """Make a file that has its content complete: later starts find it.
+        """Complete a file that has its content, so that later starts find it.
 
         Raises:
-            OSError: it could not be written; it is removed.
+            OSError: the file could not be written, and was removed.
         """
         try:
             os.pwrite(file.fd, self._header(source, digest), 0)
@@ -237,7 +237,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _remove_unused(path: Path) -> bool:
-    """Remove a file unless a process has it locked; whether it is gone."""
+    """Remove a file unless a process has locked it; return whether it is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -29,14 +29,14 @@ MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",
 }
-# Activations of Dense modules, which are named by their classes in torch.
+# Activations of Dense modules, by the torch class that their config has.
 ACTIVATIONS = {"Identity": "none", "Tanh": "tanh", "Sigmoid": "sigmoid"}
 NAMES = {"lasttoken": "last", "mean": "mean", "cls": "first"}
 GGUF_TYPES = {1: "mean", 2: "first", 3: "last"}  # LLAMA_POOLING_TYPE_*
 
 
 def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, str]:
-    """(pooling of the checkpoint, why); "none" for one that generates text.
+    """(pooling, reason for it as a text); the pooling is "none" if the model generates text.
 
     file: the GGUF file at `path`, if it is open already; opening one takes 10 ms.
 
@@ -73,7 +73,7 @@ def prompts_of(path: Path) -> dict[str, str]:
     """The prompts of sentence-transformers, by name; the default one has the name "" as well.
 
     Raises:
-        ModelError: they are not texts, or the default one is none of them.
+        ModelError: the prompts are not texts, or there is no prompt with the default name.
     """
     file = path / "config_sentence_transformers.json"
     if not file.exists():
@@ -138,7 +138,7 @@ def dense_layers(path: Path) -> tuple[Dense, ...]:
 
 
 def _gguf_dense(path: Path) -> tuple[Dense, ...]:
-    """Those that a GGUF file has (EmbeddingGemma's): matrices without biases or activations."""
+    """The Dense modules in a GGUF file (EmbeddingGemma): matrices without bias or activation."""
     from cpuserve.loader.dense_module import Dense
     from cpuserve.loader.load import open_checkpoint
     from cpuserve.models.gemma import DENSE

@@ -1,8 +1,9 @@
-"""Writes a quantized copy of a checkpoint: what `cpuserve quantize` does.
+"""Writes a quantized copy of a checkpoint (`cpuserve quantize`).
 
-The copy is written to a directory next to its place, opened again, and renamed, so it is there
-completely or not at all. Threads quantize blocks of rows from the mapping of the source and write
-each to its place in the file. No more than these blocks is in memory.
+The copy is written to a temporary directory next to the final one, opened again as a check, and
+renamed, so the final directory is complete or does not exist. Threads quantize blocks of rows from
+the mapping of the source and write each block to its offset in the file. Only these blocks are in
+memory.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ if TYPE_CHECKING:
     ProgressFn = Callable[[str, int, int], None]
 
 SHARD_BYTES = 4_000_000_000
-# Weights of a block: in fp32 it and its codes stay in the L2 cache.
+# A thread quantizes blocks of this many weights; such a block in fp32 and its codes fit in L2.
 BLOCK_WEIGHTS = 1 << 17
-COPY_BYTES = 1 << 22  # of a tensor that is copied, at a time
-# Everything that describes a model, without the weights; code is not copied.
+COPY_BYTES = 1 << 22  # tensors that are not quantized are copied in pieces of this many bytes
+# The files that are copied unchanged: they describe the model, and have neither weights nor code.
 _COPIED = re.compile(
     r"[^.].*\.(json|jinja|model|tiktoken)|(merges|vocab)\.txt|(LICENSE|NOTICE).*", re.IGNORECASE
 )
@@ -70,7 +71,7 @@ _NOT_COPIED = re.compile(r"config\.json|.*\.index\.json")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The result: bytes of weights before and after, and the forms of matrices."""
+    """The result: bytes of weights before and after, and how its matrices are stored."""
 
     source_bytes: int
     bytes: int
@@ -79,13 +80,13 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A tensor that the copy has as it is stored."""
+    """A tensor that is copied unchanged."""
 
     file: SafetensorsFile
     tensor: SafeTensor
 
     def parts(self) -> list[tuple[str, StoredMatrixTensor]]:
-        """The tensors in the copy, by name."""
+        """(name, description) of the tensor in the copy, as the only entry."""
         return [(self.tensor.name, StoredMatrixTensor("", self.tensor.dtype, self.tensor.shape, 1))]
 
     @property
@@ -100,7 +101,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A matrix that is quantized. file: which has it; module: its name without ".weight"."""
+    """A matrix that is quantized. file: its source; module: its name without ".weight"."""
 
     file: SafetensorsFile
     module: str
@@ -108,7 +109,7 @@ class _Matrix:
     form: Form
 
     def parts(self) -> list[tuple[str, StoredMatrixTensor]]:
-        """The tensors in the copy, by name."""
+        """(name, description) of each tensor that stores the matrix in the copy."""
         n, k = self.stored.shape
         return [(f"{self.module}.{part.suffix}", part) for part in parts(self.form, n, k)]
 
@@ -121,7 +122,7 @@ _Item = _Kept | _Matrix
 
 
 def _bytes(item: _Item) -> int:
-    """Bytes in the copy."""
+    """Bytes of the item's tensors in the copy."""
     return sum(_size(part) for _, part in item.parts())
 
 
@@ -136,9 +137,9 @@ def quantize_checkpoint(
 ) -> Written:
     """Write the checkpoint in directory `source` to `out`, with its matrices quantized.
 
-    program: the model. scheme: a value of EngineConfig.quantize except "none". progress: called
-    with ("quantize", done, total) in bytes of the source. shard_bytes: bytes of weights in a file,
-    if a tensor does not have more.
+    program: the Program of the model. scheme: a value of EngineConfig.quantize except "none".
+    progress: called with ("quantize", done, total) in bytes of the source. shard_bytes: the most
+    bytes of weights in a file, unless a single tensor has more.
 
     Raises:
         ConfigError: `out` is not empty, or cannot be written.
@@ -262,7 +263,7 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
                 items.append(_Kept(file, tensor))
             same = len(_common_end(tensor.name, name))
             for each in named:
-                # With the prefix of the file, which other readers expect, in place of ours.
+                # Replace our prefix of the name by the file's, which other readers expect.
                 module = tensor.name[:-same] + each[len(name) - same :].removesuffix(".weight")
                 stored = weights.get(each)
                 stored = transposed(stored) if each in across else stored
@@ -281,7 +282,7 @@ def _common_end(one: str, other: str) -> str:
 
 
 def _copy_others(source: Path, folder: Path) -> None:
-    """Copy tokenizer, templates, generation settings, licenses, and what embeddings pass."""
+    """Copy tokenizer, templates, generation settings, licenses, and sentence-transformers files."""
     found = [
         path
         for path in source.iterdir()
@@ -297,7 +298,7 @@ def _copy_others(source: Path, folder: Path) -> None:
 
 
 class _Work:
-    """The threads, and how much of the source they have done."""
+    """The number of threads, and their progress in bytes of the source."""
 
     def __init__(self, threads: int, total: int, progress: ProgressFn) -> None:
         self.threads, self.total, self._progress = threads, total, progress
@@ -344,7 +345,8 @@ def _write_shard(path: Path, items: list[_Item], work: _Work) -> None:
         header[name], at = entry, end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
-    # The pool ends before the file: a late write could hit a file that has got its number.
+    # The pool must end before the file is closed: a late write could hit another file that has the
+    # same file descriptor by then.
     with path.open("xb") as file, ThreadPoolExecutor(work.threads) as pool:
         _put(file.fileno(), len(text).to_bytes(8, "little") + text, 0)
         start = 8 + len(text)
@@ -359,7 +361,7 @@ def _write_shard(path: Path, items: list[_Item], work: _Work) -> None:
 
 
 def _keep(item: _Kept, place: int, fd: int, work: _Work) -> None:
-    """Write a tensor as it is."""
+    """Write a tensor unchanged."""
     mapped = item.file.file
     for done in range(0, item.tensor.size, COPY_BYTES):
         at, size = item.tensor.offset + done, min(COPY_BYTES, item.tensor.size - done)
@@ -371,7 +373,7 @@ def _keep(item: _Kept, place: int, fd: int, work: _Work) -> None:
 def _quantize(
     item: _Matrix, places: list[int], fd: int, pool: ThreadPoolExecutor, work: _Work
 ) -> None:
-    """Write a matrix as the tensors of its form."""
+    """Quantize a matrix and write its tensors at the offsets `places`."""
     stored, found = item.stored, [part for _, part in item.parts()]
     n, k = stored.shape
     row = stored.nbytes // n

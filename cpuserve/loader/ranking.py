@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from cpuserve.loader.dense_module import Float32
     from cpuserve.loader.load import Checkpoint
 
-LOGITS = ("lm_head", "model.embed_tokens")  # the matrix of logits, or the one it is tied to
-LAST = "cls.output"  # in GGUF files
+LOGITS = ("lm_head", "model.embed_tokens")  # the matrix of logits, or the tied embeddings
+LAST = "cls.output"  # the last linear of a head in GGUF files
 ANSWERS = ("yes", "no")
 POOLINGS = {"cls": "first", "mean": "mean"}
 
@@ -85,26 +85,26 @@ def _decoder(read: Read, config: Mapping[str, Any]) -> Head:
 
 
 def _gguf_bert(read: Read, _: Mapping[str, Any]) -> Head:
-    """RoBERTa's; files of BERT lack its pooler."""
+    """The head of RoBERTa; GGUF files of BERT rerankers lack the pooler of their head."""
     return Head("first", (_dense(read, "cls", "tanh"), _dense(read, LAST, "sigmoid")), unit=False)
 
 
 def _gguf_modernbert(read: Read, config: Mapping[str, Any]) -> Head:
-    """The mean is what llama.cpp takes: no key says it."""
+    """Pooling is the mean, as in llama.cpp: no key of the file states a pooling."""
     norm = VectorNorm(read("cls.norm.weight"), None, read_float(config, "norm_eps", 1e-5))
     layers = _dense(read, "cls", "gelu", bias=False), norm, _dense(read, LAST, "sigmoid")
     return Head("mean", layers, unit=False)
 
 
 def _gguf_decoder(read: Read, _: Mapping[str, Any]) -> Head:
-    """Of the rows of "yes" and "no", or of one score."""
+    """A head with one row, or with rows for "yes" and "no": their difference is the score."""
     weight = read(f"{LAST}.weight")
     row = weight[:1] - weight[1:] if weight.shape[0] == 2 else weight
     return Head("last", (Dense(row, None, "sigmoid"),), unit=False)
 
 
 HEADS = {
-    # For GGUF files, where the part below the head has the name of the family.
+    # Configs of GGUF files have the architecture of the model below the head.
     "BertModel": _gguf_bert,
     "ModernBertModel": _gguf_modernbert,
     "Qwen3ForCausalLM": _gguf_decoder,
@@ -149,7 +149,7 @@ def _judge(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Dense:
 
 
 def _check(checkpoint: Checkpoint, head: Head) -> None:
-    """Raise a ModelError unless each layer fits the next one, and one number comes out."""
+    """Raise a ModelError unless each layer fits the next one, and the last has one output."""
     width: int | None = None
     for layer in head.layers:
         shape = layer.weight.shape

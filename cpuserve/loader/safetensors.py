@@ -45,7 +45,7 @@ class SafetensorsFile:
     """An open .safetensors file with a completely checked header."""
 
     def __init__(self, path: Path, copy: AnyFile | None = None) -> None:
-        """Open and check `path`, or its copy; ModelError has the invalid entry."""
+        """Open and check `path`, or `copy` if given; ModelError reports the invalid entry."""
         self.path = path
         self.file = copy or MappedFile(path, "safetensors file")
         if self.file.size < 8:
@@ -129,7 +129,7 @@ class SafetensorsStore:
             self._tensors[name] = (file, tensor)
 
     def names(self) -> set[str]:
-        """All tensors but those that no Program reads."""
+        """All tensors except the ones that no Program reads."""
         return set(self._tensors)
 
     def dtype(self, name: str) -> str:

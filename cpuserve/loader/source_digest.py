@@ -1,10 +1,10 @@
-"""The digest of a model's weight files, the source of a file of packed weights.
+"""The digest of a model's weight files, from which files of packed weights are made.
 
-Size and time of a file are not its content, and reading all of it takes seconds. So the digest of
-the whole content is computed once and recorded, with what identifies the file: device, inode, size,
-the times of its last change (including ctime, which no program can set), and a hash of samples. If
-any of these differs, the content is read again. In the cache of the Hugging Face hub, the name of a
-file is the SHA-256 of its content, which is used as it is.
+The size and time of a file do not prove its content, and reading all of it takes seconds. So the
+digest of the whole content is computed once and recorded together with the file's identity: device,
+inode, size, the times of its last change (including ctime, which no program can set), and a hash of
+samples. If any of these differs, the content is read again. In the cache of the Hugging Face hub,
+the name of a file is the SHA-256 of its content, which is used as it is.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from cpuserve.loader.gguf.parts import part_names
 
 # Half a mebibyte of each file is read, in less than a millisecond once the file is in memory.
 SAMPLES, SAMPLE_BYTES = 32, 16 << 10
-PART_BYTES = 16 << 20  # of a file, that one thread hashes at a time
-# A file that changed so short a time ago could change again without another time of change.
+PART_BYTES = 16 << 20  # bytes of a file that one thread hashes at a time
+# The digest of a file is recorded only if its last change is older than this. After a shorter time,
+# the file could change again and keep the same time of change.
 SETTLED_NS = 2_000_000_000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -37,7 +38,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def sampled(file: Path, size: int) -> str:
-    """Return a hash of samples over all of `file`, so close that every layer has some.
+    """Return a hash of samples over all of `file`, so close together that each layer has some.
 
     A fine-tune may leave most layers of a model unchanged.
     """
@@ -52,10 +53,11 @@ def sampled(file: Path, size: int) -> str:
 class SourceDigest:
     """The digest of the weight files of one model, as they are when this is created.
 
-    records: directory of the recorded digests. threads: how many hash; begin: each calls it first.
+    records: directory of the recorded digests. threads: the number of threads that hash. begin: a
+    function that each of these threads calls first.
 
     Raises:
-        OSError: a file cannot be read, or later changed meanwhile.
+        OSError: a file cannot be read; methods raise it if a file has changed meanwhile.
     """
 
     def __init__(

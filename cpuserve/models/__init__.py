@@ -81,7 +81,7 @@ def plugin_notes() -> list[str]:
 
 
 def _supported(wanted: str = "") -> str:
-    """Where the known architectures are listed, and those that are spelled almost like `wanted`."""
+    """The end of an error: architectures spelled almost like `wanted`, and where all are listed."""
     ending = "ForCausalLM"
     names = {n.removesuffix(ending).lower(): n for n in MODELS.names()}
     near = get_close_matches(wanted.removesuffix(ending).lower(), names, cutoff=0.75)
@@ -96,8 +96,8 @@ def _faults(family: object) -> str:
 def architecture_of(config: Mapping[str, Any]) -> str:
     """The first entry of "architectures" in a config.json; ModelError if there is none.
 
-    For a model of images and text it is the architecture of its part for text, for a reranker that
-    below its head.
+    For a model of images and text, it is the architecture of the part for text; for a reranker, the
+    architecture of the model below the head.
     """
     names = read_architectures(config)
     if not names:
@@ -117,8 +117,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """
     architecture = architecture_of(config)
     if config["architectures"][0] in TEXT_PARTS:
-        # The ids of tokens, and the dtype, may be in the outer config alone. Whether the head is
-        # tied: the outer config decides if it has the key; the head belongs to the whole model.
+        # Ids of special tokens, and the dtype, may be in the outer config alone. If that config has
+        # tie_word_embeddings, it decides, because the head belongs to the whole model.
         own = {k: v for k, v in read_object(config, "text_config").items() if v is not None}
         tied = config.get("tie_word_embeddings")
         config = {**config, **own, **({} if tied is None else {"tie_word_embeddings": tied})}

@@ -60,8 +60,8 @@ BUILTIN = {
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
 }
 
-# Rerankers: models that score pairs of texts, and the architecture below their heads, which
-# loader/ranking.py reads.
+# Rerankers, which score pairs of texts: the architecture of the model below the head. The head is
+# read by loader/ranking.py.
 RERANKERS = {
     "BertForSequenceClassification": "BertModel",
     "ModernBertForSequenceClassification": "ModernBertModel",
@@ -69,7 +69,7 @@ RERANKERS = {
     "RobertaForSequenceClassification": "RobertaModel",
     "XLMRobertaForSequenceClassification": "XLMRobertaModel",
 }
-# Rerankers with heads in GGUF files, and the linears and norms of such a head.
+# The architectures of rerankers that are read from GGUF files, and the linears and norms of a head.
 GGUF_RERANKERS = ("BertModel", "ModernBertModel", "Qwen3ForCausalLM")
 GGUF_HEAD = ("cls", "cls.norm", "cls.output")
 # Families with rerankers that generate "yes" or "no" (Qwen3-Reranker).

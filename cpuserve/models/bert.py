@@ -21,8 +21,8 @@ from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
-POOLER = "pooler.dense"  # of the first token; embeddings do without it
-HEAD = ("classifier", "classifier.dense", "classifier.out_proj")  # of rerankers
+POOLER = "pooler.dense"  # a linear of the first token's vector; embeddings do not use it
+HEAD = ("classifier", "classifier.dense", "classifier.out_proj")  # linears in heads of rerankers
 WORDS = "embeddings.word_embeddings"
 TYPES = "embeddings.token_type_embeddings"
 
@@ -37,8 +37,8 @@ def reads_types(config: Mapping[str, Any]) -> bool:
 class Bert:
     """BERT (all-MiniLM, BGE, E5, GTE). Source: transformers modeling_bert.
 
-    Keys of spec.extra: "offset" (the row of position 0) and "types" (token types; all are 0). In
-    a reranker that has types, the second half of the vocabulary is the first one with type 1.
+    Keys of spec.extra: "offset" (the row of position 0) and "types" (the number of token types).
+    All tokens have type 0, except in rerankers: id + vocab / 2 is the same token with type 1.
     """
 
     @staticmethod
@@ -90,7 +90,7 @@ class Roberta:
 
 
 def leave_linears(b: Builder, *names: str) -> None:
-    """Linears or norms of heads, which checkpoints may have."""
+    """Let checkpoints have these linears or norms of heads, although no op reads them."""
     b.leave(f"{name}.{kind}" for name in names for kind in ("weight", "bias"))
 
 
@@ -135,7 +135,7 @@ def read_encoder_heads(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _layer(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
-    """The norm of x + its attention, then of that + its MLP; x is changed."""
+    """Append x = norm(x + attention(x)), then norm(x + mlp(x)), and return it; x is changed."""
     names = [f"{at}.attention.self.{part}" for part in ("query", "key", "value")]
     qkv = b.linear(x, names, features=s.width, bias=s.qkv_bias)
     b.linear(b.attend_both_sides(qkv), f"{at}.attention.output.dense", bias=s.out_bias, add_to=x)

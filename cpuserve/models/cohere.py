@@ -33,7 +33,7 @@ class Cohere:
 
 @register_model("Cohere2ForCausalLM")
 class Cohere2:
-    """Command R7B: three layers with a window and RoPE for each one with neither.
+    """Command R7B: after three layers with a window and RoPE, there is a layer without both.
 
     Source: transformers modeling_cohere2.
     """

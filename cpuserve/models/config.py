@@ -41,7 +41,7 @@ def read_int(
 
 
 def read_taps(config: Mapping[str, Any], key: str, default: int) -> int:
-    """config[key], the tokens of a short convolution."""
+    """config[key], the number of tokens that a short convolution covers."""
     return read_int(config, key, default, low=2, high=MOST_TAPS)
 
 
@@ -103,8 +103,8 @@ def read_windows(
 ) -> tuple[int, ...]:
     """Each layer's sliding window: `window` where layer_types says "sliding_attention", or 0.
 
-    default: whether a layer has a window, if the config has no layer_types. window: 0 = none,
-    unless sliding_window itself is 0, which says that no layer has one.
+    default: whether a layer has a window, if the config has no layer_types. window: the number of
+    keys, 0 = none. ModelError if sliding_window is 0 in the config, but a layer has a window.
     """
     known = ("full_attention", "sliding_attention")
     kinds = read_kinds(config, "layer_types", known, lambda i: known[default(i)])
@@ -132,7 +132,7 @@ def read_kinds(
 def read_flags(
     config: Mapping[str, Any], key: str, default: Callable[[int], bool]
 ) -> tuple[bool, ...]:
-    """config[key], a 0 or 1 (or false, true) for each layer; default: of a layer without it."""
+    """config[key], a 0 or 1 (or false, true) for each layer; default: used without the key."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     flags = config.get(key)
     if flags is None:
@@ -151,7 +151,7 @@ def read_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def read_architectures(config: Mapping[str, Any]) -> Sequence[str]:
-    """The list "architectures"; empty if it is missing, or no list that begins with one."""
+    """The list "architectures"; empty if it is missing, or not a list that begins with a text."""
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
         return ()

@@ -137,7 +137,7 @@ def _read(
 ) -> ModelSpec:
     """The hyperparameters that all families here share; dense: the layers without experts.
 
-    `head_dim` is the width of the row that a layer keeps of a token, for its only KV head.
+    `head_dim` is the width of the compressed row that a layer caches for a token (one KV head).
     """
     vocab = read_int(config, "vocab_size")
     rank, rotary = read_int(config, "kv_lora_rank"), read_int(config, "qk_rope_head_dim", high=1024)

@@ -14,9 +14,10 @@ from cpuserve.program.ops import RouterScore, Then, ValueId
 
 
 def read_experts(config: Mapping[str, Any], *, count: str, width: str) -> dict[str, object]:
-    """The keys of `ModelSpec.extra` for `add_mixture`; count, width: the config's keys for them.
+    """The keys of `ModelSpec.extra` for `add_mixture`.
 
-    transformers 5 saves the number of experts of every family under Mixtral's key.
+    count, width: the config's keys for the number of experts and their width. transformers 5 saves
+    the number of experts of every family under the key of Mixtral.
     """
     count = count if config.get("num_local_experts") is None else "num_local_experts"
     experts = read_int(config, count, high=4096)
@@ -44,7 +45,7 @@ def read_first_dense(config: Mapping[str, Any], default: int) -> tuple[int, ...]
 
 
 def read_groups(config: Mapping[str, Any], default: tuple[int, int], *, best: int) -> Groups | None:
-    """The groups of experts; default: n_group and topk_group of a config without them."""
+    """The groups of experts, None if all are kept; default: n_group and topk_group if missing."""
     count = read_int(config, "n_group", default[0])
     kept = read_int(config, "topk_group", default[1])
     return Groups(count, kept, best) if kept != count else None
@@ -79,10 +80,11 @@ def add_mixture(
     then: Then | None = None,
     biased: bool = False,
 ) -> None:
-    """Add the mixture `at` of h to x; parts: the names of an expert's gate, up and down.
+    """Add to x the mixture of experts `at` of h; parts: the names of an expert's gate, up and down.
 
     score, scale, bias and groups belong to the router (`Builder.mixture`), `router` is its name.
-    then: the activation, if it is not the gated one of the config. biased: all have biases.
+    then: the activation, if it is not the gated one of the config. biased: the router and all
+    matrices of experts have biases.
     """
     experts = range(cast("int", s.extra["experts"]))
     b.mixture(
@@ -105,9 +107,9 @@ def add_mixture(
 def add_shared_mixture(
     b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId, *, score: RouterScore
 ) -> None:
-    """Add the chosen experts of h to x, and the shared ones, which are one wide expert.
+    """Add to x the chosen experts of h, and the shared experts, which are one wide expert.
 
-    The router of DeepSeek, with the numbers of ModelSpec.extra.
+    The router works as in DeepSeek; its settings are in ModelSpec.extra.
     """
     add_mixture(
         b,

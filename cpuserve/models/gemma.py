@@ -21,7 +21,7 @@ NORMS = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
-# The Dense modules after the pooling of EmbeddingGemma, where a file has them (GGUF).
+# The Dense modules after the pooling of EmbeddingGemma, which GGUF files may have.
 DENSE = ("dense_2", "dense_3")
 
 
@@ -43,7 +43,7 @@ class Gemma2:
 
 @register_model("Gemma3ForCausalLM")
 class Gemma3:
-    """Gemma 3, text: q and k norms, five local layers for each global one, with a RoPE base each.
+    """Gemma 3, text: q and k norms; five local layers for each global one, with other RoPE bases.
 
     Source: transformers modeling_gemma3.
     """
@@ -104,7 +104,10 @@ def _spec(
     logit_cap: float,
     extra: Mapping[str, object],
 ) -> ModelSpec:
-    """The common part of both; pattern: every how many layers one is global, if not listed."""
+    """The hyperparameters of Gemma 2 and 3.
+
+    pattern: one in so many layers is global if the config has no layer_types.
+    """
     if config.get("use_bidirectional_attention"):
         refuse("use_bidirectional_attention", True, "false: only causal attention is supported")
     window = (

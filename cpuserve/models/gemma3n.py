@@ -1,4 +1,4 @@
-"""Gemma 3n (text): four streams of rows; a layer computes one of them (AltUp)."""
+"""Gemma 3n (text): four residual streams; each layer computes one of them (AltUp)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
 
 POSITIONS = 32768
-PATTERN = 5  # every how many layers one is global, if they are not listed
-SPARSE_LAYERS, SPARSITY = 10, 0.95  # of models with more layers, if the config does not say
-FLOOR = 1e-5  # of the mean square of a stream that takes the size of the first
+PATTERN = 5  # without layer_types in the config, every fifth layer is global
+SPARSE_LAYERS, SPARSITY = 10, 0.95  # by default, the first 10 layers set 95 % of their gates to 0
+FLOOR = 1e-5  # the least mean square of a stream that is scaled to the size of the first one
 ROOT2 = 2.0**0.5
 
 
 @register_model("Gemma3nForCausalLM")
 class Gemma3n:
-    """Gemma 3n, text: streams mixed around each layer (AltUp), sparse MLPs, inputs of each layer.
+    """Gemma 3n, text: streams mixed around each layer (AltUp), sparse MLPs, per-layer embeddings.
 
     Source: transformers modeling_gemma3n. Keys of ModelSpec.extra, after those for Gemma 4:
     streams: the number of streams; active: the index of the stream that layers compute;
     laurel_rank; deviations: for each layer the cutoff of its gates, in standard deviations above
-    their mean (None = no cutoff); corrected: whether the stream from which gates of inputs are
-    computed has a scale; stacked: whether the matrices between streams are one tensor.
+    their mean (None = no cutoff); corrected: whether the active stream is scaled before it gates
+    the per-layer embeddings; stacked: whether the matrices between streams are one tensor.
     """
 
     @staticmethod
@@ -115,7 +115,7 @@ def _mlp_widths(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 def _deviations(config: Mapping[str, Any], layers: int) -> tuple[float | None, ...]:
     """Where the gates of each layer are cut off, in standard deviations above their mean.
 
-    The config has the share of gates below the cutoff, if they are distributed normally.
+    The config has the share of gates below the cutoff, for gates with a normal distribution.
     """
     shares = config.get("activation_sparsity_pattern")
     if shares is None:
@@ -132,7 +132,7 @@ def _deviations(config: Mapping[str, Any], layers: int) -> tuple[float | None, .
 
 
 def _between(s: ModelSpec, name: str) -> list[str]:
-    """The matrices between the first stream and each of the others."""
+    """The names of the matrices between the first stream and each of the other streams."""
     others = range(cast("int", s.extra["streams"]) - 1)
     if s.extra["stacked"]:
         return [rows(f"model.{name}", 0, s.width, index=i) for i in others]
@@ -140,13 +140,14 @@ def _between(s: ModelSpec, name: str) -> list[str]:
 
 
 def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> None:
-    """Change all streams x by the layer, which computes the active one."""
+    """Append a layer: it computes the active stream, and updates all streams x by the result."""
     at, parts = f"model.layers.{layer}", cast("int", s.extra["streams"])
     active = cast("int", s.extra["active"])
     column = active * s.width
     gates = _gates(b, s, at, b.columns(x, s.width, column=column))
     b.mix_parts(x, gates, f"{at}.altup.prediction_coefs", parts=parts)
-    # The target of all streams, larger than in the source by sqrt(2) until they take it.
+    # The new active stream, the target for the correction of all streams. It is sqrt(2) times the
+    # value in the source, until the correction scales it by 1 / sqrt(2).
     target = b.columns(x, s.width, column=column)
     h = b.rms_norm(target, f"{at}.input_layernorm")
     low = b.linear(h, f"{at}.laurel.linear_left", features=cast("int", s.extra["laurel_rank"]))
@@ -154,7 +155,7 @@ def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) ->
     b.add(b.rms_norm(laurel, f"{at}.laurel.post_laurel_norm"), to=target)
     shared_attention(b, s, layer, h, target)
     b.add(h, to=target)
-    # Of values that are larger by sqrt(2), norms with twice the epsilon are the same.
+    # RMS norms of values times sqrt(2) have the same result if epsilon is doubled.
     f = b.rms_norm(target, f"{at}.pre_feedforward_layernorm", eps=2 * s.norm_eps)
     out = _mlp(b, s, layer, f)
     b.add(b.rms_norm(out, f"{at}.post_feedforward_layernorm", scale=ROOT2), to=target)
@@ -172,14 +173,14 @@ def _layer(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) ->
 
 
 def _gates(b: Builder, s: ModelSpec, at: str, x: ValueId, eps: float | None = None) -> ValueId:
-    """The input of the coefficients of streams: [T, streams]."""
+    """The logits from which the coefficients of the streams are computed: [T, streams]."""
     routed = b.rms_norm(x, f"{at}.altup.router_norm", eps=eps, scale=1 / s.width)
     streams = cast("int", s.extra["streams"])
     return b.linear(routed, f"{at}.altup.modality_router", features=streams)
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
-    """The layer's MLP of h, which may set most of its gates to 0."""
+    """The result of the layer's MLP for h; gates below the layer's cutoff, if any, are set to 0."""
     at, width = f"model.layers.{layer}.mlp", cast("tuple[int, ...]", s.extra["mlp_widths"])[layer]
     deviations = cast("tuple[float | None, ...]", s.extra["deviations"])[layer]
     if deviations is None:
@@ -201,5 +202,5 @@ def _mean(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
         b.match_rms(other, like=total, floor=FLOOR)
     for other in others:
         b.add(other, to=total)
-    # Of a sum, the norm with an epsilon that is larger by the square of their number is the same.
+    # The norm of the sum equals the norm of the mean if epsilon is multiplied by streams^2.
     return b.rms_norm(total, "model.norm", eps=streams**2 * s.norm_eps)

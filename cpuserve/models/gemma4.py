@@ -1,4 +1,4 @@
-"""Gemma 4 (text): two shapes of heads, layers that share caches, inputs of each layer, experts."""
+"""Gemma 4 (text): two widths of heads, shared KV caches, per-layer embeddings, experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
 POSITIONS = 131072
-PATTERN = 6  # every how many layers one is global, if they are not listed
+PATTERN = 6  # without layer_types in the config, every sixth layer is global
 ROPES = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
     "sliding_attention": {"rope_type": "default"},
@@ -28,11 +28,12 @@ ROPES = {
 class Gemma4:
     """Gemma 4, text: global layers with wider heads, and possibly experts next to the dense MLP.
 
-    The small models have inputs of each layer, and later layers that read caches of earlier ones.
-    Source: transformers modeling_gemma4. ModelSpec has the heads of global layers; keys of extra:
-    "local_heads" (KV heads and head_dim of layers with a window), "caches" (of each layer, the
-    layer with the keys and values it reads), "mlp_widths", "one_kv" (global layers have no v_proj),
-    "input_width" and "input_vocab" (of the inputs of each layer).
+    The small models have per-layer embeddings, and later layers read the KV caches of earlier ones.
+    Source: transformers modeling_gemma4. ModelSpec.kv_heads and head_dim are for global layers.
+    Keys of extra: "local_heads" (KV heads and head_dim of layers with a window), "caches" (for each
+    layer, the layer with the KV cache that it reads), "mlp_widths" (of each layer), "one_kv"
+    (global layers have no v_proj: their values come from k_proj), "input_width" and "input_vocab"
+    (the width for one layer, and the number of rows, of the per-layer embeddings).
     """
 
     @staticmethod
@@ -106,9 +107,10 @@ def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
 def _heads(
     config: Mapping[str, Any], windows: tuple[int, ...]
 ) -> tuple[tuple[int, int], tuple[int, int], bool]:
-    """KV heads and head_dim of layers with a window, and of others; whether these have no v_proj.
+    """((KV heads, head_dim) of layers with a window, the same for global layers, one_kv).
 
-    transformers saves the sizes of other layers by the number of the layer.
+    one_kv: global layers have no v_proj. transformers saves the sizes of global layers in
+    per_layer_config, by the number of the layer.
     """
     width = read_int(config, "hidden_size", high=1 << 20)
     local = {**config, "head_dim": read_int(config, "head_dim", 256, high=1024)}
@@ -125,13 +127,17 @@ def _heads(
 
 
 def _first_shared(config: Mapping[str, Any]) -> int:
-    """The first of the layers that read the caches of layers before them."""
+    """The number of the first layer that reads the KV cache of an earlier layer."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     return layers - read_int(config, "num_kv_shared_layers", 0, low=0, high=layers - 1)
 
 
 def read_caches(config: Mapping[str, Any], windows: tuple[int, ...]) -> tuple[int, ...]:
-    """For each layer, the layer with its cache: if shared, the last of its kind before."""
+    """For each layer, the layer with the KV cache that it reads.
+
+    It is the layer itself, but for the last num_kv_shared_layers layers it is the last layer before
+    them of the same kind (with the same window).
+    """
     first = _first_shared(config)
     last = {window: layer for layer, window in enumerate(windows[:first])}
     if missing := {*windows} - {*last}:
@@ -150,13 +156,15 @@ def _mlp_widths(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
-    """The inputs of all layers, side by side: of the token's embedding x, and of its id.
+    """The per-layer embeddings of all layers, side by side: [T, layers * input_width].
 
-    They are larger than in the source by sqrt(2), which `gated_input` makes up for.
+    They are the sum of a projection of the token's embedding x, and of rows looked up by its id.
+    They are sqrt(2) times the values in the source, which `gated_input` makes up for.
     """
     width, vocab = cast("int", s.extra["input_width"]), cast("int", s.extra["input_vocab"])
     inputs = b.linear(x, "model.per_layer_model_projection", features=s.layers * width)
-    # The source divides by sqrt(s.width) before it normalizes, which changes what epsilon means.
+    # The source divides by sqrt(s.width) before this norm. Here epsilon is multiplied by s.width
+    # instead, with the same result.
     norm = "model.per_layer_projection_norm"
     b.part_norm(inputs, norm, width=width, parts=s.layers, eps=s.norm_eps * s.width)
     name, scale = "model.embed_tokens_per_layer", embed_scale(width, s.dtype)
@@ -165,13 +173,13 @@ def layer_inputs(b: Builder, s: ModelSpec, x: ValueId) -> ValueId:
 
 
 def gated_input(b: Builder, s: ModelSpec, layer: int, inputs: ValueId, x: ValueId) -> ValueId:
-    """The inputs of the layer after gates of x: [T, width]."""
+    """The layer's embeddings gated by x, projected to the model's width, normalized: [T, width]."""
     at, width = f"model.layers.{layer}", cast("int", s.extra["input_width"])
     then = cast("Then", s.activation)
     g = b.linear(x, f"{at}.per_layer_input_gate", features=width, then=then)
     b.multiply(inputs, to=g, column=layer * width)
     out = b.linear(g, f"{at}.per_layer_projection", features=s.width)
-    # Of values that are larger by sqrt(2), the norm with twice the epsilon is the same.
+    # The RMS norm of values times sqrt(2) has the same result if epsilon is doubled.
     return b.rms_norm(out, f"{at}.post_per_layer_input_norm", eps=2 * s.norm_eps)
 
 
@@ -186,7 +194,7 @@ def shared_attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueI
     own = cache == layer
     names, sizes = [q], [s.q_heads * d]
     if own:
-        # Values are the keys before their norm: the matrix is used twice.
+        # With one_kv, the values of global layers are the keys before their norm: k is used twice.
         names += [k, k if s.extra["one_kv"] and not window else v]
         sizes += [kv_heads * d] * 2
     else:

@@ -27,7 +27,8 @@ class Gpt2:
     """GPT-2 and DistilGPT2: learned positions, layer norms. Source: transformers modeling_gpt2.
 
     Keys of spec.extra: "by_layer" (scale_attn_by_inverse_layer_idx), and "transposed": whether the
-    checkpoint stores matrices as [in, out] (conv1d_transposed false), as it does except in GGUF.
+    checkpoint stores matrices as [in, out]. It does, unless the config has conv1d_transposed (our
+    own key, for GGUF files and quantized copies).
     """
 
     @staticmethod
@@ -94,5 +95,5 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
 
 
 def _matrix(s: ModelSpec, name: str, features: int) -> str:
-    """The name of a matrix with so many outputs, as the checkpoint stores it."""
+    """The name under which a Program reads a matrix with `features` outputs of the checkpoint."""
     return columns(name, 0, features) if s.extra["transposed"] else name

@@ -16,7 +16,7 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 from cpuserve.program.parts import rows
 
-# Both kinds of layers, as published configs and as transformers call them.
+# How published configs and transformers call the two kinds of layers.
 MAMBA = ("mamba", "linear_attention")
 ATTENTION = ("attention", "full_attention")
 
@@ -105,7 +105,7 @@ def _spec(
     mlp_bias: bool = False,
     extra: dict[str, object] | None = None,
 ) -> ModelSpec:
-    """The common part of all.
+    """The hyperparameters that all Granite families share.
 
     Each layer adds m times its result to x, where m is the residual multiplier. The program adds
     the result itself to x / m: the next norm returns the same if its epsilon is divided by m^2.

@@ -75,7 +75,7 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
         "conv_bias": read_bool(config, "conv_bias", False),
     }
     tied = read_bool(config, "tie_embedding", read_bool(config, "tie_word_embeddings", True))
-    given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}  # it is SiLU
+    given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}  # always SiLU
     return read_decoder(
         {"rope_theta": 1e6, "norm_eps": 1e-5, **given, "tie_word_embeddings": tied},
         architecture=architecture,
@@ -96,9 +96,9 @@ def _kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _adjusted(config: Mapping[str, Any], width: int) -> int:
-    """The width of the MLP: two thirds of `width`, times a factor, rounded up to a multiple.
+    """The width of the MLP: two thirds of `width`, times block_ffn_dim_multiplier.
 
-    Without a factor (null) it is not rounded.
+    It is rounded up to a multiple of block_multiple_of, unless the multiplier is null.
     """
     if config.get("block_ffn_dim_multiplier", 1.0) is None:
         return int(2 * width / 3)
@@ -137,7 +137,7 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
 
 
 def _convolution(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add out_proj(C * conv(B * x)) of h to x; rows of in_proj: B, C, x (convolved)."""
+    """Add out_proj(C * conv(B * v)) to x, where B, C and v are the three parts of in_proj(h)."""
     bias, width = cast("bool", s.extra["conv_bias"]), s.width
     name = f"{at}.in_proj"
     gates = b.linear(h, rows(name, 0, 2 * width), features=2 * width, bias=bias)
@@ -158,7 +158,8 @@ def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
 def _sparse_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's experts of h to x, or the gated MLP of one of the first layers.
 
-    transformers adds 1e-6 to the sum of a token's weights before it divides by it; this does not.
+    transformers adds 1e-6 to the sum of a token's expert weights before it divides them by the sum;
+    this program does not.
     """
     if layer < cast("int", s.extra["dense_layers"]):
         _mlp(b, s, layer, h, x)

@@ -133,7 +133,7 @@ def layer_window(s: ModelSpec, layer: int) -> int:
 def layer_rope(s: ModelSpec, layer: int) -> Rope | None:
     """RoPE of `layer`; None for layers in extra["no_rope"].
 
-    Layers with a window may have their own, extra["local_rope"].
+    Layers with a window may have another RoPE, extra["local_rope"].
     """
     if layer in cast("tuple[int, ...]", s.extra.get("no_rope", ())):
         return None
@@ -184,14 +184,14 @@ def dense_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> N
 
 
 def fused_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """The same if the checkpoint stores gate and up as one tensor."""
+    """As `dense_mlp`, for checkpoints that store gate and up as one tensor."""
     gated_mlp(b, s, f"model.layers.{layer}.mlp", h, s.intermediate, fused=True, to=x)
 
 
 def unpaired(name: str, heads: int, head_dim: int, rotary: int) -> dict[str, int]:
-    """The rows of matrix `name` in the order that `ops.Rope` needs; their numbers by part.
+    """Parts of matrix `name` in the row order that `ops.Rope` needs, with their numbers of rows.
 
-    The checkpoint has a RoPE that rotates dims 2 i and 2 i + 1 of a head as a pair.
+    The checkpoint has the order for a RoPE that rotates dims 2 i and 2 i + 1 of a head as a pair.
     """
     found = {}
     for first in range(0, heads * head_dim, head_dim):
@@ -222,8 +222,8 @@ def attend(
     fused: the checkpoint stores q, k and v as one tensor, qkv_proj. paired: its RoPE rotates
     neighbouring dims. qk_norm: RMS norm of each q and k head (Qwen3); plus_one: its weights are
     offsets from 1. wide_norm: RMS norm of all q heads as one row, and of all k heads (OLMo).
-    softcap: see `Builder.attention`. sinks: each head has one. cache: the layer's number
-    among those with attention, if not all have it.
+    softcap: see `Builder.attention`. sinks: each head has an attention sink. cache: the number of
+    the layer's KV cache, if some layers have no attention.
     """
     d, rope = s.head_dim, layer_rope(s, layer)
     at = f"model.layers.{layer}.self_attn"
@@ -293,7 +293,7 @@ def build_decoder(
 ) -> None:
     """Append the ops of a pre-norm decoder; its layers are `attention`, then `mlp`.
 
-    parallel: the MLP reads what attention reads, not its result.
+    parallel: the MLP has the same input as attention, instead of x with the attention added.
     """
     x = b.embed("model.embed_tokens", scale=s.embed_scale)
     for i in range(s.layers):
@@ -314,10 +314,10 @@ def build_sandwich(
     fused_mlp: bool = False,
     softcap: float = 0.0,
 ) -> None:
-    """The same with a norm after attention and MLP as well, before the result is added.
+    """Append the ops of a decoder that normalizes results of attention and MLP before adding them.
 
-    norms: weights before and after attention, before and after the MLP; None: there
-    is none before it. softcap: the cap of the logits.
+    norms: the names of the norms before and after attention, before and after the MLP; None: no
+    norm there. softcap: the cap of the logits.
     """
     x = b.embed("model.embed_tokens", scale=s.embed_scale)
     before, after, before_mlp, after_mlp = norms

@@ -24,7 +24,7 @@ class Mamba2Sizes:
     """The sizes of Mamba2 layers.
 
     Heads have states of `state` x `head_dim`; `groups` of them share B and C. taps: tokens of the
-    convolution. limits: bounds of a step dt. eps: the gated norm's.
+    convolution. limits: bounds of a step size dt. eps: the epsilon of the gated norm.
     """
 
     heads: int
@@ -62,7 +62,8 @@ def read_mamba2(config: Mapping[str, Any]) -> Mamba2Sizes:
     groups = read_int(config, "mamba_n_groups", 1, high=65536)
     if heads % groups:
         refuse("mamba_n_groups", groups, f"a divisor of mamba_n_heads ({heads})")
-    read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})  # of convolutions
+    # The convolution has SiLU: refuse other activations.
+    read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
     return Mamba2Sizes(
         heads=heads,
         head_dim=inner // heads,
@@ -88,7 +89,7 @@ def _read_limits(config: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def add_mamba2(b: Builder, s: Mamba2Sizes, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the Mamba2 layer `at` of h to x; rows of its in_proj are z, the channels and steps."""
+    """Add the Mamba2 layer `at` of h to x; its in_proj computes z, the channels, and the steps."""
     widths = s.width, s.channels, s.heads
     inputs = b.linear(h, f"{at}.in_proj", features=sum(widths), bias=s.proj_bias)
     mixed = b.short_conv(

@@ -44,7 +44,7 @@ class ModernBert:
         config, local_rope = split_ropes(config, width // heads, 8192, **theta)
         rope, positions = read_rope(config, width // heads, 8192)
         every = read_int(config, "global_attn_every_n_layers", 3)
-        # Tokens see so many others on either side.
+        # local_attention counts both sides together; `window` counts one side and the token.
         window = read_int(config, "local_attention", 128) // 2 + 1
         bias = read_bool(config, "attention_bias", False)
         return ModelSpec(

@@ -12,7 +12,7 @@ from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 
-# Keys of the published configs, which are GPT-2's, and of transformers for the same.
+# Keys of the published configs, which follow GPT-2, and the same settings in transformers.
 KEYS = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -43,7 +43,7 @@ FIXED = {
 class NomicBert:
     """nomic-embed-text v1 and v1.5. Source: transformers modeling_nomic_bert.
 
-    Keys of spec.extra: "types" (token types; all are 0).
+    Keys of spec.extra: "types" (the number of token types; all tokens have type 0).
     """
 
     @staticmethod

@@ -20,7 +20,7 @@ class Phi3:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a Phi-3 config.
 
-        Its LongRoPE has the factors of long sequences if the model can take those.
+        LongRoPE uses one set of factors for all sequences: see `long_rope` of EngineConfig.
         """
         window = read_int(config, "sliding_window", 0, low=0)
         return read_decoder(

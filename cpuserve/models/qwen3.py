@@ -34,5 +34,6 @@ class Qwen3:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        b.leave(["score.weight", *(f"{name}.weight" for name in GGUF_HEAD)])  # of rerankers
+        # The heads of rerankers, which no op reads.
+        b.leave(["score.weight", *(f"{name}.weight" for name in GGUF_HEAD)])
         build_decoder(b, s, attention=qk_norm_attention)

@@ -81,7 +81,7 @@ def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> No
 
 
 def qwen_shared_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """The same with one more expert for all tokens, with a sigmoid as its gate."""
+    """As `qwen_mlp`, plus an expert that all tokens share, multiplied by the sigmoid of a gate."""
     qwen_mlp(b, s, layer, h, x)
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         return

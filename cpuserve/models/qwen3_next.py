@@ -1,4 +1,4 @@
-"""Qwen3-Next, Qwen3.5 and 3.6: three gated delta nets for each attention with gates."""
+"""Qwen3-Next, Qwen3.5 and 3.6: three layers of gated delta nets for each of gated attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 
-# The inputs of a gated delta net and its gates, of h: (builder, sizes, name of the layer, h).
+# Computes (inputs, gates) of a gated delta net from (builder, sizes, name of the layer, h).
 Project = Callable[[Builder, dict[str, int], str, ValueId], tuple[ValueId, ValueId]]
 
 KINDS = ("linear_attention", "full_attention")
@@ -134,7 +134,7 @@ def _read_delta(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, project: Project) -> None:
-    """Add the layer's attention or gated delta net of h to x; project: the inputs of that net."""
+    """Add attention or a gated delta net of h to x; project: computes the inputs of that net."""
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     if attends[layer]:
         _attention(b, s, f"model.layers.{layer}.self_attn", sum(attends[:layer]), h, x)
@@ -146,7 +146,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
 
 
 def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add attention to x; gates of its heads multiply its output by their sigmoid.
+    """Add attention of h to x, after multiplying it by the sigmoid of its gates.
 
     layer: its number among the layers with attention.
     """
@@ -168,9 +168,9 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
 
 
 def _project(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> tuple[ValueId, ValueId]:
-    """The inputs of a gated delta net and its gates, of a checkpoint that has them by key heads."""
+    """(inputs, gates) of a gated delta net, for checkpoints with rows grouped by key head."""
     key, count = sizes["key_width"], sizes["key_heads"]
-    value = sizes["value_heads"] // count * sizes["value_width"]  # of a key head's value heads
+    value = sizes["value_heads"] // count * sizes["value_width"]  # columns of values per key head
     x = _regrouped(b, h, f"{at}.in_proj_qkvz", count, (key, key, value, value))
     return x, _gates(b, sizes, at, h)
 
@@ -178,7 +178,7 @@ def _project(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> tuple[Va
 def _project_half(
     b: Builder, sizes: dict[str, int], at: str, h: ValueId
 ) -> tuple[ValueId, ValueId]:
-    """The same of a checkpoint that has only b and a by key heads."""
+    """The same for checkpoints where only the rows of b and a are grouped by key head."""
     return _inputs(b, sizes, at, h), _gates(b, sizes, at, h)
 
 
@@ -188,9 +188,9 @@ def _gates(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> ValueId:
 
 
 def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int, ...]) -> ValueId:
-    """A linear of h; its rows in the checkpoint are `widths` of each of `count` heads.
+    """A linear of h with a matrix that has, for each of `count` heads, parts of `widths` rows.
 
-    Its columns are the first ones of all heads, then the second ones, and so on.
+    The result has the first part of all heads, then the second part of all heads, and so on.
     """
     found: dict[str, int] = {}
     for i, width in enumerate(widths):
@@ -202,7 +202,7 @@ def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int,
 def _project_parts(
     b: Builder, sizes: dict[str, int], at: str, h: ValueId
 ) -> tuple[ValueId, ValueId]:
-    """The same of a checkpoint that has all queries, keys and values, then all z, b and a."""
+    """The same for checkpoints with rows in our order: one matrix for qkv, one each for z, b, a."""
     gates, heads = [f"{at}.in_proj_{n}" for n in "ba"], sizes["value_heads"]
     return _inputs(b, sizes, at, h), b.linear(h, gates, features=[heads, heads])
 

@@ -27,7 +27,7 @@ ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) -> tuple[Rope, int]:
-    """(rope, maximum number of positions); ModelError for a scaling that is not supported.
+    """Return (rope, maximum number of positions); ModelError for an unsupported scaling.
 
     The maximum is max_position_embeddings, which usually includes the scaling. YaRN configs may
     keep the unscaled number there, so YaRN uses original positions x factor if that is larger.
@@ -52,10 +52,10 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) 
 def split_ropes(
     config: Mapping[str, Any], head_dim: int, positions: int, *, theta: float, local_theta: float
 ) -> tuple[dict[str, Any], Rope]:
-    """(the config with the RoPE of full attention alone, the RoPE of layers with a window).
+    """Return (config with the RoPE of full attention alone, the RoPE of layers with a window).
 
-    Both are in rope_parameters, by the kind of layer. theta, local_theta: bases that it omits;
-    rope_theta and rope_scaling of the config belong to full attention.
+    Both are in rope_parameters, by the kind of layer. theta, local_theta: the bases if the config
+    has none; rope_theta and rope_scaling of the config belong to full attention.
     """
     by_kind = read_object(config, "rope_parameters")
     full = {
@@ -87,7 +87,8 @@ def _mscale(factor: float, weight: float) -> float:
 def _rope_params(config: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of both spellings in one dictionary; rope_parameters has priority.
 
-    Of the original context alone, the number outside it has, as in transformers.
+    Only for original_max_position_embeddings, the number outside of rope_parameters has priority,
+    as in transformers.
     """
     outside = ("rope_theta", "partial_rotary_factor", ORIGINAL)
     merged = {key: config[key] for key in outside if config.get(key) is not None}
@@ -165,10 +166,10 @@ def _divided(params: Params, key: str, base: list[float]) -> tuple[float, ...]:
 
 
 def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """LongRoPE: each frequency is divided by its own factor, cos and sin grow with the context.
+    """LongRoPE: each frequency is divided by its own factor; cos and sin are multiplied by another.
 
-    There are other factors for sequences beyond the original context. As the KV cache holds keys
-    that are rotated already, a server needs one set for all: see `long_rope` of EngineConfig.
+    Sequences beyond the original context have other factors. As the KV cache holds keys that are
+    rotated already, a server needs one set for all sequences: see `long_rope` of EngineConfig.
     """
     original = read_int(params, ORIGINAL)
     short = _divided(params, "short_factor", base)

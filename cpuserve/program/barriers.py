@@ -9,8 +9,9 @@ from cpuserve.program.operations.latent import HeadLinear
 from cpuserve.program.operations.recurrent import GatedDelta, Mamba2, ShortConv
 from cpuserve.program.program import Program
 
-# The operations with tasks that threads claim (`claimed` in csrc/runtime/accesses.cpp). In a step
-# of one token, a barrier follows each, and its last thread does all operations up to the next one.
+# The operations with tasks that threads claim (`claimed` in csrc/runtime/operations/operation.h).
+# In a step of one token, a barrier follows each of them. The last thread to arrive there does all
+# operations up to the next one in this list.
 SHARED = (Linear, ExpertLinear, HeadLinear, Attention, GatedDelta, ShortConv, Mamba2, Logits)
 
 

@@ -40,7 +40,7 @@ class SizeDefaults(Protocol):
 
     @property
     def adapters(self) -> Adapters | None:
-        """The low-rank adapters that requests can name."""
+        """The low-rank adapters that requests can select."""
 
     @property
     def pooled(self) -> bool:
@@ -59,10 +59,10 @@ class BaseBuilder:
         self._states: list[StateLayer] = []
         self._unread: set[str] = set()
         self._adapters = spec.adapters
-        self._adapted: ValueId | None = None  # the routing to adapters
+        self._adapted: ValueId | None = None  # the adapter of each token (RouteAdapters)
 
     def leave(self, names: Iterable[str]) -> None:
-        """Tensors that checkpoints may have, although no op reads them."""
+        """Let checkpoints have these tensors, although no op reads them."""
         self._unread.update(names)
 
     def _value(self, name: str, width: int, copies: int = 1) -> ValueId:

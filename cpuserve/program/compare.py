@@ -51,7 +51,10 @@ class Tappable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first op that exceeds its tolerance: Program op, executor op, and the worst element."""
+    """The first op that exceeds its tolerance, with the element that exceeds it most.
+
+    op_index: the index of `op` in the Program; tap_index: the index of the executor's op.
+    """
 
     op_index: int
     tap_index: int
@@ -195,7 +198,7 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
             stored.removesuffix("x2")
         ]
         padded = np.pad(size, ((0, 0), (0, -width % group)))
-        # Rounding errs by half a step, amax / 254; the second term reduces it by as much again.
+        # Rounding errs by half a step, amax / 254; a second term divides the error by 254 again.
         per_half_step = 250 * (125 if two_terms else 1)
         steps = padded.reshape(len(padded), -1, group).max(axis=2) / per_half_step
         bound += np.repeat(steps, group, axis=1)[:, :width]

@@ -121,7 +121,8 @@ class Interpreter:
     def _make_cache(self) -> None:
         """Make rows for all blocks, and views of them for the layers.
 
-        A block serves any group, so the layers of each group begin at the first column of its row.
+        A block may serve any cache group, so the layers of every group begin at the first column of
+        the block's row.
         """
         ends = [0] * self.kv_groups, [0] * self.kv_groups
         spans: list[tuple[slice, slice]] = []
@@ -240,12 +241,12 @@ class Interpreter:
                 scales[:, half][at] = scale
 
     def stored(self, layer: int, seq: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values [keys, heads, d] of a sequence; scales of the values, if not applied."""
+        """Keys, values [keys, heads, d] of a sequence; scales of values unless they are applied."""
         slots = torch.from_numpy(key_slots(self.step, seq, BLOCK, self._group_of[layer])).long()
         blocks, tokens = slots // BLOCK, slots % BLOCK
         stored = self._cache[layer][blocks, :, tokens]
         stored = stored.view(FP8.get(self.kv_type, self._kv_dtype)).float()
-        k, v = stored[:, 0], stored[:, -1]  # one and the same of a latent layer
+        k, v = stored[:, 0], stored[:, -1]  # a latent layer stores one row for both
         scales = self._scales[layer]
         if scales is None:
             return k, v, None
@@ -320,5 +321,5 @@ class Interpreter:
 
 
 def halves(layer: CacheLayer) -> int:
-    """2 for keys and values, 1 if they are the same."""
+    """The rows that a layer stores for a token: key and value, or 1 if they are the same."""
     return 1 if layer.latent else 2

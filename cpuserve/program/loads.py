@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # building a program needs no numpy
     Float32 = npt.NDArray[np.float32]
     ReadFn = Callable[[str], Float32]
 
-# Places in the list of orders of the lowering; None for columns that are in order.
+# Indices into the list of column orders of a Lowering; None for columns that are in order.
 Orders = tuple[int | None, ...]
 
 
@@ -27,9 +27,10 @@ class HeadPart:
 
 @dataclass(frozen=True, slots=True)
 class MatrixLoad:
-    """Pack these checkpoint tensors into native matrix `id`; part: a part of the only one.
+    """Pack these checkpoint tensors into native matrix `id`.
 
-    values: the tensors are dequantized first, because they cannot be packed together as they are.
+    part: pack this part of the tensor, which is then the only one. values: the tensors are
+    dequantized first, because they cannot be packed together as they are.
     """
 
     id: int
@@ -40,7 +41,7 @@ class MatrixLoad:
 
 @dataclass(frozen=True, slots=True)
 class TableLoad:
-    """Look up the rows of checkpoint tensor `name` as native matrix `id`, where they are mapped."""
+    """Use checkpoint tensor `name` as native matrix `id`, with rows read from its mapped file."""
 
     id: int
     name: str

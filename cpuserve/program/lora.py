@@ -16,7 +16,7 @@ _MATRIX = re.compile(r"(?P<modules>.+)\.lora_(?P<side>[AB])\.(?P<adapter>\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The adapters of a model: their number, common rank, and all modules that one of them has."""
+    """The adapters of a model: their number, common rank, and the modules that any of them has."""
 
     count: int
     rank: int

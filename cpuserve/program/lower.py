@@ -7,7 +7,7 @@ experts that only Combine reads are bf16, unless their activations were more pre
 stay in fp32 and are converted before each linear. Values with disjoint lifetimes share a buffer.
 
 Some matrices are stored with their columns in another order (activation order of GPTQ). The columns
-of the other factor are reordered when it is converted, so before it is quantized.
+of their activations are put into this order by the conversion, before they are quantized.
 
 Operations lower themselves (`operations/`), with the buffers, matrices and vectors of a Lowering.
 """
@@ -57,13 +57,12 @@ class Lowered:
     """The result of lowering, from which the native executor is built.
 
     Native op i implements Program op `source_op[i]` and multiplies the matrix `op_weights[i]`, if
-    any. A decode step of one sequence reads `read_bytes` of packed weights (linears and lm_head,
-    without the embedding row and adapters; of experts, the chosen ones). `expert_read_bytes` of
-    them are of experts, who have `expert_bytes` in matrices of up to `expert_matrix_bytes`. A
-    prompt token costs 2 x
-    `linear_weights` operations (without lm_head). Vector `adapter_scales` has the scales of the
-    adapters (-1 = there are none). `cache_reads` are the cache layer and the window of each
-    attention op; ops may share a layer.
+    any. A decode step of one sequence reads `read_bytes` of packed weights: all linears, the chosen
+    experts and lm_head, but not the embedding row and adapters. The chosen experts have
+    `expert_read_bytes` of these, and all experts together have `expert_bytes`, in matrices of at
+    most `expert_matrix_bytes`. A prompt token costs 2 x `linear_weights` operations (without
+    lm_head). Vector `adapter_scales` has the scales of the adapters (-1 = there are no adapters).
+    `cache_reads` has (cache layer, window) of each attention op; ops may share a layer.
     """
 
     native: _C.Program
@@ -274,7 +273,7 @@ class Lowering:
         return CONVERTED_KIND if weight in self._unordered else self._stored_kind(weight)
 
     def order(self, weight: str) -> int | None:
-        """The place in `_orders` of the order of a matrix's columns; None: they are in order."""
+        """The index in `_orders` of a matrix's column order; None if its columns are in order."""
         if weight in self._unordered:
             return None
         if weight not in self._order_ids:
@@ -311,7 +310,7 @@ class Lowering:
             )
 
     def _columns_in(self, orders: Orders, width: int) -> int:
-        """The vector of the columns in these orders, one after another."""
+        """The native vector with the column numbers of each of these orders, one after another."""
 
         def make(_: ReadFn) -> Float32:
             found = [np.arange(width) if i is None else self._orders[i] for i in orders]
@@ -344,7 +343,7 @@ class Lowering:
         count: int,
         make: Callable[[ReadFn], Float32],
     ) -> int:
-        """The native vector of `count` floats that `make` computes; one for equal keys."""
+        """The native vector of `count` floats that `make` computes; equal keys share a vector."""
         if key not in self._vectors:
             self._vectors[key] = self.native.vector(str(key)[:80], count)
             self.out.vectors.append(VectorLoad(self._vectors[key], make))

@@ -97,11 +97,11 @@ class Op(msgspec.Struct, frozen=True):
         return rows == "f32"
 
     def own_format(self, to: Any) -> str | None:
-        """The row format of the result if its readers do not decide; None: they do."""
+        """The row format of the result if the op decides it itself; None if its readers do."""
         return None
 
     def packed_together(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of matrices that one native matrix must hold, so with equal orders of columns."""
+        """Groups of matrices that must form one native matrix, so they need one column order."""
         return ()
 
     # -- the reference: `at` is the Interpreter ----------------------------------------------

@@ -2,8 +2,8 @@
 
 Some checkpoints store several matrices as one tensor: gate and up of an MLP (Phi-3), queries, keys
 and values of all heads (GPT-NeoX), or a matrix of every expert (Granite). Others order the rows of
-a matrix in another way than the ops do (GLM-4: its RoPE rotates neighbouring dimensions), or its
-transpose (GPT-2).
+a matrix in another way than the ops do (GLM-4: its RoPE rotates neighbouring dimensions), or store
+the transpose of a matrix (GPT-2).
 
     "mlp.gate_up_proj[0:160].weight"          rows 0 to 159 of "mlp.gate_up_proj.weight"
     "moe.input_linear[3][160:320].weight"     rows 160 to 319 of its fourth matrix [3]
@@ -26,8 +26,8 @@ _PART = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?\[(:,)?(\d+):(\d+)(?::(\d+))?\]([^\
 class TensorPart:
     """Rows [first, end) of a stored tensor, or of its matrix `index` if it is a stack of them.
 
-    step: 1, or the distance from each row to the next. columns: rows of the transposed matrix, so
-    they are columns of the stored one; of a vector, which has no transpose, its numbers.
+    step: 1, or the distance from each row to the next. columns: the rows are counted in the
+    transposed matrix, so they are columns of the stored one; in a vector, they are its numbers.
     """
 
     tensor: str
@@ -38,7 +38,7 @@ class TensorPart:
     columns: bool = False
 
     def of(self, shape: tuple[int, ...]) -> slice | None:
-        """The same rows counted over all matrices of a tensor of this shape; None if it has less.
+        """The rows, counted over all matrices of a tensor of this shape; None if it lacks them.
 
         A vector has one number in each row.
         """
@@ -80,7 +80,7 @@ def parse(name: str) -> TensorPart | None:
 def stored_needs(needs: Iterable[WeightNeed]) -> tuple[WeightNeed, ...]:
     """The whole tensors that a checkpoint must store for `needs`, in their order.
 
-    A tensor ends with the last of the rows that are needed of it.
+    The last row that is needed of a tensor is the last row of its shape here.
     """
     found: dict[str, WeightNeed] = {}
     for need in needs:

@@ -51,7 +51,7 @@ class StateLayer:
     """The state of a sequence in a recurrent layer, in fp32, for each of `units` independent parts.
 
     closed: floats of a unit's state, which has taken in all tokens up to a multiple of STATE_CHUNK.
-    open: floats that it keeps of each token since then.
+    open: floats that a unit keeps for the tokens since then, at most STATE_CHUNK tokens.
     """
 
     units: int
@@ -60,7 +60,7 @@ class StateLayer:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a sequence."""
+        """Bytes of a sequence's state in this layer."""
         return 4 * self.units * (whole_lines(self.closed) + whole_lines(self.open))
 
 
@@ -73,7 +73,7 @@ def whole_lines(floats: int) -> int:
 class Program:
     """The ops of a model and the list of weights to load; immutable, made by Builder.finish().
 
-    unread: further tensors that checkpoints may have.
+    unread: tensors that checkpoints may have in addition, which no op reads.
     """
 
     ops: tuple[Op, ...]
@@ -93,7 +93,7 @@ class Program:
 
 
 def group_of(program: Program, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the cache group of each layer; groups: their layers, () = one group of all."""
+    """Return the cache group of each layer; groups: the layers of each, () = one for all layers."""
     layers = range(len(program.cache))
     found = {layer: number for number, group in enumerate(groups or (layers,)) for layer in group}
     return tuple(found[layer] for layer in layers)

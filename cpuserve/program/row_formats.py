@@ -8,9 +8,9 @@ from typing import Final
 from cpuserve.program.weight_kinds import KINDS
 
 CONVERTED_KIND: Final = "w8_g32"  # the kind of a matrix in a format without kernels
-# By the kind of the weights.
+# The row format that each weight kind multiplies.
 ACT_FORMAT: dict[str, str] = {kind.name: kind.rows for kind in KINDS}
-# The type of the products of a weight kind, as the probes call it; of other kinds "f32".
+# The type of the dot products of each weight kind, as the hardware probes call it.
 DOT_OF_KIND: dict[str, str] = {kind.name: kind.dot for kind in KINDS}
 # The format of attention's queries, by the type of the KV cache.
 KV_ROW_FORMAT = {
@@ -25,8 +25,8 @@ KV_ROW_FORMAT = {
 REORDERED = tuple(kind.name for kind in KINDS if kind.reordered)
 # With activation_bits 16, a value is the sum of two int8 terms: about 15 bits.
 TWO_TERMS = {"q8g32": "q8g32x2", "q8g256": "q8g256x2"}
-# Their scale covers more columns than a tile or a head. Linears and attention write parts of rows,
-# so only other ops can write these formats.
+# Formats with a scale that covers more columns than a tile or a head. Linears and attention write
+# parts of rows, so only other ops can write these formats.
 WHOLE_ROW = ("q8g128", "q8row", "q8g256", "q8g256x2")
 # The kinds with linears that read rows of fp32.
 FLOAT_ROWS = tuple(kind for kind, rows in ACT_FORMAT.items() if rows == "f32")
@@ -39,11 +39,14 @@ def act_format(kind: str, activation_bits: int) -> str:
 
 
 def combined_format(activations: str) -> str:
-    """The row format of what experts compute from `activations`, until Combine adds it up.
+    """The row format of the results of experts, until Combine adds them up.
+
+    activations: the row format that the experts multiply.
 
     A prompt writes and reads these rows once. In fp32, 1,024 tokens with 8 experts each have 32 MB
-    a layer at a width of 1,024, far more than L2 holds; bf16 halves these bytes. It errs by at most
-    2^-9 of each value: as much as bf16 activations did, and less than int8 ones, which err by up to
-    1/254 of the largest value in their group. Results of fp32 or two-term activations stay fp32.
+    a layer at a width of 1,024, far more than L2 holds; bf16 halves these bytes. The error of bf16
+    is at most 2^-9 of each value: as much as the error of bf16 activations, and less than the error
+    of int8 activations, which is up to 1/254 of the largest value in their group. Results of fp32
+    or two-term activations stay fp32.
     """
     return "f32" if activations in ("f32", *TWO_TERMS.values()) else "bf16"

@@ -54,12 +54,13 @@ class StepView:
 
     T: tokens, S: sequences, R: logit rows, G: cache groups, B: new entries of all block tables.
 
-    token_ids, positions [T]; query_start [S + 1]; kv_len, seq_slot [S]; table_first [S * G];
-    table_start [S * G + 1]; table_entries [B]; adapters [S], or [0] if no sequence has one;
-    row_token, row_slot, row_target, row_top [R]; row_draft, row_mask [R], or [0] in a step without
-    drafts or masks.
+    token_ids, positions [T]; query_start [S + 1]; kv_len, seq_slot [S]; adapters [S], or [0] if no
+    sequence has one; row_token, row_slot, row_target, row_top [R]; row_draft, row_mask [R], or [0]
+    in a step without drafts or masks. Block table i (of sequence i // G, group i % G) keeps its
+    first table_first[i] entries [S * G], followed by new ones: table_entries [B] from
+    table_start[i] to table_start[i + 1] [S * G + 1].
 
-    kept: the tables that the slots have; they do not change with the view.
+    kept: the block tables from earlier steps, by slot.
     """
 
     token_ids: Int32
@@ -85,17 +86,17 @@ class StepView:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """T, the number of tokens in the step."""
         return len(self.token_ids)
 
     @property
     def num_seqs(self) -> int:
-        """S."""
+        """S, the number of sequences in the step."""
         return len(self.kv_len)
 
     @property
     def num_groups(self) -> int:
-        """G."""
+        """G, the number of cache groups."""
         return len(self.table_first) // self.num_seqs if self.num_seqs else 1
 
     def table(self, seq: int, group: int = 0) -> Int32:
@@ -199,7 +200,7 @@ def check_step(
 
 
 def _check_changes(step: StepView) -> None:
-    """Raise ValueError unless all changes of tables follow what their slots have."""
+    """Raise ValueError unless every change continues the table that its slot has."""
     slots = step.seq_slot.tolist()
     starts = step.table_start
     if len(set(slots)) < len(slots):
@@ -274,8 +275,8 @@ def key_slots(step: StepView, seq: int, block: int, group: int = 0) -> Int32:
 def state_slot(table: Int32, block: int, gone: int) -> int:
     """The state slot that serves `block` of a sequence: its own, or the next one in the table.
 
-    table: the slots by block, counted on from the KV blocks; `gone`, the last of these, where there
-    is none.
+    table: an entry for each block of tokens; state slot s has the entry gone + 1 + s. The entry
+    `gone`, the number of the last KV block, means that there is no slot.
     """
     while table[block] == gone:
         block += 1

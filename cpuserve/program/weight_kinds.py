@@ -86,9 +86,9 @@ class KindRecord:
     """A weight kind.
 
     rows: the format of the rows that it multiplies, before activation bits (`row_formats.py`).
-    dot: its products, as the probes call them.
-    source: the type of rows of a checkpoint that are packed into it; None if packers quantize.
-    block: weights and bytes of a block of `source`; None where rows are not made of equal blocks.
+    dot: the type of its dot products, as the hardware probes call it.
+    source: the type of checkpoint rows that are packed into it; None if packers quantize floats.
+    block: (weights, bytes) of a block of `source`; None where rows are not made of equal blocks.
     reordered: its columns may be in another order (activation order).
     zeros: its groups have integer zero points.
     """

@@ -56,7 +56,7 @@ def dequantize(tensor: QuantTensor) -> npt.NDArray[np.float32]:
 
 
 def _as_stored(tensor: QuantTensor) -> npt.NDArray[np.float32]:
-    """An fp32 copy with row_order applied."""
+    """An fp32 copy of the tensor with row_order applied, but not column_order."""
     from cpuserve.quant import dense, float_rows, rows
     from cpuserve.quant.gguf import blocks
 

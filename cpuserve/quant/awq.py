@@ -1,7 +1,8 @@
 """AWQ checkpoints ("gemm" packing): 4 bits, one scale and one zero point per group of inputs.
 
-qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales fp16 [groups, n]; w = s (q - z). The
-eight outputs of an int32 word are stored in the order 0 2 4 6 1 3 5 7, lowest bits first.
+A matrix of n outputs and k inputs is stored as qweight int32 [k, n / 8], qzeros int32
+[groups, n / 8] and scales fp16 [groups, n]; w = scale * (q - zero). The eight outputs of an int32
+word are stored in the order 0 2 4 6 1 3 5 7, lowest bits first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     Words = npt.NDArray[np.uint32]
 
-ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # nibble of outputs 0 .. 7 within a word
+ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the nibble of a word that has output 0, 1 .. 7
 
 
 @weight_format("awq")
@@ -40,19 +41,19 @@ def awq_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 class AwqWeights(IntWeights):
-    """Weights with matrices stored as qweight, qzeros and scales, a column for each output."""
+    """Weights with matrices stored as qweight, qzeros and scales, with a column per output."""
 
     leaders = (("qweight", "I32"),)
     parts = ("qweight", "qzeros", "scales")
 
     def layout(self, stem: str) -> tuple[int, int, int]:
-        """(outputs, inputs, groups of inputs) of a matrix."""
+        """The number of outputs, of inputs, and of groups of inputs in a matrix."""
         k, packed = self.part(stem, "qweight").shape
         scales, zeros = self.part(stem, "scales"), self.part(stem, "qzeros")
         return packed * 8, k, groups_of_columns(scales, zeros, packed * 8, packed)
 
     def packed(self, stem: str, rows: slice) -> npt.NDArray[np.uint8]:
-        """The codes [rows, k / 2]."""
+        """The 4-bit codes as bytes [rows, k / 2]."""
         return transposed_nibbles(_columns(self.part(stem, "qweight"), rows))
 
     def scale(self, stem: str, rows: slice) -> npt.NDArray[np.float32]:
@@ -67,15 +68,15 @@ class AwqWeights(IntWeights):
 
 
 def _columns(tensor: StoredTensor, outputs: slice) -> Words:
-    """The words with the codes of some outputs; each word has eight."""
+    """The words with the codes of some outputs; each word has eight codes."""
     return words(tensor)[:, outputs.start // 8 : -(-outputs.stop // 8)]
 
 
 def transposed_nibbles(words: Words) -> npt.NDArray[np.uint8]:
-    """4-bit codes [8 * m, k / 2] from words [k, m], each with eight outputs in the order above.
+    """Bytes of 4-bit codes [8 * m, k / 2] from words [k, m] of eight outputs in the order above.
 
-    The eight words of eight inputs become eight words, each of one output: halves of ever shorter
-    parts of them change places, as in Hacker's Delight 7-3.
+    Each 8 x 8 matrix of nibbles (eight inputs, eight outputs) is transposed: its blocks of 4 x 4,
+    then of 2 x 2, then of 1 are swapped across the diagonal, as in Hacker's Delight 7-3.
     """
     k, m = words.shape
     parts = np.ascontiguousarray(words.reshape(k // 8, 8, m).transpose(1, 2, 0))

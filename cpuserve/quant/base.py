@@ -26,9 +26,9 @@ class QuantTensor:
     data: uint8 view [rows, row_bytes] of the file mapping (1-D tensors: rows = 1).
     shape: logical shape. row_order: packed row i is stored row row_order[i] (None = identity); it
     reverses the RoPE interleaving of q and k in GGUF files without changing their blocks.
-    column_order: weight i of a stored row multiplies input column_order[i] (None = identity), where
-    the groups that share a scale are not of consecutive inputs.
-    release: informs the file mapping that these bytes were read (MADV_DONTNEED).
+    column_order: weight i of a stored row multiplies input column_order[i] (None = identity). It is
+    needed where inputs that share a scale are not neighbours (activation order of GPTQ).
+    release: drops the pages of these bytes from the process after reading (MADV_DONTNEED).
     """
 
     name: str
@@ -45,14 +45,15 @@ class QuantTensor:
         return int(self.data.nbytes)
 
     def cut(self, rows: slice, row_bytes: int) -> npt.NDArray[np.uint8]:
-        """Rows [n, row_bytes] of `data`; the matrices of a stack follow each other."""
+        """Rows [n, row_bytes] of `data`, counted over all matrices of a stack."""
         data = self.data.reshape(-1, row_bytes)
         return data[rows if self.row_order is None else self.row_order[rows]]
 
 
-# Weights that are built at a time: their codes, and the rows that are made of them, stay in L2.
+# The number of weights that are built at a time: their codes and the new rows fit in L2.
 WEIGHTS_AT_ONCE = 1 << 19
-# Rows that are built begin at a multiple of this, so that a word of codes has no others.
+# Each range of rows that is built begins at a multiple of this number, so that no 32-bit word of
+# codes has rows inside and outside of the range.
 ROWS_TOGETHER = 32
 
 Each = Callable[[Callable[[slice], None], Iterable[slice]], Iterable[None]]
@@ -75,9 +76,9 @@ class BuiltTensor(QuantTensor):
         release: Callable[[], None] | None,
         column_order: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """size: bytes of all rows. build: returns some of the rows [n, row_bytes].
+        """size: bytes of all rows. build: returns the rows [n, row_bytes] of a slice.
 
-        Those of a stack of matrices are one after another.
+        Rows are counted over all matrices of a stack.
         """
         fields = {"name": name, "shape": shape, "source": source, "row_order": None}
         own = {"release": release, "column_order": column_order, "_build": build, "_size": size}
@@ -111,10 +112,10 @@ class BuiltTensor(QuantTensor):
 def rows_of(tensor: QuantTensor, each: Each) -> npt.NDArray[np.uint8]:
     """`tensor.data`; rows that have to be built are built in parts that fit a cache.
 
-    each: runs a function for every one of some slices, as `map` or a pool of threads does.
+    each: calls a function with each of some slices, as `map` and the map of a thread pool do.
 
     Raises:
-        ModelError: as `BuiltTensor.cut`.
+        ModelError: as in `BuiltTensor.cut`.
     """
     if not isinstance(tensor, BuiltTensor):
         return tensor.data

@@ -1,10 +1,11 @@
-"""bitsandbytes checkpoints: int8 (LLM.int8) with a scale per output, and NF4 and FP4 in groups.
+"""bitsandbytes checkpoints: int8 (LLM.int8) with a scale per output, and NF4 and FP4 in blocks.
 
-int8: weight int8 [n, k], SCB [n]; w = SCB / 127 * q. 4 bits: weight uint8 [n * k / 2, 1], two codes
-in a byte, the first one in its high half; quant_map fp32 [16], the values of codes; absmax, one for
-each block of consecutive weights; quant_state.bitsandbytes__nf4 (or __fp4), JSON with shape and
-blocksize. A nested absmax is uint8, codes of nested_quant_map, with a nested_absmax for each
-nested_blocksize of them, and nested_offset is added.
+A matrix of n outputs and k inputs is stored as follows. int8: weight int8 [n, k] and SCB [n];
+w = SCB / 127 * q. 4 bits: weight uint8 [n * k / 2, 1], two codes in a byte, the first one in its
+high half; quant_map fp32 [16], the value of each code; absmax, the scale of each block of
+consecutive weights; quant_state.bitsandbytes__nf4 (or __fp4), JSON with shape and blocksize. A
+nested absmax is quantized itself: it has uint8 codes, nested_quant_map has their values,
+nested_absmax the scale of each nested_blocksize codes, and nested_offset is added.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def bitsandbytes_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 class BitsAndBytesWeights(PackedWeights):
-    """Weights with matrices stored as weight, with SCB, or with absmax and a state."""
+    """Weights with matrices stored as weight and SCB (int8), or weight, absmax and quant_state."""
 
     leaders = (("weight", "I8"), ("weight", "U8"))
     parts = (
@@ -58,7 +59,7 @@ class BitsAndBytesWeights(PackedWeights):
     )
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix with its codes and scales, or in fp32."""
+        """The matrix with its stored codes, or in fp32 if the kernels cannot read them."""
         if self.leader(stem) == ("weight", "I8"):
             return self._int8(name, stem)
         state = self._state(stem)
@@ -77,7 +78,7 @@ class BitsAndBytesWeights(PackedWeights):
 
         def values(rows: slice) -> Float32:
             table = floats(self.part(stem, "weight.quant_map"))
-            # Of a matrix with an odd number of inputs, the last row may end inside of a byte.
+            # If the number of inputs is odd, the last row may end in the middle of a byte.
             first, end = rows.start * k, rows.stop * k
             pairs = self.part(stem, "weight").data.reshape(-1)[first // 2 : -(-end // 2)]
             codes = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[: end - first]
@@ -87,7 +88,7 @@ class BitsAndBytesWeights(PackedWeights):
         return self.converted(name, stem, (n, k), values, WHY)
 
     def _source(self, stem: str) -> SourceType | None:
-        """The source type for the values of codes in the checkpoint."""
+        """The source type with the same values of codes as quant_map; None if no type has them."""
         table = floats(self.part(stem, "weight.quant_map")).reshape(-1)
         for source, values in TABLES.items():
             if table.shape == values.shape and np.allclose(table, values, rtol=0, atol=1e-6):
@@ -124,7 +125,7 @@ class BitsAndBytesWeights(PackedWeights):
         return state
 
     def _absmax(self, stem: str, state: dict[str, Any], blocks: Blocks) -> Float32:
-        """The scales of some blocks."""
+        """The scales of the blocks with the numbers `blocks`."""
         stored = self.part(stem, "weight.absmax")
         if stored.dtype != "U8":
             return some_floats(stored, blocks).reshape(-1)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-GROUP = 128  # inputs that share a 4-bit scale
-ZERO = 128  # code of an int8 zero
+GROUP = 128  # inputs that share a scale in 4-bit matrices
+ZERO = 128  # the uint8 code of the int8 number 0
 
 Float32 = npt.NDArray[np.float32]
 

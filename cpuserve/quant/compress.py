@@ -9,8 +9,8 @@ w8_channel of w8a8   int-quantized, W8A8: activations int8 with a scale per row.
 w8_channel, w8_channel_g128 of int8
                      pack-quantized, W8A16 with a scale per output. The same values.
 w8_g32               pack-quantized, W8A16 in groups of 32. The same values.
-w4m_g128, w4m_g32    pack-quantized, W4A16 in groups of 128 or 32, with integer zero points where
-                     loading has minimums: `quantize_zeros`
+w4m_g128, w4m_g32    pack-quantized, W4A16 in groups of 128 or 32, with integer zero points
+                     (`quantize_zeros`) where quantization at load has fp16 minimums
 
 Three things differ from quantization at load, because vLLM could not load the copy otherwise.
 Embeddings and output heads are not quantized. q, k and v have one format, because vLLM fuses them:
@@ -48,10 +48,11 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Float32 = npt.NDArray[np.float32]
 
-# Rows that are quantized together are a multiple of this: the zero points of 8 rows share a word.
+# A block of rows that are quantized together has a multiple of this number of rows, because the
+# zero points of 8 rows share a 32-bit word.
 ROWS_OF_WORD = 8
-WITH_VALUES = (("q_proj.weight", "k_proj.weight"), "v_proj.weight")  # one matrix in vLLM
-# vLLM makes these without a quantization config, as it does with routers.
+WITH_VALUES = (("q_proj.weight", "k_proj.weight"), "v_proj.weight")  # vLLM fuses all three
+# vLLM makes these linears without a quantization config, like routers, so they stay dense.
 GATES = ("shared_expert_gate.weight",)
 _EXPERT = re.compile(r".*\.experts\.\d+\..*")
 _LAYER = re.compile(r".*?(\blayers\.\d+\..+)")
@@ -71,13 +72,16 @@ class Form:
     per_token: bool = False
 
     def __str__(self) -> str:
-        """ "W4A16 in groups of 128"."""
+        """A text such as "W4A16 in groups of 128"."""
         scales = f"in groups of {self.group}" if self.group else "with a scale per output"
         return f"W{self.bits}A{8 if self.per_token else 16} {scales}"
 
 
 class StoredMatrixTensor(NamedTuple):
-    """A tensor of a stored matrix. rows: matrix rows per row of it; 0: all rows share it."""
+    """One of the tensors that store a matrix.
+
+    rows: the number of matrix rows that a row of the tensor describes; 0 if it describes all.
+    """
 
     suffix: str
     dtype: str
@@ -86,13 +90,13 @@ class StoredMatrixTensor(NamedTuple):
 
 
 def is_quantized(name: str) -> bool:
-    """Whether a matrix that a Program reads is quantized in files; `name` ends with ".weight"."""
+    """Whether files have the matrix `name` quantized: not embeddings, heads, routers and gates."""
     kept = (*PER_TOKEN, *ROUTERS, *BY_HEADS, *GATES)
     return name.endswith(".weight") and not name.endswith(kept)
 
 
 def form_of(name: str, k: int, scheme: str) -> Form:
-    """The form of matrix `name` [n, k] under a scheme of quantization at load."""
+    """How matrix `name` [n, k] is stored; scheme: a value of --quantization other than none."""
     expert = _EXPERT.fullmatch(name) is not None
     together, leader = WITH_VALUES
     kind = kind_of(leader if name.endswith(together) else name, scheme)
@@ -109,7 +113,7 @@ def form_of(name: str, k: int, scheme: str) -> Form:
 
 
 def parts(form: Form, n: int, k: int) -> list[StoredMatrixTensor]:
-    """The tensors of a matrix [n, k], in the order of a file."""
+    """The tensors that store a matrix [n, k], in their order within a file."""
     groups = k // form.group if form.group else 1
     scale = StoredMatrixTensor("weight_scale", "F16" if form.group else "F32", (n, groups), 1)
     if form.per_token:
@@ -123,7 +127,9 @@ def parts(form: Form, n: int, k: int) -> list[StoredMatrixTensor]:
 
 
 def compress(rows: Float32, form: Form, name: str) -> dict[str, npt.NDArray[Any]]:
-    """Some rows [n, k] of matrix `name` in fp32, as rows of the `parts` that have rows.
+    """Quantize fp32 rows [n, k] of matrix `name`; return the rows of its tensors by suffix.
+
+    The tensors are those in `parts`, except weight_shape.
 
     Raises:
         ModelError: a weight is no finite number, or too large for the form.
@@ -132,7 +138,7 @@ def compress(rows: Float32, form: Form, name: str) -> dict[str, npt.NDArray[Any]
         msg = f"{name} has a weight that is not a finite number; download the model again"
         raise ModelError(msg)
     found: dict[str, npt.NDArray[Any]] = {}
-    with np.errstate(over="ignore", invalid="ignore"):  # of infinite scales, see below
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite scales are reported below
         if form.bits == 4:
             codes, scale, zero = quantize_zeros(rows, form.group, symmetric=form.symmetric)
             found |= {"weight_packed": join_bits(codes, 4), "weight_zero_point": _columns(zero)}
@@ -149,7 +155,7 @@ def compress(rows: Float32, form: Form, name: str) -> dict[str, npt.NDArray[Any]
 
 
 def _columns(zero: Bytes) -> Bytes:
-    """Zero points [n, groups], of eight rows in a word, as bytes [n / 8, 4 groups]."""
+    """Pack 4-bit zero points [n, groups], eight rows in a word: bytes [n / 8, 4 * groups]."""
     padded = np.pad(zero, ((0, -len(zero) % ROWS_OF_WORD), (0, 0)))
     words = join_bits(np.ascontiguousarray(padded.T), 4).view("<u4")
     return np.ascontiguousarray(words.T).view(np.uint8)
@@ -178,7 +184,7 @@ def quantization_config(forms: Mapping[str, Form], dense: Iterable[str]) -> dict
 
 
 def _targets(forms: Mapping[str, Form], present: list[Form]) -> dict[Form, list[str]]:
-    """The modules of each form: "Linear" for all, or patterns of names.
+    """The `targets` of each form: "Linear" if all matrices have one form, or patterns of names.
 
     The fused matrix of q, k and v matches "Linear" before vLLM looks at the parts of its name, so
     this word may not be mixed with patterns.
@@ -197,9 +203,9 @@ def _targets(forms: Mapping[str, Form], present: list[Form]) -> dict[Form, list[
 
 
 def _pattern(module: str, *, every: bool = True) -> str:
-    """The patterns for this module: all layers and experts, or only its own.
+    """A pattern for this module in every layer and expert; if not `every`, in its own alone.
 
-    Models of images and text have other prefixes in vLLM than in the file.
+    It leaves out the prefix, which vLLM and the file spell differently in multimodal models.
     """
     layer = _LAYER.fullmatch(module)
     stem = re.escape(layer[1] if layer else module)

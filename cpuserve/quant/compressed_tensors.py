@@ -1,6 +1,6 @@
 """compressed-tensors checkpoints: int8, 4 and 8 bits in groups, FP8, NVFP4 and MXFP4.
 
-Each matrix shows in its tensors how it is stored, so a checkpoint may mix these forms:
+The tensors of a matrix (n outputs, k inputs) show how it is stored, so a checkpoint may mix these:
 
 int-quantized     weight int8 [n, k], weight_scale [n, 1] or [n, groups], for asymmetric weights
                   weight_zero_point int8 of the same shape
@@ -8,10 +8,11 @@ pack-quantized    weight_packed int32 [n, k * bits / 32] of q + 8 or q + 128 (lo
                   weight_scale [n, groups], weight_shape, for asymmetric weights weight_zero_point
                   int32 [n * bits / 32, groups] of z + 8 or z + 128, packed along n, and with
                   activation order weight_g_idx [k], the group of each input
-float-quantized   weight F8_E4M3 [n, k], weight_scale: one, [n, 1] or one for each block
-nvfp4             weight_packed uint8 [n, k / 2] of E2M1, weight_scale F8_E4M3 [n, k / 16], divided
-                  by weight_global_scale
-mxfp4             weight_packed uint8 [n, k / 2] of E2M1, weight_scale uint8 [n, k / 32], exponents
+float-quantized   weight F8_E4M3 [n, k], weight_scale: one number, [n, 1], or one for each block
+nvfp4             weight_packed uint8 [n, k / 2] of E2M1, weight_scale F8_E4M3 [n, k / 16]; a scale
+                  is weight_scale / weight_global_scale
+mxfp4             weight_packed uint8 [n, k / 2] of E2M1, weight_scale uint8 [n, k / 32]; a scale
+                  is 2^(weight_scale - 127)
 """
 
 from __future__ import annotations
@@ -108,12 +109,15 @@ class CompressedWeights(IntWeights):
     )
 
     def __init__(self, store: TensorStore, block: tuple[int, int] | None) -> None:
-        """block: (outputs, inputs) that share a scale of an FP8 matrix with scales of blocks."""
+        """block: the (outputs, inputs) that share a scale in FP8 matrices; None without blocks."""
         super().__init__(store)
         self._block = block
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The kind of the source, but W8A16 gets activations as --quantization int8 does."""
+        """The weight kind; W8A16 matrices get activations with the scales of --quantization int8.
+
+        Those are one per 128 inputs, except in the attention output.
+        """
         kind = super().kind(name, dtype)
         stem = name.removesuffix("weight")
         if kind != "w8_channel" or self.leader(stem)[0] == "weight" or name.endswith(ONE_SCALE):
@@ -121,7 +125,7 @@ class CompressedWeights(IntWeights):
         return "w8_channel_g128"
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix in the source type that its form needs."""
+        """The matrix in the source type that fits its tensors."""
         leader = self.leader(stem)
         if leader == ("weight", "I8"):
             return self._int8(name, stem)
@@ -133,7 +137,7 @@ class CompressedWeights(IntWeights):
         return self._packed(name, stem)
 
     def layout(self, stem: str) -> tuple[int, int, int]:
-        """(outputs, inputs, groups of inputs) of a matrix of integers."""
+        """The number of outputs, of inputs, and of groups of inputs in a matrix of integers."""
         if self.leader(stem)[0] == "weight":
             n, k = matrix_shape(self.part(stem, "weight"))
             each = self.part(stem, "weight_scale").shape
@@ -150,7 +154,7 @@ class CompressedWeights(IntWeights):
         return int(shape[0]), int(shape[1]), scale[1]
 
     def packed(self, stem: str, rows: slice) -> Bytes:
-        """The codes [rows, k / 2]; the stored words have this order."""
+        """The 4-bit codes as bytes [rows, k / 2]; the file stores them in this order."""
         return words(self.part(stem, "weight_packed"))[rows].view(np.uint8)
 
     def scale(self, stem: str, rows: slice) -> Float32:
@@ -196,7 +200,7 @@ class CompressedWeights(IntWeights):
         return unpack(np.ascontiguousarray(packed.T), bits).T[:count].astype(np.float32)
 
     def _bits(self, stem: str, k: int) -> int:
-        """Bits of a code: a row of packed words has room for `k` of them."""
+        """Bits of a code, 4 or 8, from the number of words for `k` codes; ModelError for others."""
         packed = self.part(stem, "weight_packed").shape[1]
         for bits in (4, 8):
             if packed == -(-k * bits // 32):
@@ -245,7 +249,7 @@ class CompressedWeights(IntWeights):
     def _rows(
         self, name: str, stem: str, shape: tuple[int, int], codes: Callable[[slice], Bytes]
     ) -> BuiltTensor:
-        """The matrix in rows that hold their scale, followed by their int8 codes."""
+        """The matrix in rows of s8_channel: each has its scale, then its int8 codes."""
         n, k = shape
 
         def build(rows: slice) -> Bytes:
@@ -259,11 +263,11 @@ class CompressedWeights(IntWeights):
         return rebuilt(name, shape, "s8_channel", build, self.release(stem))
 
     def _fp8(self, name: str, stem: str) -> BuiltTensor:
-        """The FP8 matrix: with the codes of the file if its blocks allow it, else converted."""
+        """The FP8 matrix, with its stored codes or converted; see `fp8_matrix`."""
         return fp8_matrix(self, name, stem, "weight_scale", self._block)
 
     def _nvfp4(self, name: str, stem: str) -> BuiltTensor:
-        """The NVFP4 matrix: with the codes of the file if its rows fill tiles, else converted."""
+        """The NVFP4 matrix, with its stored codes if 32 divides its inputs, else converted."""
         n, half = matrix_shape(self.part(stem, "weight_packed"))
         _, groups = matrix_shape(self.part(stem, "weight_scale"))
 
@@ -291,7 +295,7 @@ class CompressedWeights(IntWeights):
         return rebuilt(name, (n, 2 * half), "nvfp4", build, self.release(stem))
 
     def _mxfp4(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix in MXFP4 blocks of GGUF."""
+        """The MXFP4 matrix, with its codes in the order of GGUF blocks."""
         n, half = matrix_shape(self.part(stem, "weight_packed"))
 
         def build(rows: slice) -> Bytes:

@@ -1,12 +1,12 @@
-"""Rows of source types that keep codes of floats (table/weights.h: SourceType).
+"""Rows of the source types with floating-point codes (table/weights.h: SourceType).
 
 e4m3_g128   k / 128 of { fp32 scale; u8 q[128] }, the last block perhaps shorter; FP8 E4M3
 nf4_g64     k / 64 of { fp16 scale; u8 q[32] }; NF4 of QLoRA
 fp4_g64     the same; FP4 of bitsandbytes
 nvfp4       { fp32 scale; k / 16 of { E4M3 s; u8 q[8] } }; E2M1
 
-w = scale * value, of nvfp4 scale * (s * value). Of two codes in a byte the first one is in the low
-half.
+w = scale * value; for nvfp4, w = scale * (s * value). The first of two 4-bit codes in a byte is in
+its low half.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
 
 SOURCES = ("e4m3_g128", "nf4_g64", "fp4_g64", "nvfp4")
-WHOLE = 32  # inputs of a matrix of FP8 or NVFP4 are a multiple of this
+WHOLE = 32  # divides the number of inputs of every FP8 or NVFP4 matrix that keeps its codes
 BLOCK = 128  # inputs that share a scale of e4m3_g128
 GROUP = 64  # inputs that share a scale of nf4_g64 and fp4_g64
 SMALL = 16  # inputs that share an FP8 scale of nvfp4
@@ -36,14 +36,15 @@ NF4 = """-1.0 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453
 -0.28444138169288635 -0.18477343022823334 -0.09105003625154495 0.0
 0.07958029955625534 0.16093020141124725 0.24611230194568634 0.33791524171829224
 0.44070982933044434 0.5626170039176941 0.7229568362236023 1.0"""  # QLoRA, appendix E
-# By source type: the values of the codes.
+# The values of the 16 codes of each source type.
 TABLES: dict[SourceType, Float32] = {
     "nf4_g64": np.array(NF4.split(), np.float32),
     "fp4_g64": np.array(
         [s * x / 12 for s in (1, -1) for x in (0, 0.0625, 8, 12, 4, 6, 2, 3)], np.float32
     ),
 }
-# In these units, fewer bits of the values are lost in bf16 (csrc/kernels/linear/source.h).
+# Values are divided by this unit and scales multiplied by it, because bf16 then rounds the values
+# less (csrc/kernels/linear/source.h).
 UNITS: dict[SourceType, float] = {"nf4_g64": 0.69589135, "fp4_g64": 1 / 12}
 
 
@@ -59,7 +60,7 @@ def e4m3(codes: Bytes) -> Float32:
 
 
 def f8_rows(codes: Bytes, scale: Float32) -> Bytes:
-    """Rows of e4m3_g128 from codes [n, k] and the scales [n, k / 128], rounded up."""
+    """Rows of e4m3_g128 from codes [n, k] and scales [n, ceil(k / 128)]."""
     n, k = codes.shape
     blocks = scale.shape[1]
     out = np.zeros((n, blocks, 4 + BLOCK), np.uint8)
@@ -102,14 +103,14 @@ def dequantize(tensor: QuantTensor) -> Float32:
 
 
 def widened(tensor: QuantTensor) -> tuple[Float32, Float32, int]:
-    """As `read_values`, but values of NF4 and FP4 in the units that bf16 holds best."""
+    """As `read_values`, but values of NF4 and FP4 are divided by their unit (UNITS)."""
     values, scale, group = read_values(tensor)
     unit = np.float32(UNITS.get(tensor.source, 1))
     return values / unit, scale * unit, group
 
 
 def read_values(tensor: QuantTensor) -> tuple[Float32, Float32, int]:
-    """Values [n, k], scales [n, groups] and the size of groups, with row_order applied."""
+    """(values of the codes [n, k], scales [n, groups], inputs of a group), in packed row order."""
     data = np.ascontiguousarray(in_row_order(tensor.data, tensor))
     n, k = len(data), tensor.shape[-1]
     if tensor.source == "e4m3_g128":

@@ -50,12 +50,12 @@ class Fp8Weights(PackedWeights):
     parts = ("weight", "weight_scale_inv", "weight_scale", "input_scale")
 
     def __init__(self, store: TensorStore, block: tuple[int, int] | None) -> None:
-        """block: (outputs, inputs) that share a scale of weight_scale_inv."""
+        """block: the (outputs, inputs) that share a scale in weight_scale_inv."""
         super().__init__(store)
         self._block = block
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix with its codes, if its blocks allow it."""
+        """The matrix with its stored codes, or in fp32; see `fp8_matrix`."""
         by_block = self.has(stem, "weight_scale_inv")
         part = "weight_scale_inv" if by_block else "weight_scale"
         return fp8_matrix(self, name, stem, part, self._block)
@@ -64,9 +64,10 @@ class Fp8Weights(PackedWeights):
 def fp8_matrix(
     weights: PackedWeights, name: str, stem: str, part: str, block: tuple[int, int] | None
 ) -> BuiltTensor:
-    """A matrix in E4M3 with its codes, or in fp32 if a scale ends inside of 128 inputs.
+    """The matrix in rows of e4m3_g128, which keep its codes; in fp32 if its sizes do not fit them.
 
-    part: the suffix of the tensor of its scales. block: (outputs, inputs) that share a scale.
+    32 must divide the number of inputs, and 128 the number that shares a scale, unless a whole row
+    does. part: the suffix of the tensor with the scales. block: (outputs, inputs) of a scale.
     """
     weight, scales = weights.part(stem, "weight"), weights.part(stem, part)
     n, k = matrix_shape(weight)
@@ -85,7 +86,7 @@ def fp8_matrix(
 
 
 def matrix_shape(tensor: StoredTensor) -> tuple[int, int]:
-    """The shape [n, k] of a matrix; ModelError if it is none."""
+    """The shape [n, k] of a matrix; ModelError if the tensor is not a matrix."""
     if len(tensor.shape) != 2:
         msg = f"{tensor.name} has shape {list(tensor.shape)}, but a quantized matrix has two"
         raise ModelError(msg)
@@ -95,7 +96,7 @@ def matrix_shape(tensor: StoredTensor) -> tuple[int, int]:
 def scaled(
     weight: StoredTensor, scale: Float32, block: tuple[int, int] | None, rows: slice
 ) -> Float32:
-    """E4M3 values [rows, k] times their scales, in fp32; all but `rows` as in `by_rows`."""
+    """The weights [rows, k] of some rows in fp32; scale and block: as in `by_rows`."""
     n, k = matrix_shape(weight)
     factors, columns = by_rows(weight, scale, block, rows)
     values = e4m3(weight.data.reshape(n, k)[rows])
@@ -105,7 +106,7 @@ def scaled(
 def by_rows(
     weight: StoredTensor, scale: Float32, block: tuple[int, int] | None, some: slice
 ) -> tuple[Float32, int]:
-    """Scales [some, blocks] of some rows of a matrix [n, k], and how many inputs share a scale.
+    """(scales [some, blocks] of some rows of a matrix [n, k], number of inputs that share one).
 
     scale: one number, one for each row [n, 1], or one for each block [n / rows, k / columns],
     rounded up. block: (rows, columns).

@@ -1,8 +1,9 @@
 """GPTQ checkpoints: 2, 3, 4 or 8 bits, one scale and one zero point per group of inputs.
 
-qweight int32 [k * bits / 32, n] (codes of consecutive inputs, lowest bits first), qzeros int32
-[groups, n * bits / 32], scales fp16 [groups, n], g_idx int32 [k], the group of each input; w =
-s (q - z). Checkpoint format "gptq" stores z - 1.
+A matrix of n outputs and k inputs is stored as qweight int32 [k * bits / 32, n] (codes of
+consecutive inputs, lowest bits first), qzeros int32 [groups, n * bits / 32], scales fp16
+[groups, n] and g_idx int32 [k], the group of each input; w = scale * (q - zero). In checkpoint
+format "gptq", qzeros has zero - 1.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ class GptqWeights(IntWeights):
         self._zero_offset = zero_offset
 
     def layout(self, stem: str) -> tuple[int, int, int]:
-        """(outputs, inputs, groups of inputs) of a matrix."""
+        """The number of outputs, of inputs, and of groups of inputs in a matrix."""
         packed, n = self.part(stem, "qweight").shape
         scales, zeros = self.part(stem, "scales"), self.part(stem, "qzeros")
         groups = groups_of_columns(scales, zeros, n, -(-n * self._bits // 32))
         return n, packed * 32 // self._bits, groups
 
     def packed(self, stem: str, rows: slice) -> Bytes:
-        """The codes [rows, k * bits / 8]; stored is a column for each output."""
+        """The codes as bytes [rows, k * bits / 8]; the file has a column for each output."""
         return np.ascontiguousarray(words(self.part(stem, "qweight"))[:, rows].T).view(np.uint8)
 
     def scale(self, stem: str, rows: slice) -> Float32:
@@ -81,7 +82,7 @@ class GptqWeights(IntWeights):
         return stored.astype(np.float32) + np.float32(self._zero_offset)
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix; its inputs are sorted by group if groups are not consecutive."""
+        """The matrix; its inputs are sorted by group if a group is not of consecutive inputs."""
         order = None
         if self.has(stem, "g_idx"):
             _, k, groups = self.layout(stem)

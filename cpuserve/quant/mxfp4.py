@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
 
 BLOCK = 32  # elements that share a scale
-PACKED = BLOCK // 2  # bytes of their codes
+PACKED = BLOCK // 2  # bytes of the codes of a block
 SOURCE: SourceType = "gguf_mxfp4"
 BLOCKS, SCALES = "_blocks", "_scales"
 
@@ -64,7 +64,7 @@ class Mxfp4Weights:
         return block_stack(name, self._store.get(name + BLOCKS), self._store.get(name + SCALES))
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The kind of packed tensors; dense ones follow `dtype`."""
+        """The weight kind: MXFP4 for tensors stored in blocks, from `dtype` for others."""
         return QUANTIZED_KINDS[SOURCE] if name in self._packed else self._dense.kind(name, dtype)
 
 

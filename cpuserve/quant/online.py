@@ -8,21 +8,22 @@ int8: one scale per output, the largest magnitude / 127. int4: a scale and a min
 the range is clipped if that reduces the squared error. Both schemes keep the embedding and the
 output head in int8, since their precision affects the choice of every token.
 
-Activations are int8 rows with one scale per 128 inputs. One scale per row is 8 % faster with many
-rows, but it lost accuracy. Measured on SmolLM2-135M over tests/data/fidelity.txt, it cost 0.020
-nats per token in the down projections, 0.016 in q, k and v, 0.004 in gate and up, and nothing
-measurable in the attention output, so only the attention output uses it. On the same model, scales
-per 128 in all layers cost 0.009 (0.006 of it in gate and up), groups of 32 cost 0.003, and 4-bit
-weights in groups of 128 cost 0.5. Small models get groups of 32 ("int8_fine", "int4_fine"). For the
-output head, groups of 32 gain nothing measurable over a scale per output (int8 0.0150 and 0.0136,
-int4 0.5534 and 0.5545 nats per token), but have 6 % more bytes to read in every step. Embeddings
-have its kind, since most heads are tied to them.
+Activations are int8 rows with one scale per 128 inputs. Losses below are in nats per token compared
+with fp32, on SmolLM2-135M over tests/data/fidelity.txt. One activation scale per row is 8 % faster
+with many rows, but added a loss of 0.020 in the down projections, 0.016 in q, k and v, 0.004 in
+gate and up, and nothing measurable in the attention output, so only the attention output uses it.
+Scales per 128 in all layers lost 0.009 (0.006 of it in gate and up), groups of 32 lost 0.003, and
+4-bit weights in groups of 128 lost 0.5. Small models get groups of 32 ("int8_fine", "int4_fine").
+In the output head, groups of 32 are no more accurate than one scale per output (with int8 they lost
+0.0150 and 0.0136, with int4 0.5534 and 0.5545), but have 6 % more bytes to read in every step.
+Embeddings have the weight kind of the output head, since most heads are tied to them.
 
-int4_mixed: int4, but int8 for the matrices in SENSITIVE: what their outputs err by is added to
-every later layer (down projections), or to every later token that attends to this one (values).
-Small models lose more by 4 bits, so for them int4 already keeps SENSITIVE in int8, and int4_mixed
-also keeps every second layer in int8. benchmarks/weight_loss.py, SmolLM2-135M: 4 bits in groups of
-32 for all matrices of the layers cost 9.6 % more nats per token, and 4.2 % with SENSITIVE in int8.
+int4_mixed: int4, but int8 for the matrices in SENSITIVE, because errors of their outputs reach
+every later layer (down projections), or every later token that attends to this one (values). Small
+models lose more by 4 bits, so for them int4 already keeps SENSITIVE in int8, and int4_mixed also
+keeps every second layer in int8. On SmolLM2-135M, 4 bits in groups of 32 for all matrices of the
+layers cost 9.6 % more nats per token than bf16 weights, and 4.2 % more with SENSITIVE in int8
+(benchmarks/weight_loss.py).
 
 w8a8: the scheme of this name in compressed-tensors: one scale per output and one per
 activation row in every layer, for models that tolerate it.
@@ -50,12 +51,12 @@ if TYPE_CHECKING:
     Float32 = npt.NDArray[np.float32]
 
 BLOCK = 32  # group size of the fine schemes
-CUTS = 4
-CUT_STEP = np.float32(0.05)
-# Significant bits of a scale with a zero point. A zero point has 4 bits, so their product has at
-# most the 11 of fp16: a reader that keeps it in fp16, or the scale in bf16, loses nothing.
+CUTS = 4  # the number of clipped ranges that 4-bit quantization tries for a group
+CUT_STEP = np.float32(0.05)  # each of them is shorter than the one before by this share of all
+# Significant bits of a scale with a zero point. A zero point has 4 bits, so scale * zero has at
+# most the 11 bits of fp16: a reader with this product in fp16, or the scale in bf16, is exact.
 SCALE_BITS = 7
-MOST_SCALE = np.float32(4096)  # 15 times it is in the range of fp16
+MOST_SCALE = np.float32(4096)  # the largest scale: 15 times this is in the range of fp16
 MIXED = "int4_mixed"
 FINE = "_fine"
 SENSITIVE = (
@@ -68,8 +69,9 @@ SENSITIVE = (
     "dense_4h_to_h.weight",
 )
 ONE_SCALE = ("o_proj.weight", "attention.dense.weight")
-LAYER = re.compile(r"\.(\d+)\.")  # the first number in a name
-# One row has a token's inputs of all layers, which may be of different sizes, side by side.
+LAYER = re.compile(r"\.(\d+)\.")  # the first number in a name is the number of the layer
+# The table of per-layer embeddings (Gemma 3n and 4). A row has a token's embeddings for all layers
+# side by side, which may differ in magnitude, so one scale must not cover several layers.
 BY_LAYER = "embed_tokens_per_layer.weight"
 PER_TOKEN = (
     "embed_tokens.weight",
@@ -110,7 +112,7 @@ class OnlineWeights:
         return self._weights.get(name)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The kind of the scheme; tensors that the checkpoint has quantized keep their kind."""
+        """The weight kind that the scheme selects; tensors that are quantized keep their kind."""
         stored = self._weights.kind(name, dtype)
         if stored not in DENSE_KINDS.values() or name.endswith((*ROUTERS, *BY_HEADS)):
             return stored
@@ -164,7 +166,7 @@ def quantize_int8(rows: Float32) -> Codes:
 
 
 def quantize_groups(rows: Float32) -> Codes:
-    """fp32 `rows` [n, k] as Q8_0 of GGUF: an fp16 scale per 32; codes have zero point 128."""
+    """fp32 `rows` [n, k] as Q8_0 of GGUF: fp16 scale per 32 inputs; codes have zero point 128."""
     n, k = rows.shape
     x = np.pad(rows, ((0, 0), (0, -k % BLOCK))).reshape(n, -1, BLOCK)
     amax = np.abs(x).max(axis=2)
@@ -174,7 +176,10 @@ def quantize_groups(rows: Float32) -> Codes:
 
 
 def quantize_nibbles(rows: Float32) -> Codes:
-    """fp32 `rows` [n, k] as Q4_1 of GGUF: 15 steps from min to max of each 32, both in fp16."""
+    """fp32 `rows` [n, k] as Q4_1 of GGUF: an fp16 minimum, and an fp16 scale, per 32 inputs.
+
+    The scale is a fifteenth of the distance from the minimum to the maximum.
+    """
     n, k = rows.shape
     x = np.pad(rows, ((0, 0), (0, -k % BLOCK))).reshape(n, -1, BLOCK)
     low = x.min(axis=2)
@@ -226,11 +231,12 @@ class Zeros(NamedTuple):
 def quantize_zeros(rows: Float32, group: int, *, symmetric: bool = False) -> Zeros:
     """fp32 `rows` [n, k], quantized to 4 bits with a scale and an integer zero point per `group`.
 
-    The range, which includes 0, is clipped by error as in `quantize_int4`; k is a multiple of
-    `group`. symmetric: all zero points are 8. The scale is infinite if weights are too large.
+    The range of a group includes 0, and is clipped if that reduces the squared error, as in
+    `quantize_int4`; k is a multiple of `group`. symmetric: all zero points are 8. The scale is
+    infinite if weights are too large.
     """
     n, k = rows.shape
-    # Groups are columns: then numpy's inner loops are as long as there are groups.
+    # Each group is a column, so that the inner loops of numpy run over all groups.
     x = np.ascontiguousarray(rows.reshape(-1, group).T)
     low = np.minimum(x.min(axis=0), np.float32(0))
     high = np.maximum(x.max(axis=0), np.float32(0))
@@ -251,7 +257,7 @@ def quantize_zeros(rows: Float32, group: int, *, symmetric: bool = False) -> Zer
         np.multiply(steps, scale, out=off)
         np.subtract(x, off, out=off)
         error = np.einsum("ij,ij->j", off, off)
-        better = (error < best_error) | (i == 0)  # the first even if its scale is infinite
+        better = (error < best_error) | (i == 0)  # at i = 0 also an infinite scale is taken
         best_error[better] = error[better]
         best_scale[better], best_zero[better] = scale[better], zero[better]
     _steps(x, _inverse(best_scale), best_zero, steps)
@@ -261,7 +267,7 @@ def quantize_zeros(rows: Float32, group: int, *, symmetric: bool = False) -> Zer
 
 
 def _steps(x: Float32, inverse: Float32, zero: Float32, out: Float32) -> None:
-    """Write the codes of x, less their zero point, to `out`; all [group, groups] or [groups]."""
+    """Write code - zero of each x to `out`; x, out [group, groups], inverse, zero [groups]."""
     np.multiply(x, inverse, out=out)
     np.rint(out, out=out)
     np.maximum(out, -zero, out=out)

@@ -1,11 +1,12 @@
 """Common code for checkpoints that store a quantized matrix as several tensors.
 
-Those of AWQ and GPTQ are `q_proj.qweight`, `q_proj.scales` ... Here they become the single tensor
+AWQ and GPTQ store `q_proj.qweight`, `q_proj.scales` and more. Here they become the single tensor
 that a Program reads (`q_proj.weight`). Its rows are converted to a source type of the packers when
 they are read, one matrix at a time.
 
 A matrix in a format without kernels becomes fp32 rows, which are packed as int8 in groups of 32. On
-normally distributed weights that errs by 0.005 of their deviation, where FP8 itself errs by 0.026.
+normally distributed weights the error of this is 0.005 of their standard deviation; the error of
+FP8 itself is 0.026.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_ZERO = 255  # the largest zero point that kinds of 8 bits hold; GPTQ can store 256
-SIGN = 128  # the zero point of codes of 8 bits that are int8 numbers
+SIGN = 128  # the zero point of int8 numbers that are stored as uint8 codes
 FOUR, EIGHT = 4, 8
 
 
@@ -67,10 +68,10 @@ def rebuilt(
     release: Callable[[], None],
     column_order: Order | None = None,
 ) -> BuiltTensor:
-    """A matrix with rows [n, row_bytes] that `build` returns.
+    """A matrix with rows [n, row_bytes] that `build` makes when they are read.
 
-    It is asked for consecutive rows, the first a multiple of ROWS_TOGETHER. The last one is before
-    such a multiple, or the last of the matrix.
+    build(rows) is called with slices that begin and end at multiples of ROWS_TOGETHER, except that
+    the last slice ends at the end of the matrix.
     """
     n = shape[0]
     size = n * row_bytes(source, shape[1])
@@ -93,7 +94,7 @@ def rebuilt(
 class PackedWeights(ABC):
     """`Weights` of a checkpoint that stores a matrix as several tensors with a common name stem."""
 
-    leaders: tuple[tuple[str, str], ...]  # (suffix, dtype) of a tensor that marks such a matrix
+    leaders: tuple[tuple[str, str], ...]  # (suffix, dtype) of the tensors that mark such a matrix
     parts: tuple[str, ...]  # suffixes of all tensors a quantized matrix may have
 
     def __init__(self, store: TensorStore) -> None:
@@ -101,7 +102,7 @@ class PackedWeights(ABC):
         self._store = store
         self._rebuilt: dict[str, BuiltTensor] = {}
         self._said: set[str] = set()
-        # The (suffix, dtype) that marks the matrix, by stem.
+        # For the stem of each quantized matrix, (suffix, dtype) of the tensor that marks it.
         self._stems = {
             name.removesuffix(suffix): (suffix, dtype)
             for name in store.names()
@@ -125,7 +126,7 @@ class PackedWeights(ABC):
         return self._rebuilt[name]
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The kind of a quantized tensor follows its source; dense ones follow `dtype`."""
+        """The weight kind: from the source type of a quantized tensor, from `dtype` of others."""
         if name.removesuffix("weight") not in self._stems:
             return self._dense.kind(name, dtype)
         source = self.get(name).source
@@ -134,7 +135,7 @@ class PackedWeights(ABC):
         return QUANTIZED_KINDS.get(source, CONVERTED_KIND)
 
     def packed_bytes(self) -> int:
-        """Bytes of all packed tensors."""
+        """Bytes that all tensors take after they are packed."""
         total = 0
         for name in self.names():
             tensor = self.get(name)
@@ -163,10 +164,10 @@ class PackedWeights(ABC):
         values: Callable[[slice], Float32],
         why: str,
     ) -> BuiltTensor:
-        """The tensor of a matrix that has to be packed in another format.
+        """The tensor of a matrix without kernels for its format, in fp32; it is packed as int8.
 
-        values: returns rows of it in fp32, see `rebuilt`. why: what there are no kernels for, said
-        once.
+        values: returns some of its rows in fp32, see `rebuilt`. why: the property that no kernel
+        supports, which is logged once.
         """
         if why not in self._said:
             self._said.add(why)
@@ -204,7 +205,7 @@ class PackedWeights(ABC):
 
 
 def group_order(tensor: StoredTensor, k: int, groups: int) -> Order | None:
-    """The group of each input [k] from a stored g_idx; None if groups are consecutive.
+    """The group of each input [k] from a stored g_idx; None if they ascend in equal runs.
 
     Raises:
         ModelError: a group does not exist.
@@ -219,10 +220,10 @@ def group_order(tensor: StoredTensor, k: int, groups: int) -> Order | None:
 def groups_of_columns(scales: StoredTensor, zeros: StoredTensor, n: int, packed: int) -> int:
     """The number of groups of a matrix that has a column for each of `n` outputs.
 
-    packed: the words with the zero points of a group.
+    packed: the number of words that hold the zero points of a group for all outputs.
 
     Raises:
-        ModelError: there are more or fewer scales or zero points than of `n` outputs.
+        ModelError: the scales or zero points do not have the shape for `n` outputs.
     """
     groups = scales.shape[0] if scales.shape else 0
     if scales.shape != (groups, n) or zeros.shape != (groups, packed):
@@ -235,7 +236,7 @@ def groups_of_columns(scales: StoredTensor, zeros: StoredTensor, n: int, packed:
 
 
 def columns_by_group(order: Order, groups: int) -> Order | None:
-    """The inputs sorted by group; None if their groups are not equal multiples of 32 inputs.
+    """The inputs sorted by group; None unless all groups have the same multiple of 32 inputs.
 
     order: the group of each input [k].
     """
@@ -288,7 +289,7 @@ def _in_fp32(tensor: StoredTensor, data: Bytes, shape: tuple[int, ...]) -> Float
 def unpack(packed: npt.NDArray[np.uint32], bits: int = 4) -> Bytes:
     """Codes of `bits` bits [..., 32 / bits * w] from words [..., w], lowest bits first.
 
-    Codes of 3 bits continue in the next word.
+    A code of 3 bits may begin in one word and end in the next.
     """
     return spread_bits(np.ascontiguousarray(packed).view(np.uint8), bits)
 
@@ -298,9 +299,9 @@ class IntWeights(PackedWeights):
 
     @abstractmethod
     def layout(self, stem: str) -> tuple[int, int, int]:
-        """(outputs, inputs, groups of inputs) of a matrix."""
+        """The number of outputs, of inputs, and of groups of inputs in a matrix."""
 
-    # Of each of these, `rows` are the only ones that are read; see `rebuilt`.
+    # The methods below read the given rows alone, which are chosen as for `rebuilt`.
 
     @abstractmethod
     def packed(self, stem: str, rows: slice) -> Bytes:
@@ -324,7 +325,7 @@ class IntWeights(PackedWeights):
         return self._few_bits(name, stem, FOUR, None)
 
     def _few_bits(self, name: str, stem: str, bits: int, columns: Order | None) -> BuiltTensor:
-        """The matrix. columns: the order that sorts its inputs by group; None: they are sorted."""
+        """The matrix of 2 to 4 bits; columns sorts its inputs by group (None: they are sorted)."""
         n, k, groups = self.layout(stem)
         small = bits == FOUR and groups > 0 and k // groups % GROUP != 0
         symmetric = small and self._all_zeros_are(stem, SYMMETRIC)
@@ -346,10 +347,10 @@ class IntWeights(PackedWeights):
         order: Order | None,
         bits: int,
     ) -> BuiltTensor:
-        """The matrix from its codes [n, k], kept if its groups are equal multiples of 32 inputs.
+        """The matrix from its codes [n, k], which it keeps if 32 divides the inputs of a group.
 
-        codes: returns codes of some rows, see `rebuilt`. order: the group of each input [k], None
-        if groups are consecutive.
+        Otherwise it is converted. codes: returns the codes of some rows, see `rebuilt`. order: the
+        group of each input [k]; None if each group has consecutive inputs.
 
         Raises:
             ModelError: the inputs are not in groups of one size, and no order is given.

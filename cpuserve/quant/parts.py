@@ -1,4 +1,4 @@
-"""Weights of a checkpoint that can also be asked for rows of a tensor (program/parts.py)."""
+"""Weights of a checkpoint, where a name may denote some rows of a tensor (program/parts.py)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> QuantTensor:
-    """Rows of a tensor: a view where they are contiguous in the file; others are cut out when they
-    are read, as the tensor may be built then.
+    """Some rows of a tensor: a view if they are contiguous in the file. Otherwise they are copied
+    when they are read, because the tensor itself may be built only then.
 
-    rows: a part of `whole`; matrices of a stack follow each other. vector: `whole` is a
-    vector, or a stack of vectors, and each number is a row.
+    rows: the rows of `whole`, counted over all matrices of a stack. vector: `whole` is a vector, or
+    a stack of vectors, and each number is a row.
     """
     span = range(rows.start, rows.stop, rows.step or 1)
     count = len(span)
     row_bytes = whole.nbytes // math.prod(whole.shape if vector else whole.shape[:-1])
 
     def build(some: slice) -> Bytes:
-        if vector:  # its elements are one row
+        if vector:  # the numbers together are one row
             return whole.cut(rows, row_bytes).reshape(1, -1)[some]
         wanted = span[some]
         return whole.cut(slice(wanted.start, wanted.stop, wanted.step), row_bytes)
@@ -76,7 +76,8 @@ class PartWeights:
     """`Weights` of a checkpoint in any format, and the parts of its tensors.
 
     If the checkpoint stores the matrices of all experts as one tensor (Qwen3.5), each of them has
-    the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`. So have biases.
+    the name that it has in other checkpoints: `mlp.experts.3.up_proj.weight`. The same applies to
+    biases.
 
     Where the biases of `experts.down_proj` are `experts.down_proj_bias`, the layout is as in
     gpt-oss: dense matrices are stored as [in, out], and the outputs of gate and up alternate.
@@ -87,9 +88,9 @@ class PartWeights:
         self._weights = weights
         self._stored = weights.names()
         self._names = set(self._stored)
-        self._experts: dict[str, TensorPart] = {}  # the part for each of these names
-        self._cut: dict[str, QuantTensor] = {}  # these parts, as there may be 20,000
-        self._of: dict[str, list[str]] = {}  # these names by the stored tensor
+        self._experts: dict[str, TensorPart] = {}  # by the name of an expert's matrix or bias
+        self._cut: dict[str, QuantTensor] = {}  # their tensors, kept as there may be 20,000
+        self._of: dict[str, list[str]] = {}  # their names, by the stored stack
         self._stacks: dict[str, QuantTensor] = {}
         for name in self._stored:
             match = _STACK.fullmatch(name)
@@ -123,7 +124,7 @@ class PartWeights:
         return self._of.get(name, [name])
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor, or its rows for `name`.
+        """The tensor `name`, or the rows of a stored tensor that `name` denotes.
 
         Raises:
             ModelError: the tensor does not have these rows.
@@ -153,20 +154,20 @@ class PartWeights:
         return part_of(name, whole, found, vector=vector)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The kind of the tensor; all parts of one have it."""
+        """The weight kind of the tensor; a part has the kind of the whole tensor."""
         part = self._experts.get(name) or parse(name)
         return self._weights.kind(name if part is None else part.tensor, dtype)
 
 
 def _dims(kind: str | None) -> int:
-    """Dimensions of a stack: of vectors, or of matrices."""
+    """The number of dimensions of a stack of vectors (2) or of matrices (3)."""
     return 2 if kind and kind.endswith("bias") else 3
 
 
 def _experts(
     name: str, at: str, part: str, shape: tuple[int, ...], alternate: bool
 ) -> dict[str, TensorPart]:
-    """The names of all experts' matrices in the stack `name` below `at`, and their rows there.
+    """The rows in the stack `name` of each expert's matrix or bias, by its own name below `at`.
 
     alternate: gate and up are one matrix with alternating rows.
     """

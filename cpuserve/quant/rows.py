@@ -3,11 +3,11 @@
 s8_channel  { fp32 scale; s8 q[k] }                          w = scale * q
 u4m_g128    k / 128 of { fp16 scale; fp16 min; u8 q[64] }    w = scale * q + min
 u8z_g32 u8z_g128   k / 32 or 128 of { fp16 scale; u8 zero; u8 q[] }   w = scale * (q - zero)
-u4z_g32 u4z_g64    k / 32 or 64 of the same, of 4-bit codes
-u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k / 32, 64, 128 or 256 of the same, of 2 and 3 bits
+u4z_g32 u4z_g64    k / 32 or 64 of the same blocks, with 4-bit codes
+u2z_g32 to u2z_g256 u3z_g32 to u3z_g256   k / 32, 64, 128 or 256, with codes of 2 and 3 bits
 
-The codes of a block are a stream of bits, the lowest first. Codes without zero points in smaller
-groups than 128 may be blocks of GGUF, which have 32 weights each.
+The codes of a block are a stream of bits, the lowest first. Symmetric 4-bit and 8-bit codes in
+small groups may become blocks of GGUF instead (Q4_0, Q8_0), which have 32 weights each.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
 
 SMALL, HALF = 32, 64  # weights in a block of GGUF, and of u4z_g64
-# Weights and bytes of a block.
+# (number of weights, number of bytes) of a block, by source type.
 BLOCKS = {kind.source: kind.block for kind in KINDS if kind.source and kind.block}
-# The source types of 2 and 3 bits, those with the largest groups first.
+# The source types with codes of 2 and 3 bits, by the number of bits; the largest groups are first.
 FEW_BITS: dict[int, tuple[SourceType, ...]] = {
     2: ("u2z_g256", "u2z_g128", "u2z_g64", "u2z_g32"),
     3: ("u3z_g256", "u3z_g128", "u3z_g64", "u3z_g32"),
 }
-# Kinds that pack zero points into half a byte.
+# Source types with zero points that take half a byte each after packing.
 HALF_ZEROS = (*FEW_BITS[2], *FEW_BITS[3])
-# Those with integer zero points.
+# Source types with integer zero points.
 ZEROS = tuple(kind.source for kind in KINDS if kind.zeros and kind.source)
 SOURCES = ("s8_channel", "u4m_g128", *ZEROS)
 # The values of codes in E2M1, the 4-bit type of MXFP4 and NVFP4.
@@ -48,7 +48,7 @@ SYMMETRIC = 8  # the zero point of all codes in blocks of Q4_0
 
 
 def row_bytes(source: SourceType, k: int) -> int:
-    """Bytes of a row of `k` weights."""
+    """Bytes of a row of `k` weights in a source type."""
     if source == "s8_channel":
         return k + 4
     if source == "f32":
@@ -62,12 +62,12 @@ def row_bytes(source: SourceType, k: int) -> int:
 
 
 def packed_row_bytes(source: SourceType, k: int) -> float:
-    """Bytes of a row of `k` weights after it is packed into a kind of its own."""
+    """Bytes of a row of `k` weights after packing into the weight kind of the source type."""
     return row_bytes(source, k) - (k / BLOCKS[source][0] / 2 if source in HALF_ZEROS else 0)
 
 
 def code_bits(source: SourceType) -> int:
-    """Bits of a code; the header of a block adds less than a bit for each weight."""
+    """Bits of a code: the bits of a block per weight, rounded down to leave out its header."""
     weights, size = BLOCKS[source]
     return size * 8 // weights
 
@@ -144,7 +144,7 @@ def int8_source(each: int, *, symmetric: bool) -> SourceType:
 
 
 def int_rows(codes: Bytes, scale: Float32, zero: Float32, source: SourceType) -> Bytes:
-    """Rows of a type that the functions above name; weights are scale * (code - zero).
+    """Rows of a type from `few_bits_source` or `int8_source`; w = scale * (code - zero).
 
     codes [n, k * bits / 8], lowest bits first. scale, zero [n, groups].
     """
@@ -173,7 +173,7 @@ def int_rows(codes: Bytes, scale: Float32, zero: Float32, source: SourceType) ->
 
 
 def _halves_apart(nibbles: Bytes) -> Bytes:
-    """Nibbles of GGUF blocks of 32 [..., 16]: element i and i + 16 share a byte, not its next."""
+    """Bytes [..., 16] of 32 nibbles, reordered as in GGUF: elements i and i + 16 share a byte."""
     first, second = nibbles[..., : SMALL // 4], nibbles[..., SMALL // 4 :]
     packed = np.empty(nibbles.shape, np.uint8)
     packed[..., ::2] = first & 15 | second << np.uint8(4)
@@ -184,7 +184,7 @@ def _halves_apart(nibbles: Bytes) -> Bytes:
 def mxfp4_rows(pairs: Bytes, exponents: Bytes) -> Bytes:
     """Rows of MXFP4 in GGUF from codes in E2M1 [n, k / 2], the first of a byte in its low half.
 
-    exponents [n, k / 32]: of the scales 2^(e - 127).
+    exponents [n, k / 32]: the numbers e; the scales are 2^(e - 127).
     """
     n, groups = exponents.shape
     blocks = np.empty((n, groups, 17), np.uint8)
@@ -196,8 +196,8 @@ def mxfp4_rows(pairs: Bytes, exponents: Bytes) -> Bytes:
 def read_codes(tensor: QuantTensor) -> Codes:
     """Codes and scales of a tensor of one of these types, with row_order applied.
 
-    The scales of types with zero points are repeated for every 32 weights, because the rows that
-    they multiply have a scale for each 32.
+    The scales of types with zero points are repeated for every 32 weights, because the activation
+    rows that these weights multiply have a scale per 32 inputs.
     """
     data = tensor.data if tensor.row_order is None else tensor.data[tensor.row_order]
     data = np.ascontiguousarray(data)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from cpuserve.quant.base import QuantTensor
 
-# Matrices of latent attention: their parts multiply columns of rows, which have no scales.
+# Matrices of latent attention (MLA), which are split by heads. A part may be transposed, and a
+# column of a quantized matrix cannot be packed as a row, so parts are packed as dense matrices.
 BY_HEADS = ("kv_b_proj.weight",)
 DENSE_KINDS: dict[str, WeightKind] = {
     "bfloat16": "dense_bf16",
@@ -65,7 +66,7 @@ class WithoutTensors:
         self.dtype, self.get = store.dtype, store.get
 
     def names(self) -> set[str]:
-        """Every other name."""
+        """All tensors that are not hidden."""
         return set(self._names)
 
 
@@ -99,7 +100,7 @@ class StoredWeights:
         )
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The kind of a quantized tensor follows its source; dense ones follow `dtype`."""
+        """The weight kind: from the source type of a quantized tensor, from `dtype` of others."""
         source = self._sources[self._store.dtype(name)]
         if source in QUANTIZED_KINDS:
             return QUANTIZED_KINDS[source]

@@ -1,8 +1,8 @@
 """Weights of a BERT that reads pairs of texts, with tokens of type 0 or 1.
 
 A step knows the id of a token and its position, but no type. The table of word embeddings is stored
-twice: row i is for token i, and row vocab + i for token i with type 1. A program adds the
-embedding of type 0 to every token, so the second table has what type 1 adds beyond it.
+twice: row i is for token i, and row vocab + i for token i with type 1. A program adds the embedding
+of type 0 to every token, so rows of the second copy include the difference of types 1 and 0.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TypedWeights:
         return BuiltTensor(name, (2 * vocab, width), "f32", size, build, whole.release)
 
     def _beyond(self) -> Float32:
-        """The difference of type 1 and type 0."""
+        """The embedding of type 1 minus the embedding of type 0, [width]."""
         types = dequantize(self._weights.get(self._types))
         difference: Float32 = types[1] - types[0]
         return difference

@@ -108,7 +108,7 @@ class _Value:
 
 
 class _Cursor:
-    """Reads the header from start to end; every error has the field that was read."""
+    """Reads the header from start to end; every error reports the field that was read."""
 
     def __init__(self, file: AnyFile) -> None:
         self.file = file
@@ -165,7 +165,7 @@ class GgufFile:
     """An open GGUF file with a completely checked header; its data is mapped, but not read."""
 
     def __init__(self, path: Path, copy: AnyFile | None = None) -> None:
-        """Open and check `path`, or its copy; ModelError has the invalid field."""
+        """Open and check `path`, or `copy` if given; ModelError reports the invalid field."""
         self.path = path
         self.file = copy or MappedFile(path, "GGUF file")
         cursor: _Cursor = _Cursor(self.file)
@@ -273,7 +273,7 @@ class GgufFile:
 
 
 def _read_counts(cursor: _Cursor) -> tuple[int, int]:
-    """(tensors, key-value pairs) from the fixed header."""
+    """The number of tensors and the number of key-value pairs, from the fixed header."""
     at = cursor.take(4, "magic")
     magic = bytes(cursor.file.map[at : at + 4])
     if magic != MAGIC:

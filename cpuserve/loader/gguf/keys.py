@@ -26,7 +26,7 @@ class Keys:
     def count(self, key: str, default: int | None = None, *, some: bool = False) -> int:
         """A positive integer; without a default the key is required.
 
-        some: the file may have one for each layer, with 0 for the layers that have no such part.
+        some: the file may have a list with a number for each layer, 0 for layers without the part.
         """
         value = self.raw(key)
         if value is None and default is not None:
@@ -40,7 +40,7 @@ class Keys:
         return value
 
     def of_layer(self, key: str, layer: int) -> int:
-        """The same for one layer, where layers may differ."""
+        """A positive integer for one layer, from a list or from a number for all layers."""
         value = self.raw(key)
         if isinstance(value, list):
             value = value[layer] if layer < len(value) else None
@@ -58,7 +58,7 @@ class Keys:
         return value
 
     def layers(self) -> int:
-        """The number of blocks without the last ones that guess further tokens."""
+        """The number of blocks without the last ones, which are for multi-token prediction."""
         blocks, guessers = self.count("block_count"), self.whole("nextn_predict_layers")
         if guessers >= blocks:
             self.fail("nextn_predict_layers", guessers, f"less than block_count, {blocks}")
@@ -75,7 +75,7 @@ class Keys:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """A boolean."""
+        """A boolean; `default` if the key is absent."""
         value = self.raw(key)
         if value is None:
             return default
@@ -91,7 +91,7 @@ class Keys:
         return [attention if count else recurrent for count in heads[: self.layers()]]
 
     def windows(self) -> list[str]:
-        """The kind of each layer, by whether it has a window."""
+        """The kind of each layer: "sliding_attention" or "full_attention"."""
         windows = self.raw("attention.sliding_window_pattern")
         if not isinstance(windows, list) or not all(isinstance(w, bool) for w in windows):
             self.fail("attention.sliding_window_pattern", windows, "a list of booleans")

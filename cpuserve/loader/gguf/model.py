@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Vectors that the converter of llama.cpp stores as matrices.
 VECTORS = ("mamba.A_log", "mamba.D", "mamba.norm.weight")
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-# The ids that count for kinds of tokenizers where a file has none, as in llama.cpp.
+# Token ids by kind of tokenizer, for files that do not have these ids; as in llama.cpp.
 _TOKENS = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}
 RANK = 4  # LLAMA_POOLING_TYPE_RANK: the file has the head of a reranker
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -84,7 +84,7 @@ def _add_heads(config: dict[str, Any], keys: Keys) -> None:
     heads = keys.count("attention.head_count")
     config["num_attention_heads"] = heads
     config["num_key_value_heads"] = keys.count("attention.head_count_kv", heads, some=True)
-    if keys.raw("attention.kv_lora_rank") is not None:  # DeepSeek: its settings have the others
+    if keys.raw("attention.kv_lora_rank") is not None:  # DeepSeek: `settings` has its other widths
         config["head_dim"] = keys.count("rope.dimension_count")
         return
     head_dim = keys.count("attention.key_length", max(1, config["hidden_size"] // heads))
@@ -132,14 +132,14 @@ def _rope_scaling(keys: Keys, yarn: Mapping[str, Any]) -> dict[str, Any] | None:
         if keys.raw(f"rope.scaling.{name}") is not None:
             scaling[field] = keys.real(f"rope.scaling.{name}")
     if keys.raw("rope.scaling.yarn_log_multiplier") is not None:
-        # A tenth of mscale_all_dim in DeepSeek. llama.cpp takes mscale to be the same.
+        # In DeepSeek, this is a tenth of mscale_all_dim. llama.cpp assumes that mscale is equal.
         weight = 10 * keys.real("rope.scaling.yarn_log_multiplier")
         scaling |= {"mscale": weight, "mscale_all_dim": weight}
     return scaling
 
 
 def _rope_factors(keys: Keys, rotary: int) -> list[float] | None:
-    """Divisors of the rotary / 2 inverse frequencies; Llama 3.1 GGUF files store scaling so."""
+    """The divisors of the rotary / 2 inverse frequencies (files of Llama 3.1), None without any."""
     values = keys.numbers("rope_freqs.weight")
     if values is None or (len(values) == rotary // 2 and all(0 < v < float("inf") for v in values)):
         return values
@@ -182,9 +182,9 @@ class GgufStore:
         self._kv_heads = int(config["num_key_value_heads"])
         self._tensors: dict[str, GgufTensor] = {}
         blocks = range(config["num_hidden_layers"], keys.count("block_count"))
-        guessers = tuple(f"blk.{block}." for block in blocks)  # of further tokens
+        guessers = tuple(f"blk.{block}." for block in blocks)  # for multi-token prediction
         for name, tensor in file.tensors.items():
-            # The rope factors belong to the config, so they are no weight.
+            # The rope factors are in the config, so they do not count as a weight.
             if name not in ROPE_FACTORS and not name.startswith(guessers):
                 names = (arch.blocks, arch.top, arch.layers)
                 self._tensors[gguf_to_hf(name, *names)] = tensor
@@ -225,7 +225,7 @@ class GgufStore:
         return StoredTensor(name, shape, tensor.dtype, data, order, release)
 
     def _data(self, name: str, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor; a vector that the converter changes has its old values."""
+        """The bytes of a tensor, without the changes that converters make to some vectors."""
         file = self._file
         if name.endswith("A_log"):
             import numpy as np
@@ -260,11 +260,11 @@ def row_order(
 
 
 def by_group(rows: int, q_heads: int, kv_heads: int, name: str) -> npt.NDArray[np.int32]:
-    """The stored row of each Hugging Face row: all q, all k, all v in the file; in HF, by KV heads.
+    """The stored row of each Hugging Face row in a fused query_key_value matrix.
 
-    There, the query heads of a KV head are followed by its k and its v. Source:
-    GPTNeoXModel.modify_tensors and FalconModel.modify_tensors in the converter of llama.cpp,
-    inverted.
+    The file has all q, then all k, then all v. Hugging Face has the query heads of the first KV
+    head, its k and its v, then the same for the next KV head. Source: GPTNeoXModel.modify_tensors
+    and FalconModel.modify_tensors in the converter of llama.cpp, inverted.
     """
     heads = q_heads + 2 * kv_heads
     if rows % heads or q_heads % kv_heads:

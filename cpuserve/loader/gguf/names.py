@@ -19,10 +19,10 @@ _END = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.gguf$")
 
 
 def gguf_of(repo: str, names: Iterable[str], wanted: str) -> str:
-    """The GGUF file of `repo` called `wanted`, or the one of that type, in upper or lower case.
+    """The GGUF file of `repo` called `wanted`, or the file of that type, in upper or lower case.
 
-    Of a model in parts this is the first one. ModelError, which lists what there is, unless exactly
-    one file fits.
+    For a model in several parts it is the first part. ModelError, which lists the candidates,
+    unless exactly one file fits.
     """
     files = files_of_models(names)
     named = [name for name in files if wanted in parts_of(name)]
@@ -41,7 +41,7 @@ def gguf_of(repo: str, names: Iterable[str], wanted: str) -> str:
 
 
 def default_gguf(names: Iterable[str]) -> str | None:
-    """The GGUF file to take if none is named: one of DEFAULT_TYPES, or the first; None without."""
+    """The GGUF file to take by default: of a type in DEFAULT_TYPES, else the first; or None."""
     files = files_of_models(names)
     for kind in DEFAULT_TYPES:
         found = [name for name in files if _type_of(name).upper() == kind]

@@ -18,8 +18,8 @@ from cpuserve.loader.mapped import regular_file
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 # Far more than any model has, and few enough to be opened together.
 MAX_PARTS = 999
-# GGUF files that are no models have these in their name: vision encoders, statistics of
-# activations, and small models that guess further tokens.
+# GGUF files that are no models have these in their names: vision encoders, statistics of
+# activations, and draft models for speculative decoding.
 _OTHERS = ("mmproj", "imatrix", "mtp-", "eagle3-")
 
 
@@ -37,7 +37,7 @@ def part_names(name: str) -> list[str]:
 def first_part(path: Path) -> Path:
     """The file with the metadata of the model: `path`, or the first part if it is a later one."""
     first = path.with_name(part_names(path.name)[0])
-    # A file that only has such a name counts alone; open_gguf reports a part that is missing.
+    # Without a first part, `path` itself is opened, and open_gguf reports missing parts.
     return first if first.exists() else path
 
 
@@ -53,7 +53,7 @@ def model_files(names: Iterable[str]) -> list[str]:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Open a GGUF file and all other parts of its model; ModelError has the file at fault."""
+    """Open a GGUF file and all other parts of its model; ModelError reports the file at fault."""
     path = first_part(path)
     file = GgufFile(path)
     count = _number(file, "split.count", 1)

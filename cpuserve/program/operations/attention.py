@@ -144,7 +144,7 @@ class Attention(Op, frozen=True):
         )
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Formats with groups that no head splits, because it writes one head at a time."""
+        """Formats where no group has columns of two heads, as heads are written one at a time."""
         crosses = rows.startswith("q8g32") and self.head_dim % 32 != 0
         return rows not in WHOLE_ROW and not crosses
 
@@ -325,7 +325,7 @@ class AttentionBuilder(BaseBuilder):
 
         window: keys less than this far away, on both sides, are visible (0 = all). The other
         parameters are as in `rope_store_kv` and `attention`. All layers share one layer of the
-        cache: a step has whole sequences, so a later one reads nothing of it.
+        cache: a step has whole sequences, so later layers and steps read nothing of it.
         """
         s = self._spec
         d, label = s.head_dim, f"layers.{sum(isinstance(op, Attention) for op in self._ops)}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cpuserve.program.interpret import Interpreter
     from cpuserve.program.lower import Lowering
 
-MOST_PARTS = 8  # of a row that MixParts mixes: csrc/runtime/operations/columns.h
+MOST_PARTS = 8  # the most parts of a row in MixParts: csrc/runtime/operations/columns.h
 
 
 class Gate(Op, frozen=True):
@@ -107,12 +107,12 @@ class Columns(Op, frozen=True):
 
 
 class MixParts(Op, frozen=True):
-    """Add to each of `parts` equal parts of x what others have, by coefficients of the token.
+    """Add to each of `parts` equal parts of x a weighted sum of all parts, or a correction.
 
     With g = tanh(gates[t]) [k], the coefficients are c = weight g. Without `target`, weight
     [parts * parts, k] and part i grows by the sum over j of c[i parts + j] part j. With target
-    [T, width], weight [parts, k] and part i grows by (1 + c[i]) (scale target - part `active`). All
-    parts on the right are those before. In place. Source: AltUp (Baykal et al. 2023) as in
+    [T, width], weight [parts, k] and part i grows by (1 + c[i]) (scale target - part `active`). The
+    sums read the parts before any change. In place. Source: AltUp (Baykal et al. 2023) as in
     transformers modeling_gemma3n, predict and correct.
     """
 
@@ -215,9 +215,9 @@ class ColumnsBuilder(BaseBuilder):
         self._ops.append(Gate(x, to, width, column, plain=True))
 
     def gate(self, x: ValueId, *, to: ValueId) -> None:
-        """Multiply `to` by the sigmoid of the last columns of x; of its one column, if it has one.
+        """Multiply `to`, in place, by the sigmoid of as many columns at the end of x.
 
-        It works in place.
+        If x has one column, it multiplies all columns of `to`.
         """
         width, gates = self._width(to), self._width(x)
         if gates == 1:
@@ -263,7 +263,7 @@ class ColumnsBuilder(BaseBuilder):
         active: int = 0,
         scale: float = 1.0,
     ) -> None:
-        """Add to each of `parts` equal parts of x what others have, or a target; in place.
+        """Mix `parts` equal parts of x, or correct them by a target; in place.
 
         See `MixParts`. name: the weight [parts * parts, width of gates], or, with a target,
         [parts, width of gates].

@@ -43,7 +43,7 @@ class Embed(Op, frozen=True):
         to.emit(lambda: to.native.embed(to.value(self.out), matrix, self.scale))
 
     def _gathers(self, to: Lowering) -> bool:
-        """Whether a table stays in its file: nothing multiplies it, as a tied one."""
+        """Whether rows are read from the mapped file: the table is not also an output matrix."""
         return self.weight in looked_up(to.program) and to.is_mapped(self.weight)
 
     def _table(self, to: Lowering) -> int:
@@ -69,8 +69,8 @@ class Embed(Op, frozen=True):
 class PositionEmbed(Op, frozen=True):
     """x[t] += weight[positions[t] + offset]; weight [rows, D] (OPT: offset 2).
 
-    types: a weight [kinds, D]; its row 0 is added as well (BERT's token types), alone if weight is
-    None.
+    types: a weight [kinds, D]; its row 0 is added as well (BERT's token types). If weight is None,
+    only this row is added.
     """
 
     write_of = "x"
@@ -177,11 +177,11 @@ class Linear(Op, frozen=True):
         return len({to.layout(w) for w in self.weights}) > 1
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
-        """Of x, the formats that its matrices multiply."""
+        """The row formats that the matrices multiply, for x; f32 for the value it adds to."""
         return {to.read_format(w) for w in self.weights} if value == self.x else {"f32"}
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Formats with scales of parts of rows, because it writes strips of columns."""
+        """Formats with scales for parts of rows, because rows are written in strips of columns."""
         return rows not in WHOLE_ROW and not self.splits(to)
 
     def reference(self, at: Interpreter, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -305,8 +305,8 @@ class DenseBuilder(ExpertsBuilder):
     ) -> None:
         """Add row (position + offset) of the learned positions [rows, width] to x, in place.
 
-        types: the name of token types [their number, width]; row 0 is added as well, and
-        alone if `name` is None.
+        types: (name, rows) of the table of token types; its row 0 is added as well. If `name` is
+        None, only this row is added.
         """
         width = self._width(x)
         weight = None if name is None else self._need(f"{name}.weight", (rows, width), "table")
@@ -407,7 +407,7 @@ class DenseBuilder(ExpertsBuilder):
 
 
 def looked_up(program: Program) -> frozenset[str]:
-    """The matrices that only embeddings read, row by row: untied tables, and tables of layers."""
+    """The matrices that only Embed ops read: untied embeddings, and per-layer embeddings."""
     found = {op.weight for op in program.ops if isinstance(op, Embed)}
     for op in program.ops:
         if isinstance(op, Logits):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class RouteAdapters(Op, frozen=True):
     """Route each token to the adapter (LoRA) of its sequence, as if that were its only expert.
 
-    out [T, 2]: the adapter, or -1 for no routed row of the token; and the adapter's scale, of
-    the weights `scales` [adapters].
+    out [T, 2]: the adapter, or -1 if the token has none, and therefore no routed row; and the scale
+    of the adapter, from the weight `scales` [adapters].
     """
 
     reads_of = ()
@@ -111,7 +111,7 @@ class ExpertLinear(Op, frozen=True):
         orders = self._orders(to)
         x = to.stored_as(self.x, to.act_format(self.weights[0][0]), orders, self.routing)
         read = None
-        if parse_adapter(self.weights[0][0]) is None:  # a token without adapter reads none
+        if parse_adapter(self.weights[0][0]) is None:  # adapters are not counted in the bytes read
             read = to.read(self.weights[0][0], sum(self.features), self.in_features, self.chosen)
             to.out.linear_weights += read.n * read.k
             one = read.num_bytes // self.chosen
@@ -126,17 +126,17 @@ class ExpertLinear(Op, frozen=True):
         )
 
     def _orders(self, to: Lowering) -> Orders:
-        """The order for each expert, or one if all are the same; empty if there are none."""
+        """The column order of each expert, or one if all are equal; empty if all are in order."""
         orders = tuple(to.order(names[0]) for names in self.weights)
         some = orders[:1] if len(set(orders)) == 1 else orders
         return () if some == (None,) else some
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
-        """Of x, the formats that its matrices multiply."""
+        """The row formats that the matrices multiply, for x; f32 for the routing."""
         return {to.read_format(names[0]) for names in self.weights} if value == self.x else {"f32"}
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Formats with scales of parts of rows, because it writes strips of columns."""
+        """Formats with scales for parts of rows, because rows are written in strips of columns."""
         return rows not in WHOLE_ROW
 
     def own_format(self, to: Lowering) -> str | None:
@@ -261,7 +261,10 @@ class ExpertsBuilder(BaseBuilder):
 
 
 def routed_rows(routing: Tensor, chosen: int) -> Tensor:
-    """token * chosen + rank of each routed row: by expert, then token; -1 adds no row."""
+    """token * chosen + rank for each routed row, sorted by expert, then token.
+
+    The expert -1 has no row. rank: the position of the expert in the token's list of experts.
+    """
     sorted_ids = routing[:, :chosen].reshape(-1).sort(stable=True)
     return sorted_ids.indices[sorted_ids.values >= 0]
 

@@ -1,4 +1,4 @@
-"""Latent attention (MLA of DeepSeek): one compressed row of each token."""
+"""Latent attention (MLA of DeepSeek): the cache has one compressed row per token."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class HeadLinear(Op, frozen=True):
         return {ACT_FORMAT[self._kind(to)]} if value == self.x else {"f32"}
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Floats: each head writes its own columns, and those of bf16 are padded to groups."""
+        """Floats, if 32 divides the columns of a head: bf16 rows are padded to groups of 32."""
         return not rows.startswith("q8") and self.features % 32 == 0
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ class LatentBuilder(AttentionBuilder):
     def _head_parts(
         self, kv_b: str | tuple[str, str], nope: int, values: int, rank: int
     ) -> tuple[tuple[str, int, int, int], tuple[str, int, int, int]]:
-        """The matrices of keys and of values: name, heads, rows of a head, its first row."""
+        """For keys and for values: (matrix, heads, rows of a head, first of them that is used)."""
         heads = self._spec.q_heads
         if isinstance(kv_b, str):
             both = self._matrix(kv_b, heads * (nope + values), rank)

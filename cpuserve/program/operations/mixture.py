@@ -44,12 +44,12 @@ class Route(Op, frozen=True):
     """Choose experts for every token from its router logits x [T, experts].
 
     out [T, 2 * chosen]: the ids of the `chosen` experts with the highest scores, in descending
-    order (of equal scores the lower id first), then their weights in the same order. score: what
-    the weights are before they are normalized: the softmax or sigmoid of all logits, or
-    ("chosen_softmax") the softmax of the chosen ones. renormalize: weights are divided by their
-    sum. scale multiplies them. bias [experts] is added to the scores for the choice alone, and
-    groups limit it (DeepSeek). Without a sigmoid, logits are the scores that choose. factors
-    [experts]: the last factor of each expert's weight (Gemma 4).
+    order (of equal scores the lower id first), then their weights in the same order. score: the
+    weights are the softmax or sigmoid of all logits, or ("chosen_softmax") the softmax of the
+    chosen ones. renormalize: weights are then divided by their sum. scale multiplies them. The
+    scores for the choice are the sigmoids, or else the logits; bias [experts] is added to them for
+    the choice alone, and groups limit it (DeepSeek). factors [experts] multiply the weights at the
+    end (Gemma 4).
     """
 
     x: ValueId
@@ -119,7 +119,7 @@ class MixtureBuilder(DenseBuilder):
         routed_by: ValueId | None = None,
         factors: str | None = None,
     ) -> ValueId:
-        """Add a mixture of experts of h to the value `to`, and return that; None: make one.
+        """Add a mixture of experts of h to the value `to` and return it; if None, to a new value.
 
         router: the matrix [experts, width of h] of the router, which multiplies `routed_by` (None:
         h). experts: the matrices of each expert: gate and up [features, width of h], then

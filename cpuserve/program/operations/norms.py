@@ -49,8 +49,8 @@ class PartNorm(Op, frozen=True):
     """RmsNorm of each of `parts` parts of x, in place; other columns are left alone.
 
     A part has `width` columns and a mean of its own; the first one begins at `column`. weight
-    [width] is common to all parts (OLMo: all q heads are one part, all k heads another); None:
-    ones (Gemma 4: of each v head).
+    [width] is common to all parts (OLMo: all q heads are one part, all k heads another); if None,
+    it is 1 everywhere (Gemma 4, where each v head is a part).
     """
 
     write_of = "x"
@@ -157,7 +157,7 @@ class NormsBuilder(BaseBuilder):
     ) -> ValueId:
         """RmsNorm of every row: [T, width of x]; eps defaults to the spec.
 
-        bare: the name of the weight is `name` alone.
+        bare: the weight is called `name`, without the suffix ".weight".
         """
         width = self._width(x)
         weight = self._need(name if bare else f"{name}.weight", (width,), "vector")

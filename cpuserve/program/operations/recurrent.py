@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Threads claim a recurrent layer unit by unit: some channels or heads of one sequence. Units are
 # small enough that every thread gets some, and large enough that claiming one costs little.
-CONV_CHANNELS = 256  # the most channels of a short convolution
-STATE_HEADS = 8  # the most heads of Mamba2: the kernel reads as many states side by side
+CONV_CHANNELS = 256  # the most channels in a unit of a short convolution
+STATE_HEADS = 8  # the most heads in a unit of Mamba2: the kernel reads this many states together
 
 
 class GatedDelta(Op, frozen=True):
@@ -322,7 +322,7 @@ class RecurrentBuilder(BaseBuilder):
         """The state space of Mamba2 over x: [T, heads * value_width].
 
         The weights of layer `name` are A_log, dt_bias and D. See `Mamba2` for the columns
-        of x. steps: has the step size of each head in a column from `column` on; limits: the range
+        of x. steps: its columns from `column` on have the step size of each head; limits: the range
         of a step size.
         """
         if heads % groups:

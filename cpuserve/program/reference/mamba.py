@@ -66,7 +66,7 @@ class Mamba2Shape:
 class Mamba2States:
     """The states of one Mamba2 layer, by state slot, and its computation.
 
-    Of each open token that is B, u = dt x, and G, the sum of -exp(a_log) dt since the chunk began:
+    An open token has B, u = dt x, and G, the sum of -exp(a_log) dt since the chunk began:
 
         o_t = exp(G_t) S^T C_t + sum over i <= t of exp(G_t - G_i) (B_i . C_t) u_i + d x_t
     """

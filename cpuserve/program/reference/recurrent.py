@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from cpuserve.config.cache_groups import STATE_CHUNK
 from cpuserve.program.view import Int32, state_slot
 
-LENGTH_EPS = 1e-6  # of the squared length of a query or key
+LENGTH_EPS = 1e-6  # is added to the squared length of a query or key
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class DeltaShape:
 class DeltaStates:
     """The states of one GatedDelta layer, by state slot, and its computation.
 
-    The state at the last multiple of 16 tokens is closed. Of each token since then ("open rows"),
-    the layer keeps its key, u, cumulated log decay G and inputs of the convolution. A token's
-    output is the closed state, read once, and a chain over the open rows in ascending order:
+    The state at the last multiple of 16 tokens is closed. For each token since then ("open rows"),
+    the layer keeps its key, u, cumulated log decay G and inputs of the convolution. The output of a
+    token comes from the closed state, read once, and a sum over the open rows in ascending order:
 
         mem_t = exp(G_t) (S^T k_t) + sum over i < t of exp(G_t - G_i) (k_i . k_t) u_i
 

@@ -1,10 +1,10 @@
 """GGUF block formats: blocks of 32 or 256 weights with their scales, and for some a minimum.
 
-Block layouts follow ggml-common.h. A weight is scale * (code - zero) + minimum. Blocks of
-256 (the k-quants and IQ4_XS) have small integer scales and minima of 16 or 32 weights, and an fp16
-factor of all scales and one of all minima, which are subtracted. The codes of IQ4_NL, IQ4_XS and
-MXFP4 are indices into a table. NVFP4 and the types that are converted have files of their
-own (nvfp4.py, converted.py).
+Block layouts follow ggml-common.h. A weight is scale * (code - zero) + minimum. Blocks of 256 (the
+k-quants and IQ4_XS) have an integer scale, and some types an integer minimum, for each 16 or 32
+weights. An fp16 factor multiplies all scales of the block, and another one all minima, which are
+subtracted. The codes of IQ4_NL, IQ4_XS and MXFP4 are indices into a table. NVFP4 and the types that
+are converted have files of their own (nvfp4.py, converted.py).
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ SOURCES: dict[str, SourceType] = {
     **{dtype: how.source for dtype, how in CONVERTED.items()},
     **dict.fromkeys(DECODED, "f32"),
 }
-# Rows that a thread decodes at a time: enough to call numpy seldom, few enough for its caches.
+# The number of rows that a thread decodes at a time: enough that the overhead of numpy calls is
+# small, and few enough for the thread's caches.
 DECODED_ROWS = 64
 
 
 class Block(NamedTuple):
-    """Blocks taken apart: codes [n, weights], the code `zero` of 0, scale and minimum.
+    """The content of n blocks: codes [n, weights], the code `zero` of the value 0, and scales.
 
-    scale, minimum (or None): [n, weights / group] fp32.
+    scale and minimum (None if the type has no minima): [n, weights / group] fp32.
     """
 
     codes: Bytes
@@ -72,7 +73,10 @@ class Block(NamedTuple):
 
 
 class BlockType(NamedTuple):
-    """A block of `weights` weights in `nbytes` bytes; `group` of them share a scale."""
+    """A block of `weights` weights in `nbytes` bytes; `group` weights share a scale.
+
+    take: reads the fields of blocks [n, nbytes].
+    """
 
     weights: int
     nbytes: int
@@ -115,7 +119,7 @@ class GgufWeights(StoredWeights):
         return converted(tensor, CONVERTED[dtype]) if dtype in CONVERTED else tensor
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The kind of a quantized tensor follows its type; dense ones follow `dtype`."""
+        """The weight kind: from the stored type of a quantized tensor, from `dtype` of others."""
         decoded = self._store.dtype(name) in DECODED and not name.endswith(BY_HEADS)
         return CONVERTED_KIND if decoded else super().kind(name, dtype)
 
@@ -132,7 +136,7 @@ def decoded(stored: QuantTensor, dtype: str) -> BuiltTensor:
         wanted = np.arange(len(data))[rows] if order is None else order[rows]
         out = np.empty((len(wanted), k), np.float32)
         kind = gguf.GGMLQuantizationType[dtype]
-        for first in range(0, len(out), DECODED_ROWS):  # its copies of more take much memory
+        for first in range(0, len(out), DECODED_ROWS):  # gguf copies all that it decodes at once
             some = slice(first, first + DECODED_ROWS)
             out[some] = gguf.quants.dequantize(data[wanted[some]], kind)
         return out.view(np.uint8)
@@ -186,7 +190,7 @@ _IQ4 = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16
 )
 _IQ4_CODES = (_IQ4 + 128).astype(np.uint8)
-# Twice the values of E2M1; the scale is half of 2^(e - 127).
+# Twice the values of E2M1, which are integers; the scale is half of 2^(e - 127) to make up for it.
 _FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
 _FP4_CODES = (_FP4 + 128).astype(np.uint8)
 
@@ -263,20 +267,20 @@ def _half(blocks: Bytes, at: int) -> Float32:
 
 
 def _nibbles(packed: Bytes, apart: int) -> Bytes:
-    """Two codes of each byte, which are `apart` elements apart."""
+    """4-bit codes [n, 2 * bytes]; the two codes of a byte are elements i and i + `apart`."""
     bytes_of = packed.reshape(len(packed), -1, 1, apart)
     both = np.concatenate([bytes_of & 15, bytes_of >> 4], axis=2)
     return both.reshape(len(packed), -1)
 
 
 def _shifted(packed: Bytes, shifts: Any, mask: int) -> Bytes:
-    """All of `packed` shifted by the first of `shifts`, then by the next one."""
+    """All bytes of a block, shifted right by the first of `shifts`; then by the next, and so on."""
     by = np.array(shifts, np.uint8)[:, None]
     return ((packed[:, None, :] >> by) & np.uint8(mask)).reshape(len(packed), -1)
 
 
 def _twos(packed: Bytes) -> Bytes:
-    """256 codes of two bits: each half of the bytes holds one half of the codes."""
+    """256 two-bit codes from 64 bytes: each 32 bytes have 128 codes."""
     return _shifted(packed.reshape(-1, 32), (0, 2, 4, 6), 3).reshape(len(packed), -1)
 
 
@@ -285,7 +289,7 @@ def _fifth_bits(packed: Bytes) -> Bytes:
 
 
 def _six_bit_factors(blocks: Bytes) -> tuple[Float32, Float32]:
-    """Scales and minima of Q4_K and Q5_K: eight of each in 12 bytes, 6 bits each."""
+    """(scales, negated minima) [n, 8] of Q4_K and Q5_K, from 6-bit numbers in 12 bytes."""
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
     leasts = np.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=1)

@@ -1,8 +1,9 @@
-"""Types of GGUF files that are rewritten while loading as rows that have kernels, value by value.
+"""GGUF types without kernels that are rewritten while loading as other types, with equal values.
 
-TQ1_0 and TQ2_0   256 weights of -d, 0 and d: Q2_K with d as all scales and minima
-Q1_0              { fp16 d; u8 signs[16] }, 128 weights: d where the bit is 1, -d where it is 0. No
-                  block of Q2_K has two factors, so these become codes of 2 bits with a zero point
+TQ1_0 and TQ2_0   256 weights of -d, 0 and d; they become Q2_K with d as each scale and minimum
+Q1_0              { fp16 d; u8 signs[16] }, 128 weights: d where the bit is 1, -d where it is 0. A
+                  Q2_K block has one factor for 256 weights, so Q1_0 becomes 2-bit codes with a
+                  zero point (u2z_g128)
 
 Source: ggml-common.h and dequantize_row_* in ggml-quants.c.
 """
@@ -27,9 +28,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Conversion(NamedTuple):
-    """How blocks of a GGUF type are converted. to: a text for people, such as another type.
+    """How blocks of a GGUF type are converted. to: the new type, as log messages call it.
 
-    Each block of `weights` weights in `nbytes` bytes becomes one of `source` in `built` bytes.
+    `rewrite` makes a block of type `source` in `built` bytes from each block of `weights` weights
+    in `nbytes` bytes.
     """
 
     to: str
@@ -42,7 +44,7 @@ class Conversion(NamedTuple):
 
 def converted(stored: QuantTensor, how: Conversion) -> BuiltTensor:
     """The tensor in rows of `how.source`, which are rewritten when they are read."""
-    blocks = stored.shape[-1] // how.weights  # of a row
+    blocks = stored.shape[-1] // how.weights  # in a row
 
     def build(rows: slice) -> Bytes:
         data = stored.cut(rows, blocks * how.nbytes)
@@ -67,7 +69,7 @@ def _tq1_0(b: Bytes) -> Bytes:
     return _tq2_0(np.concatenate([packed, b[:, 52:54]], axis=1))
 
 
-# By a byte of 8 signs: the two bytes of their codes, 0 for -d and 2 for d, with a zero point of 1.
+# For each byte of 8 signs, two bytes of 2-bit codes: 0 for -d, 2 for d; the zero point is 1.
 _SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _SIGN_CODES = join_bits(_SIGNS * np.uint8(2), 2)
 

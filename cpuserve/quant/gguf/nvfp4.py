@@ -1,11 +1,12 @@
 """NVFP4 in GGUF files: blocks of 64 weights, rewritten while loading as rows of source nvfp4.
 
-A block is { u8 scale[4]; u8 q[32] }. A scale covers 16 weights, in E4M3 without a sign. Of the
-8 bytes of their codes in E2M1, byte i has weight i in its low and weight i + 8 in its high half.
+A block is { u8 scale[4]; u8 q[32] }. Each scale, E4M3 without a sign, covers 16 weights. Their E2M1
+codes take 8 bytes: byte i has weight i in its low half and weight i + 8 in its high half.
 
-A matrix may have an fp32 factor in a tensor of its own, and a stack of experts one for each of
-them. llama.cpp multiplies the product by it; here it is the scale of the rows. The input scales
-are for activations in 4 bits, which are bf16 here, as they are int8 in llama.cpp.
+A matrix may have an fp32 factor in a tensor of its own, and a stack of experts one factor for each
+expert. llama.cpp multiplies the product by the factor; here it is the scale of the rows. Input
+scales are meant for 4-bit activations and are ignored: activations are bf16 here, and int8 in
+llama.cpp.
 Source: block_nvfp4 in ggml-common.h; _generate_nvfp4_tensors of the converter of llama.cpp.
 """
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NVFP4 = "NVFP4"
-WEIGHTS, SIZE = 64, 36  # of a block
-# Ends of the names of factors and of input scales; the text before them is the matrix.
+WEIGHTS, SIZE = 64, 36  # weights and bytes of a block
+# Suffixes of the tensors with factors and input scales; the text before them shows the matrix.
 FACTOR, INPUT = "_scale", "input_scale"
 MAGNITUDE = 127  # the bits of an FP8 scale without its sign; all of them set is NaN
 NO_NUMBER = 255
@@ -65,7 +66,7 @@ class Factors:
         """The factor of a matrix, or one for each matrix of a stack; 1 if the file has none.
 
         Raises:
-          ModelError: one of them is not a finite number.
+          ModelError: a factor is not a finite number.
         """
         found = self._of.get(matrix)
         if found is None:
@@ -98,14 +99,14 @@ class Factors:
 
 
 def nvfp4_matrix(stored: QuantTensor, factors: Float32) -> BuiltTensor:
-    """The matrix, or stack of them, in rows of nvfp4.
+    """The matrix, or stack of matrices, in rows of nvfp4.
 
-    factors: one, or one for each matrix of a stack. Reading rows raises ModelError if one of their
-    scales is no number.
+    factors: one number, or one for each matrix of a stack. Reading rows raises ModelError if they
+    have a scale that is NaN.
     """
     *outer, k = stored.shape
     count, blocks = math.prod(outer), k // WEIGHTS
-    each = count // len(factors)  # rows of a factor
+    each = count // len(factors)  # rows that share a factor
 
     def build(rows: slice) -> Bytes:
         data = stored.cut(rows, blocks * SIZE).reshape(-1, blocks, SIZE)
@@ -120,7 +121,7 @@ def nvfp4_matrix(stored: QuantTensor, factors: Float32) -> BuiltTensor:
 
 
 def _pairs(packed: Bytes) -> Bytes:
-    """The codes with neighbours in a byte, the first one in its low half."""
+    """The codes, reordered: neighbouring weights share a byte, the first one in its low half."""
     packed = packed.reshape(*packed.shape[:-1], -1, SMALL // 2)
     first, second = packed[..., ::2], packed[..., 1::2]
     out = np.empty(packed.shape, np.uint8)
@@ -130,9 +131,9 @@ def _pairs(packed: Bytes) -> Bytes:
 
 
 def _scales(codes: Bytes, name: str) -> Bytes:
-    """The codes in E4M3 with the values of ggml: it ignores the sign, and 127 is 0.
+    """The scales in E4M3, with the values that ggml reads: it ignores the sign, and 127 is 0.
 
-    Of 255 it makes 480 on CPUs and 0 on GPUs; no converter writes it.
+    ggml reads 255 as 480 on CPUs and as 0 on GPUs. No converter writes it, so it is refused.
     """
     if (codes == NO_NUMBER).any():
         msg = f"{name} has an NVFP4 scale that is no number (255); download the file again"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Types with codes for vectors of 4 or 8 values from a table: bytes of 256 weights. They are
-# decoded to fp32 while loading, and packed as int8 in groups of 32.
+# Bytes of 256 weights in the types with a codebook, where a code selects 4 or 8 values from a
+# table. They are decoded to fp32 while loading, and packed as int8 in groups of 32.
 DECODED = {
     "IQ1_S": 50,
     "IQ1_M": 56,
@@ -15,9 +15,9 @@ DECODED = {
 }
 # Rows of these types cannot be packed as they are stored: they are built when they are read.
 BUILT = (*DECODED, "NVFP4", "TQ1_0", "TQ2_0", "Q1_0")
-# Bytes of a block in the file and in memory, where its small scales of 4 or 6 bits take whole
-# bytes, where each four blocks of a row get an fp32 scale (NVFP4), or where it is converted. For
-# Q1_0 they count two blocks, as two zero points of 4 bits share a byte.
+# (bytes in the file, bytes in memory) of a block, for types that take more memory: their 4-bit or
+# 6-bit scales get whole bytes, every four blocks of a row get an fp32 scale (NVFP4), or they are
+# converted. Q1_0 has the bytes of two blocks, because two 4-bit zero points share a byte.
 PACKED_BYTES = {
     "Q3_K": (110, 114),
     "Q4_K": (144, 148),
@@ -32,6 +32,6 @@ PACKED_BYTES = {
 
 
 def packed_bytes(dtype: str, nbytes: int) -> int:
-    """Bytes that `nbytes` of a file's type take in memory."""
+    """Bytes in memory of a tensor of GGUF type `dtype` that has `nbytes` in the file."""
     stored, packed = PACKED_BYTES.get(dtype, (1, 1))
     return nbytes // stored * packed

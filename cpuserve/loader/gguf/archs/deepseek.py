@@ -25,7 +25,7 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
     }
 
 
-# Families by expert_gating_func.
+# The family for each value of expert_gating_func: 1 is a softmax, 2 a sigmoid.
 _GATING = {
     1: {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"},
     2: {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},
@@ -33,10 +33,10 @@ _GATING = {
 
 
 def _deepseek2(keys: Keys) -> dict[str, Any]:
-    """DeepSeek V2 has a softmax, V3 and GLM-4.7-Flash a sigmoid and a bias that chooses.
+    """The router of DeepSeek V2 is a softmax; V3 and GLM-4.7-Flash have a sigmoid and a bias.
 
-    Files from before May 2025 have one matrix kv_b, and the widths of a head's keys and values
-    where others have the compressed row.
+    Files from before May 2025 have one matrix kv_b, and key_length and value_length are the widths
+    of a head. In newer files, these are key_length_mla and value_length_mla.
     """
     if keys.raw("attention.temperature_scale"):
         wanted = "absent: queries scaled by their positions are not supported"

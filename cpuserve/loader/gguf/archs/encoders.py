@@ -9,7 +9,7 @@ from cpuserve.loader.gguf.keys import Keys
 
 
 def _bert(keys: Keys) -> dict[str, Any]:
-    """Files of RoBERTa have no rows before position 0, so they are files of BERT."""
+    """Read RoBERTa as BERT: its GGUF files lack the rows of the table before position 0."""
     types = keys.file.tensors.get("token_types.weight")
     return {"hidden_act": "gelu", "type_vocab_size": 1 if types is None else types.shape[0]}
 

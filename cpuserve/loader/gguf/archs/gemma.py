@@ -15,7 +15,7 @@ _SANDWICH = {
 }
 
 
-# Gemma 3n and 4 have inputs of each layer.
+# The tensors of per-layer embeddings in a block (Gemma 3n and 4).
 _INPUTS = {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
@@ -56,7 +56,10 @@ def _gemma_embedding(keys: Keys) -> dict[str, Any]:
 
 
 def _gemma3n(keys: Keys) -> dict[str, Any]:
-    """Matrices between streams are stacks; the cutoffs of gates are in standard deviations."""
+    """The matrices between AltUp streams are stacked in one tensor.
+
+    activation_sparsity_scale has the cutoff of each layer's gates, in standard deviations.
+    """
     cutoffs, widths = keys.raw("activation_sparsity_scale"), keys.raw("feed_forward_length")
     if cutoffs is not None and not (
         isinstance(cutoffs, list) and all(isinstance(c, int | float) for c in cutoffs)
@@ -91,7 +94,7 @@ def _gemma3n(keys: Keys) -> dict[str, Any]:
 
 
 def _gemma4(keys: Keys) -> dict[str, Any]:
-    """Heads and MLPs differ between layers; rope_freqs.weight is of global layers alone."""
+    """Sizes of heads and MLPs differ between layers; rope_freqs.weight is for global layers."""
     kinds = keys.windows()
     own_kinds, shared = set(kinds), keys.whole("attention.shared_kv_layers")
     if own_kinds != {"full_attention", "sliding_attention"}:
@@ -130,9 +133,10 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
 
 
 def _query_scalar(keys: Keys, layers: int) -> int:
-    """The width that scales scores: the width of a head, but in the largest model width / heads.
+    """query_pre_attn_scalar: attention scores are divided by the square root of this number.
 
-    Files do not store it; the largest model is known by its number of layers.
+    It is the width of a head, but hidden size / heads in the largest model of the family. Files do
+    not store it, so the largest model is recognized by its number of blocks, `layers`.
     """
     width, heads = keys.count("embedding_length"), keys.count("attention.head_count")
     if keys.count("block_count") == layers:

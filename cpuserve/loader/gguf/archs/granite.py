@@ -37,7 +37,7 @@ def _granite_moe(keys: Keys) -> dict[str, Any]:
 
 
 def _granite_hybrid(keys: Keys) -> dict[str, Any]:
-    """Without experts, all MLPs have the width of the shared MLP."""
+    """In files without experts, feed_forward_length is the width of the shared MLP."""
     experts, width = keys.whole("expert_count"), keys.count("embedding_length")
     shared = "expert_shared_feed_forward_length" if experts else "feed_forward_length"
     inner = keys.count("ssm.inner_size")

@@ -52,7 +52,7 @@ def _mellum(keys: Keys) -> dict[str, Any]:
 
 
 def _olmo2(keys: Keys) -> dict[str, Any]:
-    """OLMo 3 has a sliding window; without a pattern in the file, three of four layers use it."""
+    """A file with a sliding window is OLMo 3; without a pattern, three of four layers use it."""
     if not keys.raw("attention.sliding_window"):
         return {}
     three = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}

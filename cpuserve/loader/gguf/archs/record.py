@@ -18,14 +18,15 @@ def nothing(_: Keys) -> dict[str, Any]:
 class GgufArch:
     """How files of one architecture become a Hugging Face model.
 
-    family: its entry of "architectures". blocks: the Hugging Face names of the tensors of a block
-    that differ from those of Llama; top: the same for tensors outside of blocks; layers: the name
-    before the number of a block. settings: entries of config.json that not all architectures have.
-    eps: the config's key for the epsilon of norms; layer_norm: whether they are layer norms.
-    interleaved: the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
-    added_norms: it adds 1 to the weights of norms, which the family stores without; not to those
-    of gated delta nets. tiled: it reorders value heads of gated delta nets. yarn: parameters of the
-    family's YaRN that files do not have. mixed: layers differ in size, as `settings` says.
+    family: the model's entry in "architectures". blocks: the Hugging Face names of the tensors of a
+    block, where Llama has others; top: the same for tensors outside of blocks; layers: the name
+    before the number of a block. settings: makes entries of config.json that only some
+    architectures have. eps: the config's key for the epsilon of norms; layer_norm: whether norms
+    are layer norms. interleaved: the converter reorders q and k rows for ggml's "normal" RoPE
+    (pairs 2j, 2j + 1). added_norms: the converter adds 1 to the weights of norms, except in gated
+    delta nets. tiled: the converter reorders value heads of gated delta nets. yarn: YaRN parameters
+    of the family that files do not have. mixed: metadata may be lists with a number for each layer,
+    because layers differ in size.
     """
 
     family: str

@@ -1,8 +1,8 @@
 """The architectures of GGUF files: the model family of each, its tensors and its metadata.
 
-To add one, add an entry to the ARCHS of its family. Tensors and keys follow the gguf package and
-the llama.cpp converters; tests/loader/test_gguf_archs.py writes each architecture and reads it
-back.
+To add an architecture, add an entry to the ARCHS of its family. Tensors and keys follow the gguf
+package and the llama.cpp converters; tests/loader/test_gguf_archs.py writes a file of each
+architecture and reads it back.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ ARCHS = {
 
 
 def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
-    """The metadata of a file's architecture, and its entry.
+    """Return the metadata of a file, and the entry of its architecture.
 
     Raises:
-        ModelError: there is no entry; it lists those that there are.
+        ModelError: the architecture has no entry; the message lists the supported ones.
     """
     name = file.value("general.architecture")
     if not isinstance(name, str) or name not in ARCHS:
