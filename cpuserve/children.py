@@ -6,10 +6,10 @@ import sys
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """Return the command that runs `code` with this process's module path, for any directory.
+    """Return the command that runs `code` with this process's module path, in any directory.
 
     Python puts the working directory first, where a file json.py of a model would run instead of
-    the module. So nothing is imported before the path is set.
+    the standard module. So nothing is imported before the path is set.
     """
     path = [entry for entry in sys.path if isinstance(entry, str)]  # imports also skip others
     end = len(path) + 1

@@ -5,11 +5,11 @@ Messages say what happened, why, and what to do. The classes:
 * CpuserveError
   * StartupError: one line on stderr, exit code 2
     * ConfigError: an option, flag or environment variable is wrong
-      * TooLittleMemory: it does not fit into the memory that is free
+      * TooLittleMemory: a model or setting does not fit into the free memory
     * ModelError: a model is missing, broken or unsupported
-  * RequestError: one request fails, all others go on
+  * RequestError: one request fails, all others continue
     * InvalidRequest (400)
-      * PromptTooLong: it does not fit in the context
+      * PromptTooLong: a prompt does not fit in the context
     * NotFound (404), TooManyRequests (429), ServiceUnavailable (503), DeadlineExceeded (504)
   * EngineDead (503): the engine process has ended
 """
@@ -80,8 +80,8 @@ class InvalidRequest(RequestError):
 class PromptTooLong(InvalidRequest):
     """A prompt, or a text to be embedded, does not fit in the context (400).
 
-    Dialects have words of their own for it, which their clients look for. num_tokens: the size of
-    the prompt, an estimate for one that was not tokenized. most: how many it may have.
+    Each API dialect has its own words for this error, which its clients look for. num_tokens: the
+    size of the prompt, an estimate if it was not tokenized. most: how many tokens it may have.
     """
 
     code = CONTEXT_LENGTH

@@ -146,7 +146,7 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several; see `generate`.
+        """Respond to one conversation, or to each of several; see `generate`.
 
         messages: [{"role": ..., "content": ...}, ...]. chat_template: replaces the model's.
         """
@@ -323,7 +323,7 @@ class LLM:
         raise InvalidRequest(msg, param="model")
 
     def _request(self, prompt: PromptInput, before: str = "") -> RequestOutput:
-        """Return an empty RequestOutput for one prompt; before: what goes before its text."""
+        """Return an empty RequestOutput for one prompt; before: a text that is put before it."""
         text, ids = _text_and_ids(prompt)
         if ids is None:
             ids = self._tokenizer.encode(before + (text or ""))

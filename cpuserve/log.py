@@ -29,11 +29,11 @@ PERIOD_S = 1.0
 TRACE_PERIOD_S = 20.0
 # The rest of a longer message, and the beginning of a longer traceback, is left out.
 MAX_CHARS = 8000
-# How long after the last one the records are counted that were left out at the end of a flood.
+# The number of records left out at the end of a flood is written so long after its last record.
 QUIET_S = 5.0
 
 _RECORD = re.compile(r"\d{4}(-\d\d){2} \d\d(:\d\d){2} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
-# Control characters, Unicode's line breaks, and what changes the direction of the text after it.
+# Control characters, Unicode's line breaks, and characters that change the direction of text.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _UNPRINTABLE_IN_LINES = re.compile(_UNPRINTABLE.pattern.replace(r"\x1f", r"\x09\x0b-\x1f"))
 
@@ -65,7 +65,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 @dataclass(slots=True)
 class _Bucket:
-    """The records of one place."""
+    """The token bucket of one place in the code, and the records that it has left out."""
 
     tokens: float
     filled: float
@@ -76,8 +76,8 @@ class _Bucket:
 class Limited(logging.StreamHandler):  # type: ignore[type-arg]
     """Leaves out records of a place that writes too many, and says how many.
 
-    Records with a `limit` attribute (see limited_as) are of the place with that name. Lines that
-    were asked for are not limited: records at level debug, and uvicorn's access log.
+    Records with a `limit` attribute (see limited_as) count for the place with that name. Lines that
+    the user has requested are not limited: records at level debug, and uvicorn's access log.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:

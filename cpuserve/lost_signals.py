@@ -1,7 +1,7 @@
 """Send a signal again where Python drops the exception that its handler raised.
 
-Python prints an exception that is raised in a finalizer or a callback, and goes on. A signal that
-arrives in one would be lost, so that a server goes on after SIGTERM.
+Python prints an exception that is raised in a finalizer or a callback, and continues. A signal that
+arrives during such a call would be lost, and a server would continue after SIGTERM.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Time for the finalizer to end. If the signal arrives in another one, it is sent once more.
+# Time for the finalizer to end. If the signal arrives in another finalizer, it is sent once more.
 _AGAIN_S = 0.01
 
 
 @contextmanager
 def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Iterator[None]:
-    """Send the signals of dropped exceptions again, for as long as this lasts.
+    """Send the signals of dropped exceptions again, until the `with` block ends.
 
-    number_of(exception): the signal that it comes from, None for other exceptions.
+    number_of(exception): returns the signal that the exception comes from, None for others.
     """
     before = sys.unraisablehook
 

@@ -96,7 +96,7 @@ class TierFigures(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Their size."""
+        """The size of these blocks in bytes."""
 
     @property
     def hits(self) -> int:
@@ -508,7 +508,7 @@ class ServerMetrics:
 
 
 class _Exposition(Collector):
-    """Gives the metrics to prometheus-client when /metrics is read."""
+    """Passes the metrics to prometheus-client when /metrics is read."""
 
     def __init__(self, sources: Iterable[Collected]) -> None:
         self._sources = sources

@@ -1,8 +1,8 @@
 """Plug-ins: entry points of installed packages.
 
-They are found without loading any. A name that two packages claim, or that is built in, is refused
-for the packages, and the server starts without them. A plug-in that does not load, or lacks a
-member, results in a reason to print.
+They are found without loading any. If two packages claim the same name, or one claims a built-in
+name, their plug-ins are refused, and the server starts without them. If a plug-in does not load, or
+lacks a member, the caller gets a reason to print.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EntryPoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """accepted: name -> its entry point; refused: name -> the reason."""
+    """The names that packages claim. accepted: name -> entry point; refused: name -> reason."""
 
     accepted: Mapping[str, EntryPoint] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from cpuserve.program.program import Program
 
 FULL_PRECISION = {"F32", "F16", "BF16"}
-# Adapters that can be loaded while the server runs, in addition to adapters of the start, and their
-# rank.
+# Defaults: how many adapters can be loaded while the server runs, in addition to --lora-modules,
+# and the largest rank.
 SPARE_LORAS = 4
 LORA_RANK = 16
 ProgressFn = Callable[..., None]
@@ -42,7 +42,7 @@ ProgressFn = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that is known before the engine loads tensors."""
+    """The result of `prepare`: everything that is known before the engine loads tensors."""
 
     resolved: Resolved
     spec: ModelSpec
@@ -79,7 +79,7 @@ def prepare(
 
 
 def _without(host: Host, size: int) -> Host:
-    """Return `host` with `size` bytes less that are free."""
+    """Return `host` with `size` bytes less of free memory."""
     if not size:
         return host
     cgroup = host.cgroup
@@ -91,7 +91,7 @@ def _without(host: Host, size: int) -> Host:
 
 
 def kv_cache_bytes(prepared: Prepared) -> int:
-    """Return the bytes of the KV caches of all engines, which are taken as they are used."""
+    """Return the bytes of the KV caches of all engines; they take this memory only as they fill."""
     return sum(
         config.kv_blocks
         * block_bytes(config.kv_groups, kv_layer_bytes(prepared.facts, config.kv_dtype))
@@ -130,7 +130,7 @@ def _check_tokenizer(asked: Asked) -> None:
 
 
 def _check_override(asked: Asked) -> None:
-    """Raise a ConfigError for default sampling values that a request could not set either."""
+    """Raise a ConfigError for default sampling values that are out of range."""
     from cpuserve.loader.generation import check_ranges
 
     try:
@@ -141,7 +141,7 @@ def _check_override(asked: Asked) -> None:
 
 
 def for_another(asked: Asked, name: str, model: str) -> Asked:
-    """Request `model`, served as `name`, with the options that do not describe one model."""
+    """Return the options for `model`, served as `name`; options about one model are dropped."""
     options = msgspec.structs.replace(
         asked.options,
         model=model,
@@ -158,7 +158,7 @@ def for_another(asked: Asked, name: str, model: str) -> Asked:
 
 
 def for_one_engine(asked: Asked) -> Asked:
-    """Request one engine unless a number was given, for programs that run the engine themselves."""
+    """Return the options with one engine unless a number was given, for engines in this process."""
     if asked.options.data_parallel_size is not None:
         return asked
     return replace(asked, options=msgspec.structs.replace(asked.options, data_parallel_size=1))
@@ -269,9 +269,9 @@ def _usual_length(path: Path) -> int | None:
 
 
 def _adapter_slots(options: EngineOptions, count: int) -> int:
-    """Return the slots of adapters that can change, 0 if none can; `count` are given.
+    """Return the number of adapter slots, 0 if adapters cannot change; count: --lora-modules.
 
-    There is one more than may be loaded, so that one can be replaced while requests use it.
+    There is one slot more than loadable adapters, so that one can be replaced while it is in use.
     """
     if not options.allow_runtime_lora_updating:
         return 0
@@ -289,7 +289,7 @@ def _with_adapters(
     adapters: Mapping[str, str],
     slots: int,
 ) -> ModelSpec:
-    """Return the model with these adapters and slots; ModelError if one is not of this model.
+    """Return the model with these adapters and slots; ModelError if an adapter does not fit it.
 
     program: the model without adapters.
     """
@@ -429,7 +429,7 @@ def _tied(config: Mapping[str, Any]) -> bool:
 
 
 def _directory_quantization(config: dict[str, Any]) -> str | None:
-    """Return the format of a directory; it says if compressed-tensors has groups of 32."""
+    """Return the quantization of a directory, with IN_32 for compressed-tensors in groups of 32."""
     from cpuserve.loader.load import quant_method
 
     method = quant_method(config)
@@ -462,7 +462,7 @@ def _matrix_weights(program: Program) -> int:
 
 
 def _expert_weights(program: Program) -> tuple[int, int]:
-    """Return the number of weights of all experts, and of those that a token reads."""
+    """Return (number of weights of all experts, number of them that a token reads)."""
     from cpuserve.program.operations.experts import ExpertLinear
 
     linears = [op for op in program.ops if isinstance(op, ExpertLinear)]
@@ -474,10 +474,10 @@ def _expert_weights(program: Program) -> tuple[int, int]:
 def _activation_width(spec: ModelSpec) -> int:
     """Return the scratch floats per token: residual, norm, qkv, attention and feed-forward.
 
-    Of a mixture, every chosen expert has a row of its own: input, hidden values and output. Latent
-    attention has further values for each head: what its matrix makes of queries and of the output.
-    Gemma 3n and 4 have inputs of all layers, projected and looked up; Gemma 3n several streams,
-    with a copy of all at the beginning and a target.
+    In a mixture, every chosen expert has a row of its own: input, hidden values and output. Latent
+    attention has further values for each head: the products of its matrix with queries and output.
+    Gemma 3n and 4 have the per-layer embeddings of all layers, projected and looked up. Gemma 3n
+    has several residual streams, and as many values again for their copies.
     """
     by_head = 4 if "rank" in spec.extra else 2
     attention = (by_head * spec.q_heads + 2 * spec.kv_heads) * spec.head_dim

@@ -160,7 +160,7 @@ async def run_open(
     gaps: Sequence[float],
     concurrency: int | None = None,
 ) -> tuple[list[T], float]:
-    """Start job i gaps[i] seconds after job i - 1, finished or not; returns (results, seconds).
+    """Start job i gaps[i] seconds after the start of job i - 1; returns (results, wall seconds).
 
     With `concurrency`, at most that many jobs run at a time and further ones wait.
     """

@@ -65,9 +65,9 @@ def load_records(
     while an engine loads.
 
     cold: also measure starts after the page cache of the machine was dropped. weight_bytes is the
-    size of the tensors in the model's files. Both peaks are ratios to it: the first counts all
-    resident memory of the engine process, the second only the increase since loading began. Memory
-    of several processes is the sum of their proportional set sizes, which counts shared pages once.
+    size of the tensors in the model's files. Two records are ratios to weight_bytes: the peak of
+    all resident memory of the engine process, and its increase since loading began. Memory of
+    several processes is the sum of their proportional set sizes, which counts shared pages once.
 
     Raises:
         StartupError: the server ended before it was ready, or a process of it mapped torch; or
@@ -164,7 +164,7 @@ def _free_port() -> int:
 
 
 def server_memory(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
-    """Name -> (unit, value): memory of a server's processes after one short request."""
+    """Return {name: (unit, value)}: a server's start time and its memory after a short request."""
     with ServerProcess(arguments) as server:
         target = asyncio.run(first_model(server.url, server.key))
         timing = asyncio.run(complete(target, PROMPT, 1))
@@ -189,7 +189,7 @@ def server_memory(arguments: Sequence[str]) -> dict[str, tuple[str, float]]:
 
 
 def processes(root: int) -> list[psutil.Process]:
-    """The server's process and all its descendants."""
+    """Return the process `root` and all its descendants."""
     import psutil
 
     process = psutil.Process(root)

@@ -72,7 +72,7 @@ def roofline_records(roofline: Roofline, where: Where, rounds: int) -> list[Reco
 
 
 async def throughput(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
-    """Decode rates of one and of several requests, and the prefill rate of one request."""
+    """Measure decode rates of one and of several requests, and the prefill rate of one request."""
     await _warm_up(bench)
     tell(f"decode, {bench.output_tokens} tokens, one request")
     decode = await _decode(bench)
@@ -84,7 +84,7 @@ async def throughput(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
 
 
 async def latency(bench: Bench, tell: Callable[[str], None]) -> list[Record]:
-    """TTFT, inter-token and end-to-end latency with `concurrency` requests at a time."""
+    """Measure TTFT, inter-token and end-to-end latency with `concurrency` requests at a time."""
     shape = f"{bench.concurrency} requests of {bench.prompt_tokens} + {bench.output_tokens} tokens"
     tell(f"{bench.rounds} times {shape}")
     rng = random.Random(1)
@@ -124,7 +124,7 @@ async def _warm_up(bench: Bench) -> None:
 
 
 async def _decode(bench: Bench) -> Record:
-    """Decode rate at batch 1; its roof is the rate at which all weights can be read per token."""
+    """Measure the decode rate at batch 1; its roof is bandwidth / bytes of weights per token."""
     rng = random.Random(2)
     rates, roofs = [], []
     for _ in range(bench.rounds):
@@ -147,7 +147,7 @@ async def _decode(bench: Bench) -> Record:
 
 
 async def _prefill(bench: Bench) -> list[Record]:
-    """Prefill rate and TTFT; the roof multiplies all linear weights at the dot-product peak."""
+    """Measure prefill rate and TTFT; the roof is dot-product peak / (2 x linear weights)."""
     rng = random.Random(3)
     rates, times, roofs = [], [], []
     for _ in range(bench.rounds):
@@ -174,7 +174,7 @@ async def _prefill(bench: Bench) -> list[Record]:
 
 
 async def _together(bench: Bench) -> list[Record]:
-    """Output tokens per second of `concurrency` simultaneous requests."""
+    """Measure the output tokens per second of `concurrency` simultaneous requests."""
     rng = random.Random(4)
     rates, gaps = [], []
     for _ in range(bench.rounds):

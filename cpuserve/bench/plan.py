@@ -100,7 +100,7 @@ def overhead_batches(config: EngineConfig) -> list[int]:
 
 
 def check_plan(config: EngineConfig, plan: Plan, overheads: bool) -> None:
-    """Raise ConfigError if the plan exceeds the engine's limits; it has a value that works."""
+    """Raise ConfigError if the plan exceeds the engine's limits; the message has a value to use."""
     limits = Capacity.of(config)
     if overheads:
         for batch in overhead_batches(config):

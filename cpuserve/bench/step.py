@@ -148,8 +148,8 @@ class StepBench:
     def decode(self, batch: int, context: int) -> None:
         """Measure decode steps of `batch` sequences that have `context` keys each.
 
-        The roof is the rate of memory for the weights, and of each sequence the keys and
-        values and the states of recurrent layers.
+        The roof is the bandwidth divided by the bytes of a step: the weights, and for each
+        sequence its keys and values and its states of recurrent layers.
         """
         sequence = self.lowered.cache_bytes(context, self.cache.token) + self.cache.states
         read = self.lowered.step_bytes(batch) + batch * sequence
@@ -343,7 +343,7 @@ class StepBench:
     # --- the engine ---------------------------------------------------------------------------
 
     def start(self, batch: int, context: int, steps: int) -> list[int]:
-        """Start `batch` requests that can decode `steps` steps; returns ids after all prefills."""
+        """Start `batch` requests that can decode `steps` steps; return ids after their prompts."""
         tokens = Capacity.of(self.core.config).output(batch, context, steps)
         ids = [self.add(context, tokens) for _ in range(batch)]
         while self.core.stats.running < batch or self.core.scheduler.waiting or self.prefilling():

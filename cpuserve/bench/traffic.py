@@ -114,7 +114,7 @@ async def _talk(
 
 
 async def _in_its_form(target: Target, talks: Sequence[Talk]) -> list[Talk]:
-    """The conversations, with token ids converted to text if the endpoint is chat completions."""
+    """Return the conversations, with token ids converted to text for chat completions."""
     if not target.chats:
         return list(talks)
     if any(len(talk) > 1 for talk in talks):

@@ -18,12 +18,13 @@ from cpuserve.platforms.tuned import BlockSizes
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
 
-# Of one probe: long compared with the start of a step, short compared with a change of the
+# Seconds of one probe: long compared with the start of a step, short compared with changes of the
 # machine's speed.
 PROBE_S, MOST_PROBE_S = 0.03, 0.2
 ROUNDS = 7
-# A change has to be this much faster by the median of ROUNDS, and again in as many rounds after
-# it: with ten candidates, chance alone would make one of them look 2 % faster now and then.
+# A size is kept only if its time is below GAIN times the time before, by the median of ROUNDS, and
+# again in as many further rounds: with ten candidates, chance alone would make one of them look
+# 2 % faster now and then.
 GAIN = 0.97
 PROMPT_ROWS, LEAST_PROMPT_ROWS, DECODE_ROWS = 512, 64, (1, 8)
 # Factors to try, by size. Prompts depend on the first three, and decoding on the last.
@@ -34,7 +35,7 @@ FACTORS: Mapping[str, Sequence[float]] = {
     "ahead_bytes": (0.5, 2.0, 4.0),
 }
 OF_DECODE = ("ahead_bytes",)
-# Values to try where a size is none of bytes, and the numbers of rows at which they differ.
+# Values to try for sizes that are not in bytes, and the numbers of rows to try them with.
 VALUES: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
     "float_pass_rows": ((6, 12), (8,)),
     "far_pass_rows": ((3, 16), (8,)),
@@ -107,7 +108,7 @@ def _ratio(probe: Callable[[BlockSizes], float], best: BlockSizes, other: BlockS
 
 
 def compare(probe: Callable[[BlockSizes], float], best: BlockSizes, other: BlockSizes) -> float:
-    """Return the median of: the time with `other`, over that with `best` before and after it."""
+    """Return the median of (time with `other`) / (mean of the times with `best` around it)."""
     ratios = []
     before = probe(best)
     for _ in range(ROUNDS):
@@ -118,9 +119,9 @@ def compare(probe: Callable[[BlockSizes], float], best: BlockSizes, other: Block
 
 
 class Probe:
-    """Times some layers' matrices, for decoding other ones each time, so that no cache holds them.
+    """Times the matrices of some layers; each run takes the next ones, which no cache holds.
 
-    A call with sizes sets them and returns seconds.
+    A call sets the work sizes and returns the seconds of a run.
     """
 
     def __init__(self, native: Any, layers: int, rows: int) -> None:

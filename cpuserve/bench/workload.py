@@ -31,7 +31,8 @@ class Turn:
     answer: int
 
 
-# The turns of one conversation; each sends the previous ones again. Most have one turn.
+# The turns of one conversation; each turn sends the previous ones again. Most conversations have
+# one turn.
 Talk = list[Turn]
 
 

@@ -17,7 +17,7 @@ DOT_NAMES = (("bf16", "bf16"), ("int8", "int8"), ("int4", "int4"), ("f32", "fp32
 
 
 WIDTH = 80
-_INDENT = 12  # of the texts after their subjects
+_INDENT = 12  # the column where the texts begin, after their subjects
 
 
 def line(name: str, text: str) -> str:

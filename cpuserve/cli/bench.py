@@ -102,7 +102,7 @@ def step(args: argparse.Namespace) -> int:
 
 
 def kernels(args: argparse.Namespace) -> int:
-    """Measure the operations of such steps one by one; or tune the sizes of their work."""
+    """Measure the operations of engine steps one by one; with --tune, find the best work sizes."""
     if args.tune:
         return _tune(args)
     return _in_process(args, "kernels")
@@ -213,7 +213,7 @@ def where_of(prepared: Prepared) -> Where:
 
 
 def work_of(prepared: Prepared) -> Work:
-    """Return bytes read and multiplications per token. Lowers the model without loading tensors."""
+    """Return the work per token, from the lowered model; its tensors are not loaded."""
     if prepared.resolved.config.executor != "native":
         return Work(prepared.spec.vocab)
     from cpuserve.loader.load import open_checkpoint

@@ -1,4 +1,4 @@
-"""The flags of `cpuserve bench`. They are called as in vLLM if it has the same benchmark."""
+"""The flags of `cpuserve bench`. They have vLLM's names where vLLM has the same benchmark."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def problems(
     env: Mapping[str, str] | None = None,
     busy: Sequence[BusyProcess] = (),
 ) -> Iterator[Problem]:
-    """Yield what reduces speed or prevents a start on this host. busy: programs that run now."""
+    """Yield the conditions that reduce speed or prevent a start. busy: programs that run now."""
     yield from (Problem(what, remedy) for what, remedy in handicaps(host))
     yield from _memory_problems(host)
     yield from _quota_problems(host, placement)

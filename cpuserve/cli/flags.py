@@ -23,7 +23,7 @@ from cpuserve.loader.builtin import BUILTIN, DEFAULT
 HELP_POSITION = 34
 MAX_WIDTH = 120
 COMMAND = "COMMAND"
-# The options that `--help` shows of those in config/fields.py; `--help-all` shows all.
+# The options of config/fields.py that `--help` shows; `--help-all` shows all of them.
 FIRST = (
     "host",
     "port",
@@ -108,7 +108,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=min(HELP_POSITION, width // 2), width=width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Break a text of one line; the others have their line breaks already."""
+        """Break a text of one line into several; other texts have their line breaks already."""
         if "\n" in text:
             return super()._fill_text(text, width, indent)
         return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
@@ -150,9 +150,9 @@ class Collect(argparse.Action):
 
 
 def refuse_two_models(args: argparse.Namespace) -> None:
-    """Raise a ConfigError for a MODEL that is not the one of --model: either may be meant.
+    """Raise a ConfigError if MODEL and --model differ, because either may be meant.
 
-    Unknown flags are refused before, because the value of one looks like a MODEL: -ngl 99.
+    Unknown flags have to be refused before: the value of such a flag looks like a MODEL (-ngl 99).
     """
     if (two := getattr(args, "two_models", None)) is None:
         return
@@ -274,7 +274,7 @@ def asked(args: argparse.Namespace) -> Asked:
 
     Raises:
         ConfigError: a value does not have its field's type, or a flag that takes several values
-            has also taken MODEL, which follows it.
+            has taken the MODEL after it as one of them.
     """
     given: dict[str, Given] = args.given
     found = load_options(given, config_file=args.config, notes=args.notes)
@@ -378,7 +378,7 @@ def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
 
 
 def _is_offered(action: argparse.Action, flag: str, name: str) -> bool:
-    """Return whether `flag` may be suggested for `name`: no negation, none without effect."""
+    """Return whether `flag` may be suggested for `name`; negations only for a negation."""
     if name.startswith("--no-"):
         return flag.startswith("--no-") and not isinstance(action, Ignore)
     return action.help != argparse.SUPPRESS

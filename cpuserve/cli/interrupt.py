@@ -20,8 +20,8 @@ _came = False
 def end_at_interrupt() -> None:
     """Let Ctrl-C end the process at once, without the Python traceback.
 
-    For times when nothing has to be cleaned up, such as while modules are imported. A
-    process that was started with SIGINT ignored goes on ignoring it.
+    Call it when nothing has to be cleaned up, such as while modules are imported. A process that
+    was started with SIGINT ignored continues to ignore it.
     """
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _raise):
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -65,7 +65,7 @@ def _main(argv: Sequence[str] | None) -> int:
         drop_output()
         return 141
     except OSError as e:
-        # Of a file that is not ours to repair: no permission, no room, a lost network disk.
+        # A file that only the user can repair: no permission, a full disk, a lost network disk.
         if e.filename is None:
             raise
         return _fail(StartupError(f"{e.filename}: {e.strerror}"), 2)

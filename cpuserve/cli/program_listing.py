@@ -43,7 +43,7 @@ def as_records(program: Program) -> list[dict[str, Any]]:
 
 
 def op_name(op: Op) -> str:
-    """RopeStoreKV -> rope_store_kv."""
+    """Return the name of an operation in snake case: RopeStoreKV -> rope_store_kv."""
     name = type(op).__name__.removesuffix("Op")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
@@ -53,7 +53,7 @@ def _line(index: int, op: Op, program: Program, shapes: Shapes) -> str:
     writes = f" -> {_value(program, op.out)}" if hasattr(op, "out") else ""
     names = _weights(op, shapes)
     weights = " ".join(f"{w}{list(shapes.get(w, ()))}" for w in names[:MOST_WEIGHTS])
-    if len(names) > MOST_WEIGHTS:  # of 128 experts
+    if len(names) > MOST_WEIGHTS:  # such as the matrices of 128 experts
         weights += f" and {len(names) - MOST_WEIGHTS} more"
     parameters = " ".join(f"{k}={v}" for k, v in _parameters(op, shapes))
     parts = [f"{index:4d} {op_name(op):<14} {', '.join(reads)}{writes}", weights, parameters]
@@ -78,14 +78,14 @@ def _weights(op: Op, shapes: Shapes) -> list[str]:
 
 
 def _named(held: Any, shapes: Shapes) -> list[str]:
-    """Return the weights of the program in a field: a name, or tuples of them."""
+    """Return the weights in a field of an operation, which holds a name or tuples of names."""
     if isinstance(held, tuple):
         return [name for each in held for name in _named(each, shapes)]
     return [held] if isinstance(held, str) and held in shapes else []
 
 
 def _is_empty(held: Any) -> bool:
-    """Return whether a field has nothing: None, or tuples of it."""
+    """Return whether a field has nothing: None, or only tuples of None."""
     return held is None or (isinstance(held, tuple) and all(map(_is_empty, held)))
 
 

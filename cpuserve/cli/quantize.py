@@ -56,7 +56,7 @@ def quantize(args: argparse.Namespace) -> int:
 
 
 def _threads(host: Host) -> int:
-    """Return a thread for each core, or for each CPU of a quota."""
+    """Return the number of threads: one for each core, or fewer under a CPU quota."""
     from cpuserve.platforms.placement import quota_threads
     from cpuserve.platforms.topology import physical_cores
 

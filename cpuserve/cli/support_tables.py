@@ -17,7 +17,8 @@ from cpuserve.config.reference import between
 
 BEGIN = "<!-- models: made by python -m cpuserve.cli.support_tables docs/models.md -->"
 END = "<!-- end of models -->"
-# Families with files of another name; the metadata of a file decides between them.
+# Families that have the architecture name of another family in GGUF files; the other metadata of a
+# file decides between them.
 SAME_FILES = {
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
@@ -66,7 +67,7 @@ def formats() -> list[list[str]]:
 
 
 def types() -> list[list[str]]:
-    """A row for each GGUF type: its name, the weight kind, and what its rows are multiplied by."""
+    """A row for each GGUF type: its name, its weight kind, and the format of the activations."""
     from cpuserve.program.row_formats import ACT_FORMAT, CONVERTED_KIND
     from cpuserve.quant.gguf.blocks import QUANTIZED
     from cpuserve.quant.gguf.converted import CONVERTED
@@ -104,7 +105,7 @@ def replaced(text: str) -> str:
 
 
 def _sentence(described: object) -> str:
-    """Return the first paragraph of its docstring, without its source."""
+    """Return the first paragraph of a docstring, without the text from "Source:" on."""
     paragraph = (inspect.getdoc(described) or "").split("\n\n")[0].replace("\n", " ")
     return re.sub(r" ?Source:.*", "", paragraph)
 

@@ -118,7 +118,7 @@ class ProgressBars:
         if not finished and now - self._told.get(stage, 0.0) < PLAIN_INTERVAL_S:
             return
         if finished and stage not in self._told:
-            return  # its beginning was not shown
+            return  # a stage that had no line so far was too short to need one
         self._told[stage] = now
         of = f" of {format_bytes(total)} ({100 * done // total} %)" if total > 0 else ""
         note(f"{stage}: {format_bytes(done)}{of}")

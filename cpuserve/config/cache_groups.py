@@ -12,8 +12,8 @@ MOST_AHEAD = 512
 
 # Tokens after which recurrent layers close their states (kernels/table/recurrent.h: kStateChunk).
 STATE_CHUNK = 16
-# The states that a request can hold: of the prefix that it began with, where prompts branch, of its
-# last full block, and of the block in progress.
+# A request can hold four states: at the end of the cached prefix that it began with, where prompts
+# branch, at the end of its last full block, and in the block in progress.
 STATES_OF_ONE = 4
 
 
@@ -21,7 +21,7 @@ STATES_OF_ONE = 4
 class CacheUse:
     """The KV blocks of a sequence, which has a block table for each cache group.
 
-    windows: the most, for each group, of keys that a token sees, itself included (0 = all of them).
+    windows: for each group, the most keys that a token sees, its own included (0 = all keys).
     ahead: the most tokens of one sequence in a step (0 = no limit). block_size: tokens of a block.
     """
 
@@ -49,7 +49,10 @@ class CacheUse:
         return sum(full if span is None else min(full, span) for span in spans)
 
     def most_tokens(self, blocks: int, limit: int) -> int:
-        """Return the most tokens of one sequence, in whole blocks, up to about `limit`."""
+        """Return the most tokens of a sequence that `blocks` hold; a multiple of block_size.
+
+        limit: longer sequences are not considered, except to fill the last block.
+        """
         size = self.block_size
         lengths = range(1, self.blocks_for(limit) + 1)
         return size * bisect_right(lengths, blocks, key=lambda n: self.needs(n * size))

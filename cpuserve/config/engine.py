@@ -50,23 +50,23 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     as "bf16", "f16", "f32" or an 8-bit type.
     swap_bytes, prefix_cache_bytes: limits on evicted blocks in memory, and on the files in
     prefix_cache_dir.
-    kv_tiers: further offload tiers, the place of each by its name.
+    kv_tiers: further offload tiers, the location of each by its name.
     pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
-    "mean"; "rank" for a reranker with a head that says so; "none" for a model that generates text.
+    "mean"; "rank" = the head of a reranker makes a score; "none" = the model generates text.
     whole_prompts: the model is an encoder, so each prompt is computed in one step.
     adapters: LoRA adapters, the path of each by its name. adapter_slots, adapter_rank: there is
-    memory for so many adapters of this rank, which can change while the engine runs; 0 = they are
-    those in `adapters`.
+    memory for so many adapters of this rank, which can change while the engine runs; 0 = there are
+    only those in `adapters`.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     work_sizes: how much the kernels work on at a time, where that was tuned on this machine; the
     other sizes follow from the caches.
     weight_cache_bytes: limit on the files of packed weights in the cache directory; 0 = none are
     kept. weights_on_disk: the packed weights are mapped from such a file; page_cache_bytes: the
     memory that is left for their pages.
-    speculation: how tokens are guessed; None = they are not.
+    speculation: how draft tokens are proposed; None = there are none.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: 0 = no limit.
-    long_rope: LongRoPE has its factors of long sequences; false without LongRoPE.
+    long_rope: LongRoPE uses its factors for long sequences; false without LongRoPE.
     """
 
     model: str

@@ -60,8 +60,8 @@ def load_options(
     """Merge the flags with the environment and the config file.
 
     Raises:
-        ConfigError: a value does not have the type of its field; has the flag, variable or file
-        key.
+        ConfigError: a value does not have the type of its field; the message contains the flag,
+            variable or file key.
     """
     env = read_env(environ)
     path = config_file or (environment() if environ is None else environ).get("CPUSERVE_CONFIG")
@@ -91,7 +91,7 @@ def from_arguments(
 def flag_given(field: Field, flag: str, value: object, before: Given | None = None) -> Given:
     """Return a value from the command line; a text given under an alias is translated.
 
-    before: the value from earlier on the command line. A list or names go on with this
+    before: the value from earlier on the command line. A "list" or "names" is extended by the new
     value; any other value is replaced.
 
     Raises:

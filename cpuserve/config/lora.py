@@ -15,7 +15,7 @@ def read_modules(value: object) -> list[str]:
 
     value: a list, one object, or a text: a JSON list or object, or items separated by commas.
 
-    Raises a ValueError for an object without a name, or has an unknown key.
+    Raises a ValueError for an object without a name or path, or with an unknown key.
     """
     return [_pair(item) for item in _items(value)]
 

@@ -1,6 +1,7 @@
 """The options of the engine: one record with the type, texts and names of each.
 
-Annotations are values here, not texts: evaluating 70 texts would take 6 ms of each command.
+This module does not postpone the evaluation of annotations: 70 postponed ones would add 6 ms to
+each command.
 """
 
 from typing import Annotated, Any, Literal

@@ -1,6 +1,6 @@
 """The options of the server: one record with the type, default, texts and names of each.
 
-Annotations are values here, not texts, as in options.py.
+This module does not postpone the evaluation of annotations, for the reason in options.py.
 """
 
 import re

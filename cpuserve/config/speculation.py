@@ -25,7 +25,7 @@ class Speculation(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def read_speculation(values: Mapping[str, object]) -> Speculation:
-    """Return the settings; with one of prompt_lookup_max and _min, both are that, as in vLLM.
+    """Return the settings; one of prompt_lookup_max and _min alone sets both, as in vLLM.
 
     Raises a ValueError for an unknown name or a value that is not supported.
     """

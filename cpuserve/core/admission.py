@@ -120,7 +120,7 @@ def _check_ids(name: str, ids: Ids | Iterable[int], vocab: int) -> None:
 
 def _range(ids: Any) -> tuple[int, int]:
     """Return the least and the greatest of `ids`; (0, 0) if there are none."""
-    # Of a list of 128k ids min() and max() take 4 ms, of an array 0.03.
+    # For 128k ids, min() and max() of a list take 4 ms, and the methods of an array 0.03 ms.
     if hasattr(ids, "dtype") and len(ids):
         return int(ids.min()), int(ids.max())
     return min(ids, default=0), max(ids, default=0)

@@ -13,7 +13,7 @@ from cpuserve.ids import RequestId
 def check_requests(
     running: Sequence[Request], waiting: Sequence[Request], known: Iterable[RequestId]
 ) -> None:
-    """AssertionError unless each of the `known` requests is in one place, and in order there."""
+    """Assert that each of the `known` requests is in one of the lists, and both are in order."""
     for part in (running, waiting):
         assert part == sorted(part, key=lambda request: request.rank), "the order is broken"
     ids = {r.id for r in [*running, *waiting]}
@@ -25,7 +25,7 @@ def check_requests(
 
 
 def check_tables(running: Iterable[Request], kv: KvManager) -> None:
-    """AssertionError unless the tables of `running` and the prefix index agree with `kv`."""
+    """Assert that the block tables of `running` and the prefix index agree with `kv`."""
     tables: list[Tables] = []
     for request in running:
         least = min(map(len, request.tables))

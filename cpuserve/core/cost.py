@@ -17,27 +17,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cpuserve.core.kv.prefix import RestorePlan
 
-# Prompt chunks end at a multiple of a KV block, or of an attention chunk if they are long: that is
-# where kernels are fastest.
+# Prompt chunks end at a multiple of FINE tokens (a KV block), or of COARSE tokens (an attention
+# chunk) if they are long, because kernels are fastest there.
 FINE, COARSE = 32, 256
 # With fewer tokens than this, a step would read all weights for almost no progress.
 LEAST_CHUNK = 8
-# The latency target should hold even for the slowest steps. Therefore chunks are sized for a
-# smaller target: divided by a quantile of (measured / predicted) time, within bounds. Steps above
-# the upper bound do not count: a step that was interrupted for long is late whatever its size.
+# The latency target should hold even for the slowest steps. Therefore chunks are sized for the
+# target divided by a quantile of (measured / predicted) time, within bounds. Steps above the upper
+# bound do not count: a step that was interrupted for long is late whatever its size.
 SPREAD_QUANTILE, SPREAD_GAIN = 0.98, 0.05
 LEAST_SPREAD, FIRST_SPREAD, MOST_SPREAD = 1.1, 1.2, 1.5
-# Length of a step with a prompt, in decode steps. If decoding alone takes most of the target,
-# prompts may still add two thirds of a decode step. If decoding is far below the target, a step
-# must not look like a pause to the running streams.
+# Bounds for the time of a step with prompt tokens, as multiples of its time without them. If
+# decoding alone takes most of the target, prompts may still add two thirds of a decode step. If
+# decoding is far below the target, a step must not look like a pause to the running streams.
 LEAST_STRETCH, MOST_STRETCH = 1.67, 2.5
 # A chunk next to running streams has at most this many tokens, or twice the longest one so far.
 FIRST_CHUNK = 64
+# The weights are seconds for so many rows, keys, tokens, pairs, scores and drafts.
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
 # Few prompts are scored (logprobs), so most of the error of a scored prompt is assigned to `score`.
 _SCORES = 64.0
 _DRAFTS = 4.0
-# Until a step has had drafts, one is taken for this part of a step.
+# Until a step has had drafts, a draft is predicted to take this fraction of `base`.
 _FIRST_DRAFT = 1.0 / 8
 _GAIN, _MOST_ERROR = 0.4, 0.5
 _TRAINED = 8
@@ -75,9 +76,9 @@ class StepWork:
 
 
 class CostModel:
-    """Predicts step times. The initial weights are slower than any machine should be.
+    """Predicts step times. The initial weights predict more seconds than any machine should need.
 
-    restore_s: seconds to restore a block, by kind; initially 0, faster than any memory.
+    restore_s: seconds to restore a block, by RestorePlan.kind; a kind that is missing counts as 0.
     """
 
     def __init__(self) -> None:
@@ -141,7 +142,7 @@ class CostModel:
             error = _damped(seconds / (decode + prompt) - 1.0) * (decode + prompt)
             self._fit_prompt(work, error, with_base=True)
         else:
-            # Time of the prompt tokens: at least a tenth of the step, even on a faster machine.
+            # The prompt tokens took at least a tenth of the step, even if `decode` is too high.
             took = max(seconds - decode, 0.1 * seconds)
             error = self._prompt_error(took / prompt - 1.0) * prompt
             self._fit_prompt(work, error, with_base=False)
@@ -182,7 +183,7 @@ class CostModel:
 
     @property
     def other_chunk(self) -> int:
-        """Return the chunk length that separates prompt time from decode time; 0: any."""
+        """The length of the next chunk that separates prompt time from decode time; 0: any."""
         if self._mixed_steps < _MIXED_STEPS:
             return 0
         usual = round(self._usual_tokens)

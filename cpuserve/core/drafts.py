@@ -55,7 +55,7 @@ class Drafter:
     """Proposes up to `num_tokens` draft tokens by n-grams of `least` to `most` tokens.
 
     num_drafts: how often a sequence got draft tokens. num_draft_tokens: the number of draft tokens;
-    num_accepted_tokens: those that were sampled.
+    num_accepted_tokens: the number of draft tokens that were sampled.
     """
 
     def __init__(self, kv: KvManager, num_tokens: int, least: int, most: int) -> None:
@@ -68,7 +68,7 @@ class Drafter:
     def extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
         """Add the drafts that pay to the decode row `chunk` of `request`, and blocks for them."""
         if request.masked:
-            return  # there is a mask for the next token alone
+            return  # the bitmask of a grammar is known for the next token only
         ids, tables = request.token_ids, request.tables
         if request.ngrams is None:
             request.ngrams = NgramIndex(*self._sizes, self._chances)
@@ -97,7 +97,7 @@ class Drafter:
         """
         left = request.max_tokens - request.num_output
         most = min(self._num_tokens, left - 1)
-        if self._kv.has_states:  # a draft never fills a chunk: its state could not be taken back
+        if self._kv.has_states:  # a state cannot be undone, so drafts must not complete a chunk
             chunk = self._kv.state_chunk
             most = min(most, chunk - 2 - request.num_computed % chunk)
         drafts = index.guess(request.token_ids, most) if most > 0 else []

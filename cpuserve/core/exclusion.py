@@ -18,8 +18,8 @@ def stop_ids(params: SamplingParams, eos_ids: Iterable[int]) -> frozenset[int]:
 def excludes_all(params: SamplingParams, stops: frozenset[int]) -> bool:
     """Return whether no token can be sampled, whatever the model's logits are.
 
-    stops: those that are excluded now, because the text has fewer than min_tokens. A grammar is
-    not taken into account: it may end the text where nothing is left.
+    stops: the tokens that would end the text, if it has fewer than min_tokens; else none. A grammar
+    is not taken into account: it may end the text where no token is left.
     """
     barred = _barred(params)
     allowed = params.allowed_token_ids
@@ -27,10 +27,10 @@ def excludes_all(params: SamplingParams, stops: frozenset[int]) -> bool:
 
 
 def excluding_fields(params: SamplingParams, stops: frozenset[int]) -> list[str]:
-    """Return which fields can exclude every token; empty if they leave one for sure.
+    """Return the fields that can exclude every token together; empty if a token is surely left.
 
-    stops: as in `excludes_all`. A grammar alone leaves a token: the engine ends the request
-    otherwise.
+    stops: as in `excludes_all`. A grammar alone always leaves a token, or else the engine ends the
+    request.
     """
     form, allowed = params.structured_outputs, params.allowed_token_ids
     if form is None and allowed is not None and not excludes_all(params, stops):

@@ -1,4 +1,4 @@
-"""NgramIndex: proposes draft tokens, which followed the last tokens of a text earlier in it."""
+"""NgramIndex: proposes the tokens after an earlier occurrence of a text's last tokens as drafts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 # A guess is as likely as guesses after a match of the same length have been in this text. Matches
 # of at least LONGEST tokens count as equally good.
 LONGEST = 16
-# About the last ten guesses of a length count. Every guess is compared with how the text
-# became, verified in a step or not, so nothing has to be tried in order to learn.
+# The chance of a length is an average over about its last ten guesses. Every guess is compared with
+# the token that was then sampled, even if no step verified it, so learning needs no drafts.
 GAIN = 0.1
-# A new text begins with what holds for about the last hundred guesses in the texts before it.
+# The chances that a new text begins with are an average over the last hundred guesses of all texts.
 SHARED_GAIN = 0.01
 
 
@@ -20,18 +20,18 @@ def first_chances() -> list[float]:
 
 
 class NgramIndex:
-    """The places of all n-grams of one growing text, and the best place to copy from.
+    """The positions of all n-grams of one growing text, and the best position to copy from.
 
     least, most: tokens of the shortest and the longest n-gram that is looked up. A token costs a
     few dictionary entries (about 0.4 KB with three sizes), however long the text is. shared: the
-    chances that new texts begin with, which this one's guesses correct.
+    chances that new texts begin with, which the guesses of this text correct.
     """
 
     __slots__ = ("_after", "_chances", "_length", "_num_tokens", "_shared", "_sizes", "_source")
 
     def __init__(self, least: int, most: int, shared: list[float] | None = None) -> None:
         self._sizes = range(most, least - 1, -1)
-        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> the place of its latest follower
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest use
         self._num_tokens = 0
         # The next token is expected to equal the one at `_source` (0: there is no guess), because
         # the `_length` tokens before both are equal.
@@ -87,7 +87,7 @@ class NgramIndex:
                 self._after[tuple(ids[at - size : at])] = at
 
     def _add_all(self, ids: Sequence[int]) -> None:
-        """Do the same for every token, by loops in C."""
+        """Do the same as `_add` for every token, by loops in C."""
         for size in self._sizes:
             grams = zip(*(ids[first:-1] for first in range(size)), strict=False)
             self._after.update(zip(grams, range(size, len(ids)), strict=False))

@@ -13,10 +13,13 @@ class Pooler(Protocol):
     """Whether tokens whose keys are cached need not be computed."""
 
     def positions(self, start: int, end: int, length: int) -> range:
-        """Which of the tokens start .. end - 1 of a sequence of `length` tokens it needs."""
+        """Return the positions in start .. end - 1 with vectors that it needs.
+
+        length: the number of tokens of the sequence.
+        """
 
     def add(self, vectors: Sequence[object]) -> None:
-        """Take the vectors of the next of these tokens, if there are any."""
+        """Add the vectors of the next tokens of `positions`; there may be none."""
 
     def result(self) -> bytes | None:
-        """Return the embedding, fp32 of length 1, or the score; None if it is not finite."""
+        """Return the embedding (fp32, with norm 1) or the score; None if it is not finite."""

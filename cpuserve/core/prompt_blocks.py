@@ -29,9 +29,9 @@ class PromptBlocks:
     def match(self, request: Request, num_running: int) -> PrefixMatch | None:
         """Return the cached prefix of `request` if there are blocks for all its present tokens.
 
-        Of a sliding window, these are the blocks of the window and of one step ahead of it. One
-        spare block of each group is kept per running request: it can decode block_size tokens
-        before the next preemption, which bounds the recomputation when the cache is almost full.
+        A group with a sliding window needs only the blocks of the window and of the next step. One
+        block of each group is kept free per running request: with it, a request can decode
+        block_size tokens before a preemption, which bounds recomputation in an almost full cache.
         """
         kv, ids = self.kv, request.token_ids
         reads = request.reads_prefixes

@@ -18,9 +18,9 @@ AGING_S = 30.0
 def rank_of(request: Request, policy: Policy) -> QueueRank:
     """Return the key that orders requests; the smallest goes first, and none are equal.
 
-    "fcfs": order of arrival. "priority": a request of priority 1 is treated as if it had arrived
-    30 s later, of 3 60 s, of 7 90 s, and so on with the logarithm (negative: earlier). So waiting
-    makes up for any priority, within half an hour at most, and ranks never change.
+    "fcfs": order of arrival. "priority": a request of priority p > 0 is treated as if it had
+    arrived 30 s x log2(1 + p) later (p = 1: 30 s, 3: 60 s, 7: 90 s), and for p < 0 as if earlier by
+    as much. So waiting for half an hour makes up for any priority, and ranks never change.
     """
     if policy == "fcfs":
         return 0.0, request.order

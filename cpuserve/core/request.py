@@ -28,14 +28,14 @@ class Request:
     eos_ids end it without a stop_id, params.stop_token_ids with one. num_top: alternatives to
     report for each output, -1 = no logprobs. prompt_rows: None, or one entry per scored prompt
     token; entry 0 is None (nothing predicts the first token). arrival, scheduled (first time it got
-    a slot): time.monotonic(). progress: report a Delta after each part of the prompt. rank: sort
-    key of the queue (queue.rank_of). num_lost: prompt tokens with work thrown away
-    because their step was ended early. ngrams: None before the first drafts of its tokens. pooler:
-    makes an embedding of the prompt's vectors; such a request generates no tokens.
-    adapter: the number of its LoRA adapter, -1 = none. salt: what separates its cached prefixes,
-    None = params.cache_salt. ready: whether it may start; the scheduler passes over a request that
-    is not (its grammar compiles), and `Scheduler.make_ready` changes it. Text with a grammar
-    (params.structured_outputs) ends where nothing can follow, even if ends are ignored.
+    a slot): time.monotonic(). progress: report a Delta after each chunk of the prompt. rank: sort
+    key of the queue (queue.rank_of). num_lost: prompt tokens computed in vain, because their step
+    was ended early. ngrams: the index for drafts, None before it is needed. pooler: makes an
+    embedding of the prompt's vectors; such a request generates no tokens. adapter: the slot of its
+    LoRA adapter, -1 = none. salt: requests with different salts share no cached prefixes; None =
+    params.cache_salt. ready: whether it may start; the scheduler passes over a request with a
+    grammar that is still being compiled, until `Scheduler.make_ready`. Text with a grammar
+    (params.structured_outputs) ends where nothing can follow, even with ignore_eos.
     """
 
     id: RequestId
@@ -85,7 +85,7 @@ class Request:
 
     @property
     def masked(self) -> bool:
-        """Whether a mask says which tokens may be sampled."""
+        """Whether the bitmask of a grammar says which tokens may be sampled."""
         return self.params.structured_outputs is not None
 
     @property
@@ -95,7 +95,7 @@ class Request:
 
     @property
     def reads_prefixes(self) -> bool:
-        """Whether cached blocks may replace prompt tokens: no results of theirs are missing."""
+        """Whether prompt tokens in cached blocks need not run: no results of them are wanted."""
         if self.pooler is not None:
             return self.pooler.reads_prefixes
         return self.prompt_rows is None or len(self.prompt_rows) >= self.num_prompt

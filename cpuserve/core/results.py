@@ -57,7 +57,7 @@ class ResultProcessor:
         return delta if finish is None else self._finish(delta, finish)
 
     def append_drafts(self, request: Request, chunk: SeqChunk, results: list[RowResult]) -> Delta:
-        """Append the results of draft rows, as steps of one token would have."""
+        """Append the results of a decode row and its drafts, as steps of one token would do."""
         if results[0].token < 0:
             return self._fail_sampling(request)
         delta, finish = Delta(request, []), None
@@ -83,11 +83,11 @@ class ResultProcessor:
     def _fail_sampling(self, request: Request, *, scored: bool = False) -> Delta:
         """End `request` with an error, since no token could be sampled for it.
 
-        scored: it could, but the logprob of a token of its prompt is NaN.
+        scored: a token could be sampled, but the logprob of a token of the prompt is NaN.
         """
         # If the request's own parameters can exclude all tokens, only its own blocks are
-        # unpublished: others must not lose their prefixes for it. Otherwise the blocks that it
-        # shares may hold broken keys or values, and are unpublished as well.
+        # unpublished: other requests must not lose prefixes because of it. Otherwise the blocks
+        # that it shares may hold broken keys or values, and are unpublished as well.
         if request.params.bars_tokens:
             self.kv.published.unpublish_own(request.chain)
         else:

@@ -11,8 +11,8 @@ ended early (`ends_for`, `rewind`), so that a new short request does not wait fo
 
 `running` and `waiting` are sorted by rank (queue.rank_of): arrival, or priority with aging. A
 request never takes blocks that one before it in `waiting` needs, and the last of `running` is
-preempted first, so the first request always advances: there is no livelock. Requests that are not
-ready (their grammar compiles) are passed over until `make_ready`, and keep their rank.
+preempted first, so the first request always advances: there is no livelock. Requests with a grammar
+that is still being compiled are passed over until `make_ready`, and keep their rank.
 
 Blocks of a prompt are published when its chunk is scheduled, before it has run. An executor stores
 the keys of all tokens of a step before any token attends (or runs sequences in batch order), so
@@ -46,7 +46,7 @@ from cpuserve.ids import BlockId, RequestId, SlotId
 # While the engine moves blocks from or to offload tiers it takes no messages and cannot be
 # interrupted, but a client that disconnects should be noticed within 50 ms.
 MOVING_S = 0.03
-# Most waiting requests that are searched for a short one: bounds the cost with a long queue.
+# How many waiting requests a step looks at for a short prompt: bounds the cost of a long queue.
 LOOK_AHEAD = 32
 
 
@@ -57,7 +57,7 @@ class Scheduler:
     long_prefill_token_threshold: most tokens of one prompt in a step, 0 = no limit.
     moving_s: how long `schedule` may move blocks from and to offload tiers if no stream waits for
     the step. It may exceed that by the time of one block.
-    drafter: guesses tokens after decode rows, None = nothing does.
+    drafter: proposes draft tokens after decode rows; None = there are no drafts.
     whole_prompts: a prompt is computed in one step, because its tokens attend to those after them
     (encoders). No request may be longer than max_num_batched_tokens, and none generates tokens.
     """
@@ -254,14 +254,14 @@ class Scheduler:
         """Whether the step that has run for `elapsed` seconds should end early for `request`.
 
         `request` is new and has not been added. A step is ended only if it has no decode rows, its
-        prompts lose few tokens by that, and `request` would wait for its end at least half as long
-        as its own prompt takes. `rewind` must follow.
+        prompts lose few tokens by that, and `request` would wait for the end of the step at least
+        half as long as its own prompt takes. `rewind` must follow.
         """
         if self.work.rows or not self._itl_target_s or not request.ready:
             return False
-        if self._whole_prompts:  # they would come first again
+        if self._whole_prompts:  # after `rewind`, the same prompts would come first again
             return False
-        if self.kv.has_states:  # half a step may have changed them; it could not run again
+        if self.kv.has_states:  # a cancelled step may have changed states, so it cannot run again
             return False
         predicted = self._predicted_s
         if elapsed > predicted * self._loss_allowed or not self._can_start(request):
@@ -330,7 +330,7 @@ class Scheduler:
                 continue
             ids, start, tables = request.token_ids, request.num_computed, request.tables
             if start + 1 < len(ids) or start < request.num_prompt:
-                # When a window slides off blocks that others share, none is freed for new ones.
+                # Blocks that leave the window are not freed for new ones while others share them.
                 if slides and not self._get_blocks(request):
                     break
                 prompts.append(request)
@@ -345,9 +345,9 @@ class Scheduler:
         return prompts
 
     def _schedule_drafts(self, drafter: Drafter) -> None:
-        """Let decode rows guess, as far as tokens, time and blocks are left.
+        """Add drafts to decode rows, as far as tokens, time and blocks are left.
 
-        Beside a prompt they do not: what time such a step has left belongs to the prompt.
+        A step with prompt tokens has no drafts: the time that it has left belongs to the prompts.
         """
         work, cost, target = self.work, self.cost, self._itl_target_s
         budget = DraftBudget(
@@ -406,7 +406,7 @@ class Scheduler:
         self._compute(prompts[at + 1 :], budget)
 
     def _schedule_whole(self, prompts: list[Request]) -> None:
-        """Schedule prompts in their order; one that does not fit waits, and others pass it.
+        """Schedule prompts in their order; if one does not fit, it waits, and later ones pass it.
 
         The first prompt always fits, so every prompt has its turn.
         """
@@ -427,7 +427,7 @@ class Scheduler:
                 return
             if request.is_running:
                 self.blocks.catch_up(request)
-            # Its length is checked again, since this step may already compute a shared prefix.
+            # The tokens left are counted again, as this step may already compute a shared prefix.
             if not budget.holds_up(self._tokens_left(request)) and self._start(request, budget):
                 self._proceed(request, budget)
 
@@ -475,9 +475,10 @@ class Scheduler:
             self._schedule_chunk(request, budget)
 
     def _start_again(self, request: Request, budget: PromptBudget) -> bool:
-        """Let `request` compute all after the last block that every cache group has.
+        """Let `request` compute all tokens after the last block that every cache group has.
 
-        Blocks of windows or states before a lost one are missing. False if it waits for blocks.
+        It lacks the blocks of windows, or the states, before the lost block. Returns False if it
+        has to wait for blocks.
         """
         self._preempt(request)
         request.chain.failed = True

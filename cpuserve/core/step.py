@@ -1,6 +1,6 @@
 """StepBatch: the work of one forward step, from scheduler to executor.
 
-The objects that a step makes for each sequence are msgspec.Structs, because C code creates it, in
+The objects that a step makes for each sequence are msgspec.Structs, because C code creates these in
 less than half the time of a dataclass.
 """
 
@@ -17,13 +17,13 @@ SAMPLE, HIDDEN = -1, -2  # targets of rows that are not scored
 
 
 class LogitRow(msgspec.Struct):
-    """A token row with a wanted result, and its work.
+    """A token of a step with a result that is wanted.
 
-    index: position inside the sequence's `token_ids` of this step. target SAMPLE: sample with the
-    slot's parameters; HIDDEN (embedding models): its vector; else score that id. num_top:
-    alternatives to report, -1 = no logprobs. draft: the token that the sequence has after this row,
-    which was guessed (-1: none was). The next row is its row: it is sampled only if this one
-    samples `draft`. masked: sample only ids that the slot's mask allows.
+    index: position inside the sequence's `token_ids` of this step. target: SAMPLE = sample a token
+    with the slot's parameters; HIDDEN (embedding models) = return the vector; else the token id to
+    score. num_top: alternatives to report, -1 = no logprobs. draft: the draft token after this one,
+    -1 = none. The next row, which belongs to the draft, is sampled only if this row samples
+    `draft`. masked: sample only ids that the slot's bitmask allows.
     """
 
     index: int
@@ -36,8 +36,8 @@ class LogitRow(msgspec.Struct):
 class SeqChunk(msgspec.Struct):
     """The tokens of one sequence in this step: positions start .. start + len(token_ids) - 1.
 
-    tables: the block table for each cache group. num_drafts: the last tokens that were guessed, and
-    are verified by the rows before them. adapter: the number of its LoRA adapter, -1 = none.
+    tables: the block table for each cache group. num_drafts: how many of the last tokens are
+    drafts, which the rows before them verify. adapter: the slot of its LoRA adapter, -1 = none.
     """
 
     slot: SlotId

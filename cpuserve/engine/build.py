@@ -29,9 +29,9 @@ log = get_logger("engine")
 
 
 def run_engine(config: EngineConfig, main: Callable[[Any], None]) -> None:
-    """Call `main(team)` on this thread, inside the engine's one parallel region if it has one.
+    """Call `main(team)` on this thread, for the native executor inside its parallel region.
 
-    `team` is the argument of build_engine; None if the executor has its own threads.
+    `team`, the thread team, is for build_engine; None if the executor has threads of its own.
     """
     if config.executor != "native":
         main(None)
@@ -77,9 +77,9 @@ def build_engine(
 
 
 def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
-    """Return the function from vectors of tokens to an embedding or a score.
+    """Return the head, which computes an embedding or a score from the vectors of the tokens.
 
-    facts: its "width", of a token's vector, becomes the width of the result.
+    facts: "width" is the length of a token's vector; this sets it to the length of the result.
     """
     if config.pooling == "rank":
         return _rank_head(config, facts)
@@ -98,7 +98,8 @@ def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
 def _rank_head(config: EngineConfig, facts: dict[str, object]) -> Head:
     """Return the head of a reranker.
 
-    facts: "width" becomes 1, and "asks" is added, which says whether a pair is put as a question.
+    facts: "width" becomes 1, and "asks" is added: whether the prompt of a query and a document is
+    a question to the model (Qwen3-Reranker).
     """
     from cpuserve.loader.load import open_checkpoint
     from cpuserve.loader.ranking import rank_head
@@ -120,7 +121,7 @@ _Built = tuple["Executor", int, Iterable[int], dict[str, object], AdapterSlots]
 
 
 def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) -> _Built:
-    """The native or torch executor of a Program, with the facts about its model."""
+    """Return (native or torch executor, vocabulary size, end ids, facts of the model, slots)."""
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, spec_from_config
     from cpuserve.models.bert import reads_types
@@ -167,7 +168,7 @@ def _save(executor: NativeExecutor, config: EngineConfig) -> None:
 
 
 def _on_transformers(config: EngineConfig, progress: ProgressFn | None, _team: Any) -> _Built:
-    """The same for an architecture that has no program yet."""
+    """Return the same as `_on_program`, with an executor that runs the model in transformers."""
     from cpuserve.loader.load import read_config, token_ids
     from cpuserve.runtime.transformers_fallback import TransformersExecutor
     from cpuserve.tokenizer.ends import end_ids

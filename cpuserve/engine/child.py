@@ -55,9 +55,9 @@ RECEIVE_BYTES = 1 << 16
 # running streams.
 MAX_DRAINED = 1024
 PROGRESS_PERIOD_S = 0.05
-# A full garbage collection follows this many collections of the middle generation; each
-# follows 7,000 new objects. While the engine is busy it can wait, because reference counts free
-# nearly everything.
+# A full garbage collection follows this many collections of the middle generation, and each of
+# these follows 7,000 new objects. Full collections can wait while the engine is busy, because
+# reference counts free nearly everything.
 IDLE_COLLECTIONS = 4
 BUSY_COLLECTIONS = 10_000
 
@@ -68,7 +68,7 @@ class SocketChannel:
     """The engine's end of the socket pair. Sends block while the parent does not read.
 
     `listen` starts a reader thread, so that aborts are seen and Pings are answered while a step
-    runs. The inbox is bounded by the queue of the parent.
+    runs. The inbox has no bound, because the parent limits its queue of requests.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -89,7 +89,7 @@ class SocketChannel:
         return msgspec.msgpack.decode(self._bodies.pop(0), type=EngineConfig)
 
     def listen(self) -> None:
-        """Start the reader thread, before threads are pinned: a new thread inherits the CPUs."""
+        """Start the reader thread; before this one is pinned, as new threads inherit its CPUs."""
         threading.Thread(target=self._listen, name="cpuserve-inbox", daemon=True).start()
 
     def watch(self, interrupt: Interrupt) -> None:
@@ -101,7 +101,7 @@ class SocketChannel:
         self._progress = progress
 
     def receive(self, *, block: bool) -> list[Inbound]:
-        """Return the messages that have arrived; with `block` at least one. EOFError at the end."""
+        """Return the messages so far, with `block` at least one; EOFError if the parent ended."""
         messages: list[Inbound] = []
         while len(messages) < MAX_DRAINED and ((block and not messages) or not self._inbox.empty()):
             self._idle = block and not messages
@@ -181,13 +181,13 @@ def main(argv: Sequence[str] | None = None, build: Build | None = None) -> int:
 
 
 def _prepare_process(log_level: str) -> None:
-    """Set up: end with the parent, dump the stack after a crash, ignore signals to stop."""
+    """Make this process end with its parent, print its stacks in a crash, and ignore SIGINT etc."""
     faulthandler.enable()
     # These signals reach the whole process group. The parent ends its streams before the engine.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
-        # The end of the socket is not noticed during a step or while loading.
+        # During a step or while loading, the engine does not notice that the socket was closed.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     configure(log_level)
 
@@ -197,7 +197,7 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
     try:
         config = channel.receive_config()
         channel.listen()
-        # Imports numpy and the extension, while the parent does its own imports.
+        # These import numpy and the extension, at the same time as the parent's own imports.
         from cpuserve.engine.build import build_engine, run_engine
         from cpuserve.engine.loop import run_loop
 
@@ -228,8 +228,7 @@ def _serve(channel: SocketChannel, build: Build | None) -> int:
 
 
 def collect_at_rest() -> Callable[[], None]:
-    """Run full garbage collections only while the engine is idle; return the function for the idle
-    loop.
+    """Run full garbage collections only while the engine is idle; return the function to call then.
 
     Between steps, a collection over 96,000 cached blocks would stop all streams for 0.1 s.
     """

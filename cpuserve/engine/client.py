@@ -12,7 +12,7 @@ from cpuserve.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One engine: whether it serves, how often it was restarted, its statistics."""
+    """The state of one engine: whether it serves, how often it was restarted, its statistics."""
 
     serves: bool
     restarts: int
@@ -20,7 +20,7 @@ class ReplicaStatus:
 
 
 class EngineClient(Protocol):
-    """An engine.
+    """The methods of an engine that its users call.
 
     ReplicaClient (`serve`) has one or several ProcessClients; InlineClient (LLM, tests) runs the
     engine in this process.
@@ -35,7 +35,7 @@ class EngineClient(Protocol):
         """The engine's gauges and counters after its last step."""
 
     async def wait_ready(self) -> None:
-        """Return when the engine is ready; StartupError with its message if it cannot start."""
+        """Wait until the engine is ready; StartupError with its message if it cannot start."""
 
     def generate(
         self,
@@ -48,15 +48,15 @@ class EngineClient(Protocol):
     ) -> AsyncGenerator[Output, None]:
         """Generate one sequence. Closing the iterator aborts it; EngineDead if the engine ends.
 
-        DeadlineExceeded after timeout_s, including time in the queue. progress: yield outputs
-        even without tokens after each part of the prompt.
+        DeadlineExceeded after timeout_s, including time in the queue. progress: yield an output
+        without tokens after each chunk of the prompt, which shows how far the prefill is.
         """
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
-        """Return a report of the engine: "roofline", "report" or "check"; or change adapters.
+        """Return the report `what` ("roofline", "report" or "check"), or change adapters.
 
-        "load_adapter" (name, path, in_place) and "unload_adapter" (name) return {}, or the "error"
-        without a change, and whether it is the adapter's `fault`.
+        "load_adapter" (details: name, path, in_place) and "unload_adapter" (name) return {}. If
+        they fail, they change nothing and return "error" (text) and "fault" (bool: the adapter's).
         """
 
     @property
@@ -73,7 +73,7 @@ class EngineClient(Protocol):
 
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
-        """The status of each engine process that this client may restart; empty without such."""
+        """The status of each engine process that this client may restart; empty if it has none."""
 
     async def close(self) -> None:
         """Stop the engine and reap its process."""

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from cpuserve.runtime.executor import Executor, Int32
     from cpuserve.sampling.params import SamplingParams
 
-LATE_S = 0.02  # of waiting for late bitmasks, where nothing else can run
-CPU_TIME_S = 0.1  # CPU time that shows progress; replies to pings use less in an hour
+LATE_S = 0.02  # a step waits so long for late bitmasks if no other request can run
+CPU_TIME_S = 0.1  # this much CPU time counts as progress; an hour of replies to pings takes less
 
 log = get_logger("engine")
 
@@ -105,11 +105,11 @@ class EngineCore:
         self._seeds = random.Random(config.seed)
         self._refused: list[Output] = []
         self._early: dict[int, Request] = {}  # requests that came during a step
-        self._stale = False
+        self._stale = False  # an abort has changed the gauges since the last step
         self._asked: list[Ask] = []
-        self._probe: Iterator[dict[str, object]] | None = None  # of the machine, in parts
-        self._limits: dict[str, object] = {}  # of the machine, by the probe
-        self.turns = 0  # of the loop
+        self._probe: Iterator[dict[str, object]] | None = None  # a measurement that is not finished
+        self._limits: dict[str, object] = {}  # the limits of the machine that it has measured
+        self.turns = 0  # iterations of the engine's loop so far
         self.wake: Callable[[], None] = _no_one
         self._grammars: Grammars | None = None
 
@@ -182,7 +182,7 @@ class EngineCore:
             self.scheduler.add(request)
 
     def _ends_for(self, started: float) -> EndsFor:
-        """Return a thread-safe test whether a request should end the step begun at `started`."""
+        """Return a thread-safe function: should a request cancel the step begun at `started`?"""
 
         def ends_for(message: AddRequest) -> bool:
             elapsed = time.perf_counter() - started
@@ -193,14 +193,14 @@ class EngineCore:
         return ends_for
 
     def _read_early(self, message: AddRequest) -> Request:
-        """Read a prompt during a step, and search the cache for it: then `_add` need not."""
+        """Read a prompt and look it up in the prefix cache during a step, so `_add` need not."""
         request = self._early.get(message.id)
         if request is None:
             prompt, params = np.frombuffer(message.prompt, np.int32).tolist(), message.params
             request = Request(
                 RequestId(message.id), prompt, params, 1, 0, priority=message.priority
             )
-            request.ready = params.structured_outputs is None  # its grammar may have to compile
+            request.ready = params.structured_outputs is None  # a grammar may not be compiled yet
             if request.reads_prefixes and params.adapter is None:
                 self.kv.num_cached_tokens(request.chain, prompt)
             self._early[message.id] = request
@@ -210,7 +210,7 @@ class EngineCore:
 
     @property
     def changing(self) -> bool:
-        """Whether changes of adapters are not done yet."""
+        """Whether a change of adapters is not finished yet."""
         return self.adapters.changing
 
     def change_adapters(self) -> None:
@@ -224,7 +224,7 @@ class EngineCore:
 
     @property
     def _grammars_in_use(self) -> Grammars:
-        """The grammars of this engine, which exist from the first request with one on."""
+        """The grammars of this engine, created for the first request that has a grammar."""
         if self._grammars is None:
             from cpuserve.engine.grammars.client import Grammars
 
@@ -234,7 +234,7 @@ class EngineCore:
         return self._grammars
 
     def _add_grammar(self, request: Request) -> bool:
-        """Whether the grammar of a request is known or will be compiled; else, refuse it."""
+        """Return whether a request's grammar is known or will be compiled; if not, refuse it."""
         try:
             why_not = self._grammars_in_use.add(request)
         except QueueFull as full:
@@ -248,7 +248,7 @@ class EngineCore:
     def _refuse_grammar(self, number: RequestId, params: SamplingParams, error: str) -> None:
         wanted = params.structured_outputs
         field = wanted.field if wanted is not None else "structured_outputs"
-        if error.startswith(OF_FUNCTION):  # even where the grammar comes from another field
+        if error.startswith(OF_FUNCTION):  # the error is in the schema of a function of `tools`
             field = "tools"
         message = f"{field} cannot be compiled to a grammar: {error}"
         self._refused.append(Output(number, [], "error", error=message, fault=field))
@@ -269,8 +269,8 @@ class EngineCore:
                 self._refused.append(Output(request.id, [], "error", error=verdict.error))
 
     def _masks(self, batch: StepBatch) -> Int32 | None:
-        """Return the bitmasks for a step, or None if no row of it needs one, or they are late."""
-        if self._grammars is None:  # most servers never have one
+        """Return the bitmasks for a step; None if no row of it needs one, or if they are late."""
+        if self._grammars is None:  # most servers never get a request with a grammar
             return None
         pairs = zip(self.scheduler.batch_requests, batch.chunks, strict=True)
         masked = [r for r, c in pairs if r.masked and c.rows and c.rows[-1].masked]
@@ -378,7 +378,7 @@ class EngineCore:
                 stats.prompt_tokens += delta.request.num_prompt
 
     def _count_offload(self) -> None:
-        """Count the offloaded blocks; those written while idle are counted at the next step."""
+        """Update the statistics of offloaded blocks; blocks written while idle count from now."""
         stats, offload = self.stats, self.kv.offload
         if offload is None:
             return
@@ -414,7 +414,7 @@ class EngineCore:
     def probing(self) -> bool:
         """Whether the limits of this machine are being measured, in parts while there is no work.
 
-        The first requests after a start come while this takes half a second.
+        All parts take half a second, and the first requests after a start come during this time.
         """
         return any(ask.what == "roofline" for ask in self._asked)
 
@@ -520,7 +520,7 @@ def _drafter(config: EngineConfig, kv: KvManager) -> Drafter | None:
 
 
 def _no_one() -> None:
-    """Wake no one: nothing waits before the loop runs."""
+    """Do nothing: before the engine's loop runs, no thread waits that could be woken."""
 
 
 def _output(delta: Delta) -> Output:

@@ -42,9 +42,9 @@ log = get_logger("engine")
 
 
 class InlineClient:
-    """EngineClient over a thread, with synchronous methods (start, submit, abort, shutdown).
+    """EngineClient of an engine on a thread of this process, with further synchronous methods.
 
-    The thread is the engine's thread 0: only it uses the executor.
+    These are start, submit, abort, ask_now, shutdown. Only the engine's thread uses the executor.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class InlineClient:
             daemon=True,
         )
         self._thread.start()
-        # Runs even when the client is garbage-collected, or before the interpreter shuts down.
+        # _stop runs when the client is garbage-collected, or before the interpreter shuts down.
         self._stop = weakref.finalize(self, _stop, self._channel, self._thread)
 
     # --- synchronous --------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def _engine_thread(
     channel: _QueueChannel,
     started: Future[dict[str, object]],
 ) -> None:
-    """Build and run the engine; it holds no reference to the client, which can so be freed."""
+    """Build and run the engine, without a reference to the client, so that it can be freed."""
 
     def progress(stage: str, done: int, total: int) -> None:
         if on_progress is not None:

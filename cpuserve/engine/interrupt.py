@@ -1,5 +1,5 @@
 """Interrupt: end a running step early, if all its requests were aborted, or if a new request should
-not wait for its end.
+not wait until the step ends.
 
 A step may take seconds (a long prompt). Meanwhile a reader thread receives messages, passes each to
 `see`, and puts it into the inbox that the engine reads after the step.
@@ -21,8 +21,8 @@ Reason = Literal["", "left", "came"]
 class Interrupt:
     """The messages that have not been handled yet, and the requests of the running step.
 
-    It calls cancel(True), from any thread, to end the running step. If the step was over by then,
-    it calls cancel(False) before the next one, which would end otherwise.
+    It calls cancel(True), from any thread, to end the running step. After this step it calls
+    cancel(False): if the step ended before it saw the first call, that call would end the next one.
     """
 
     def __init__(self, cancel: Callable[[bool], None]) -> None:

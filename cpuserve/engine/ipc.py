@@ -25,7 +25,7 @@ class TokenLogprob(msgspec.Struct, array_like=True):
 class AddRequest(msgspec.Struct, tag="add", array_like=True):
     """Start one sequence. `prompt` is int32 little-endian bytes; `arrival` time.monotonic().
 
-    progress: send an Output without tokens after each part of the prompt but the last.
+    progress: send an Output without tokens after each chunk of the prompt except the last one.
     """
 
     id: int
@@ -83,7 +83,7 @@ class Output(msgspec.Struct, array_like=True):
 
     finish: None, "stop" (eos or a stop id: `stop_id`), "length", "abort", "error".
     prompt_logprobs: sent once, entry 0 is None (no prediction for the first token).
-    scheduled: time.monotonic() when the request first ran, with its first output; else 0.
+    scheduled: time.monotonic() when the request first ran, in its first output; 0 in the others.
     processed: prompt tokens computed or found in the cache, in an output without tokens that only
     reports progress; else 0. vector: the embedding, fp32 little-endian, of a model that makes one.
     fault: the field of the request that is the cause of `error` (400). queue_full: the cause is

@@ -14,8 +14,8 @@ class LastWords:
     """Keeps the line that says best why a process has ended; times are in seconds.
 
     Records of the log are not kept: a warning, or a failure that the process survived, is no cause.
-    Nor are indented lines, which belong to a traceback. Of a crash report only the first line is
-    kept. Of the report of an abort nothing is kept if the line before it states the reason.
+    Nor are indented lines, which belong to a traceback. Only the first line of a crash report is
+    kept, and nothing of the report of an abort if there is a line before it, which has the reason.
     """
 
     def __init__(self) -> None:
@@ -35,5 +35,5 @@ class LastWords:
         self._at = now
 
     def at(self, end: float) -> str:
-        """Return the line for a process that ended then; "" if there is none."""
+        """Return the line for a process that ended at the time `end`; "" if there is none."""
         return self._line if end - self._at <= RECENT_S else ""

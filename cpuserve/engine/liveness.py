@@ -29,7 +29,7 @@ class Liveness:
 
     def __init__(self, limits: HangLimits) -> None:
         self._limits = limits
-        self._heard = False  # since the last tick
+        self._heard = False  # whether a message has arrived since the last tick
         self._asked = False  # whether a Ping has no reply yet
         self._stuck = False  # whether the last reply said that nothing has advanced
         self.silent_s = 0.0
@@ -51,8 +51,8 @@ class Liveness:
     def tick(self, elapsed_s: float, has_work: bool) -> bool:
         """Count the time since the last tick; True if a Ping is to be sent.
 
-        If that is much more than tick_s, the front end itself did not run, and the engine's reply
-        may be waiting to be read; such a time counts as two ticks.
+        If elapsed_s is much more than tick_s, the front end itself did not run, and the engine's
+        reply may be waiting to be read. So elapsed_s counts as at most two ticks.
         """
         if self._heard or not self.open(has_work):
             self._heard = self._stuck = False

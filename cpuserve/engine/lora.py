@@ -1,9 +1,9 @@
 """The LoRA adapters of an engine: their names, the slots that hold them, and changes of them.
 
-A change is asked for like a report, with a Reply. It comes in two parts, so that several engines
-change together or not at all: "stage_adapter" fills a free slot, between steps and in portions, and
-"use_adapter" assigns its name; "drop_adapter" forgets it. "unload_adapter" takes a name away.
-Running requests keep their slot, which is free once the last one has ended.
+A change is an Ask with a Reply, as for a report. An adapter is loaded by two of them, so that
+several engines load it together or not at all: "stage_adapter" fills a free slot, between steps and
+in portions, and then "use_adapter" assigns its name, or "drop_adapter" forgets it. "unload_adapter"
+removes a name. Running requests keep their slot, which is free once the last of them has ended.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import Weights
     from cpuserve.runtime.executor import Executor
 
-# How long a change may take before the engine goes on: with running streams a small part of the
-# time between two tokens, otherwise the time that a new request may wait.
+# How long the engine works on a change before it looks for other work: with running streams a small
+# part of the time between two tokens, otherwise as long as a new request may have to wait.
 BESIDE_STREAMS_S = 0.005
 ALONE_S = 0.03
 CHANGES = ("stage_adapter", "use_adapter", "drop_adapter", "unload_adapter")
 
-# Overwrites the matrices of a slot, one at each turn.
+# Overwrites the matrices of a slot, one in each iteration.
 Load = Callable[[int, "Adapter"], Iterator[None]]
 ReplyBody = dict[str, object]
 
@@ -43,7 +43,7 @@ log = get_logger("engine")
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter in a slot. fingerprint: separates its cached prefixes from others."""
+    """An adapter in a slot. fingerprint: a hash that keeps its cached prefixes apart."""
 
     slot: int
     fingerprint: str
@@ -55,7 +55,7 @@ class AdapterSlots:
     def __init__(
         self, count: int = 0, load: Load | None = None, reader: AdapterReader | None = None
     ) -> None:
-        """count: slots. load: fills one. reader: opens adapters; None = nothing changes."""
+        """count: the number of slots. load: fills a slot. reader: None = adapters cannot change."""
         self._count = count
         self._load = load
         self._reader = reader
@@ -64,10 +64,10 @@ class AdapterSlots:
         self._asked: deque[Ask] = deque()
         self._work: Generator[None, None, ReplyBody] | None = None
         self._replies: list[Reply] = []
-        self.in_use: Callable[[], Collection[int]] = tuple  # the slots of requests
+        self.in_use: Callable[[], Collection[int]] = tuple  # returns the slots that requests use
 
     def find(self, name: str) -> LoadedAdapter | None:
-        """The adapter with this name."""
+        """Return the adapter with this name, or None."""
         return self._named.get(name)
 
     def fingerprints(self) -> dict[str, str]:
@@ -83,7 +83,7 @@ class AdapterSlots:
         self._named[name] = LoadedAdapter(slot, adapter.fingerprint())
 
     def ask(self, message: Ask) -> None:
-        """Take a change, which begins when those before it are done."""
+        """Queue a change, which begins when the earlier changes are done."""
         self._asked.append(message)
 
     def replies(self) -> list[Reply]:
@@ -93,11 +93,11 @@ class AdapterSlots:
 
     @property
     def changing(self) -> bool:
-        """Whether changes are not done yet."""
+        """Whether a change is not done yet."""
         return bool(self._asked)
 
     def advance(self, seconds: float) -> None:
-        """Work on the changes for about `seconds`, at least a turn."""
+        """Work on the changes for about `seconds`, and for at least one iteration."""
         until = time.perf_counter() + seconds if self._asked else 0.0
         while self._asked:
             self._turn(self._asked[0])
@@ -151,7 +151,7 @@ class AdapterSlots:
         return {"fingerprint": loaded.fingerprint}
 
     def _free_slot(self, name: str) -> int:
-        """A slot that no name and no request has. There is one more slot than allowed adapters."""
+        """Return a slot without adapter and requests; --max-loras adapters leave one slot over."""
         most = self._count - 1
         if name not in self._named and len(self._named) >= most:
             msg = (
@@ -190,13 +190,13 @@ class AdaptedModel:
         self.program = build_program(replace(spec, adapters=self._room))
 
     def weights(self, base: Weights) -> Weights:
-        """The weights of the Program, with zeros for adapters."""
+        """Return the weights of the Program, with zeros for the matrices of adapters."""
         from cpuserve.loader.lora import AdaptedWeights
 
         return AdaptedWeights(base, self.program)
 
     def slots(self, executor: Executor) -> AdapterSlots:
-        """The slots of `executor`, with the adapters of the start."""
+        """Return the slots of `executor`, with the adapters of the configuration loaded."""
         from cpuserve.loader.lora import AdapterMatrices
 
         def load(slot: int, adapter: Adapter) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Set up the offload tiers of one engine's KV cache: memory, files, and those in TIERS."""
+"""Set up the offload tiers of one engine's KV cache: memory, files, and the tiers in TIERS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.runtime.executor import Executor
 
-# Factories of further tiers from their places in the option kv_tiers; an OSError leaves it out.
+# Factories of further tiers. The str is the tier's location, from the option kv_tiers. If a factory
+# raises OSError, the engine runs without its tier.
 MakeTier = Callable[[str, TierNeeds], Tier]
 TIERS: Registry[MakeTier] = Registry(
     "KV tier",
@@ -58,7 +59,9 @@ log = get_logger("engine")
 
 
 class ExecutorBlocks:
-    """BlockBytes of an executor. The group after the KV blocks has the states, if any."""
+    """The BlockBytes of an executor. After the groups of KV blocks, one more group has the states
+    of recurrent layers, if any.
+    """
 
     def __init__(self, executor: Executor, num_groups: int) -> None:
         self._executor = executor
@@ -90,7 +93,7 @@ class ExecutorBlocks:
 
 
 def check_tiers(config: EngineConfig) -> None:
-    """Raise ConfigError if there is no such tier, or foreign files are in place of ours.
+    """Raise ConfigError if a tier is unknown, or the cache directory has files of other programs.
 
     This check runs before the weights are read. Any other failure of a tier is only a warning
     later.
@@ -105,7 +108,7 @@ def check_tiers(config: EngineConfig) -> None:
 
 
 def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
-    """Return the offload tiers of `config`, or None; one that fails is a warning.
+    """Return the offload tiers of `config`, or None; a tier that fails is left out with a warning.
 
     Raises:
         ConfigError: see check_tiers.
@@ -147,7 +150,7 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
 
 
 def fingerprint(config: EngineConfig, sizes: tuple[int, ...]) -> bytes:
-    """Return 32 bytes that differ if equal tokens could have different keys, values or states."""
+    """Return 32 bytes; engines in which a token could have other keys, values or states differ."""
     facts = {
         "version": version(),
         "kv_form": KV_FORM,

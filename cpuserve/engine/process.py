@@ -275,7 +275,7 @@ class ProcessClient:
             self._fatal = message
 
     def on_lost(self) -> None:
-        """Find out how the engine ended after it closed its end; then fail all that wait for it."""
+        """Wait for the engine's end after it has closed its socket, then fail all waiting calls."""
         if not self._closing and self._burial is None:
             self._burial = asyncio.get_running_loop().create_task(self._bury())
 
@@ -389,7 +389,7 @@ class _Link(asyncio.Protocol):
         self._writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not checked: under Ray the event loop is uvloop, which has transport classes of its own.
+        # The class is not checked, because under Ray the event loop is uvloop, which has its own.
         self._transport = cast("asyncio.Transport", transport)
         self._writable.set()
 

@@ -61,7 +61,7 @@ class RestartPolicy:
 
 
 class ReplicaEngine(EngineClient, Protocol):
-    """The interface of a replica: an EngineClient with an end to await (ProcessClient, fakes)."""
+    """The interface of a replica: ProcessClient, or a fake in tests. Callers can await its end."""
 
     on_step: Callable[[Stats], None] | None
 
@@ -197,7 +197,7 @@ class ReplicaClient:
         self._changing = asyncio.Lock()  # adapters change one at a time
         self._adapters: dict[
             str, _LoadedLora | None
-        ] = {}  # changed since the start; None: unloaded
+        ] = {}  # the adapters changed since the start, by name; None: unloaded
         self._keepers: list[asyncio.Task[None]] = []
         self._replicas: list[_Replica] = []
         try:
@@ -267,7 +267,7 @@ class ReplicaClient:
         return [ReplicaStatus(r.serves, r.restarts, r.stats) for r in self._replicas]
 
     async def wait_ready(self) -> None:
-        """Return when all serve; StartupError with the message of one that cannot start."""
+        """Wait until all engines serve; StartupError with the message of one that cannot start."""
         waiting = [asyncio.ensure_future(self._first_start(r)) for r in self._replicas]
         try:
             await asyncio.gather(*waiting)
@@ -366,7 +366,7 @@ class ReplicaClient:
     # --- adapters -----------------------------------------------------------------------------
 
     async def _load_adapter(self, name: str, path: str, in_place: bool) -> dict[str, object]:
-        """Load an adapter in all replicas; those that restart now do it afterwards."""
+        """Load an adapter in all replicas; replicas that are restarting load it afterwards."""
         details = {"name": name, "path": path, "in_place": in_place}
         replies = await self._ask_all("stage_adapter", **details)
         if not replies:
@@ -392,7 +392,7 @@ class ReplicaClient:
         return {}
 
     async def _ask_all(self, what: str, **details: Any) -> list[dict[str, object]]:
-        """Return the replies of the replicas that live until then."""
+        """Ask all replicas that serve; return the replies, without those that died meanwhile."""
         engines = [r.engine for r in self._replicas if r.engine.alive and not r.restoring]
         asked = [engine.ask(what, **details) for engine in engines]
         replies = await asyncio.gather(*asked, return_exceptions=True)
@@ -518,7 +518,7 @@ class ReplicaClient:
 
 
 def _whole(reports: Sequence[dict[str, object]]) -> dict[str, object]:
-    """Return the first report with all reports as `replicas`, and all threads and ranks."""
+    """Return the first report, with all reports as `replicas`, and the threads and ranks of all."""
     whole = {**reports[0], "replicas": list(reports)}
     seen = [report["placement"] for report in reports if "placement" in report]
     if seen:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 SEQUENCE_TOKENS = 256  # prompt tokens that are about as much load as a running sequence
-SLACK = 2.0  # sequences; a smaller difference of loads does not outweigh a cached prefix
+SLACK = 2.0  # running sequences; a smaller difference of loads does not outweigh a cached prefix
 MAX_PREFIXES = 1 << 16  # remembered blocks; the cache of a replica seldom holds more
 
 
@@ -62,7 +62,7 @@ class Router:
         self._homes = OrderedDict((prefix, homes) for prefix, homes in kept if homes)
 
     def _prefixes(self, prompt_ids: Sequence[int], salt: str) -> Iterator[int]:
-        """Yield a hash of each full block and those before it; collisions only cost time."""
+        """Yield the hash of all tokens up to the end of each block; collisions only cost time."""
         size = self._block_size
         if not size:
             return

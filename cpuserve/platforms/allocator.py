@@ -15,7 +15,7 @@ ALLOCATOR_MEANS = "malloc is called 16 times a token, so tcmalloc or jemalloc wo
 
 
 def allocator(maps: str) -> str:
-    """Return the name of the library.
+    """Return the name of the library that provides malloc.
 
     maps: /proc/self/maps of the process, which lists the files that are mapped into it.
     """

@@ -10,14 +10,14 @@ from cpuserve.config.engine import Resolved
 from cpuserve.config.options import EngineOptions
 from cpuserve.platforms.host import Host
 
-IN_32 = "in groups of 32"  # the end of ModelFacts.quantization of a format that does not imply it
+IN_32 = "in groups of 32"  # ends ModelFacts.quantization if the format does not imply the group
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayerFacts:
     """KV geometry of one attention layer; window: most keys that a token sees (0 = all).
 
-    latent: the keys are the values too, and are stored once.
+    latent: the stored keys serve as values as well (MLA).
     """
 
     kv_heads: int
@@ -38,15 +38,14 @@ class ModelFacts:
     once (0 without a Program); expert_weights: their number in a mixture's experts; a token reads
     chosen_weights of them. activation_width: floats of scratch memory per token of a step.
     has_program: cpuserve implements the architecture. generation: sampling parameters that the
-    model recommends;
-    generation_why: the source of the recommendation. state_bytes: what recurrent layers keep of a
-    sequence. adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig;
-    adapter_weights: the number of weights in the matrices of all adapters or slots. usual_length:
-    the tokens that sentence-transformers cuts a text to; None = as many as there are positions.
-    own_head: the output matrix is not the table of embeddings, although the config says so.
-    rope_original: the longest sequence for the short factors of LongRoPE; 0 for other RoPE.
-    rope_columns: rotated columns of all its RoPE tables. vocab: its logits; 0 if it has none.
-    barriers: of a step of one token (0 without a Program).
+    model recommends; generation_why: the source of the recommendation. state_bytes: the bytes that
+    recurrent layers keep for a sequence. adapters, adapter_slots, adapter_rank, pooling,
+    whole_prompts: as in EngineConfig; adapter_weights: the number of weights in the matrices of all
+    adapters or slots. usual_length: sentence-transformers truncates texts to so many tokens; None =
+    to the number of positions. own_head: the output matrix is not the table of embeddings, although
+    the config says so. rope_original: the longest sequence for the short factors of LongRoPE; 0 for
+    other RoPE. rope_columns: rotated columns of all its RoPE tables. vocab: the number of logits; 0
+    if it has none. barriers: how many a step of one token has (0 without a Program).
     """
 
     name: str

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 from cpuserve.config.engine import KvGroup
 
-# Fewer groups mean shorter tables to pack for each step; this much memory may be lost for that.
+# Fewer groups mean shorter tables to pack for each step; for that, this fraction of the memory of
+# the cache may be lost.
 MOST_WASTE = 1 / 12
 MOST_PARTS = 8
 
 
 def group_layers(windows: Sequence[int], sizes: Sequence[int]) -> list[KvGroup]:
-    """Return the groups of layers with these windows (0 = everything) and bytes of a block.
+    """Return cache groups for layers; windows: 0 = everything, sizes: bytes of a block by layer.
 
     Groups that keep everything come first.
     """
@@ -41,7 +42,7 @@ def group_layers(windows: Sequence[int], sizes: Sequence[int]) -> list[KvGroup]:
 
 
 def block_bytes(groups: Sequence[KvGroup], sizes: Sequence[int]) -> int:
-    """Return the bytes of a block that can serve any of `groups`; none: all layers are one."""
+    """Return the bytes of a block that can serve any of `groups`; [] means one of all layers."""
     if not groups:
         return sum(sizes)
     return max(sum(sizes[layer] for layer in group.layers) for group in groups)

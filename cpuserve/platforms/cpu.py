@@ -25,7 +25,7 @@ from cpuserve.platforms.report import CacheReport, GeometryReport, WorkReport
 from cpuserve.platforms.resolve import resolve
 from cpuserve.platforms.tuned import Tuned, read_tuned
 
-LARGEST_K = 65536  # of a matrix, for the report on K blocks
+LARGEST_K = 65536  # the longest rows of a matrix (K), for the report on K blocks
 
 
 class CpuPlatform:

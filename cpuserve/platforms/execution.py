@@ -1,4 +1,4 @@
-"""What runs a model: cpuserve or transformers, C++ kernels or torch, and the ISA level."""
+"""Choose the code that runs a model: cpuserve or transformers, kernels or torch, and ISA level."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpuserve.platforms.isa_level import LEVEL_MEANINGS, default_level
 
 
 class Execution(NamedTuple):
-    """What runs a model, with the fields of EngineConfig."""
+    """The implementation, ISA level and executor that run a model, as fields of EngineConfig."""
 
     model_impl: str
     pooling: str
@@ -25,10 +25,10 @@ class Execution(NamedTuple):
 def choose_execution(
     options: EngineOptions, ledger: Ledger, facts: ModelFacts, host: Host
 ) -> Execution:
-    """Decide what runs a model.
+    """Decide which implementation, executor and ISA level run a model.
 
     Raises:
-        ConfigError: what was requested, or the model, cannot run here.
+        ConfigError: the model, or the requested implementation of it, cannot run here.
     """
     model_impl = _model_impl(options, ledger, facts, host)
     pooling = _pooling(ledger, facts, model_impl)

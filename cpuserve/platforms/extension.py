@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine of an ELF header
-# x86-64-v2 as far as `cpu_features` lists it; every CPU with AVX2 has them.
+# The instruction sets of x86-64-v2 that `cpu_features` lists; every CPU with AVX2 has them.
 X86_64_V2 = ("pni", "ssse3", "sse4_1", "sse4_2", "popcnt")
 
 
@@ -21,8 +21,8 @@ def why_not_loaded(
 ) -> str:
     """Return one line that says why `import cpuserve._C` raised `error`.
 
-    folder: the package's. arch: this process's. suffixes: endings of extensions that this
-    Python loads, such as ".cpython-311-x86_64-linux-gnu.so".
+    folder: the directory of the package. arch: the architecture of this process. suffixes: endings
+    of extensions that this Python loads, such as ".cpython-311-x86_64-linux-gnu.so".
     """
     made = sorted(folder.glob("_C.*so"))
     fitting = [path for path in made if path.name.removeprefix("_C") in suffixes]
@@ -52,7 +52,7 @@ def _tag(name: str) -> str:
 
 
 def _machine(path: Path) -> str:
-    """Return the architecture of an ELF file; "" if it has none that is known."""
+    """Return the architecture of an ELF file; "" if it is not in MACHINES."""
     try:
         with path.open("rb") as file:
             header = file.read(20)

@@ -34,7 +34,8 @@ SCHEMES = {
 }
 # In models with fewer weights, int8 activations can change a response. When SmolLM2-135M states the
 # capital of France, its best two logits differ by 0.08; int8 rounding changes logits by 0.3 rms.
-# The prompts of such a model are fast to compute, so the second term costs little.
+# Prompts of such a small model are fast to compute, so 16-bit activations (two int8 terms) cost
+# little.
 FRAGILE_WEIGHTS = 300_000_000
 
 
@@ -81,7 +82,7 @@ def _dtype(options: EngineOptions, ledger: Ledger, facts: ModelFacts, isa: str) 
 
 
 def _narrows(facts: ModelFacts, isa: str) -> bool:
-    """Whether `auto` computes a float32 checkpoint in bfloat16: encoders, where dot products do.
+    """Whether `auto` computes this checkpoint in bfloat16: a float32 encoder, at a BF16_DOT level.
 
     Encoders are stored as float32 by custom. In bfloat16 the cosine with their vectors is above
     0.9999, and prompts, which are all that an encoder computes, take a third of the time on AMX.
@@ -104,7 +105,7 @@ def _arithmetic(dtype: str, isa: str) -> str:
 def _activation_bits(
     options: EngineOptions, ledger: Ledger, facts: ModelFacts, executor: str, quantize: str
 ) -> int:
-    """Return 8 or 16; a decision only if C++ kernels multiply weights quantized in groups of 32."""
+    """Return 8 or 16; 16 needs C++ kernels and weights that are quantized in groups of 32."""
     asked = options.activation_bits or "auto"
     stored = facts.quantization or ""
     by_32 = stored.startswith(BY_32) or stored.endswith(IN_32) or quantize.endswith("_fine")
@@ -154,7 +155,7 @@ def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -
 
 
 def scheme_for(asked: str, matrix_weights: int) -> str:
-    """Return the scheme for `asked`, of MADE_WHILE_LOADING, in a model with so many weights."""
+    """Return the scheme for `asked` (one of MADE_WHILE_LOADING) in a model with so many weights."""
     # w8a8 is one exact scheme; int8 and int4 leave the choice of groups to us.
     small = matrix_weights < FRAGILE_WEIGHTS and asked != "w8a8"
     return f"{asked}_fine" if small else asked

@@ -14,14 +14,14 @@ TORCH_REMEDY = "pip install 'cpuserve[torch]'"
 
 
 class Handicap(NamedTuple):
-    """A fact and its remedy."""
+    """A condition that slows models down, and its remedy."""
 
     what: str
     remedy: str
 
 
 def handicaps(host: Host) -> Iterator[Handicap]:
-    """Yield what slows models on `host`, the worst first."""
+    """Yield the conditions that slow models down on `host`, the worst first."""
     if host.emulated:
         yield Handicap(
             f"this process is emulated ({host.emulated}), which makes models many times slower",

@@ -80,8 +80,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     address_space_limit, data_limit: limits of one process (ulimit -v and -d); None = no limit.
     numa_balancing: the kernel moves pages between nodes. governor: CPU frequency governor
     ("powersave (acpi-cpufreq)"; "" = unknown). load: load average of the last minute. thread_gain:
-    measured speed of reading memory with n + 1 threads, divided by that with n, the CPU quota
-    rounded down; 0 = not measured.
+    measured speed of reading memory with n + 1 threads, divided by the speed with n threads, where
+    n is the CPU quota rounded down; 0 = not measured.
     isa_levels: ISA levels that the native extension runs here, lowest first; if it cannot run at
     all, they are empty and `native_error` says why. cpu_vendor: as CPUID reports it
     ("GenuineIntel"); "" = unknown, or the CPU has no CPUID. tiles_refused: the CPU has AMX, but the
@@ -137,10 +137,10 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         return self.memory_available if free is None else min(self.memory_available, free)
 
     def node_memory(self, nodes: Iterable[NodeId]) -> int | None:
-        """Return the available bytes of `nodes`; None if they say nothing.
+        """Return the available bytes of `nodes`; None if only the numbers of the machine count.
 
-        That is so if `nodes` are all nodes with memory, or if the nodes do not add up to the
-        machine (after ballooning or hot-plugging they still report the sizes of the boot).
+        That is so if `nodes` are all nodes with memory, or if the sizes of the nodes do not add up
+        to the machine's (after ballooning or hot-plugging, they are still the sizes at boot).
         """
         chosen = set(nodes)
         total = sum(n.memory_total for n in self.nodes)
@@ -325,7 +325,7 @@ def _cpu_flags(cpuinfo: str) -> tuple[str, ...]:
 
 
 def _emulated(arch: str, cpuinfo: str) -> str:
-    """Return the sign of an emulated CPU in /proc/cpuinfo, which emulators of processes pass on."""
+    """Return the sign that this process is emulated; emulators show the host's /proc/cpuinfo."""
     shown = {"vendor_id": "x86_64", "CPU implementer": "aarch64"}
     for key, machine in shown.items():
         if machine != arch and re.search(rf"^{key}\s*:", cpuinfo, re.MULTILINE):

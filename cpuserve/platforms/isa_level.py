@@ -1,4 +1,4 @@
-"""The features that each ISA level of the kernels has and lacks, and rough costs of the latter."""
+"""The features that each ISA level of the kernels has and lacks, and rough costs of a lack."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ from cpuserve.platforms.topology import (
 SOCKET_READ_BYTES_PER_S = 200e9
 MEETING_S = 2e-6  # extra time of a barrier over several sockets, compared with one inside a socket
 # Engines get new requests in turn, so all should be about as fast.
-ALIKE_SOCKETS = 0.75  # cores of the smallest / cores of the largest
+ALIKE_SOCKETS = 0.75  # cores of the smallest socket / cores of the largest
 ONE_SOCKET = "the {} NUMA nodes are parts of one socket"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`ranks` of each of `replicas` engines.
+    """`replicas` engines, each with `ranks` ranks.
 
     nodes: NUMA nodes to compute on, None = all. interleave: nodes between which pages alternate.
     """
@@ -242,7 +242,7 @@ def _ranks_or_replicas(machine: _Machine, sockets: Sequence[Sequence[Core]]) -> 
 
 
 def _against_copies(machine: _Machine, sockets: Sequence[Sequence[Core]]) -> str:
-    """Return why not each socket can have an engine; "" if it can."""
+    """Return why the sockets cannot have an engine each; "" if they can."""
     options, count = machine.options, len(sockets)
     cores = [len(cores) for cores in sockets]
     if machine.replicas is not None:

@@ -2,9 +2,9 @@
 
 Bytes of one block of 32 tokens, over the layers of a cache group (cache_groups.py): 2 (K and V; 1
 in latent layers) x kv_heads x head_dim (rounded up to 16) x 32 x element bytes. A sequence has
-blocks of every group; of a group with a sliding window, those in the window and of one step. The
-free memory is the least that any bound leaves (`memory_bounds.py`) after the weights (a packed
-copy is made) and the memory that the processes themselves need.
+blocks of every group; in a group with a sliding window, only those in the window and of one step.
+The free memory is the least that any bound leaves (`memory_bounds.py`) after the packed weights
+and the memory that the processes themselves need.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ PROCESS_BYTES = 256 << 20  # both processes without weights, KV cache, activatio
 AUTO_SHARE = 4  # automatic size: at most a quarter of the free memory
 AUTO_SHARE_FOR_ONE = 2  # or half of it, if a quarter does not hold one request of full length
 LEAST_TOKENS = 256  # a smaller KV cache is not useful
-# Of a request with penalties: a place for each token of the vocabulary, and a record of each one
-# seen (csrc/runtime/sampler.cpp: make_counts).
+# Bytes of a request with penalties: PLACE_BYTES for each token of the vocabulary, and COUNT_BYTES
+# for each different token of its text (csrc/runtime/sampler.cpp: make_counts).
 PLACE_BYTES, COUNT_BYTES = 4, 12
 # Rows of logits in memory, by max_num_seqs (csrc/runtime/executor.h: kLeastLogitRows).
 LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
@@ -63,8 +63,8 @@ LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
 class MemoryPlan:
     """The size of the KV cache, the longest request that it holds, and the slots for states.
 
-    on_disk: the weights are mapped from a file; page_cache_bytes: the memory that is left for
-    them then.
+    on_disk: the weights are mapped from a file; page_cache_bytes: the memory that is left for the
+    pages of this file.
     """
 
     kv_blocks: int
@@ -82,8 +82,8 @@ class _Budget:
     """The memory for the KV cache.
 
     bound: the tightest memory bound; near: free bytes on the NUMA nodes of the threads, if known;
-    block: bytes of one block; use: blocks of a request; wanted: length of the longest request;
-    spare: blocks that hold no tokens.
+    block: bytes of one block; use: how many blocks a request takes; wanted: length of the longest
+    request; explicit_len: it was requested; spare: blocks that hold no tokens.
     """
 
     bound: Bound
@@ -152,9 +152,9 @@ def resident_weight_bytes(facts: ModelFacts, dtype: str, quantize: str = "none")
 def anonymous_weight_bytes(
     facts: ModelFacts, dtype: str, quantize: str, executor: str = "native"
 ) -> int:
-    """Return the bytes of the packed weights in memory that is no page cache.
+    """Return the bytes of the packed weights in anonymous memory, without the page cache.
 
-    The native executor looks the rows of some tables up where their files are mapped.
+    The native executor does not pack some tables, but reads their rows from the mapped files.
     """
     if executor != "native":
         return resident_weight_bytes(facts, dtype, quantize)
@@ -163,7 +163,7 @@ def anonymous_weight_bytes(
 
 
 def rope_bytes(facts: ModelFacts, tokens: int) -> int:
-    """Return the bytes of the RoPE tables for `tokens` positions: a sine and a cosine for two."""
+    """Return the bytes of the RoPE tables: one fp32 value per position and rotated column."""
     return facts.rope_columns * tokens * 4
 
 
@@ -265,7 +265,7 @@ def _free_near(host: Host, nodes: Iterable[NodeId], needs: Needs) -> int | None:
 def _with_requests(
     needs: Needs, facts: ModelFacts, host: Host, states: StatePlan, longest: int, least: int
 ) -> Needs:
-    """Return `needs` with what requests take besides blocks: states, positions, token counts.
+    """Return `needs` plus the memory of requests besides blocks: states, RoPE, token counts.
 
     longest: tokens of a request. least: bytes of the smallest KV cache.
     """
@@ -306,7 +306,7 @@ def _kv_cache(
 def _holds(
     budget: _Budget, groups: list[KvGroup], blocks: int, facts: ModelFacts, kv_dtype: str
 ) -> str:
-    """Return what `blocks` hold; the number of full-length requests that fit is to follow."""
+    """Return a text on the content of `blocks`, which ends before the number of full requests."""
     fit = "full-length requests that fit: "
     if len(groups) == 1:
         return (
@@ -332,7 +332,7 @@ def _named(groups: list[KvGroup]) -> str:
 
 
 def _written_bytes(options: EngineOptions, block: int) -> int:
-    """Return the bytes of blocks being written to files: the queue, and one at either end of it."""
+    """Return the bytes of blocks on the way to files: the queue, and a block at each end of it."""
     if options.prefix_cache_dir is None or options.enable_prefix_caching is False:
         return 0
     return max(PREFIX_CACHE_QUEUE_BYTES, block) + 2 * block

@@ -37,8 +37,8 @@ def why_not_mapped(options: EngineOptions, facts: ModelFacts, executor: str, siz
 def mapped_needs(facts: ModelFacts, needs: Needs) -> Needs:
     """Return the memory needed if the weights are mapped.
 
-    Of a mixture, room for the weights that one token reads, so that a token waits for experts
-    alone. Of another model nothing: every token reads all weights.
+    A mixture of experts needs memory for the weights that one token reads, so that only experts are
+    read from the disk again. Other models need none: every token reads all of their weights.
     """
     if not facts.expert_weights:
         return replace(needs, weights=0, files=needs.files + needs.weights)

@@ -33,7 +33,7 @@ SMALL = 4  # with this many allowed cores or fewer, reserving one costs more tha
 # than the noise of the measurement.
 WORTH_STOPPING = 1.1
 ONE_PER_CORE = "one per physical core of the {} CPUs this process may use"
-FRONT_END_PART = 8  # where slower cores compute too, the front end has one of so many of them
+FRONT_END_PART = 8  # if slower cores compute, the front end gets one in FRONT_END_PART of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def place(
 
 
 def bind_list(placement: Placement) -> str:
-    """ "0-30|32-62": the placement as CPUSERVE_OMP_THREADS_BIND would take it."""
+    """Return the placement in the syntax of CPUSERVE_OMP_THREADS_BIND, such as "0-30|32-62"."""
     return "|".join(format_cpus(list(rank.cpus or ())) for rank in placement.ranks)
 
 
@@ -143,7 +143,7 @@ def bind_text(placement: Placement) -> str:
 
 
 def within_list(placement: Placement) -> str:
-    """ "0-31|32-63": the CPUs between which the threads of each rank move; "" = any."""
+    """Return the CPUs between which threads of each rank move, as "0-31|32-63"; "" = any."""
     return "|".join(format_cpus(cpus) for cpus in rank_cpus(placement.ranks))
 
 
@@ -239,7 +239,7 @@ def _moving(
     groups: Sequence[Sequence[Core]],
     ranks: int,
 ) -> tuple[Placement, str]:
-    """Place threads under a quota below the CPUs (`quota_shares_cpus`): none has a CPU of its own.
+    """Place threads under a quota below the CPUs (`quota_shares_cpus`), without pinning them.
 
     A rank is bound to its nodes at most, so that its memory is near. The front end is bound to
     reserved cores only if they were requested.

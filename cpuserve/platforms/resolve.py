@@ -132,7 +132,7 @@ def _threads(host: Host, layout: Layout, placement: Placement) -> dict[str, Any]
 
 
 def _long_rope(ledger: Ledger, facts: ModelFacts, length: int) -> bool:
-    """Decide which factors LongRoPE has: one set for all requests, as their keys are cached."""
+    """Decide which factors LongRoPE has: one set for all requests, since they share cached keys."""
     original = facts.rope_original
     if not original:
         return False

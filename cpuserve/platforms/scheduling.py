@@ -24,7 +24,7 @@ PREFIX_CACHE_SIZE = "4"
 def choose_batching(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> tuple[int, int]:
     """Return (max_num_seqs, max_num_batched_tokens).
 
-    A step must fit a row of each request, and of an encoder the longest prompt.
+    A step must fit a row of each request, and in an encoder the longest prompt.
     """
     tokens = options.max_num_batched_tokens or MAX_BATCHED_TOKENS
     seqs = options.max_num_seqs or min(MAX_NUM_SEQS, tokens)
@@ -133,7 +133,7 @@ def _prefix_files(options: EngineOptions, ledger: Ledger, caching: bool) -> tupl
 
 
 def _kv_tiers(options: EngineOptions, ledger: Ledger, caching: bool) -> dict[str, str]:
-    """Return the place of each further tier by its name."""
+    """Return the location of each further KV tier by its name."""
     if options.kv_tiers is None:
         return {}
     if not caching:

@@ -10,9 +10,9 @@ from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, TooLittleMemory
 
-SNAPSHOTS_OF_ONE = 2  # prompts of agents and chats come again: after each response, and each prompt
-AUTO_SHARE = 4  # a quarter of the free memory, as for keys and values
-MOST_SHARE = 2  # for max_num_seqs as requested
+SNAPSHOTS_OF_ONE = 2  # after its prompt and its response, as later prompts may begin with these
+AUTO_SHARE = 4  # states take at most a quarter of the free memory, as keys and values do
+MOST_SHARE = 2  # or half of it, if max_num_seqs was requested
 
 
 @dataclass(frozen=True, slots=True)

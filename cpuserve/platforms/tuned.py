@@ -17,15 +17,15 @@ from cpuserve.config.values import format_bytes
 from cpuserve.version import version
 
 FILE = "work_sizes.json"
-MOST_BYTES = 1 << 20  # of the file; it has a few hundred
+MOST_BYTES = 1 << 20  # that are read of the file, which has a few hundred bytes
 AGAIN = "`cpuserve bench kernels --tune` makes a new one"
 
 BlockSizes = dict[str, int]
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """Tuned sizes by ISA level. ignored: why a file that exists is not used; "" = it is, or none is
-    there."""
+    """Tuned sizes by ISA level. ignored: why an existing file is not used; "" = it is used, or no
+    file exists."""
 
     levels: dict[str, BlockSizes] = {}
     ignored: str = ""
@@ -61,7 +61,7 @@ def read_tuned(cpu_model: str, check: Callable[[BlockSizes], object]) -> Tuned:
 
 
 def store_tuned(cpu_model: str, known: Tuned, level: str, sizes: BlockSizes) -> Path:
-    """Replace the sizes of `level` and keep the other `known` ones; without sizes, forget them."""
+    """Replace the sizes of `level` in the file (if `sizes` is {}, remove them); return its path."""
     path = tuned_file()
     levels = {name: of for name, of in known.levels.items() if name != level}
     if sizes:

@@ -23,19 +23,19 @@ HEADER = 8  # int32 words before the first section
 class StepArrays:
     """One step as a flat block of int32, which the C++ executor reads without conversion.
 
-    words[0:8] = num_tokens T, num_seqs S, num_rows R, num_entries B (new ones of all block tables),
-    num_masks M, num_adapters A (S, or 0 if no sequence has one), number of cache groups G - 1,
-    num_drafts D (0 or R); then, in order: token_ids [T], positions [T], query_start [S + 1], kv_len
-    [S] (keys after this step), seq_slot [S] (all different), table_first [S, G], table_start [S * G
-    + 1], table_entries [B], adapters [A] (-1 = none), row_token [R] (index into T), row_slot [R],
-    row_target [R] (-1 = sample, -2 = the row's vector), row_top [R] (-1 = no logprobs), row_draft
-    [D] (-1 = none; else the token after this one, which the next row follows), and if M > 0
-    row_mask [R] (index of a bitmask, -1 = none).
+    words[0:8] = num_tokens T, num_seqs S, num_rows R, num_entries B (new entries of all block
+    tables), num_masks M, num_adapters A (S, or 0 if no sequence has one), number of cache groups
+    G - 1, num_drafts D (0 or R); then, in order: token_ids [T], positions [T], query_start [S + 1],
+    kv_len [S] (keys after this step), seq_slot [S] (all different), table_first [S, G], table_start
+    [S * G + 1], table_entries [B], adapters [A] (-1 = none), row_token [R] (index into T), row_slot
+    [R], row_target [R] (-1 = sample, -2 = the row's vector), row_top [R] (-1 = no logprobs),
+    row_draft [D] (-1 = none; else the draft token after this row; the next row belongs to it), and
+    if M > 0 row_mask [R] (index of a bitmask, -1 = none).
 
     An executor keeps the block tables of a sequence by its slot, until `release`. A step sends only
-    the changes: table i = sequence * G + group goes on after its first table_first[i] entries
-    with table_entries[table_start[i] : table_start[i + 1]], and ends with these. A step that is
-    refused changes no table.
+    the changes: table i = sequence * G + group keeps its first table_first[i] entries, and its
+    other entries become table_entries[table_start[i] : table_start[i + 1]]. A step that is refused
+    changes no table.
 
     Rows that verify drafts are sampled in order, each with the sampler state after the tokens
     before it, until one rejects its draft.
@@ -63,7 +63,7 @@ class StepArrays:
 
 
 def mask_words(vocab: int) -> int:
-    """Return the int32 words of a bitmask, which has one bit for each id."""
+    """Return the number of int32 words of a bitmask, which has one bit for each token id."""
     return (vocab + 31) // 32
 
 
@@ -71,8 +71,8 @@ def mask_words(vocab: int) -> int:
 class StepOutputs:
     """Results per row: token, logprob, rank [R]; top_ids, top_logprobs [R, max_top].
 
-    token -1: none could be sampled, or a row before it rejected its draft. vectors [R, width]:
-    of an embedding model (its other results mean nothing); else None.
+    token -1: no token could be sampled, or an earlier row rejected its draft. vectors [R, width]:
+    the results of an embedding model, where the others mean nothing; None for other models.
     """
 
     tokens: Int32
@@ -104,10 +104,10 @@ class Executor(Protocol):
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of the states in a slot that end with a block; 0 without recurrent layers."""
+        """Bytes of the recurrent states at the end of a block; 0 without recurrent layers."""
 
     def read_snapshot(self, slot: int) -> Bytes:
-        """Return the states in a slot that end with a block, [snapshot_bytes]; between steps."""
+        """Return the states of a slot at the end of its block, [snapshot_bytes]; between steps."""
 
     def write_snapshot(self, slot: int, data: Bytes) -> None:
         """Overwrite the states in a slot, between steps, with the result of read_snapshot.
@@ -149,20 +149,20 @@ class Executor(Protocol):
         """
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:
-        """Run ops up to `op_index`; return (its inputs [T, width], its output)."""
+        """Run the ops up to `op_index`; return (the inputs of that op [T, width], its output)."""
 
     def close(self) -> None:
         """Free all memory."""
 
-    # Executors that have nothing to say here derive from this class and inherit the defaults.
+    # Executors without the following abilities derive from this class and inherit the defaults.
 
     def load_adapter(
         self, slot: int, scale: float, get: Callable[[str], QuantTensor]
     ) -> Iterator[None]:
-        """Overwrite the matrices of adapter `slot` of the Program, one at each turn.
+        """Overwrite the matrices of adapter `slot` of the Program, one in each iteration.
 
-        get: the matrix of a name in the Program. Turns may come between steps that do not use the
-        adapter; it is complete after the last one.
+        get: returns the matrix for a name in the Program. Steps that do not use the adapter may run
+        between iterations; the adapter is complete after the last one.
         """
         msg = "this executor has no adapters"
         raise NotImplementedError(msg)
@@ -177,7 +177,10 @@ class Executor(Protocol):
         return False
 
     def progress(self) -> object:
-        """Return a value that changes while a step advances, or None; from any thread."""
+        """Return a value that differs between two calls if a step has advanced between them.
+
+        None: the executor does not count progress. Any thread may call this, during a step.
+        """
         return None
 
     def roofline(self) -> Iterator[dict[str, object]]:

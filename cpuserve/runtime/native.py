@@ -28,8 +28,8 @@ from cpuserve.runtime.threads import threads_on
 from cpuserve.sampling.params import SamplingParams
 
 ProgressFn = Callable[[str, int, int], None]
-# Matrices are packed together up to so many bytes of a file. At 3 GB/s they take 5 ms: a call
-# (10 us) is nothing to that, and a disk with a short queue stays busy until the next one asks it.
+# One call packs matrices with so many bytes in the file. Reading these takes 5 ms at 3 GB/s, so the
+# overhead of a call (10 us) is small, and a disk with a short queue stays busy until the next call.
 BATCH_BYTES = 16 << 20
 # Batches that the disk reads while one is packed: 64 MB are 10 ms of a disk of 6 GB/s.
 BATCHES_AHEAD = 4
@@ -71,10 +71,10 @@ class NativeExecutor:
         )
         load_tables(self.native, self.lowered, weights)
         fill_vectors(self.native, self.lowered, weights)
-        self._scales: dict[int, float] = {}  # of adapters, by their slots
+        self._scales: dict[int, float] = {}  # the scale of each adapter, by its slot
 
     def _loaded(self, config: EngineConfig, pack: Callable[[_C.Executor], None]) -> _C.Executor:
-        """A native executor with its matrices: packed, read from a file, or mapped from one."""
+        """Return a native executor with its matrices packed, read from a file, or mapped."""
 
         def create(fd: int = -1, writable: bool = False) -> _C.Executor:
             native = _C.Executor(
@@ -105,7 +105,7 @@ class NativeExecutor:
 
     @property
     def unsaved(self) -> bool:
-        """Whether `save` has work: the weights were quantized now."""
+        """Whether `save` has work, because this start has quantized the weights."""
         return self._cache is not None and self._cache.unsaved
 
     def save(self) -> None:
@@ -166,7 +166,10 @@ class NativeExecutor:
         self.native.cancel(on)
 
     def progress(self) -> tuple[int, int]:
-        """Return a value that changes while a step or a probe advances; from any thread."""
+        """Return a value that differs between two calls if a step or a probe has advanced.
+
+        Any thread may call this.
+        """
         return self.native.progress
 
     @property
@@ -184,11 +187,11 @@ class NativeExecutor:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of the states in a slot that end with a block; 0 without recurrent layers."""
+        """Bytes of the recurrent states at the end of a block; 0 without recurrent layers."""
         return self.native.snapshot_bytes
 
     def read_snapshot(self, slot: int) -> Bytes:
-        """Return the states in a slot that end with a block, [snapshot_bytes]."""
+        """Return the states of a slot at the end of its block, [snapshot_bytes]."""
         return self.native.read_snapshot(slot)
 
     def write_snapshot(self, slot: int, data: Bytes) -> None:
@@ -198,7 +201,7 @@ class NativeExecutor:
     def load_adapter(
         self, slot: int, scale: float, get: Callable[[str], QuantTensor]
     ) -> Iterator[None]:
-        """Overwrite the matrices of adapter `slot`, one at each turn; see Executor."""
+        """Overwrite the matrices of adapter `slot`, one in each iteration; see Executor."""
         count = 0
         for matrix in self.lowered.matrices:
             name = parse(matrix.names[0])
@@ -336,7 +339,7 @@ def is_mapped(tensor: QuantTensor) -> bool:
 
 
 def _part_of(matrix: MatrixLoad, size: int, rows: int) -> int:
-    """Bytes that a matrix takes of a tensor of `size` bytes and `rows` rows."""
+    """Return how many bytes of a tensor (`size` bytes, `rows` rows) a matrix is packed from."""
     part = matrix.part
     return size * (part.rows.stop - part.rows.start) // rows if part else size
 
@@ -344,7 +347,7 @@ def _part_of(matrix: MatrixLoad, size: int, rows: int) -> int:
 def loaded(
     tensor: QuantTensor, matrix: MatrixLoad, values: Callable[[str], Float32]
 ) -> QuantTensor:
-    """Return the tensor as `matrix` is packed from it; values: a tensor by its name in fp32."""
+    """Return the rows of `tensor` that `matrix` needs; values: returns a tensor by name in fp32."""
     if matrix.part:
         return head_rows(tensor, matrix.part, values)
     if not matrix.values:
@@ -393,7 +396,7 @@ def pack_matrices(
     with threads_on(threads, cpus) as pool:
         each = pool.map if threads > 1 else map
         for i, batch in enumerate(batches):
-            # The first batch too: threads ask the disk for all of it before they wait for a part.
+            # The list includes the first batch, so that the disk reads all of it from the start.
             later = batches[0 if i == 0 else i + BATCHES_AHEAD : i + 1 + BATCHES_AHEAD]
             ahead = [data for some in later for m in some for data in m.mapped]
             native.load_matrices([m.sources(values, each) for m in batch], ahead)
@@ -409,7 +412,7 @@ Source = tuple[Bytes, str, Int32 | None]
 
 
 class _Loading(NamedTuple):
-    """A matrix that is packed, and its tensors."""
+    """A matrix to pack, its tensors, and the number of bytes of them that it needs."""
 
     matrix: MatrixLoad
     tensors: list[QuantTensor]
@@ -422,18 +425,21 @@ class _Loading(NamedTuple):
 
     @property
     def mapped(self) -> list[Bytes]:
-        """Parts of mapped files that are read as stored."""
+        """The tensors in mapped files that are packed as they are stored."""
         whole = not self.matrix.part
         return [t.data for t in self.tensors if whole and not isinstance(t, BuiltTensor)]
 
     def sources(self, values: Callable[[str], Float32], each: Each) -> tuple[int, list[Source]]:
-        """The arguments of load_matrix. values: a tensor by its name in fp32; each: see rows_of."""
+        """Return (id, sources), the arguments of load_matrix.
+
+        values: returns a tensor by its name in fp32. each: see rows_of.
+        """
         parts = [loaded(t, self.matrix, values) for t in self.tensors]
         return self.matrix.id, [(rows_of(t, each), t.source, t.row_order) for t in parts]
 
 
 def _batches(matrices: Iterable[_Loading]) -> Iterator[list[_Loading]]:
-    """Consecutive matrices that have BATCH_BYTES together, or less at the end."""
+    """Yield consecutive matrices that have BATCH_BYTES together; the last list may have less."""
     batch: list[_Loading] = []
     size = 0
     for matrix in matrices:
@@ -454,7 +460,7 @@ def load_tables(native: _C.Executor, lowered: Lowered, weights: Weights) -> None
 
 
 def fill_vectors(native: _C.Executor, lowered: Lowered, weights: Weights) -> None:
-    """Fill all vectors."""
+    """Fill all vectors of the executor from the tensors of the model."""
 
     def read(name: str) -> npt.NDArray[np.float32]:
         tensor = weights.get(name)

@@ -18,10 +18,10 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
 
     The new entries of its block tables count as sent: the executor has to be given this step.
 
-    masks: one by slot, for the rows that are masked; None if no row is.
+    masks: one bitmask for each slot, for the rows that are masked; None if no row is.
 
     The sections are joined as one list, by loops in C, and converted once. A numpy array for each
-    would take longer at batch 1, and an `array` is slow to grow.
+    section would take longer at batch 1, and an `array` is slow to grow.
     """
     chunks = batch.chunks
     lengths = [len(c.token_ids) for c in chunks]

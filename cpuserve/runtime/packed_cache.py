@@ -1,8 +1,9 @@
-"""Packed weights in files: read at a later start instead of packed again, or mapped.
+"""Packed weights in files, which a later start reads instead of packing again, or which are mapped.
 
-If quantizing made the matrices, their arenas are written to a file during the first steps, and the
-next start reads it. If the arenas are mapped, they are packed into such a file; its pages the
-system drops when memory is short and reads again.
+If the weights were quantized while loading, the arenas (the memory with the packed matrices) are
+written to a file during the first steps, and the next start reads it. With --weights-on-disk, the
+matrices are packed into such a file and mapped. When memory is short, the system drops pages of the
+mapped file, and reads them again later.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from cpuserve.program.lower import Lowered
 
 FOLDER = "packed-weights"
-# Packing less takes less than a tenth of a second.
+# Fewer bytes are not kept in a file, because packing them takes less than a tenth of a second.
 LEAST_BYTES = 64 << 20
 WRITE_BYTES = 8 << 20
 PROBE_S, PROBE_THREADS, PROBE_MOST_BYTES = 0.25, 4, 1 << 22
@@ -50,7 +51,7 @@ class Packed(Protocol):
 
     @property
     def packed_digest(self) -> int:
-        """Of all matrices as they were packed or read."""
+        """The digest of all matrices, as they were packed or read."""
 
     @property
     def packed_arenas(self) -> list[npt.NDArray[np.uint8]]:
@@ -90,9 +91,9 @@ class PackedCache:
     def of(
         cls, config: EngineConfig, lowered: Lowered, size: int, extension: Path
     ) -> PackedCache | None:
-        """The cache of an engine with a file of `size` bytes; None if it needs none.
+        """Return the cache of an engine with a file of `size` bytes; None if it needs no file.
 
-        extension: the compiled code that packs.
+        extension: the file of the compiled code that packs.
         """
         makes = config.quantize != "none" and size >= LEAST_BYTES
         if config.adapters or config.adapter_slots or not config.weight_cache_bytes:
@@ -105,15 +106,15 @@ class PackedCache:
 
     def fill(self, native: P, pack: Callable[[P], None]) -> None:
         """Fill the arenas, from a file if there is one, else with `pack`; then `save` has work."""
-        with suppress(OSError):  # the model's files: packing reports it
+        with suppress(OSError):  # the model's files cannot be read; packing will report that
             if self._files.any():
                 file = self._open(self._digest(self._config.threads).compute())
                 if file is not None and self._read(native, file):
                     file.close()
                     return
         with suppress(OSError):
-            self._source = self._digest(threads=1)  # of the files as they are before they are read
-        before = native.packed_digest  # of a damaged file
+            self._source = self._digest(threads=1)  # notes the files before they are read
+        before = native.packed_digest  # not 0 if a damaged file was read
         pack(native)
         self._packed = (native.packed_digest - before) % 2**64
         self.unsaved = self._source is not None
@@ -159,9 +160,9 @@ class PackedCache:
     # --- mapped --------------------------------------------------------------------------------
 
     def map(self, create: Callable[[int, bool], P], pack: Callable[[P], None]) -> P:
-        """An executor with arenas mapped from a file, which is made first if there is none.
+        """Return an executor with arenas mapped from a file, which is made if there is none.
 
-        create(fd, writable) makes one, and pack(executor) fills it.
+        create(fd, writable) makes an executor, and pack(executor) fills its arenas.
 
         Raises:
             ModelError: the file cannot be made.
@@ -204,7 +205,7 @@ class PackedCache:
         return native
 
     def _expectation(self, file: PackedFile) -> str:
-        """A line on where the weights are, and the token rate that the disk allows."""
+        """Return a line on where the weights are, and on the token rate that the disk allows."""
         lowered, size = self._lowered, os.fstat(file.fd).st_size - HEADER_BYTES
         kept = min(size, self._config.page_cache_bytes)
         line = f"the weights are mapped from {file.path} ({format_bytes(size)}); "
@@ -273,7 +274,7 @@ class PackedCache:
 
 
 def layout_digest(config: EngineConfig, lowered: Lowered, extension: Path) -> str:
-    """A digest of all that the bytes of packed matrices follow from, except the tensors."""
+    """Return a digest of everything but the tensors that decides the bytes of packed matrices."""
     facts = {
         "version": version(),
         "code": _code_digest(extension),
@@ -289,7 +290,7 @@ def layout_digest(config: EngineConfig, lowered: Lowered, extension: Path) -> st
 
 
 def _code_digest(extension: Path) -> str:
-    """A digest of the code that reads and packs tensors, so that no version has to be counted."""
+    """Return a digest of the code that reads and packs tensors, in place of a format version."""
     package, hashed = Path(__file__).parents[1], hashlib.sha256()
     for folder in ("loader", "quant", "program"):
         for file in sorted((package / folder).rglob("*.py")):
@@ -299,7 +300,9 @@ def _code_digest(extension: Path) -> str:
 
 
 def disk_rate(path: Path, piece: int) -> float:
-    """Bytes per second at which several threads read pieces of `path`, past the page cache.
+    """Return the bytes per second of several threads that read pieces of `path` from the disk.
+
+    They bypass the page cache where the system can do that.
 
     Raises:
         OSError: it cannot be read.
@@ -308,7 +311,7 @@ def disk_rate(path: Path, piece: int) -> float:
     direct = getattr(os, "O_DIRECT", 0)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | direct)
-    except OSError:  # a file system without it
+    except OSError:  # the file system does not support O_DIRECT
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -318,7 +321,7 @@ def disk_rate(path: Path, piece: int) -> float:
     def read(thread: int) -> int:
         total, number, memory = 0, thread, mmap(-1, piece)  # O_DIRECT needs aligned memory
         while total == 0 or time.perf_counter() - started < PROBE_S:
-            at = int(number * 0.6180339887 % 1 * pieces)  # spread, and none twice
+            at = int(number * 0.6180339887 % 1 * pieces)  # spread over the file
             total += os.preadv(fd, [memory], at * piece)
             number += PROBE_THREADS
         return total

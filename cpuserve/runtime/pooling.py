@@ -77,7 +77,7 @@ class Mean:
         self._count += len(rows)
 
     def result(self) -> bytes | None:
-        """Return it; the length of an embedding is 1, so only layers need the sum divided."""
+        """Return the embedding or score; without layers from the sum, which is scaled to norm 1."""
         mean = self._sum / max(self._count, 1) if self._head.layers else self._sum
         return _finished(mean, self._head)
 

@@ -88,7 +88,7 @@ class SlotSampler:
         return token
 
     def _adjusted(self, logits: Float32, mask: Int32 | None = None) -> Float32:
-        """Do steps 2 and 3: bias, allowed and banned ids, mask, penalties."""
+        """Do steps 2 and 3 of sampling.h: bias, allowed and banned ids, mask, penalties."""
         p = self._params
         x = logits.astype(np.float32, copy=True)
         for id_, value in (p.logit_bias or {}).items():
@@ -112,7 +112,7 @@ class SlotSampler:
         return x
 
     def _choose(self, x: Float32, position: int) -> int:
-        """Do steps 4 to 6: the most likely token, or temperature, filters and a random choice."""
+        """Do steps 4 to 6: the most likely token; or temperature, filters and a random choice."""
         p = self._params
         if p.temperature < GREEDY_BELOW:
             return int(x.argmax())

@@ -1,4 +1,4 @@
-"""Threads of Python next to the team, for work where numpy releases the GIL."""
+"""Python threads besides the engine's thread team, for work where numpy releases the GIL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 def run_on(cpus: Sequence[int] | None) -> None:
-    """Let the calling thread run on all of `cpus`; None: where it may run already.
+    """Let the calling thread run on all of `cpus`; None: leave its CPUs as they are.
 
     A thread begins on the CPUs of its creator, which may be pinned to one.
     """
@@ -19,5 +19,5 @@ def run_on(cpus: Sequence[int] | None) -> None:
 
 
 def threads_on(count: int, cpus: Sequence[int] | None) -> ThreadPoolExecutor:
-    """A pool of `count` threads that may run on all of `cpus`."""
+    """Return a pool of `count` threads that may run on all of `cpus`."""
     return ThreadPoolExecutor(count, "cpuserve-convert", initializer=run_on, initargs=(cpus,))

@@ -47,7 +47,7 @@ ONLINE = (
     "w8_channel",
     "w8_channel_g128",
     "w4m_g128",
-)  # kinds dense tensors can become
+)  # weight kinds that dense tensors can be quantized to
 
 
 class LogitModel(Protocol):
@@ -71,7 +71,10 @@ class LogitModel(Protocol):
         """Return views of the content of KV block `block`, in a fixed order."""
 
     def closed_states(self, slot: int) -> list[torch.Tensor]:
-        """Return views of the closed states in a slot, in a fixed order; [] without any."""
+        """Return views of the recurrent states at the end of a slot's block, in a fixed order.
+
+        [] without recurrent layers.
+        """
 
 
 class TorchSampling:
@@ -226,7 +229,7 @@ class TorchSampling:
 
 
 def _follows(row: int, step: StepView, out: StepOutputs) -> bool:
-    """Whether the row before `row` has given its draft, if it has one."""
+    """Whether the row before `row` has sampled its draft, or has none."""
     return not row or step.draft(row - 1) in (-1, out.tokens[row - 1])
 
 
@@ -300,7 +303,7 @@ class TorchExecutor(TorchSampling, Executor):
     def load_adapter(
         self, slot: int, scale: float, get: Callable[[str], QuantTensor]
     ) -> Iterator[None]:
-        """Overwrite the matrices of adapter `slot`, one at each turn; see Executor."""
+        """Overwrite the matrices of adapter `slot`, one in each iteration; see Executor."""
         for name, of in self._adapter_matrices:
             if of == slot:
                 self._interpreter.set_weight(name, as_torch(get(name)))

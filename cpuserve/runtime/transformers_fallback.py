@@ -65,7 +65,11 @@ class TransformersExecutor(TorchSampling, Executor):
 
 
 def load_model(path: Path, dtype: str) -> Any:
-    """The transformers model in `path`; its own message in a ModelError if there is none."""
+    """Return the transformers model in `path`.
+
+    Raises:
+        ModelError: transformers cannot load it, with the first line of its message.
+    """
     import transformers
 
     if not path.is_dir():
@@ -105,7 +109,7 @@ class PagedModel:
         parameters = inspect.signature(model.forward).parameters
         self._picks_rows = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
-        # From transformers 5.24 on; the old name causes a warning there.
+        # The argument is called `cache` from transformers 5.24 on; the old name causes a warning.
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         if getattr(model, "_is_stateful", False):  # transformers' name for recurrent models
             raise ModelError(OTHER_STATE)
@@ -118,7 +122,7 @@ class PagedModel:
         ]
 
     def hidden(self, arrays: StepArrays) -> Tensor:
-        """Run the step; logits [R, vocab] of its logit rows."""
+        """Run the step; return the logits [R, vocab] of its logit rows."""
         step = view(arrays, self._kept)
         check_step(step, vocab=self.vocab, num_blocks=self._num_blocks, block=BLOCK)
         self._kept.keep(step)
@@ -139,16 +143,16 @@ class PagedModel:
         self._kept.release(slot)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The results of `hidden` are logits already."""
+        """Return `hidden`, because the results of the method `hidden` are logits already."""
         return hidden
 
     def kv_parts(self, block: int) -> list[Tensor]:
-        """Views of KV block `block`: keys, then values [32, heads, d], of each layer."""
+        """Return views of KV block `block`: for each layer keys, then values, [32, heads, d]."""
         at = slice(block * BLOCK, (block + 1) * BLOCK)
         return [state[at] for layer in self._pools for state in layer]
 
     def closed_states(self, slot: int) -> list[Tensor]:  # noqa: ARG002
-        """Nothing: models with recurrent layers are not run this way."""
+        """Return [], because models with recurrent layers are refused."""
         return []
 
     def _run_sequence(self, step: StepView, seq: int, rows: Tensor) -> Tensor:
@@ -166,7 +170,10 @@ class PagedModel:
     def _forward(
         self, tokens: Tensor, start: int, past: Tensor | None, rows: Tensor
     ) -> tuple[Tensor, Any]:
-        """(fp32 logits of `rows`, the cache after): tokens at positions start ..."""
+        """Run `tokens` at positions start, start + 1, ...; return (fp32 logits of `rows`, cache).
+
+        past: the slots of the keys before `start`; None = there are none.
+        """
         from transformers import DynamicCache
 
         with torch.inference_mode():
@@ -188,7 +195,7 @@ class PagedModel:
 
 
 def _layers(cache: Any) -> list[Any]:
-    """The layers of a DynamicCache; ModelError where one keeps more than keys and values."""
+    """Return the layers of a DynamicCache; ModelError if one keeps more than keys and values."""
     from transformers.cache_utils import DynamicLayer
 
     layers = list(cache.layers)
@@ -198,5 +205,5 @@ def _layers(cache: Any) -> list[Any]:
 
 
 def _pool(state: Tensor, slots: int) -> Tensor:
-    """An empty pool [slots, heads, d] for keys or values [1, heads, 1, d]."""
+    """Return an empty pool [slots, heads, d] for keys or values like `state` [1, heads, 1, d]."""
     return torch.empty(slots, state.shape[1], state.shape[3], dtype=state.dtype)

@@ -9,7 +9,7 @@ from cpuserve.sampling.structured import StructuredOutputs, structured_from
 
 MAX_REPETITION_PENALTY = 1_000_000
 MAX_SALT = 128
-# A salt becomes part of keys and file names; these characters could make it match another's.
+# A salt becomes part of keys and file names, where these characters could make it match another.
 NOT_IN_SALT = frozenset("@/\\\0")
 SALT_RULE = "characters without @, /, \\ and NUL"
 NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
@@ -111,7 +111,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         """The parameters (with n = 1) of sequence `index` of the n sequences of a request.
 
         The seed is increased by `index`, as a signed 64-bit number, so that the sequences differ;
-        -1 means none. Only sequence 0 scores the prompt, which is the same for all.
+        a seed of -1 means no seed. Only sequence 0 scores the prompt, which is the same for all.
         """
         seed = None if self.seed == NO_SEED else self.seed
         if self.n == 1 and seed == self.seed:

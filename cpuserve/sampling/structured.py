@@ -17,17 +17,17 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object")
 # write any white space may write nothing else until max_tokens.
 WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 
-# A line of a Lark grammar that ends with this comment and the name of a function has its schema;
-# an error in the schema then has the function.
+# A line of a Lark grammar that ends with PARAMETERS_OF and the name of a function contains the
+# schema of the function. The name is for messages about errors in the schema.
 OF_FUNCTION = "the parameters of "
 PARAMETERS_OF = f" // {OF_FUNCTION}"
 
-# Such a line has this before that, if the function is not strict: where the library cannot keep the
-# schema, only its type counts.
+# If the function is not strict, such a line has this comment before PARAMETERS_OF: if the library
+# cannot enforce the schema, only its type is enforced.
 IF_POSSIBLE = " // if possible"
 
-# A rule of a Lark grammar that ends with this comment and a text is also matched by any special
-# token but the one of the text. Only the process for grammars knows them.
+# If a rule of a Lark grammar ends with this comment and a text, all special tokens except the one
+# with this text match the rule as well. Only the process for grammars knows the special tokens.
 OTHER_TOKENS = " // and special tokens other than "
 
 # Kinds of grammars, for StructuredOutputs.key: a schema, with closed or with open objects; tool
@@ -43,12 +43,13 @@ _ANY_OBJECT = '{"type":"object"}'
 class StructuredOutputs(
     msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """One of: a JSON schema, a regular expression, some texts, a grammar, or any JSON object.
+    """A JSON schema, a regular expression, a choice of texts, a grammar, or any JSON object.
 
     grammar: Lark or GBNF. disable_additional_properties: an object without a schema for
-    other members has no other members. calls: a grammar in Lark of tool calls, alone (or in free
-    text) or of the text that may replace them. field: the request's field that asks for it, for
-    messages. caller: who asks; the engine compiles a limited number of new forms of each.
+    other members has no other members. calls: a Lark grammar of tool calls (it may permit free
+    text); if one of the other fields is set as well, the response matches one of both. field: the
+    request's field for messages about it. caller: the client; the engine limits how many new
+    grammars of one client wait.
 
     Raises:
         InvalidRequest: none or several of them are set, or one is too long.
@@ -89,18 +90,17 @@ class StructuredOutputs(
 
     @property
     def num_chars(self) -> int:
-        """The characters of everything that is set."""
+        """The number of characters of all texts that are set."""
         texts = (self.json, self.regex, self.grammar, self.calls, *(self.choice or ()))
         return sum(len(text) for text in texts if isinstance(text, str))
 
     @property
     def key(self) -> tuple[str, str]:
-        """The kind (JSON, OPEN_JSON, "regex", "choice" or "grammar"), and its text.
+        """The kind and the text of the grammar; equal keys are the same grammar.
 
-        That of choices is JSON.
-
-        Or CALLS and their grammar; or WITH_CALLS, and as JSON the kind and the text of the form and
-        the grammar of the calls.
+        Kinds: JSON or OPEN_JSON (text: the schema), "regex", "choice" (text: a JSON list),
+        "grammar", CALLS (text: their grammar), or WITH_CALLS (text: a JSON list of the kind and the
+        text of the requested structure, and the grammar of the calls).
         """
         kind, text = self._form
         if self.calls is None:
@@ -124,7 +124,7 @@ class StructuredOutputs(
 
 
 def if_possible(grammar: str, functions: Collection[str]) -> str:
-    """Return a Lark grammar of calls where the schemas of these functions need not be kept."""
+    """Return a Lark grammar of calls that need not enforce the schemas of `functions`."""
 
     def marked(line: str) -> str:
         rule, found, name = line.rpartition(PARAMETERS_OF)
@@ -134,7 +134,7 @@ def if_possible(grammar: str, functions: Collection[str]) -> str:
 
 
 def structured_from(fields: Any) -> StructuredOutputs:
-    """Return the form that a client's object asks for; one that the server made, unchanged.
+    """Return the structure that a client's object asks for; StructuredOutputs are unchanged.
 
     Raises:
         InvalidRequest: it has an unknown member, or one with a wrong type or value.
@@ -142,7 +142,7 @@ def structured_from(fields: Any) -> StructuredOutputs:
     if isinstance(fields, StructuredOutputs):
         return fields
     try:
-        for own in ("field", "calls", "caller"):  # of the server
+        for own in ("field", "calls", "caller"):  # only the server sets these
             if isinstance(fields, dict) and own in fields:
                 msg = f"Object contains unknown field `{own}`"
                 raise msgspec.ValidationError(msg)

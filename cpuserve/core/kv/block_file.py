@@ -49,7 +49,7 @@ class BlockFormat:
         return self._fingerprint.hex()[:32]
 
     def name(self, key: bytes, group: int, parent: bytes, salt: str, content: bytes) -> BlockName:
-        """Return the name of a block of a cache group; parent: b"" for a first one."""
+        """Return the name of a block of a cache group; parent: b"" for the first one of a text."""
         root, size = self.root(salt), self._sizes[group]
         return BlockName(file_key(key, group), parent or bytes(32), root, content, size)
 
@@ -58,7 +58,7 @@ class BlockFormat:
         return hashlib.sha256(self.seed + salt.encode("utf-8", "surrogatepass")).digest()
 
     def pack(self, name: BlockName, data: Data) -> tuple[Data, ...]:
-        """Return the parts of a file."""
+        """Return the parts of the file of a block: head, CRC-32, tokens and data."""
         head = HEAD.pack(
             MAGIC,
             self._fingerprint,

@@ -181,7 +181,7 @@ class DiskCache:
         return True
 
     def filled(self, entry: CachedBlock, group: int) -> None:
-        """Keep the file, which is still right."""
+        """Keep the file, which is still valid."""
 
     def close(self, wait_s: float = 2.0) -> None:
         """Write the queued blocks; wait at most `wait_s` seconds until that is done."""

@@ -45,8 +45,8 @@ class BlockFiles:
         self._own = own
         self._lock = threading.Lock()
         self._sizes: OrderedDict[Path, int] = OrderedDict()
-        # During a rescan _sizes does not change. Of files that were read or removed since: their
-        # sizes, None for those that are gone.
+        # None except during a rescan, when _sizes does not change. It then has the sizes of the
+        # files that were read since the rescan began, and None for each file that was removed.
         self._since: OrderedDict[Path, int | None] | None = None
         self.rescan()
 
@@ -99,8 +99,8 @@ class BlockFiles:
         """Read the folders again.
 
         Other threads wait neither for the disk nor for the work on a long list: the lock is held
-        for their changes meanwhile, and the interpreter is given to them every few files. `add`,
-        `trim` and `rescan` are called by one thread.
+        only at the beginning, and at the end for their changes since then, and the GIL is released
+        every few files. `add`, `trim` and `rescan` are called by one thread.
         """
         with self._lock:
             self._since = OrderedDict()
@@ -137,7 +137,7 @@ class BlockFiles:
                             yield seen
 
     def _size(self, path: Path) -> int | None:
-        """The size of a listed file."""
+        """Return the size of a file in the list; None if it is not there."""
         since = self._since
         if since is not None and path in since:
             return since[path]
@@ -155,9 +155,9 @@ class BlockFiles:
 
 
 def _unhurried(items: Iterable[T]) -> Iterator[T]:
-    """The items, with a pause after every few, so that a thread waiting for the GIL goes on.
+    """Yield the items, and release the GIL after every few, for a thread that waits for it.
 
-    Without it, such a thread waits for sys.getswitchinterval(), 5 ms.
+    Without this, such a thread waits for sys.getswitchinterval(), 5 ms.
     """
     for i, item in enumerate(items):
         yield item
@@ -166,7 +166,7 @@ def _unhurried(items: Iterable[T]) -> Iterator[T]:
 
 
 def _in_order(items: Iterator[_Found]) -> Iterator[_Found]:
-    """The items in ascending order. One sort of all would hold the interpreter until its end."""
+    """Yield the items in ascending order. One sort of them all would hold the GIL until its end."""
     runs: list[list[_Found]] = []
     while run := sorted(islice(items, ITEMS_AT_ONCE)):
         runs.append(run)

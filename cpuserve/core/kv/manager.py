@@ -3,15 +3,15 @@
 The layers of a model form cache groups, and a sequence has a block table for each (`Tables`). Any
 block can serve any group. A group either keeps everything, or the keys that the last `window`
 tokens see: blocks left of the window are freed while their sequence runs. Their entries in the
-table then name block `num_blocks`, which is not in the pool and is never written.
+table then refer to block `num_blocks`, which is not in the pool and is never written.
 
 The states of recurrent layers are one more group, the last one. Its blocks are the slots of a pool
 of their own (ids after all others): a slot is as large as hundreds of blocks. The slot of
 block i holds the state at the last multiple of 16 tokens in that block, and the data of the
-tokens since then; once the block is full, it is the state at its end. A slot also serves the
-blocks before it that have none. So a sequence needs two: the slot of the last full block, where a
-prefix can end, and the slot of the block in progress. Only the states at the end of a prompt or a
-response, and where prompts branch, are published ("snapshots").
+tokens since then; once the block is full, it is the state at its end. Earlier blocks without a slot
+share the next slot. So a sequence needs two slots: one for the last full block, where a prefix can
+end, and one for the block in progress. Only the states at the end of a prompt or a response, and
+where prompts branch, are published ("snapshots").
 
 An entry of the prefix index has a block for each group. Evicting a block of a group that keeps
 everything evicts the entry, since no prefix beyond it could be used. A block of a window can be
@@ -72,7 +72,7 @@ class KvManager:
         # A token needs the state before its own block: the state of the token block_size before it.
         self.windows = self.use.windows + (block_size + 1,) * self.has_states
         self.slides = any(self.windows)
-        # Groups that restore every block: each entry of the index has to hold a block.
+        # Groups that restore every block; at least one, as each entry of the index needs a block.
         self._whole = [not window for window in self.windows]
         self._whole[0] |= not any(self._whole)
         self.gone = BlockId(num_blocks)
@@ -122,12 +122,12 @@ class KvManager:
         return self.use.needs(num_tokens)
 
     def _first(self, group: int, num_tokens: int) -> int:
-        """Return the first block that a token after the first `num_tokens` tokens can see."""
+        """Return the index of the first block that a token after `num_tokens` tokens can see."""
         window = self.windows[group]
         return max(0, num_tokens - window + 1) // self.block_size if window else 0
 
     def _ends(self, computed: int, num_tokens: int) -> list[int]:
-        """Return the lengths of the KV tables for `num_tokens` when `computed` have run."""
+        """Return the length of each KV table for `num_tokens` tokens, if `computed` have run."""
         full = self.blocks_for(num_tokens)
         if not any(self.use.windows):
             return [full] * self.num_groups
@@ -229,7 +229,7 @@ class KvManager:
         return (end - begin) * size
 
     def _put(self, table: BlockTable, index: int, block: BlockId) -> None:
-        """Make `block` block `index` of `table`, instead of another one or after all."""
+        """Make `block` the entry `index` of `table`: it replaces another block or is appended."""
         if block != self.gone:
             self._share((block,))
         if index == len(table):
@@ -287,7 +287,10 @@ class KvManager:
         chain.own += made
 
     def _leave_out(self, blocks: list[BlockId], chain: PrefixChain) -> bool:
-        """Forget the next `blocks` of `chain` that cannot be published; False: all of them."""
+        """Mark those of the next `blocks` of `chain` as FORGOTTEN that cannot be published.
+
+        Returns whether any can be.
+        """
         for group, block in enumerate(blocks):
             if block == self.gone:
                 blocks[group] = FORGOTTEN
@@ -318,7 +321,7 @@ class KvManager:
         return group == self.num_groups
 
     def _unite(self, tables: Tables, chain: PrefixChain, entry: CachedBlock) -> None:
-        """Use the blocks of `entry`, the next of `chain`, and add the blocks that it has lost."""
+        """Use the blocks of `entry`, the next one of `chain`, and fill in blocks that it lost."""
         index = chain.num_entries
         for group, table in enumerate(tables):
             own, published = table[index], entry.blocks[group]
@@ -362,8 +365,8 @@ class KvManager:
     ) -> RestorePlan | None:
         """Return the plan for the most blocks that can be restored, up to block `most` - 1.
 
-        entry: the one for the next block of `chain`, if the cache has it. Where the cache alone can
-        serve all groups there is no plan: `catch_up` takes such blocks.
+        entry: the index's entry for the next block of `chain`, if there is one. If the cache alone
+        can serve all groups there is no plan: `catch_up` takes such blocks.
         """
         begin = chain.num_entries
         held_from = [0] * len(self.windows)  # every group has all blocks from here on
@@ -407,7 +410,7 @@ class KvManager:
             if held[group] != FORGOTTEN:
                 self._put(table, index, held[group])
                 continue
-            if index >= len(table):  # of a window, if the cache is full
+            if index >= len(table):  # the table of a window could not grow in a full cache
                 return False
             block = self._block_to_fill(group, table, index)
             found, known = self.offload.restore(chain, group, block)
@@ -428,9 +431,9 @@ class KvManager:
         return True
 
     def _block_to_fill(self, group: int, table: BlockTable, index: int) -> BlockId:
-        """Return block `index` of `table`; of the states, a slot that becomes this block.
+        """Return block `index` of `table`; in the group of states, take a slot for it if needed.
 
-        The slots before it are not needed any more, so the sequence has STATES_OF_ONE at most.
+        Earlier slots are freed then, so the sequence holds at most STATES_OF_ONE slots.
         """
         if self._is_state(group) and table[index] == self.gone:
             self.states.release(table.leave(index, self.gone))
@@ -484,9 +487,9 @@ class KvManager:
         return True
 
     def _grow_states(self, table: BlockTable, num_tokens: int, snapshots: Iterable[int]) -> None:
-        """Give the last block a slot, and the last full one; those before share the next.
+        """Add blocks; only the last one, the last full one and `snapshots` get slots of their own.
 
-        There are slots for that: STATES_OF_ONE for each request that can run.
+        There are enough slots: STATES_OF_ONE for each request that can run.
         """
         end = self.blocks_for(num_tokens)
         wanted = {end - 1, num_tokens // self.block_size - 1, *snapshots}
@@ -497,7 +500,7 @@ class KvManager:
         """Return the blocks where a sequence that adopts `match` keeps its states.
 
         These are the end of its `num_tokens` tokens, and the end of the part in common with
-        another sequence, if there was no state there: a third one may begin like these two.
+        another sequence, if there was no state there: a third sequence may begin like these two.
         """
         if not self.has_states:
             return frozenset()

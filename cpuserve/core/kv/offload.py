@@ -16,7 +16,7 @@ PATIENCE_S = 0.01
 
 
 class BlockBytes(Protocol):
-    """The content of blocks of a cache group as bytes, between steps."""
+    """Reads and writes the content of blocks as bytes; called only between steps."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -110,9 +110,9 @@ class Offload:
         return bool(self._unsaved)
 
     def find(self, chain: PrefixChain, index: int, group: int) -> int | None:
-        """Return the place in `tiers` of the first one that has block `index` of `chain`.
+        """Return the index in `tiers` of the first tier that has block `index` of `chain`, or None.
 
-        The block follows the chain's entries.
+        The block comes after the chain's entries.
         """
         found = (i for i, tier in enumerate(self.tiers) if tier.find(chain, index, group))
         return next(found, None)
@@ -120,7 +120,10 @@ class Offload:
     def restore(
         self, chain: PrefixChain, group: int, block: BlockId
     ) -> tuple[bool, CachedBlock | None]:
-        """Fill `block` with the next block of `chain`; return (whether it was found, its entry)."""
+        """Fill `block` with the next block of `chain`.
+
+        Returns (whether a tier had it, its evicted entry if the tier still has that).
+        """
         began = time.perf_counter()
         loaded = None
         for tier in self.tiers:
@@ -139,7 +142,7 @@ class Offload:
         self.left_s -= took
 
     def report(self) -> dict[str, object]:
-        """Sizes and counters."""
+        """Return the sizes of the tiers, and counters of saved and restored blocks."""
         sizes: dict[str, object] = {}
         for tier in self.tiers:
             sizes |= {f"{tier.name}_blocks": len(tier), f"{tier.name}_bytes": tier.num_bytes}

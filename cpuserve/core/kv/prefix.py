@@ -25,7 +25,7 @@ BlockHash = NewType("BlockHash", bytes)
 Digest = Callable[[bytes], bytes]
 
 FORGOTTEN = BlockId(-1)
-NAMED_AT_ONCE = 64  # blocks with keys computed together, since each call has a fixed cost
+NAMED_AT_ONCE = 64  # how many keys of blocks one call computes, since a call has a fixed cost
 
 
 def sha256(data: bytes) -> bytes:

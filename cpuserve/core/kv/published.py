@@ -11,11 +11,11 @@ from cpuserve.ids import BlockId
 
 
 class PublishedBlocks:
-    """Entries of the index come and go together with their blocks in the pools.
+    """Adds and removes entries of the index together with their blocks in the pools.
 
-    windows: of each cache group, 0 = it keeps everything. If num_states > 0, the last group is that
-    of states, in a pool of its own. gone: the id between the blocks of the two pools, which is also
-    the number of KV blocks.
+    windows: the window of each cache group, 0 = the group keeps everything. If num_states > 0, the
+    last group has the states, in a pool of its own. gone: the id between the blocks of the two
+    pools, which is also the number of KV blocks.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class PublishedBlocks:
             entry = parent
 
     def evicted(self, block: BlockId) -> None:
-        """Remove a block and the entries that need it from the index: its memory is needed."""
+        """Remove a block and the entries that need it from the index, because it will be reused."""
         entry = self.index.entry(block)
         assert entry is not None, "a cached block has no name"
         group = entry.blocks.index(block)

@@ -26,9 +26,9 @@ from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
 from cpuserve.log import get_logger
 
-# Keys of recently asked blocks; each takes about 200 bytes, and its SHA-256 a microsecond.
+# How many keys of blocks are kept: a key takes about 200 bytes and saves a microsecond of SHA-256.
 _MOST_KEYS = 1 << 16
-# A file includes the tokens of its block; a larger one is not of this model.
+# A file has the data and the tokens of a block; a file with more bytes is not of this model.
 _MOST_TOKEN_BYTES = 1 << 16
 
 log = get_logger("kv")
@@ -74,7 +74,7 @@ class SharedFiles:
 
     @property
     def num_bytes(self) -> int:
-        """The size of their files."""
+        """The size of the files of these blocks, in bytes."""
         return self._num_bytes
 
     def find(self, chain: PrefixChain, index: int, group: int) -> bool:
@@ -118,7 +118,7 @@ class SharedFiles:
     def _key(self, chain: PrefixChain, index: int) -> bytes:
         """Return the key of block `index` of `chain` in this directory.
 
-        Keys are kept under the engine's keys of the same blocks.
+        self._keys maps the engine's key of a block, which starts from another seed, to this key.
         """
         if len(self._keys) > _MOST_KEYS:
             self._keys.clear()
@@ -131,26 +131,26 @@ class SharedFiles:
         return key
 
     def ready(self, group: int) -> bool:  # noqa: ARG002
-        """Never: the files belong to others."""
+        """Return False, because the files belong to others."""
         return False
 
     def wants(self, entry: CachedBlock, group: int) -> bool:  # noqa: ARG002
-        """Nothing: the files belong to others."""
+        """Return False, because the files belong to others."""
         return False
 
     def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:  # noqa: ARG002
-        """Keep nothing."""
+        """Return False, and keep nothing."""
         return False
 
     def filled(self, entry: CachedBlock, group: int) -> None:
-        """Do nothing: the file is still right."""
+        """Do nothing: the file is still valid."""
 
     def close(self, wait_s: float) -> None:
         """Do nothing."""
 
 
 def _sizes(folder: Path, most: int) -> dict[str, int]:
-    """Return the size of each file of at most `most` bytes in `folder`; no folder: none."""
+    """Return the size of each file of at most `most` bytes in `folder`; {} without a folder."""
     try:
         with os.scandir(folder) as entries:
             files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]

@@ -39,11 +39,11 @@ class SwapSpace:
         return len(self._blocks)
 
     def ready(self, group: int) -> bool:  # noqa: ARG002
-        """Always: memory takes a block at once."""
+        """Return True, because memory takes a block at once."""
         return True
 
     def wants(self, entry: CachedBlock, group: int) -> bool:  # noqa: ARG002
-        """Whether there is room for such a block; one that is here already is replaced."""
+        """Whether a block of `group` fits at all; a block that is here already is replaced."""
         return self._sizes[group] <= self._max_bytes
 
     def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:  # noqa: ARG002
@@ -75,7 +75,7 @@ class SwapSpace:
     def _entry(self, chain: PrefixChain, index: int, group: int) -> CachedBlock | None:
         """Return the entry of block `index` of `chain`, which follows the chain's entries.
 
-        For the first block after them, all tokens before it have been compared.
+        For the first block after these entries, all tokens before it are compared as well.
         """
         parent = chain.last
         entry, _ = self._blocks.get((chain.keys[index], group), (None, b""))

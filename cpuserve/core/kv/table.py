@@ -19,8 +19,8 @@ class BlockTable(list[BlockId]):
 
     def __init__(self, blocks: Iterable[BlockId] = ()) -> None:
         super().__init__(blocks)
-        self.sent = 0  # the first entries that the executor has
-        self._left = 0  # before it, no block is left
+        self.sent = 0  # the executor has this many of the first entries
+        self._left = 0  # `leave` has replaced all entries before this index
 
     def put(self, index: int, block: BlockId) -> None:
         """Make `block` entry `index`."""
@@ -29,7 +29,7 @@ class BlockTable(list[BlockId]):
         self._left = min(self._left, index)
 
     def leave(self, end: int, gone: BlockId) -> list[BlockId]:
-        """Make `gone` of all entries before `end`; return the blocks that were there, in order."""
+        """Replace all entries before `end` by `gone`; return the blocks that were there."""
         begin = self._left
         if begin >= end:
             return []

@@ -30,12 +30,12 @@ class TierNeeds:
 class Tier(Protocol):
     """Keeps blocks by entry of the prefix index and cache group. No failure fails a request.
 
-    A block is found by its key, but neither is the key trusted alone: the tokens of the block and
-    all tokens before it must be equal.
+    A block is found by its key, but the key alone is not trusted: the tokens of the block and all
+    tokens before it must be equal.
 
-    name: shown in metrics and the cost model. durable: its blocks outlive the process, so
-    blocks are saved before they are evicted. num_blocks, num_bytes: its contents, including those
-    of others.
+    name: shown in metrics and the cost model. durable: its blocks outlive the process, so blocks
+    are saved before they are evicted. num_blocks, num_bytes: its contents, including blocks of
+    other engines and models.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Tier(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Their size."""
+        """The size of these blocks in bytes."""
 
     def find(self, chain: PrefixChain, index: int, group: int) -> bool:
         """Whether it has block `index` of `chain`, which follows the chain's entries.
 
-        That all tokens before are equal must be certain only for the first block after them.
+        Only for the first block after these entries, all earlier tokens have to be compared.
         """
 
     def load(self, chain: PrefixChain, index: int, group: int) -> TierBlock | None:

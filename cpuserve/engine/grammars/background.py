@@ -1,4 +1,4 @@
-"""Work that must not delay streams: threads of low priority. It imports nothing that takes time."""
+"""Threads of low priority, for work that must not delay streams. This imports no slow modules."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 STACK_BYTES = 16 << 20
-# On a core that the engine keeps busy, a thread of this priority gets a seventieth of the
-# time (weights of 15 and 1,024), and more where the engine's threads wait for the next step and
-# yield. Median gaps between tokens of 4 streams of SmolLM2 on 2 cores while a process compiles: 1.2
-# times as long as normal.
+# On a core that the engine keeps busy, a thread with this nice value gets a seventieth of the time
+# (Linux has weights of 15 and 1,024), and more when the engine's threads yield while they wait for
+# the next step. With 4 streams of SmolLM2 on 2 cores, the median gap between tokens is 1.2 times
+# as long while a process compiles.
 NICE = 19
 
 
 def deep_thread(work: Callable[[], None], stack_bytes: int) -> threading.Thread:
-    """Start a thread with a stack of this size."""
+    """Start and return a thread with a stack of `stack_bytes`."""
     before = threading.stack_size(stack_bytes)
     thread = threading.Thread(target=work)
     thread.start()
@@ -28,9 +28,9 @@ def deep_thread(work: Callable[[], None], stack_bytes: int) -> threading.Thread:
 def yield_to_streams(cpus: Sequence[int] | None) -> None:
     """Lower the priority of this thread alone, where the system can do that, and move it to `cpus`.
 
-    cpus: None = it stays where it is.
+    cpus: None = the thread keeps its CPUs.
     """
-    if sys.platform == "linux":  # elsewhere this is the priority of the process
+    if sys.platform == "linux":  # elsewhere, nice() changes the priority of the whole process
         os.nice(NICE)
     move_to(cpus)
 
@@ -38,5 +38,5 @@ def yield_to_streams(cpus: Sequence[int] | None) -> None:
 def move_to(cpus: Sequence[int] | None) -> None:
     """Let this thread run on these CPUs alone, where the system can do that; None = on any."""
     if cpus and hasattr(os, "sched_setaffinity"):
-        with suppress(OSError):  # the process may no longer use them
+        with suppress(OSError):  # the process may not be allowed to use these CPUs any more
             os.sched_setaffinity(0, cpus)

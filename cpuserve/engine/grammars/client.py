@@ -31,15 +31,16 @@ from cpuserve.ids import RequestId
 from cpuserve.log import get_logger
 from cpuserve.runtime.executor import Int32, mask_words
 
-MAX_GRAMMARS = 64  # compiled grammars that are kept, without those in use
+MAX_GRAMMARS = 64  # with more compiled grammars, the oldest that no request uses are dropped
 # Above MAX_KEPT_BYTES for all compiled grammars, those that no request uses are dropped. Above
 # MAX_USED_BYTES, no grammar is compiled until a request has ended. A schema of 160 kB takes 5 MB
 # when it is compiled, and a grammar may grow to 40 MB while it matches many different texts.
 MAX_KEPT_BYTES = 128 << 20
 MAX_USED_BYTES = 512 << 20
-# All requests of a step wait so long for bitmasks: ten times the time of the slowest bitmask.
+# A step waits at most so long for its bitmasks: ten times the time of the slowest bitmask.
 GRACE_S = 0.1
-# The grammar of a request may have ended the process, so a request fails after its second loss.
+# The grammar of a request may be the reason that the process ended. So a request fails when the
+# process has ended twice while it had a matcher there.
 MAX_LOSSES = 1
 
 Key = tuple[str, str]
@@ -48,9 +49,10 @@ log = get_logger("engine")
 
 @dataclass(slots=True, eq=False)
 class _Grammar:
-    """A grammar and its unfinished requests; some of them wait for it.
+    """A grammar and the unfinished requests that use it.
 
-    process: where it is ready, if it is. dropped: nobody waits for it any more.
+    process: the process that has compiled it; None = none has. waiting: the users that wait for
+    the compilation. dropped: no request needs it any more.
     """
 
     number: int
@@ -70,9 +72,9 @@ class _Grammar:
 class _GrammarRequest:
     """An unfinished request with a grammar.
 
-    taken: how many of its output tokens the matcher has; -1 = there is no matcher yet. filled: the
-    slot with the bitmask for the next token, and how often the request had been preempted then.
-    losses: how often its matcher was lost.
+    taken: how many of its output tokens the matcher has consumed; -1 = there is no matcher yet.
+    filled: (the slot of the bitmask for the next token, the number of preemptions of the request
+    when that was filled). losses: how often its matcher was lost with the process.
     """
 
     grammar: _Grammar
@@ -83,7 +85,10 @@ class _GrammarRequest:
 
 @dataclass(slots=True)
 class Verdict:
-    """The compilation of a request's grammar. error: "" = ready. fault: the client's."""
+    """The result of compiling a request's grammar.
+
+    error: why it failed; "" = it is ready. fault: whether the client's grammar is the reason.
+    """
 
     request: RequestId
     error: str = ""
@@ -112,15 +117,15 @@ class Grammars:
         self._requests: dict[RequestId, _GrammarRequest] = {}
         self._num_grammars = 0
         self._queue: GrammarQueue[_Grammar] = GrammarQueue()
-        self._room = threading.Event()  # for another grammar
+        self._room = threading.Event()  # set while there is memory for another grammar
         self._room.set()
         self._done: deque[tuple[_Grammar, Process | None, str, bool]] = deque()
         self._thread: threading.Thread | None = None
         self._process: Process | None = None  # assigned by the thread alone
         self._closing = False
         self._live: Process | None = None  # the process with the grammars in use
-        self._again: set[int] = set()  # grammars in use that are compiled again
-        self._gone: list[int] = []
+        self._again: set[int] = set()  # numbers of grammars in use that are compiled again
+        self._gone: list[int] = []  # ended requests that still have matchers in the process
         self._asked = False  # a reply to Fill is expected
         self._errors: dict[RequestId, str] = {}
         self._ended: set[RequestId] = set()
@@ -196,7 +201,7 @@ class Grammars:
         return bool(self._done)
 
     def collect(self) -> list[Verdict]:
-        """Return the results of the requests with grammars that were compiled since the last."""
+        """Return a verdict for each request that waited for a grammar compiled since last time."""
         found: list[Verdict] = []
         if not self._done:
             return found
@@ -261,7 +266,7 @@ class Grammars:
         idle = [g for g in ready if not g.users]
         number = len(ready) - MAX_GRAMMARS
         if live is not None and live.memory > MAX_KEPT_BYTES:
-            # The bytes of each are not known: the next report says how much is left.
+            # The size of each grammar is not known, so assume equal ones until the next report.
             share = 1 - MAX_KEPT_BYTES / live.memory
             number = max(number, int(share * len(ready)) + 1)
         old = idle[: max(number, 0)]
@@ -270,7 +275,8 @@ class Grammars:
         self._drop_from(live, [g.number for g in old if g.process is live])
         if live is not None:
             live.memory -= live.memory * len(old) // max(len(ready), 1)
-        # No request ends while its grammar is compiled again, so that must not wait for room.
+        # A request cannot end (and free memory) while its grammar is compiled again, so such a
+        # compilation must not wait for memory.
         is_free = live is None or live.memory <= MAX_USED_BYTES or len(old) == len(ready)
         if is_free or self._again:
             self._room.set()
@@ -329,7 +335,7 @@ class Grammars:
     def settle(self, wait_s: float) -> bool:
         """Take the reply to the last Fill if it comes within `wait_s`.
 
-        Returns whether none is expected any more, and the grammars in use are ready.
+        Returns whether no reply is outstanding any more and all grammars in use are ready.
         """
         self._look_for_loss()
         if self._again:
@@ -383,8 +389,8 @@ class Grammars:
     def masks_for(self, requests: Sequence[Request]) -> Int32 | None:
         """Return the bitmasks [slots, words] for a step where these requests sample.
 
-        A bitmask that could not be filled allows nothing; `error_of` says why. None: they are late,
-        until `settle` says otherwise.
+        A bitmask that could not be filled allows nothing; `error_of` says why. None: the bitmasks
+        are late, until `settle` returns True.
         """
         ready = self.settle(GRACE_S)
         if ready:

@@ -36,8 +36,8 @@ from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
 
-# Limits of a mask: 14,000 units of fuel take a millisecond, as do 20,000 items. The states of
-# the lexer, at 1 to 2 KB, bound the memory of a grammar.
+# Limits of the work for one mask: 14,000 units of lexer fuel take a millisecond, and 20,000 items
+# of the parser do. The number of lexer states (1 to 2 KB each) bounds the memory of a grammar.
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
@@ -47,7 +47,7 @@ LIMITS = {
     "max_items_in_row": 50_000,
     "verbose_errors": False,
 }
-MOST_CHARS = 600  # of a message
+MOST_CHARS = 600  # of an error message
 # Words in the messages of the library when it has reached one of these limits. On another machine
 # the same grammar may reach the limit of CPU time first, so both errors begin alike for clients.
 LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determine if regex is")
@@ -65,11 +65,11 @@ SLICES = [
 _IN_SCHEMA = re.compile(
     r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?=\s+\d+ \| |\Z)", re.DOTALL
 )
-# Words of the library when no token can follow.
+# The library's message when no token can follow.
 _NOTHING_FOLLOWS = "NoExtensionBias"
-# The rule of a schema in a Lark grammar of calls; each has a line of its own.
+# A rule with a JSON schema in a Lark grammar of tool calls; each such rule has its own line.
 _JSON_RULE = re.compile(r"(\w+: %json )(.*)")
-# A text in a Lark grammar; not the suffix of a rule, which can be nothing else.
+# A string literal in a Lark grammar, except one after "=": the suffix of a rule must be a literal.
 _LITERAL = re.compile(r'(?<!=)"(?:[^"\\]|\\.)*"')
 
 # Up to so many rows, one thread is as fast as several.
@@ -105,7 +105,7 @@ class Compiler:
         self._knows_end = bool(special)
         self._more_ends = [i for i in eos_ids if i != self._end]
         self._threads = min(threads, MAX_THREADS)
-        self._executor: Any = None  # of several threads, from the first batch on
+        self._executor: Any = None  # the threads of the library, from the first large batch on
         try:
             self._tokenizer = llguidance.LLTokenizer(
                 loaded.to_json(), n_vocab=vocab, eos_token=self._end, slices=SLICES
@@ -113,16 +113,19 @@ class Compiler:
         except Exception as error:  # the library raises ValueError and others
             msg = f"the grammar library cannot use this model's tokenizer: {error}"
             raise GrammarError(msg) from error
-        # To the library. It calls any added token like <tool_call> special; tokenizers of Qwen say
-        # that this one is not.
         self.tails = Tails(loaded.token_bytes)
         texts = map(loaded.token_text, range(vocab))
         self._digits = Digits(texts, vocab, [self._end, *self._more_ends])
+        # The library decides which tokens are special: any added token like <tool_call> is,
+        # although tokenizers of Qwen do not mark this one as special.
         special_ids = [i for i in range(vocab) if self._tokenizer.is_special_token(i)]
         self._special = {text: i for i in special_ids if (text := loaded.token_text(i))}
 
     def prepare(self, kind: str, text: str) -> str:
-        """Return the library's form of a grammar; GrammarError if it is none."""
+        """Return a grammar in the library's format; GrammarError if it is not valid.
+
+        kind, text: see StructuredOutputs.key.
+        """
         make = llguidance.LLMatcher
         try:
             if kind in (JSON, OPEN_JSON):
@@ -149,10 +152,10 @@ class Compiler:
         """Return the grammar of structured output or tool calls."""
         form = self.prepare(kind, text)
         # The grammar is compiled without calls first, so that its errors read as they do without
-        # tools. The bitmask finds grammars that no text matches.
+        # tools. Filling one bitmask finds grammars that no text matches.
         self.fill(self.compile(form), np.zeros(self.words, np.int32), ())
         calls = self._with_tokens(calls)
-        self.compile(calls)  # as are the calls, so that an error in a schema refers to its function
+        self.compile(calls)  # compiled alone, so that an error in a schema refers to its function
         if kind in (JSON, OPEN_JSON):
             (grammar,) = json.loads(form)["grammars"]
         else:
@@ -165,7 +168,7 @@ class Compiler:
         return json.dumps({"grammars": parts})
 
     def _with_tokens(self, calls: str) -> str:
-        """Return a grammar of calls with the tokens that may be in it."""
+        """Return a grammar of calls in the library's words: schemas, and ids of special tokens."""
         calls = with_schemas(calls)
         return with_other_tokens(with_special(calls, self._special), self._special)
 
@@ -188,7 +191,7 @@ class Compiler:
     def fill(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:
         """Set the bits of the tokens that may follow; return whether the text is complete.
 
-        stop_ids: further tokens that may end it.
+        stop_ids: further tokens that may end the text.
 
         Raises:
             GrammarError: the bitmask would take too long, or no token can follow.
@@ -197,10 +200,10 @@ class Compiler:
         return self.finish(matcher, mask, stop_ids)
 
     def compute(self, masks: Mask, rows: list[tuple[Any, int]], grammars: int) -> None:
-        """Fill bitmask [row] for each (matcher, row); `finish` must follow for each of them.
+        """Fill masks[row] for each (matcher, row); `finish` must follow for each of them.
 
-        grammars: the number of different grammars. Matchers of one grammar follow each other:
-        they share its automaton, and only one thread at a time can use it.
+        grammars: the number of different grammars. `rows` is sorted by grammar: matchers of one
+        grammar share its automaton, and only one thread at a time can use it.
         """
         address, stride = masks.ctypes.data, masks.strides[0]
         if len(rows) > FEW_ROWS and grammars > 1 and self._has_threads():
@@ -220,9 +223,9 @@ class Compiler:
     def finish(
         self, matcher: Any, mask: Mask, stop_ids: Sequence[int], tail: bytes | None = None
     ) -> bool:
-        """Complete a computed bitmask; as `fill`.
+        """Complete a bitmask from `compute`, and return the same as `fill`.
 
-        tail: the end of a JSON text, from `tails`; None = another text.
+        tail: the number at the end of a JSON text, from `tails`; None = the text is not JSON.
         """
         if matcher.is_error():  # even if the bitmask allows nothing
             raise GrammarError(_short(matcher.get_error()))
@@ -246,7 +249,7 @@ class Compiler:
             for i in (self._end, *self._more_ends, *stop_ids):
                 mask[i // 32] |= _BITS[i % 32]
             return True
-        # An end that the library knows is not allowed here, as was just seen.
+        # If the library knows the end token, the bitmask does not allow it here (see can_end).
         ends = self._more_ends if self._knows_end else (self._end, *self._more_ends)
         for i in ends:
             mask[i // 32] &= ~_BITS[i % 32]
@@ -254,7 +257,7 @@ class Compiler:
 
 
 def is_json(kind: str, text: str) -> bool:
-    """Whether texts of a grammar, from StructuredOutputs.key, have values of JSON in them."""
+    """Whether texts that match a grammar (StructuredOutputs.key) contain JSON values."""
     if kind == WITH_CALLS:
         kind = msgspec.json.decode(text, type=tuple[str, str, str])[0]
     return kind in (JSON, OPEN_JSON, CALLS)
@@ -270,7 +273,7 @@ _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 
 
 def _of_function(prepared: str, message: str) -> str | None:
-    """Return the fault in the schema of a function, which the grammar refers to.
+    """Return the error in the schema of a function, with its name; None if it is another error.
 
     Without this, the library quotes lines of a grammar that no client has written.
     """
@@ -282,9 +285,10 @@ def _of_function(prepared: str, message: str) -> str | None:
 
 
 def _loosened(prepared: str, message: str) -> str | None:
-    """Return a grammar of calls without the schema that an error is about; None if it must be kept.
+    """Return a grammar that keeps only the type of the schema that an error is about, if it may.
 
-    Where the error refers to no schema, as for a grammar that is too complex, all may be left out.
+    None: it must keep the schema. An error that refers to no schema, such as that the grammar is
+    too complex, is about all schemas.
     """
     lines, found = prepared.split("\n"), _IN_SCHEMA.match(message)
     chosen = range(len(lines)) if found is None else range(int(found[1]) - 1, int(found[1]))
@@ -297,9 +301,9 @@ def _loosened(prepared: str, message: str) -> str | None:
 
 
 def _parts(line: str) -> tuple[str, dict[str, Any], str]:
-    """Return the beginning of the rule of a schema, the schema, and the comment after it.
+    """Return (the start of a rule with a schema, the schema, the comment after it) of a line.
 
-    The beginning is "" if the line has no such rule.
+    The start is "" if the line has no such rule.
     """
     found = _JSON_RULE.match(line)
     if found is None:
@@ -321,7 +325,7 @@ def _any_of_type(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_schemas(grammar: str) -> str:
-    """Return a Lark grammar of calls with JSON schemas in the words of the library."""
+    """Return a Lark grammar of calls with its schemas converted to keywords of the library."""
 
     def converted(line: str) -> str:
         rule, schema, comment = _parts(line)
@@ -344,10 +348,10 @@ def with_schemas(grammar: str) -> str:
 
 
 def with_special(grammar: str, special: Mapping[str, int]) -> str:
-    """Return a Lark grammar with texts that may contain the special tokens.
+    """Return a Lark grammar in which special tokens match where literals contain their texts.
 
-    special: their ids by their texts. To the library, the text of a special token is another than
-    the same text in other tokens.
+    special: the ids of special tokens by their texts. The library matches a literal with other
+    tokens only, even if it is the text of a special token.
     """
     if not special:
         return grammar
@@ -370,7 +374,10 @@ def with_special(grammar: str, special: Mapping[str, int]) -> str:
 
 
 def with_other_tokens(grammar: str, special: Mapping[str, int]) -> str:
-    """Return a Lark grammar where special tokens match the rules that OTHER_TOKENS marks."""
+    """Return a Lark grammar in which rules with the mark OTHER_TOKENS match special tokens.
+
+    The one with the text after the mark is excepted.
+    """
 
     def completed(line: str) -> str:
         rule, marker, text = line.partition(OTHER_TOKENS)
@@ -381,13 +388,13 @@ def with_other_tokens(grammar: str, special: Mapping[str, int]) -> str:
 
 
 def _from_regex(text: str) -> str:
-    """Return the grammar of a regular expression; \\d and \\w are of ASCII, as in JSON Schema."""
+    """Return the grammar of a regex; \\d and \\w match ASCII only, as in JSON Schema."""
     body = llguidance.regex_to_lark(text, "dw")
     return llguidance.LLMatcher.grammar_from_lark(f"start: /{body}/")
 
 
 def _literal(text: str) -> str:
-    """Return a regular expression for `text` itself; in it, \\< and \\> would be ends of a word."""
+    """Return a regex that matches `text`; it has no \\< and \\>, which match ends of a word."""
     return re.sub(r"([!-/:;=?@\[-`{-~])", r"\\\1", text)
 
 

@@ -23,7 +23,7 @@ MAX_EXPONENT = 3
 _TAIL = re.compile(rb"[-+.0-9eE]*\Z")
 _NUMBER = re.compile(rb"-?(\d+)(?:\.(\d*))?(?:[eE][-+]?(\d*))?")
 _LEADING = re.compile("[0-9]+")
-# As tokenizers write them: some have another letter for a line break.
+# The texts that can follow a number, with the ways in which tokenizers write a line break.
 _ENDS = (",", "}", "]", "\n", "\u010a", "<0x0A>")
 _INTERESTING = ('"', *"0123456789", *_ENDS)
 
@@ -39,7 +39,7 @@ class Digits:
 
     def __init__(self, texts: Iterable[str], vocab: int, end_ids: Sequence[int]) -> None:
         self._words = mask_words(vocab)
-        self._digits: dict[int, str] = {}  # those that begin tokens
+        self._digits: dict[int, str] = {}  # token id: the digits at the beginning of the token
         quotes, ends = [], [*end_ids]
         for i, text in enumerate(texts):
             if text.startswith(_INTERESTING):
@@ -59,9 +59,9 @@ class Digits:
         return np.packbits(mask, bitorder="little").view(np.int32)
 
     def bound(self, tail: bytes, mask: Mask) -> None:
-        """Take tokens out of a bitmask that would make the number at the end of a text too long.
+        """Remove the tokens that make the number at the end of a text too long from a bitmask.
 
-        tail: from `tail_after`.
+        tail: the end of the text, from `Tails.after`.
         """
         if len(tail) + self._longest <= MAX_FRACTION and b"e" not in tail and b"E" not in tail:
             return
@@ -99,7 +99,7 @@ class Tails:
         self._known: dict[int, tuple[bool, bytes]] = {}
 
     def after(self, tail: bytes, tokens: list[int]) -> bytes:
-        """Return the tail of a text after further tokens."""
+        """Return the characters of a number at the end of a text; tail: before `tokens` came."""
         for token in tokens:
             is_all, end = self._known.get(token) or self._read(token)
             tail = tail + end if is_all else end

@@ -1,7 +1,7 @@
-"""GBNF, the grammars of llama.cpp, as Lark grammars of the grammar library.
+"""Converts GBNF, the grammars of llama.cpp, to Lark grammars of the grammar library.
 
-The library converts them too, but not escapes by number, `{0}`, a rule called start, nor `.` for a
-line break.
+The converter of the library does not know escapes by number, `{0}`, a rule called start, or that
+`.` matches a line break.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))")
 
 
 class GbnfError(ValueError):
-    """A grammar that is no GBNF; the message says where and why."""
+    """A grammar that is not valid GBNF; the message says where and why."""
 
 
 def is_gbnf(text: str) -> bool:
@@ -36,7 +36,7 @@ def lark_of(text: str) -> str:
     """Return the Lark grammar of a GBNF grammar.
 
     Raises:
-        GbnfError: it is no GBNF.
+        GbnfError: it is not valid GBNF.
     """
     rules = _Parser(text).rules()
     if "root" not in rules:
@@ -56,7 +56,7 @@ def lark_of(text: str) -> str:
 
 
 def _terminals(rules: dict[str, _Rule]) -> set[str]:
-    """Return the rules that are texts, characters and other such rules: they are not recursive."""
+    """Return the rules that can be terminals in Lark: those that refer to terminals only."""
     found: set[str] = set()
     while True:
         more = {n for n, of in rules.items() if n != "root" and set(of.body.names()) <= found}
@@ -69,8 +69,9 @@ def _terminals(rules: dict[str, _Rule]) -> set[str]:
 class _Node:
     """A part of a rule.
 
-    kind: "text" and "set" (value: in Lark), "name" (value), "all" and "any" (parts), or "repeat"
-    (the one part, from `least` to `most` times, None = any number).
+    kind: "text" or "set" (value: the literal or the characters in Lark), "name" (value: another
+    rule), "all" (a sequence of parts), "any" (alternative parts), or "repeat" (one part, from
+    `least` to `most` times; None = no limit).
     """
 
     kind: str
@@ -80,14 +81,14 @@ class _Node:
     most: int | None = None
 
     def names(self) -> Iterator[str]:
-        """The rules that it uses."""
+        """Yield the rules that this part refers to."""
         if self.kind == "name":
             yield self.value
         for part in self.parts:
             yield from part.names()
 
     def lark(self, names: dict[str, str]) -> str:
-        """Return it in Lark, with these rules."""
+        """Return this part in Lark. names: the Lark rule for each rule of the GBNF grammar."""
         if self.kind == "name":
             return names[self.value]
         if self.kind == "repeat":
@@ -177,7 +178,7 @@ class _Parser:
         return not inside and _RULE.match(self._text, self._at) is not None
 
     def _counted(self, one: _Node) -> _Node:
-        """Return a part with one or several counts applied."""
+        """Return a part with the operators after it: *, +, ?, {m,n}; there may be several."""
         while True:
             if self._take("*"):
                 one = _Node("repeat", parts=[one])
@@ -219,7 +220,7 @@ class _Parser:
         return f"/[{'^' if negated else ''}{''.join(found)}]/"
 
     def _char(self, without: str) -> str:
-        """Read one character of a text or set."""
+        """Read one character of a literal or set; without: the error if the grammar ends here."""
         if self._at >= len(self._text):
             self._fail(without)
         char = self._text[self._at]
@@ -235,7 +236,7 @@ class _Parser:
         found = ""
         with suppress(ValueError, OverflowError):
             if len(digits) == _DIGITS.get(kind):
-                found = chr(int(digits, 16)).encode().decode()  # surrogates are no characters
+                found = chr(int(digits, 16)).encode().decode()  # encode() refuses surrogates
         if not found:
             self._fail(f"\\{kind}{digits} is no escape of a character")
         return found

@@ -1,8 +1,8 @@
 """The grammars that wait for compilation: a bounded queue where callers take turns.
 
 The engine's thread adds and drops, another thread takes. One caller's grammars are compiled in the
-order of arrival, and callers are served in turn, so that nobody waits for all grammars of
-another one.
+order of arrival, and callers are served in turn, so that no caller waits for all grammars of
+another caller.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# A grammar takes up to 3 s of CPU time, most take some 10 ms. A caller with this many grammars that
-# nobody has sent before is a batch, which can wait for its own.
+# Most grammars take 10 ms of CPU time to compile, and some take 3 s. A caller with MAX_OF_CALLER
+# new grammars at once is a batch job, which can wait until some of its own are compiled.
 MAX_WAITING = 64
 MAX_OF_CALLER = 32
 
@@ -33,9 +33,9 @@ class GrammarQueue(Generic[T]):
         self._closed = False
 
     def check(self, caller: str) -> None:
-        """Raise QueueFull if the queue, or this caller's share of it, has no place.
+        """Raise QueueFull if the queue, or this caller's share of it, is full.
 
-        caller: "" = the program that runs the engine, which has any number.
+        caller: "" = the program that runs the engine, which has no limit.
         """
         if not caller:
             return
@@ -52,7 +52,7 @@ class GrammarQueue(Generic[T]):
                 raise QueueFull(msg)
 
     def put(self, grammar: T, caller: str) -> None:
-        """Add a grammar of this caller, whether or not there is a place."""
+        """Add a grammar of this caller, even if the queue is full."""
         with self._changed:
             self._of.setdefault(caller, deque()).append(grammar)
             self._num += 1

@@ -1,4 +1,4 @@
-"""How much memory the process for grammars has taken for them, and its limits."""
+"""Measures and limits the memory that the process for grammars takes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-READ_S = 0.25  # reading takes some microseconds, as much as a bitmask
+READ_S = 0.25  # between two readings, because each takes as long as a bitmask (microseconds)
 
 
 class Memory:
-    """Bytes taken by this process since this was made; 0 where the system does not say."""
+    """How many bytes this process has grown since this object was made; 0 if that is unknown."""
 
     def __init__(self) -> None:
         self._before = _resident_bytes()
@@ -22,13 +22,13 @@ class Memory:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
     def grown(self) -> int:
-        """Return the bytes taken since the beginning."""
+        """Read the growth of the process and return it, in bytes."""
         self._read_at = time.monotonic()
         self._grown = max(_resident_bytes() - self._before, 0)
         return self._grown
 
     def grown_lately(self) -> int:
-        """Return the same as up to READ_S ago."""
+        """Return the growth in bytes from a reading that is at most READ_S old."""
         return self.grown() if time.monotonic() - self._read_at > READ_S else self._grown
 
     def give_back(self) -> None:
@@ -38,7 +38,7 @@ class Memory:
 
 
 def limit_growth(num_bytes: int) -> None:
-    """Limit the address space to its size now and `num_bytes` more, where that works."""
+    """Limit the address space to its present size plus `num_bytes`, if the system can do that."""
     with suppress(OSError, ValueError):
         limit = _pages(0) * resource.getpagesize() + num_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -51,5 +51,5 @@ def _resident_bytes() -> int:
 
 
 def _pages(field: int) -> int:
-    """Return a field of statm: 0 = the address space, 1 = resident pages."""
+    """Return a field of /proc/self/statm, in pages: 0 = address space, 1 = resident memory."""
     return int(Path("/proc/self/statm").read_bytes().split()[field])

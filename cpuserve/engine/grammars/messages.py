@@ -18,9 +18,10 @@ ALIVE_S = 0.5
 class Start(msgspec.Struct, tag="start", array_like=True):
     """The first message: where the tokenizer is, and the shape of the memory of the bitmasks.
 
-    vocab: ids of the model. eos_ids: tokens that end a response. num_masks: bitmasks of mask_words
-    words. cpus: those on which bitmasks are filled, None = all. threads: how many fill them.
-    background_cpus: where grammars are compiled, None = on any CPU.
+    vocab: the number of token ids of the model. eos_ids: tokens that end a response. num_masks:
+    how many bitmasks there are, each of mask_words int32 words. cpus, threads: the CPUs (None =
+    all) and the number of threads that fill bitmasks. background_cpus: the CPUs that compile
+    grammars, None = all.
     """
 
     tokenizer_path: str
@@ -42,7 +43,7 @@ class Compile(msgspec.Struct, tag="compile", array_like=True):
 
 
 class Drop(msgspec.Struct, tag="drop", array_like=True):
-    """Forget these grammars (one may be compiling); and matchers, as Fill does.
+    """Forget the grammars `numbers`, even while one compiles, and the matchers of requests `gone`.
 
     There is no reply.
     """
@@ -64,10 +65,10 @@ class Compiled(msgspec.Struct, tag="compiled", array_like=True):
 
 
 class Row(msgspec.Struct, array_like=True):
-    """A request that will sample: fill mask `mask` after its matcher has taken `tokens`.
+    """A request that will sample: fill bitmask `mask` after its matcher has consumed `tokens`.
 
-    grammar: its number. begins: make a new matcher. stop_ids, in the first of a request: further
-    tokens that may end the text, where the grammar allows an end.
+    grammar: its number. begins: make a new matcher. stop_ids: further tokens that may end the text
+    where the grammar allows an end; only the first Row of a request has them.
     """
 
     request: int
@@ -88,8 +89,9 @@ class Fill(msgspec.Struct, tag="fill", array_like=True):
 class Filled(msgspec.Struct, tag="filled", array_like=True):
     """The reply to Fill.
 
-    failed: messages by request; their bitmasks allow nothing. ended: requests with a complete text:
-    only an end may follow. memory: bytes of all grammars and matchers, 0 where it is not known.
+    failed: error messages by request id; the bitmasks of these requests allow nothing. ended:
+    requests with a complete text, after which only an end may follow. memory: bytes of all grammars
+    and matchers, 0 = not known.
     """
 
     failed: dict[int, str]

@@ -31,8 +31,8 @@ from cpuserve.engine.ipc import encode_frame
 from cpuserve.runtime.executor import Int32
 
 MODULE = "cpuserve.engine.grammars.worker"
-# The first form waits for this start, so it has normal priority: at the lowest one, while streams
-# run, it took twice as long or more.
+# The first request with a grammar waits for this start, so the start has normal priority. With the
+# lowest priority, it took at least twice as long while streams ran.
 BOOTSTRAP = """
 import importlib, json
 cpus = json.loads(sys.argv.pop(1))
@@ -42,8 +42,8 @@ importlib.import_module("{module}")
 sys.exit(sys.modules["{module}"].main())
 """
 RECEIVE_BYTES = 1 << 16
-# A bitmask takes 50 us, and at most 10 ms; a compilation reports every ALIVE_S. Longer waits mean
-# that the process does not run at all.
+# A bitmask takes 50 us, and at most 10 ms; during a compilation, Alive comes every ALIVE_S. After
+# REPLY_S without a message, the process does not run at all.
 REPLY_S = 2.0
 START_S = 60.0  # imports, and loading a tokenizer
 
@@ -60,9 +60,9 @@ class GrammarProcessSilent(GrammarProcessLost):
 
 
 class Process:
-    """The process, its two connections, and the memory that it fills.
+    """The process, its two connections, and the shared memory with the bitmasks.
 
-    memory: bytes of its grammars, as it said last.
+    memory: bytes of its grammars and matchers, from its last reply.
     """
 
     def __init__(self, start: Start) -> None:
@@ -90,7 +90,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its number in the system."""
+        """The process id."""
         return self._process.pid
 
     def compile(self, grammar: Compile) -> str:
@@ -174,7 +174,7 @@ class Process:
 
 
 def _shared_memory(size: int) -> int:
-    """Return a descriptor of memory without a name."""
+    """Return the file descriptor of new shared memory with `size` bytes."""
     if hasattr(os, "memfd_create"):
         memory = os.memfd_create("cpuserve-masks")
     else:

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from cpuserve.engine.grammars.schema_values import PATTERNS
 
 ALL_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-DATA = ("const", "enum", "default", "examples")  # their contents are no schema
+DATA = ("const", "enum", "default", "examples")  # values of these keywords contain no schemas
 _ANNOTATIONS = {
     "title", "description", "default", "examples", "$comment", "deprecated", "readOnly",
     "writeOnly", "$schema", "$id", "$anchor",
@@ -20,17 +20,18 @@ _ANNOTATIONS = {
 
 
 class SchemaError(Exception):
-    """A schema that cannot be kept; the message says why, with the keyword and its place."""
+    """A schema that grammars cannot enforce; the message has the keyword and its JSON pointer."""
 
 
 @dataclass(slots=True)
 class Facts:
-    """Facts about every value of a schema, as far as its keywords state.
+    """Facts about every value that fits a schema, as far as the keywords of the schema state them.
 
-    types: it has one of them. values: it is one of them, None = they are not listed. names,
-    patterns: described members. members: the schemas of each, with their places.
-    required: members that it has. is_open: a part describes other members. has_properties: a
-    part has `properties`. closed: there are no other members than `names`. closes: the same, where
+    types: the value has one of these. values: the value is one of these; None = they are not
+    listed. names, patterns: members that the schema describes by name or by pattern. members: the
+    (schema, JSON pointer) pairs for each name. required: members that the value must have. is_open:
+    some part of the schema allows other members (additionalProperties). has_properties: some part
+    has `properties`. closed: the value has no members but `names`. closes: the same, provided that
     this is the whole schema. branches: for each anyOf or oneOf, the facts of its schemas.
     """
 
@@ -52,7 +53,7 @@ class Facts:
         return self.names | dict.fromkeys(sorted(self.required))
 
     def narrow(self, other: Facts) -> None:
-        """Add what another schema says of the same value."""
+        """Add the facts of another schema that the same value must fit."""
         self.types = common_types(self.types, other.types)
         if other.values is not None:
             self.list_values(other.values)
@@ -70,7 +71,7 @@ class Facts:
         self.has_properties = self.has_properties or other.has_properties
 
     def list_values(self, values: list[Any]) -> None:
-        """Add that it is one of these."""
+        """Add the fact that the value is one of `values`."""
         known = values if self.values is None else self.values
         self.values = [v for v in known if type_of(v) in self.types and listed(v, values)]
         self.types &= set(map(type_of, self.values))
@@ -85,12 +86,12 @@ def type_of(value: Any) -> str:
 
 
 def listed(value: Any, values: list[Any]) -> bool:
-    """Whether a JSON value is one of these: true is not 1."""
+    """Whether a JSON value is in `values`, where true does not equal 1."""
     return any(value == some and type_of(value) == type_of(some) for some in values)
 
 
 def common_types(left: set[str], right: set[str]) -> set[str]:
-    """Return the types of values of both; an integer is a number."""
+    """Return the types that a value may have to be of both sets; an integer is a number."""
     found = left & right
     for one, other in ((left, right), (right, left)):
         if "integer" in one and "number" in other:
@@ -99,16 +100,16 @@ def common_types(left: set[str], right: set[str]) -> set[str]:
 
 
 class Reader:
-    """Finds the schemas of one document.
+    """Resolves the references in a document of schemas, and finds facts about its schemas.
 
-    closed: objects with properties have no others, unless their schema says so.
+    closed: objects with `properties` have no other members, unless their schema allows them.
     """
 
     def __init__(self, root: Any, closed: bool) -> None:
         self._root = root
         self._closed = closed
-        self._anchors: dict[str, str] = {}  # the places of schemas with a name
-        self._resources: list[str] = []  # the places of schemas with an $id
+        self._anchors: dict[str, str] = {}  # JSON pointers of schemas by their $id or $anchor
+        self._resources: list[str] = []  # JSON pointers of schemas with an $id
         self._note_names()
 
     def _note_names(self) -> None:
@@ -126,7 +127,7 @@ class Reader:
                 left += [(f"{at}/{i}", v) for i, v in enumerate(some)]
 
     def find(self, to: Any, at: str) -> tuple[str, Any]:
-        """Return (the place, the schema) that a reference at `at` points to."""
+        """Return (JSON pointer, schema) of the target of the reference `to` at pointer `at`."""
         if not isinstance(to, str):
             msg = f"$ref at {at} must be a text"
             raise SchemaError(msg)
@@ -160,7 +161,7 @@ class Reader:
         return some
 
     def dynamic(self, key: str, value: Any, at: str) -> str:
-        """Return the plain reference for a dynamic one, where only one schema has its name."""
+        """Return the $ref for a dynamic reference; SchemaError if its anchor is not unique."""
         if key == "$recursiveRef" or value == "#":
             return "#"
         name = str(value).partition("#")[2]
@@ -184,7 +185,7 @@ class Reader:
     # --- facts --------------------------------------------------------------------------------
 
     def facts(self, schema: Any, at: str, seen: frozenset[str] = frozenset()) -> Facts:
-        """Return the facts in the keywords of a schema; none for a reference to itself."""
+        """Return the facts in the keywords of a schema; a reference back to itself adds none."""
         found = Facts()
         if schema is False:
             found.types = set()
@@ -243,7 +244,7 @@ class Reader:
 
     @staticmethod
     def _conditional(schema: dict[str, Any]) -> list[tuple[str, Any]]:
-        """The schemas that hold for some values, with their places here."""
+        """Return (JSON pointer in this schema, subschema) for those that bind some values only."""
         some: list[tuple[str, Any]]
         some = [(key, schema[key]) for key in ("if", "then", "else") if key in schema]
         for key in ("dependentSchemas", "dependencies"):
@@ -254,9 +255,9 @@ class Reader:
     # --- exclusions ---------------------------------------------------------------------------
 
     def negated(self, schema: Any, base: Facts, at: str) -> Any:
-        """Return a schema of the values that fit one with the facts `base`, but not `schema`.
+        """Return a schema of the values that have the facts `base` but do not fit `schema`.
 
-        None: it cannot be written.
+        None: JSON Schema has no keywords for it that the grammars enforce.
         """
         if isinstance(schema, bool):
             return not schema
@@ -301,7 +302,7 @@ class Reader:
         return {"type": left} if left else False
 
     def _without_members(self, schema: dict[str, Any], base: Facts, at: str) -> list[Any]:
-        """The ways that an object may fail `properties` and `required`."""
+        """Return a schema for each way to violate `properties` or `required`; None = unknown."""
         found: list[Any] = []
         for name in schema.get("required", ()):
             found.append({"type": "object", "properties": {name: False}})
@@ -319,7 +320,7 @@ class Reader:
     # --- propertyNames -----------------------------------------------------------------------
 
     def names(self, schema: Any, at: str) -> bool | list[str] | dict[str, Any]:
-        """Return which names fit propertyNames: all, none, these, or all that fit one keyword."""
+        """Return the names that fit propertyNames: all, none, a list, or the keywords that bind."""
         if isinstance(schema, bool):
             return schema
         facts = self.facts(schema, at)
@@ -341,7 +342,7 @@ class Reader:
         return left or True
 
     def name_fits(self, schema: Any, name: str, at: str) -> bool:
-        """Whether the name of a member of `properties` fits propertyNames."""
+        """Whether `name`, a key of `properties`, fits the schema of propertyNames."""
         fits = self.names(schema, at)
         if isinstance(fits, bool):
             return fits
@@ -358,9 +359,9 @@ class Reader:
 
 
 def disjoint(left: Facts, right: Facts, reader: Reader, beside: Container[str] | None) -> bool:
-    """Whether it can be seen that no value satisfies both.
+    """Whether these facts prove that no value fits both `left` and `right`.
 
-    beside: names of members that both may have if their schemas are closed; None = they are not.
+    beside: members that both may have in addition if they are closed; None = they are not closed.
     """
     for one, other in ((left, right), (right, left)):
         for group in one.branches:
@@ -393,7 +394,7 @@ def _values_differ(left: Facts, right: Facts) -> bool:
 
 
 def escaped(part: object) -> str:
-    """Return a part of a place, as JSON pointers write it."""
+    """Return one key or index, escaped for a JSON pointer."""
     return str(part).replace("~", "~0").replace("/", "~1")
 
 

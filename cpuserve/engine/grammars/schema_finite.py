@@ -1,4 +1,4 @@
-"""Which schemas have a finite value: one that requires itself has none."""
+"""Finds the schemas that have a finite value; a schema that requires itself has none."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ REFERENCE = "#/$defs/"
 
 
 def without_endless(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Return a schema with these definitions, where nothing leads to endless text.
+    """Return `schema` with `definitions`, without the alternatives that only endless text fits.
 
     Raises:
-        SchemaError: every text that fits is endless.
+        SchemaError: no finite text fits.
     """
     finite = _Finite(definitions)
     if not finite.has_value(schema):
@@ -29,7 +29,7 @@ def without_endless(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 class _Finite:
-    """The definitions that have a finite value: the least fixed point."""
+    """Finds the definitions that have a finite value, as a least fixed point."""
 
     def __init__(self, definitions: Mapping[str, Any]) -> None:
         self._definitions = definitions
@@ -70,7 +70,7 @@ class _Finite:
         )
 
     def _parts(self, schema: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-        """The schemas that the same value must fit."""
+        """Yield this schema and those of allOf and $ref, all of which a value must fit."""
         if isinstance(schema, bool) or not depth:
             return
         yield schema
@@ -90,7 +90,7 @@ class _Finite:
         return all(map(self.has_value, needed))
 
     def pruned(self, schema: Any) -> Any:
-        """Return a schema without the choices that have no finite value."""
+        """Return a schema without the alternatives that have no finite value."""
         if isinstance(schema, bool) or not self.has_value(schema):
             return schema is True
         kept = dict(schema)

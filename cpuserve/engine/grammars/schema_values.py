@@ -10,7 +10,7 @@ from typing import Any
 # The library computes bounds as doubles, and ranges of whole numbers in 64 bits. This is the
 # largest double below 2^63.
 LARGEST = 2**63 - 1024
-# Numbers are cut at 20 digits and at the range of a double (digits.py): such bounds have no effect.
+# digits.py limits integers to 20 digits and numbers to doubles, so larger bounds have no effect.
 NO_INTEGER, NO_NUMBER = 10**20, 1e308
 EXACT = 2**53
 
@@ -19,9 +19,9 @@ _DAY = (
     "|02-(0[1-9]|1[0-9]|2[0-8]))"
 )
 _LEAP = "(0[48]|[2468][048]|[13579][26])"
-# Years from 100 on, as 29th of February those that have one.
+# Years from 0100 on, and February 29 in leap years only.
 _DATE = f"(([1-9][0-9]|0[1-9])[0-9]{{2}}-{_DAY}|(([1-9][0-9]|0[1-9]){_LEAP}|{_LEAP}00)-02-29)"
-# Models write digits of a fraction until max_tokens; 9 are nanoseconds.
+# A second has at most 9 digits after the point, as models may write digits until max_tokens.
 _TIME = (
     "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
@@ -29,8 +29,8 @@ _N = "[0-9]{1,9}"
 _OF_DAY = f"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
 _DURATION = f"P(({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)({_OF_DAY})?|{_OF_DAY}|{_N}W)"
 
-# The library writes a label of a domain as x([x-]*x)?; it does not see there that any x may
-# follow: bitmasks take milliseconds. This pattern means the same as its format.
+# The library's own format has x([x-]*x)? for a label of a domain, and its bitmasks take
+# milliseconds, because it does not see that any x may follow. This pattern matches the same labels.
 _LABEL = "[a-zA-Z0-9]+(-+[a-zA-Z0-9]+)*"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
 _BYTE = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
@@ -45,7 +45,7 @@ PATTERNS = {
 }
 KEPT_FORMATS = ("hostname", "ipv4", "ipv6", "uuid", "uri")
 
-# The beginning of Zod's pattern for emails; with format: email it is not needed.
+# The look-aheads at the beginning of Zod's pattern for emails, which `format: email` implies.
 _ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)"
 _AROUND = re.compile(r"\(\?(<?[=!])")
 _GROUP = re.compile(r"\\([1-9]|k<)")
@@ -60,7 +60,7 @@ def formatted(name: str) -> dict[str, str]:
 
 
 def checked_pattern(pattern: Any, of_format: Any = None) -> str:
-    """Return `pattern` as the library has to get it; ValueError if it cannot be enforced."""
+    """Return `pattern` as the library can read it; ValueError if it cannot be enforced."""
     if not isinstance(pattern, str):
         msg = "must be a text"
         raise ValueError(msg)
@@ -79,7 +79,7 @@ def checked_pattern(pattern: Any, of_format: Any = None) -> str:
 
 
 def names_pattern(names: dict[str, Any]) -> str | None:
-    """Return the pattern of names that are described by one keyword, None if there are more."""
+    """Return one pattern for the keywords of propertyNames, None if one pattern is not enough."""
     lengths = {key: names[key] for key in ("minLength", "maxLength") if key in names}
     if lengths and len(lengths) == len(names):
         low, high = lengths.get("minLength", 0), lengths.get("maxLength", "")
@@ -113,9 +113,12 @@ def check_value(value: Any) -> str:
 
 
 def number(key: str, value: Any, schema: dict[str, Any], *, whole: bool) -> dict[str, Any]:
-    """Return the bounds that keep this keyword; {} where it has no effect. ValueError: none do.
+    """Return the bound `key` as the library can enforce it; {} if it has no effect.
 
-    whole: only whole numbers. Bounds that the library would round are moved inwards.
+    whole: the values are integers. A bound that the library would round is moved inwards.
+
+    Raises:
+        ValueError: it cannot be enforced.
     """
     if isinstance(value, bool) and key.startswith("exclusive"):  # draft 4
         bound = schema.get(key[9:].lower())

@@ -1,10 +1,11 @@
-"""JSON schemas in the words that the grammar library keeps.
+"""Converts JSON schemas to the keywords that the grammar library enforces.
 
-`convert` returns a schema; all its values match the given one. Keywords that the library lacks
-are written with others; where that leaves out some values (it says so below), it never lets in
-others. Annotations are left out, and what cannot be kept is refused with its keyword and its place.
-Objects are closed: without additionalProperties, they have the members that their schema declares.
-Small models invent further ones until max_tokens, and vLLM and llama.cpp close them too.
+All values of the schema that `convert` returns fit the given one. Keywords that the library lacks
+are expressed by others. This may exclude some valid values (comments say where), but never admits
+invalid ones. Annotations are left out, and a keyword that cannot be enforced is refused, with its
+JSON pointer. Objects are closed: without additionalProperties, they have only the members that
+their schema declares. Small models invent further members until max_tokens, and vLLM and llama.cpp
+close objects as well.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from cpuserve.engine.grammars.schema_values import (
 )
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-# The most dependencies and `contains` in a schema: each multiplies the size of the grammar.
+# The most members of `dependencies`, and the largest minContains: both enlarge the grammar.
 MAX_DEPENDENCIES = 8
 MAX_CONTAINS = 64
 
@@ -49,7 +50,7 @@ def convert(text: str, *, closed: bool = True) -> dict[str, Any]:
     schema, and a schema with properties (or items) means objects (or arrays) alone.
 
     Raises:
-        SchemaError: it is no schema, cannot be kept, or no finite value fits it.
+        SchemaError: it is no JSON schema, cannot be enforced, or no finite value fits it.
     """
     try:
         root = json.loads(text, parse_constant=_no_constant)
@@ -70,8 +71,8 @@ def _no_constant(name: str) -> None:
 class _Converter:
     """Converts the schemas of one document.
 
-    A schema that is referenced becomes a definition, in up to two forms: closed, or as a part of
-    another schema that is closed as a whole.
+    A schema that is referenced becomes one or two definitions: one is closed by itself, the other
+    is a part of another schema that is closed as a whole.
     """
 
     def __init__(self, root: Any, closed: bool) -> None:
@@ -91,11 +92,11 @@ class _Converter:
 
     @property
     def rest(self) -> Schema | None:
-        """The schema of members that a whole schema does not describe; None = it is not closed."""
+        """The schema for members that a complete schema does not describe; None = any member."""
         return False if self.closed else None
 
     def reference(self, to: Any, at: str, whole: bool) -> Schema:
-        """Return a reference to the converted schema at the place `to`."""
+        """Return a reference to the converted schema that the reference `to` at `at` points to."""
         place, schema = self.reader.find(to, at)
         if isinstance(schema, bool):
             return schema
@@ -108,10 +109,10 @@ class _Converter:
     def place(
         self, schema: Any, at: str, rest: Schema | None, beside: tuple[str, ...] = ()
     ) -> Schema:
-        """Return a converted schema.
+        """Return the converted schema from the JSON pointer `at`.
 
-        rest: the schema of members that it does not describe; None: another schema decides, of
-        which this one is a part. beside: the names of members that others describe.
+        rest: the schema for members that it does not describe; None: it is a part of another
+        schema, which decides. beside: the members that the other parts of that schema describe.
         """
         if isinstance(schema, bool):
             return schema
@@ -122,7 +123,7 @@ class _Converter:
 
 
 class _Place:
-    """One schema. _out: its form for the grammar library; _more: further schemas that must hold."""
+    """Converts one schema. _out: its converted keywords; _more: further schemas that must hold."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class _Place:
         return bool(self._schema[key])
 
     def _rest_of(self, rest: Schema | None) -> Schema | None:
-        """Return what further members are, or None if this schema is not closed."""
+        """Return the schema for members not described here, or None if this one is not closed."""
         schema, facts = self._schema, self._facts
         asked = schema.get(_UNEVALUATED, True)
         if "additionalProperties" in schema or "object" not in facts.types:
@@ -168,12 +169,12 @@ class _Place:
 
     @property
     def _branches(self) -> bool:
-        """Whether each schema of the one anyOf or oneOf is closed in place of this one."""
+        """Whether the schemas of the only anyOf or oneOf are closed, instead of this schema."""
         return self._parts in (["anyOf"], ["oneOf"])
 
     @property
     def _is_one_part(self) -> bool:
-        """Whether a reference, or an allOf of one schema, is all that there is."""
+        """Whether only one other schema (by $ref, or an allOf of one) describes the members."""
         if (
             len(self._parts) != 1
             or self._beside
@@ -218,7 +219,7 @@ class _Place:
         self._out["additionalProperties"] = rest
 
     def _count_members(self) -> None:
-        """Leave out counts of members that have no effect, and refuse those that have too much."""
+        """Drop minProperties and maxProperties without effect; refuse them if grammars cannot."""
         out, facts = self._out, self._facts
         least, most = out.get("minProperties", 0), out.get("maxProperties")
         optional = facts.names.keys() - facts.required
@@ -238,11 +239,11 @@ class _Place:
             raise self._refuse(key, why)
 
     def _child(self, value: Any, *path: object) -> Schema:
-        """Return the schema of a part of the value."""
+        """Convert the schema of a member or an item, which is at `path` in this schema."""
         return self._of.place(value, "/".join([self._at, *map(escaped, path)]), self._of.rest)
 
     def _part(self, value: Any, *path: object) -> Schema:
-        """Convert another schema that the same value must fit; both close the object together."""
+        """Convert a further schema for the same value, which is closed only as a part of this."""
         rest = self._given if self._is_one_part else None
         return self._of.place(value, "/".join([self._at, *map(escaped, path)]), rest)
 
@@ -250,11 +251,11 @@ class _Place:
         return SchemaError(f"{key} at {self._at} {why}")
 
     def _object(self, members: dict[str, Any]) -> dict[str, Any]:
-        """Return a condition on objects, as small as the type allows."""
+        """Return a condition on the members of objects, with the type if only objects fit."""
         return {"type": "object", **members} if self._facts.types == {"object"} else members
 
     def _imply_type(self) -> None:
-        """Take a schema with properties for an object's, and one with items for an array's."""
+        """Add the type "object" to a schema with properties, and "array" to one with items."""
         if self._parts or {"enum", "const"} & self._schema.keys():
             return
         if "properties" in self._schema:
@@ -335,7 +336,7 @@ class _Place:
         self._more.append(kept)
 
     def _if(self, key: str, value: Any) -> None:
-        """Write if, then, else as: the first two, or the third without the first."""
+        """Express if, then, else as an anyOf: `if` and `then`, or `else` and not `if`."""
         then, other = self._schema.get("then", True), self._schema.get("else", True)
         if then is True and other is True:
             return
@@ -379,7 +380,7 @@ class _Place:
             self._out[key] = self._child(value, key)
 
     def _property_names(self, key: str, value: Any) -> None:
-        """Allow other members by the permitted names: a pattern, or one by one."""
+        """Allow other members only if propertyNames permits them: by a pattern, or one by one."""
         other = self._schema.get(
             "additionalProperties", self._schema.get("unevaluatedProperties", True)
         )
@@ -414,7 +415,7 @@ class _Place:
         raise self._refuse(key, "must be a list of names")
 
     def _dependent(self, key: str, value: Any) -> None:
-        """Write the schema without the member, or with its requirements."""
+        """Express each dependency as an anyOf: the requirements hold, or the member is absent."""
         needs = self._dict(key, value)
         if len(needs) > MAX_DEPENDENCIES:
             raise self._refuse(
@@ -481,7 +482,7 @@ class _Place:
             raise self._refuse(key, "cannot be kept: a grammar does not compare values")
 
     def _contains(self, key: str, value: Any) -> None:
-        """Let the first items be those that must be there; arrays with later ones are left out."""
+        """Require the contained items at the beginning, which excludes arrays with later ones."""
         least, most = self._schema.get(_MIN_CONTAINS, 1), self._schema.get(_MAX_CONTAINS)
         if most is not None and not (value is True and "maxItems" not in self._schema):
             raise self._refuse(_MAX_CONTAINS, "cannot be kept")
@@ -515,7 +516,7 @@ class _Place:
         raise self._refuse(key, "must be an object")
 
 
-# Keywords with further schemas of the same value, and those that describe members of an object.
+# Keywords with further schemas for the same value, and keywords about the members of an object.
 _APPLICATORS = {
     "allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "$recursiveRef", "dependentSchemas",
     "dependencies",

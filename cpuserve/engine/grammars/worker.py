@@ -2,12 +2,12 @@
 
 It is a process of its own because a grammar comes from a client. A schema can make the library use
 all memory, compute for hours or overflow its stack, and loading a tokenizer holds the GIL for
-seconds. An engine would stop all streams meanwhile, or end.
+seconds. Inside an engine, this would stop all streams or end the engine.
 
-Each grammar is compiled twice. First in a fork, which ends at a limit of CPU time or memory; a
-grammar that passes is compiled again, on a thread, and kept. Meanwhile this thread fills bitmasks.
-This process forks only while no other thread of it works: the library's threads, which fill
-bitmasks of several grammars, sleep then, and the fork does not use them.
+Each grammar is compiled twice: first in a fork, which ends at a limit of CPU time or memory. A
+grammar that passes is compiled again on a thread of this process, and kept. Meanwhile the main
+thread fills bitmasks. This process forks only while its other threads do nothing: the library's
+threads, which fill bitmasks of several grammars, sleep then, and the fork does not use them.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ from cpuserve.engine.ipc import encode_frame
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 16
-# A schema of 200 properties compiles in 50 ms. Waiting clients bound the time, containers of 1 GiB
-# the memory.
+# Limits for the compilation of one grammar; a schema of 200 properties takes 50 ms. The time is
+# limited because other clients wait, and the memory so that containers of 1 GiB suffice.
 MAX_CPU_S = 3
-MAX_WAIT_S = 30.0  # of wall time, where other processes use the CPU
-MAX_GROWTH_BYTES = 512 << 20
-MAX_GRAMMAR_BYTES = 128 << 20  # the rest of it
+MAX_WAIT_S = 30.0  # of wall-clock time, because other processes may use the CPU
+MAX_GROWTH_BYTES = 512 << 20  # of address space, while the fork compiles
+MAX_GRAMMAR_BYTES = 128 << 20  # of resident memory, after the fork has compiled
 NOT_WANTED = "nobody waits for it"
-# The forked process has a smaller stack than STACK_BYTES, so that what passes there fits here.
+# The fork has a smaller stack than STACK_BYTES, so that a grammar that compiles there without an
+# overflow compiles here as well.
 TRIAL_STACK_BYTES = 8 << 20
 
 
@@ -76,7 +77,7 @@ class Worker:
         self._jobs: deque[Compile] = deque()
         self._job: _Trial | _Compilation | None = None
         self._grammars: dict[int, Any] = {}
-        self._in_json: set[int] = set()  # grammars
+        self._in_json: set[int] = set()  # numbers of the grammars of texts with JSON values
         self._matchers: dict[int, _Matcher] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -117,11 +118,11 @@ class Worker:
         self._error = ""
         self._background_cpus = start.background_cpus
 
-        move_to(start.background_cpus)  # the first form waits for this, at normal priority
+        move_to(start.background_cpus)  # normal priority: the first request waits for this
         path = Path(start.tokenizer_path)
         try:
             self._compiler = Compiler(path, start.vocab, start.eos_ids, start.threads)
-        except Exception as error:  # the reply to every Compile
+        except Exception as error:  # it becomes the reply to every Compile
             self._error = str(error)
         move_to(start.cpus)
         self._memory_of = Memory()
@@ -147,7 +148,7 @@ class Worker:
     # --- compilation --------------------------------------------------------------------------
 
     def _advance_job(self) -> None:
-        """Go on with the grammar that compiles, or begin with the next one."""
+        """Continue with the grammar that is being compiled, or begin with the next one."""
         job = self._job
         if isinstance(job, _Trial) and job.is_over():
             self._unwatch(job.pipe)
@@ -211,12 +212,12 @@ class Worker:
         return reply
 
     def _fail(self, row: Row, error: Exception, reply: Filled) -> None:
-        """End this request alone."""
+        """Report the error of this request alone; its bitmask allows nothing."""
         self._masks[row.mask] = 0
         reply.failed[row.request] = str(error)
 
     def _advance(self, row: Row) -> _Matcher:
-        """Return the matcher of a request after it has taken the row's tokens."""
+        """Return the matcher of a request after it has consumed the tokens of `row`."""
         if row.begins:
             copy = self._grammars[row.grammar].deep_copy()
             tail = b"" if row.grammar in self._in_json else None
@@ -230,7 +231,7 @@ class Worker:
 
 @dataclass(slots=True)
 class _Matcher:
-    """The matcher of one request. tail: the last bytes of its text, None if no JSON is expected."""
+    """The matcher of one request. tail: the number that ends its text; None = it is not JSON."""
 
     matcher: Any
     stop_ids: list[int]
@@ -259,7 +260,7 @@ class _Trial:
         self._child = os.fork()
         if self._child == 0:
             os.close(self.pipe)
-            for sock in held:  # or the engine would not notice the end of this process
+            for sock in held:  # or the engine would not notice that the parent has ended
                 sock.close()
             _try_grammar(compiler, wanted, theirs, cpus)
         os.close(theirs)
@@ -358,20 +359,20 @@ class _Compilation:
         try:
             yield_to_streams(cpus)
             matcher = compiler.compile(prepared)
-            # The first bitmask builds most of the automaton, which copies share.
+            # Filling the first bitmask builds most of the automaton, which all copies share.
             compiler.fill(matcher.deep_copy(), np.zeros(compiler.words, np.int32), ())
             self.matcher, self.error = matcher, ""
-        except Exception as error:  # the reply
+        except Exception as error:  # it becomes the reply to Compile
             self.error = str(error)
         finally:
             os.close(self._theirs)
 
     def cancel(self) -> None:
-        """Forget the result: nobody waits for this grammar; its fork has shown that it ends."""
+        """Drop the result, which nobody needs. (The fork has shown that the compilation ends.)"""
         self._cancelled = True
 
     def is_over(self) -> bool:
-        """Whether it has ended, and so has the thread."""
+        """Whether the compilation and its thread have ended."""
         if not select.select([self.pipe], [], [], 0)[0]:
             return False
         self._thread.join()
@@ -387,12 +388,12 @@ def main() -> int:
     for name in ("--compiling", "--filling", "--memory"):
         parser.add_argument(name, type=int, required=True)
     given = parser.parse_args()
-    # These reach the whole process group; the engine decides when this process ends.
+    # These signals reach the whole process group, but the engine decides when this process ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        with suppress(OSError):  # where memory ends, rather this process than the engine
+        with suppress(OSError):  # if memory runs out, the system kills this process first
             Path("/proc/self/oom_score_adj").write_text("1000")
     compiling, filling = socket.socket(fileno=given.compiling), socket.socket(fileno=given.filling)
     Worker(compiling, filling, given.memory).run()
