@@ -1,4 +1,4 @@
-"""The ASGI application: the dialects in DIALECTS, and endpoints that belong to none."""
+"""The ASGI application: the dialects in DIALECTS, and endpoints that belong to no dialect."""
 
 from __future__ import annotations
 

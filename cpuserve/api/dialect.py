@@ -1,4 +1,4 @@
-"""The interface of a dialect: one of them is a `Dialect` in DIALECTS of app.py."""
+"""The interface of API dialects: each is a `Dialect` object in DIALECTS of app.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-# The key of a scope with the id_headers of the dialect of its path.
+# A key of ASGI scopes: the response headers that return the request id (ErrorFormat.id_headers).
 ID_HEADERS = "cpuserve.id_headers"
 
 
@@ -20,7 +20,7 @@ ID_HEADERS = "cpuserve.id_headers"
 class Dialect:
     """The API of one vendor or server: its endpoints, and how it writes errors.
 
-    A dialect that shares paths with the OpenAI one comes before it in DIALECTS.
+    A dialect that shares paths with OPENAI comes before OPENAI in DIALECTS.
     """
 
     routers: tuple[APIRouter, ...]

@@ -1,12 +1,12 @@
-"""The POST route of every dialect: a schema for the body, a call from it, a writer of the response.
+"""The POST routes of all dialects: decode the body, make a call from it, write the response.
 
 A body that asks for text, vectors or scores is checked here and nowhere else, in this order:
 
-1. `read_call`: its size, media type and JSON, and the types of the schema.
-2. `RequestContext.choose`: the model that it asks for.
-3. `check_fields`: fields that the endpoint refuses.
-4. `to_call` of the dialect: fields that contradict each other, or have no meaning in a call.
-5. `prepare`: the values, against the model, in no dialect's words.
+1. `read_call` checks its size, media type and JSON, and the types of the schema's fields.
+2. `RequestContext.choose` finds the model that it asks for.
+3. `check_fields` rejects fields that the endpoint refuses.
+4. `to_call` of the dialect rejects fields that contradict each other, or that a call cannot have.
+5. `prepare` checks the values of the call against the model, in the same way for all dialects.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def post(
 ) -> Callable[[Handler[T]], Handler[T]]:
     """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
 
-    schema, response, error: the types of the bodies; a response of None is a text. id_prefix: the
-    start of the id in the response. stream: the media type of streams, if there are some.
-    conversation: see read_call. The operation in /openapi.json has the handler's name and
-    docstring.
+    schema, response, error: the types of the bodies; response = None: the response is plain text.
+    id_prefix: the start of the id in the response. stream: the media type of streamed responses;
+    None = the route never streams. conversation: see read_call. The operation in /openapi.json has
+    the handler's name and docstring.
     """
 
     def add(handler: Handler[T]) -> Handler[T]:
@@ -90,7 +90,7 @@ async def generate(
 ) -> Response:
     """Return the response to a body that asks for texts, vectors or scores.
 
-    field_names: the dialect's names of fields that have another name in a call, for errors.
+    field_names: from fields of GenerateCall to the dialect's names of them, for error messages.
 
     Raises:
       RequestError: the model cannot be found, or the body is invalid; see `prepare`.
@@ -109,7 +109,7 @@ async def generate(
 async def prompt_length(
     received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
 ) -> int:
-    """Return how many tokens the prompt of such a body has; RequestError as `generate`."""
+    """Return how many tokens the prompt of a body has; it raises the errors of `generate`."""
     await received.choose(asked.model)
     check_fields(asked)
     return await count_prompt(received.context, to_call(asked), received.body_bytes)

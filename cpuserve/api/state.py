@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class ServerState:
     """The served models and the state of the HTTP server.
 
-    `draining` means that the server will stop and should get no new requests (it still serves
-    them), `stopping` that it serves no more.
+    `draining`: the server will stop, and load balancers should send it no new requests, but it
+    still serves them. `stopping`: it serves no requests any more.
     """
 
     models: ModelRegistry
@@ -38,7 +38,7 @@ class ServerState:
 
     @property
     def context(self) -> ModelContext:
-        """The model that is always loaded; the health of the server is its health."""
+        """The first model, which is always loaded; /health reports the health of this model."""
         return self.models.first
 
     @property
@@ -64,7 +64,7 @@ class ServerState:
     def check_open(self) -> None:
         """Raise ServiceUnavailable (503) if no model can serve requests now.
 
-        With several models, one that restarts does not keep the others from answering.
+        With several models, the others still serve requests while the first one restarts.
         """
         first = self.context
         if self.stopping or not self.models.several or not first.ready or first.failed is not None:
@@ -78,6 +78,6 @@ class ServerState:
 
 
 def get_state(request: Request) -> ServerState:
-    """The state of the app."""
+    """Return the ServerState of the app that received the request."""
     state: ServerState = request.app.state.server
     return state

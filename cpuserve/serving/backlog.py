@@ -10,7 +10,7 @@ from cpuserve.errors import TooManyRequests
 LONGEST_RETRY_S = 600.0
 _GAIN = 0.1
 # The share of prompt tokens that must be computed (the others are in the prefix cache) is averaged
-# over about _WINDOW_TOKENS tokens. It starts at 1, with the weight of _PRIOR_TOKENS.
+# over about _WINDOW_TOKENS tokens. The share starts at 1, as if _PRIOR_TOKENS had been computed.
 _PRIOR_TOKENS, _WINDOW_TOKENS = 4096.0, 131072.0
 
 
@@ -37,8 +37,8 @@ class Backlog:
         self._clock = clock
         self._slots = slots
         # All three describe the time since the backlog was last empty. `_since` is when the latest
-        # sequence started to run or, while none has (`_started`), when the first began to wait.
-        # `_gap_s` is the moving average of the time between two starts.
+        # sequence started to run or, while none has (`_started` is False), when the first sequence
+        # began to wait. `_gap_s` is the moving average of the seconds between two starts.
         self._since = 0.0
         self._started = False
         self._gap_s = 0.0
@@ -66,7 +66,7 @@ class Backlog:
         self._since, self._started = now, True
 
     def leave(self, tokens: int) -> None:
-        """Remove a sequence; one without output does not change the measured pace of starts."""
+        """Remove a sequence that has no output; it does not change the measured pace of starts."""
         self.requests -= 1
         self.tokens -= tokens
 
@@ -99,8 +99,8 @@ class Backlog:
     def check(self, timeout_s: float | None = None) -> None:
         """Raise TooManyRequests (429) if the backlog is full or the wait would exceed timeout_s.
 
-        The last sequence that is admitted may exceed the limits, and an empty backlog admits any:
-        otherwise a sequence larger than the limits would be rejected while any other waits.
+        A sequence is admitted while the backlog is below both limits, even if that sequence exceeds
+        them: otherwise a sequence larger than the limits would be rejected while any other waits.
         """
         if not self.requests:
             return

@@ -1,4 +1,4 @@
-"""Many prompts on an engine in this process, run to their ends: the serving pipeline of `LLM`."""
+"""Run many prompts to their ends on an engine in this process: the serving pipeline of `LLM`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ended = Callable[[int, Choice], None]
 
 @dataclass(slots=True)
 class BatchItem:
-    """A prompt, how to sample, and its n choices and cached tokens, which `run_batch` adds."""
+    """A prompt and its sampling parameters; `run_batch` fills in `choices` and `cached_tokens`."""
 
     ids: list[int]
     params: SamplingParams
@@ -53,7 +53,7 @@ def run_batch(
 
     Raises:
         InvalidRequest: the engine could never run an item.
-        RequestError: the engine failed to compute one.
+        RequestError: the engine failed to compute an item.
         EngineDead: the engine has ended.
     """
     sink: Sink = queue.SimpleQueue()

@@ -1,8 +1,8 @@
-"""GenerateCall: a request to a model, in no dialect's words.
+"""GenerateCall: a request to a model, independent of the dialect.
 
-A dialect's schema.py makes it from its own fields. `prompts.py`, `chat_prompt.py` and `params.py`
-check it, so a fault has one text whatever the dialect. None means that the client did not set the
-field.
+A dialect's schema.py makes the call from its own fields. `prompts.py`, `chat_prompt.py` and
+`params.py` check it, so all dialects have the same error messages. None means that the client did
+not set the field.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 4096
 MAX_ID_LIST = 1024
 MAX_PROMPTS = 1024
-NO_LIMIT = 2**31 - 1  # as max_tokens: up to the end of the context, whatever the default is
+NO_LIMIT = 2**31 - 1  # as max_tokens: up to the end of the context, instead of the default
 
-# In the form of chat completions. `content` is a text, or a list of parts that are texts. Earlier
-# thoughts of an assistant are in `reasoning_content`, whatever a dialect calls it.
+# A message in the format of chat completions. `content` is a text, or a list of parts that are
+# texts. Earlier thoughts of an assistant are in `reasoning_content` in every dialect.
 ConversationMessage = dict[str, Any]
 
 
 def thinking_variables(on: bool) -> dict[str, Any]:
-    """Return the variables of chat templates that say whether to think; a template reads one.
+    """Return the template variables that switch thinking on or off; a template reads one of them.
 
-    Qwen and GLM read the first, DeepSeek and Granite the second.
+    Templates of Qwen and GLM read the first one, templates of DeepSeek and Granite the second.
     """
     return {"enable_thinking": on, "thinking": on}
 
@@ -39,8 +39,9 @@ def thinking_variables(on: bool) -> dict[str, Any]:
 class Prompt:
     """The token ids of a prompt, and its text if it was sent as text.
 
-    thinks: it ends within a thought. continues: it ends with a text of the response. waits: what
-    the response must begin with comes after its thought, if there is one.
+    thinks: the prompt ends within a thought. continues: the prompt ends with the beginning of the
+    response's text. waits: the forced beginning of the response is not in the prompt; it comes
+    after the model's thought, if the model thinks.
     """
 
     ids: list[int]
@@ -51,7 +52,7 @@ class Prompt:
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
-    """Fields that a call and the OpenAI dialect share: mostly how to sample.
+    """Fields that GenerateCall and the OpenAI dialect share, mostly sampling parameters.
 
     response_format, structured_outputs: see serving/response_format.py.
     """
@@ -87,20 +88,20 @@ class CommonFields(msgspec.Struct, kw_only=True):
 class GenerateCall(CommonFields, kw_only=True):
     """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
 
-    prompt: a text, token ids, or a list of texts or of token ids. pairs: two texts each, in place
-    of a prompt; the response is a score for each. instruction: the purpose of such a score.
-    prompt_name: among the model's prompts, one that goes before texts to be embedded.
-    truncate_prompt_tokens: texts to be embedded, and pairs, are cut to so many tokens, -1 = to the
-    context.
+    prompt: a text, token ids, or a list of texts or of token ids. pairs: pairs of texts instead of
+    a prompt; the response has a score for each pair. instruction: what a reranker should score.
+    prompt_name: the key of the checkpoint's prompt that goes before each text to be embedded.
+    truncate_prompt_tokens: texts to be embedded, and pairs, are cut to this number of tokens;
+    -1 = to the context.
     reasoning_effort: one of REASONING_EFFORTS, which the chat template reads. include_reasoning:
     False = thoughts are left out of the response. reasoning_budget: the most tokens of a thought,
-    -1 = any number. tools: functions, in
-    the form that chat templates read. tool_choice: "none", "auto", or "required", which with a
-    tool_name means that function. max_tokens_name: the dialect's word for max_tokens.
-    default_max_tokens: max_tokens if it is None; None = the rest of the context.
-    logprobs: None = none, k = of the token and of k alternatives. embed: the response is a vector
-    for each prompt, or for each pair its score. adapter: the LoRA adapter that the request
-    names as its model. usage_in_each: whether TokenUsage follows the events of each output.
+    -1 = any number. tools: functions, in the format that chat templates read. tool_choice: "none",
+    "auto" or "required"; "required" with a tool_name forces that function. max_tokens_name: the
+    dialect's name of max_tokens. default_max_tokens: used if max_tokens is None; None = the rest of
+    the context.
+    logprobs: None = no logprobs, k = of each token and of k alternatives. embed: the response is a
+    vector for each prompt, or a score for each pair. adapter: the LoRA adapter that the request
+    selects as its model. usage_in_each: whether TokenUsage follows the events of each output.
     """
 
     prompt: str | list[str | int | list[int]] | None = None
@@ -135,8 +136,8 @@ class GenerateCall(CommonFields, kw_only=True):
     def drop_inputs(self) -> None:
         """Release texts, lists and objects that have been turned into tokens and parameters.
 
-        The messages may take many times the memory of their tokens, and would stay until the
-        response ends.
+        The messages may take many times the memory of their tokens, and would otherwise stay in
+        memory until the response ends.
         """
         for name in self.__struct_fields__:
             if isinstance(getattr(self, name), list | dict):
@@ -145,10 +146,10 @@ class GenerateCall(CommonFields, kw_only=True):
 
 
 def call_from(asked: msgspec.Struct, refused: Collection[str] = (), **more: Any) -> GenerateCall:
-    """Return the call with the fields of `asked` that have a call's name, and with `more`.
+    """Return a call with all fields that `asked` shares with GenerateCall, and with `more`.
 
-    refused: fields that the dialect refuses where they are set. Values that mean "not set"
-    there, such as false or an empty list, are no values for a call.
+    refused: fields that the dialect refuses if they are set. They are not copied, because they can
+    only have values that mean "not set", such as false or an empty list.
     """
     return GenerateCall(**{**_shared(asked, refused), **more})
 

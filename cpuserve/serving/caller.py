@@ -1,4 +1,4 @@
-"""Who sends the request that this task serves: some queues assign each caller a share."""
+"""The caller (client) of the request that this task serves; some queues share by caller."""
 
 from __future__ import annotations
 

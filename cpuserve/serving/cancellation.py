@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-# They must propagate. All others are failures of a request and get an error response. That includes
-# BaseExceptions: a panic in a Rust library raises one.
+# These exceptions must propagate. All others are failures of a request and get an error response,
+# even BaseExceptions: a panic in a Rust library raises one.
 CANCELLATIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)

@@ -36,10 +36,10 @@ async def chat_prompt(
 ) -> Prompt:
     """Return the token ids of the messages, rendered with the chat template; most: see `encode`.
 
-    opening: the beginning of the response, which is not the model's choice. waits: it, and the form
-    of the response, come after a thought if the prompt allows one.
+    opening: the forced beginning of the response, such as the start of a call. waits: if the prompt
+    allows a thought, `opening` and the grammar of the response come after the thought.
 
-    num_bytes: the size of the request's body. It decides which renders this one waits for.
+    num_bytes: the size of the request's body; small and large requests render on separate threads.
     """
     text = await run_rendering(num_bytes, lambda: render_chat(context, call))
     add_special = bool(call.add_special_tokens)
@@ -75,7 +75,7 @@ def render_chat(context: ModelContext, call: GenerateCall) -> str:
 
 
 def _effort(call: GenerateCall) -> dict[str, Any]:
-    """Return the template variables that reasoning_effort sets; a template reads one."""
+    """Return the template variables that reasoning_effort sets."""
     effort = call.reasoning_effort
     if effort is None:
         return {}

@@ -36,12 +36,12 @@ class ModelContext:
     `default_sampling` applies to requests that set no values of their own. `tokenizer` is None
     until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
     is gone; see `unavailable`. `learned_format` is how the model writes tool calls and thoughts,
-    and `shown_ids` are the special tokens that contain them as text. `kv_bytes` is
-    what its KV cache may take. `pooling` is how it makes embeddings ("none": it generates text,
-    "rank": it scores `pairs` of texts), and `vector_width` how many numbers one has.
-    `adapters` are its LoRA adapters: their paths by
-    the names that requests use as the model's; `adapters_change` says whether clients may load and
-    unload them (serving/lora.py), which is done under `adapter_lock`.
+    and `shown_ids` are the special tokens that mark calls and thoughts, which the parser needs as
+    text. `kv_bytes` is the most memory that the KV cache may take. `pooling` is how the model makes
+    embeddings ("none": it generates text, "rank": it scores `pairs` of texts), and `vector_width`
+    is the length of an embedding. `adapters` has the path of each LoRA adapter by the name that
+    requests use as their model; `adapters_change` says whether clients may load and unload adapters
+    (serving/lora.py), which is done under `adapter_lock`.
     """
 
     client: EngineClient
@@ -133,7 +133,7 @@ class ModelContext:
 
     @property
     def embeds(self) -> bool:
-        """Whether it is an embedding model."""
+        """Whether the model makes embeddings."""
         return self.pooling not in ("none", "rank")
 
     @property

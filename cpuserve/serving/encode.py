@@ -1,4 +1,4 @@
-"""Turn texts into token ids, as many at the same time as the memory allows."""
+"""Turn texts into token ids; only a few large texts at a time, because they take memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 # Of texts with more characters than this, only LARGE_TEXTS_AT_ONCE are tokenized at the same time,
 # because it takes much memory.
 LARGE_TEXT_CHARS = 1 << 17
-# The lowest limit of tokens that are only counted, for any model: each takes about 300 bytes for a
-# moment.
+# A text that is only counted may have at least this many tokens, for any model. Each token takes
+# about 300 bytes for a moment.
 _MOST_COUNTED = 1 << 17
-# Bytes of a token in most texts: an error estimates how many a text has that is not tokenized.
+# Bytes per token in most texts, to estimate in an error how many tokens an untokenized text has.
 _USUAL_BYTES = 4
 
 
@@ -33,8 +33,8 @@ async def encode(
 ) -> list[list[int]]:
     """Return the token ids of each text; many or long texts are encoded on another thread.
 
-    cut: the number of tokens that are kept of a text, of any length; None: all. places: the
-    index of each text among the inputs to be embedded, for the message.
+    cut: the number of tokens that are kept of each text; None = all tokens. places: the index of
+    each text among the inputs of an embedding request, for the error message.
 
     Raises:
       InvalidRequest: a text certainly has more than `most` tokens (None: max_model_len).
@@ -60,7 +60,7 @@ async def encode(
 
 
 def too_long(text: str, most: int, max_model_len: int, index: int | None = None) -> PromptTooLong:
-    """Return the error; index: of the input to be embedded that the text is."""
+    """Return the error for a text; index: its position in an embedding request, None for others."""
     what = "The text" if index is None else f"Input {index}"
     more = "" if index is None else ", or set truncate_prompt_tokens (-1 cuts it to the context)"
     msg = (
@@ -72,8 +72,8 @@ def too_long(text: str, most: int, max_model_len: int, index: int | None = None)
 
 
 def most_counted(context: ModelContext) -> int:
-    """Return how many tokens a text may have that is counted, and not answered.
+    """Return how many tokens a text may have if the request only counts its tokens.
 
-    They are more than the context, because clients count tokens to find out how much of it fits.
+    The limit is above the context, because clients count tokens to find out how much fits into it.
     """
     return max(4 * context.max_model_len, _MOST_COUNTED)

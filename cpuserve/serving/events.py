@@ -1,4 +1,4 @@
-"""Events: the parts of a response, in one order, for every dialect.
+"""Events: the parts of a response, which all dialects receive in the same order.
 
 An engine output of one sequence becomes a list of events: `[PromptProgress]`, or
 `[PromptScores?, Text, (Thought | ToolCallDelta | Text)*, Finish?, TokenUsage?]`, or for an
@@ -52,7 +52,7 @@ class Text(msgspec.Struct):
 
 
 class Thought(msgspec.Struct, gc=False):
-    """Text that the model thinks before it responds, without the tags around it."""
+    """A piece of a thought of the model, without the tags around the thought."""
 
     index: int
     text: str
@@ -76,7 +76,7 @@ class Embedding(msgspec.Struct, gc=False):
 
 
 def floats_of(vector: bytes) -> array[float]:
-    """Return the numbers of an embedding."""
+    """Return the fp32 numbers of an embedding in the byte order of this machine."""
     values = array("f", vector)
     if sys.byteorder == "big":
         values.byteswap()
@@ -138,7 +138,10 @@ class WholeToolCall:
 
 @dataclass(slots=True)
 class Choice:
-    """The fold of one sequence's events. scorer: the choice that scored this one's prompt."""
+    """All events of one sequence, joined.
+
+    scorer: the index of the choice that computed the prompt logprobs for this choice.
+    """
 
     index: int
     prompt: Prompt
@@ -152,7 +155,7 @@ class Choice:
     vector: bytes = b""
     reason: str | None = None
     stop_reason: str | int | None = None
-    _inner: list[Thoughts | WholeToolCall] = field(default_factory=list)  # both, in their order
+    _inner: list[Thoughts | WholeToolCall] = field(default_factory=list)  # in their order
 
     def add(self, event: Event) -> None:
         """Append the next event of this sequence."""
@@ -203,7 +206,7 @@ class Choice:
 
 @dataclass(slots=True)
 class WholeResponse:
-    """The fold of all events of a response."""
+    """All events of a response, joined by choice."""
 
     choices: list[Choice]
     usage: TokenUsage = field(default_factory=lambda: TokenUsage(0, 0, 0))
@@ -218,7 +221,7 @@ class WholeResponse:
 
     @property
     def num_shown(self) -> int:
-        """How many token ids, numbers of vectors and logprobs the response may contain."""
+        """The number of token ids, vector elements and logprobs that the response may contain."""
         return sum(
             len(choice.token_ids)
             + len(choice.vector) // 4

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 MAX_SEQUENCES_PER_REQUEST = 1024
 # List items in all sequences of a request together; each takes about 50 bytes in the engine.
 MAX_REQUEST_ITEMS = 1 << 22
-# Values of prompt logprobs in a response: at each token its own, its alternatives, and the list of
-# them. Each takes about 300 bytes here until the response has been written, so all take 160 MB.
+# Values of prompt logprobs in a response: for each token its own logprob, the logprobs of its
+# alternatives, and one for the list. Each value takes about 300 bytes in this process until the
+# response has been written, so all together take 160 MB.
 MAX_PROMPT_LOGPROBS = 1 << 19
 MAX_TIMEOUT_S = 1e6
 
@@ -31,11 +32,11 @@ MAX_TIMEOUT_S = 1e6
 class SequenceRequest:
     """One sequence: choice `index` of the response.
 
-    started, first_output: time.monotonic() when it was made, and at its first output (0.0 before).
-    held: whether its context counts it as active. waits: whether the backlog counts it, with
-    num_queued prompt tokens. scored_by: the index of the sequence that computes the prompt logprobs
-    for this one, None if it computes them itself. after_thought: how to sample after a thought,
-    where the form of the response waits for it; None = always by params.
+    started, first_output: time.monotonic() when the object was made, and at the first output (0.0
+    before). held: whether the ModelContext counts the sequence as active. waits: whether the
+    backlog counts it, with num_queued prompt tokens. scored_by: the index of the sequence that
+    computes the prompt logprobs for this one, None if it computes them itself. after_thought: the
+    parameters after the thought, if a structured output begins only then; None = always `params`.
     """
 
     index: int
@@ -57,7 +58,7 @@ class SequenceRequest:
     first_output: float = 0.0
 
     def count(self, tokens: int, reasoning: int) -> None:
-        """Add new tokens of the response; reasoning: how many of all of them are thoughts."""
+        """Add `tokens` new tokens; reasoning: how many tokens are thoughts so far."""
         self.completion_tokens += tokens
         self.reasoning_tokens = reasoning
 
@@ -76,8 +77,8 @@ def fan_out(
 ) -> list[SequenceRequest]:
     """Return n sequences for each prompt; prompt i has the choices i*n to i*n + n-1.
 
-    They end with an error after the call's timeout, but at most longest_s. If the call has a
-    seed, sequence k of a prompt uses seed + k, so that the sequences differ. The first sequence of
+    The sequences end with an error after the call's timeout, or after longest_s seconds if that is
+    less. If the call has a seed, sequence k of a prompt uses seed + k. The first sequence of
     a prompt computes the prompt logprobs for all of its sequences.
 
     Raises:
@@ -181,7 +182,7 @@ def check_capacity(context: ModelContext, sequences: Sequence[SequenceRequest]) 
 
 def admit(context: ModelContext, sequences: Sequence[SequenceRequest]) -> None:
     """Count sequences as waiting until `start`, and as active until `dismiss`; raises like
-    check_capacity. They count before they run, so that the next check includes them."""
+    check_capacity. They are counted before they run, so that the next request's check sees them."""
     check_capacity(context, sequences)
     seen: set[int] = set()
     for sequence in sequences:
@@ -214,8 +215,8 @@ def usage_of(prompt_tokens: int, sequences: Sequence[SequenceRequest]) -> TokenU
     cached: dict[int, int] = {}
     for sequence in sequences:
         known = cached.get(id(sequence.prompt), sequence.cached_tokens)
-        # Of the n sequences of a new prompt, the later ones find the blocks that the first has
-        # computed. That is no cache hit of the request, so the smallest number counts.
+        # Of the n sequences of a new prompt, the later ones find the blocks that the first one has
+        # computed. That is no cache hit of the request, so the smallest of the n numbers counts.
         cached[id(sequence.prompt)] = min(known, sequence.cached_tokens)
     reasoning = sum(sequence.reasoning_tokens for sequence in sequences)
     return TokenUsage(prompt_tokens, completion, sum(cached.values()), reasoning)

@@ -1,4 +1,4 @@
-"""Generation: run a call's sequences; closing the generator of its events aborts them."""
+"""Generation: run the sequences of a call; closing the generator of events aborts them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from cpuserve.serving.registry import Served
     from cpuserve.serving.tools.use import ToolUse
 
-# Lists of events per sequence that may be queued for a slow client, in calls with several.
+# Lists of events per sequence that may be queued for a slow client, if a call has several
+# sequences.
 _QUEUED_PER_SEQUENCE = 8
 # How many prompt token ids are checked per microsecond.
 _IDS_PER_US = 32
@@ -52,8 +53,8 @@ async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generat
     num_bytes: the size of the request's body; see chat_prompt.
 
     Raises:
-      InvalidRequest: the call cannot be answered by this model.
-      TooManyRequests: there is no capacity for it now.
+      InvalidRequest: this model cannot serve the call.
+      TooManyRequests: there is no capacity for the call now.
     """
     context = served.context
     _check_kind(context, call)
@@ -80,10 +81,10 @@ async def prepare(served: Served, call: GenerateCall, num_bytes: int) -> Generat
 async def count_prompt(context: ModelContext, call: GenerateCall, num_bytes: int) -> int:
     """Return how many tokens the prompt of a call with messages has.
 
-    They may be more than the context, but not more than most_counted. num_bytes: see `prepare`.
+    The prompt may be longer than the context, up to most_counted tokens. num_bytes: see `prepare`.
 
     Raises:
-      InvalidRequest: the messages, the tools or the template are invalid, or it is far too long.
+      InvalidRequest: the messages, the tools or the template are invalid, or the prompt is longer.
     """
     tools = tool_use(call, context.learned_format, context.thoughts)
     opening, most = tools.opening if tools else "", most_counted(context)
@@ -91,11 +92,11 @@ async def count_prompt(context: ModelContext, call: GenerateCall, num_bytes: int
     return len(prompt.ids)
 
 
-# The outputs of models: words for each, and its endpoint.
+# The kinds of output: (words for error messages, the endpoints to use).
 _SCORES = ("scores of pairs of texts", "/v1/rerank or /v1/score")
 _VECTORS = ("embeddings", "/v1/embeddings")
 _TEXT = ("text", "/v1/chat/completions or /v1/completions")
-# How a model that generates text becomes one for these.
+# How to serve a model so that it has this output, for the error of a model that generates text.
 _SERVED_AS = {
     _VECTORS: "To get embeddings, serve a model with --pooling last or mean",
     _SCORES: "To get scores, serve a reranker (--pooling rank makes one of Qwen3-Reranker) or an "
@@ -212,7 +213,7 @@ class Generation:
         finally:
             for sequence, task in zip(sequences, tasks, strict=True):
                 task.cancel()
-                dismiss(context, sequence)  # because a task that has not started does not
+                dismiss(context, sequence)  # a task that never started does not do it
             await asyncio.gather(*tasks, return_exceptions=True)
         yield [self.usage()]
 
@@ -267,7 +268,7 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
         metrics.finish(meter, reason)
 
 
-# The events of one output, the failure of a sequence, or None at its end.
+# An item is the events of one output, the failure of a sequence, or None at a sequence's end.
 _Queue = asyncio.Queue["list[Event] | SequenceFailure | None"]
 
 
@@ -300,7 +301,8 @@ async def _pump(
 ) -> None:
     """Put the events of `sequence`, from `source`, into `queue`.
 
-    given: where to store its prompt logprobs for other sequences. taken: where to get them from.
+    given: where to store the prompt logprobs that this sequence computes for other sequences.
+    taken: where to get the prompt logprobs that another sequence computes for this one.
     """
     # Events that arrive before the prompt logprobs are kept here. Leaving them unread in the
     # engine's stream would be wrong, because stop strings are found only when the text is read.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from cpuserve.config.server import ServerOptions
 
-# A prompt token takes 2 to 6 bytes of text in any language, and at most about 64 bytes of JSON, in
-# many short messages with escapes for all non-ASCII characters. The minimum allows for requests
-# with many prompts or long lists of token ids; their sizes do not depend on the context.
+# A prompt token takes 2 to 6 bytes of text in any language. In JSON it takes at most about 64
+# bytes: in many short messages that escape all non-ASCII characters. The minimum allows for
+# requests with many prompts or long lists of token ids: their size is independent of the context.
 BODY_BYTES_PER_TOKEN = 64
 LEAST_BODY_BYTES = 4 << 20
 LEAST_HELD_BYTES = 32 << 20
@@ -18,7 +18,7 @@ _DEFAULTS = ServerOptions()
 
 
 def default_body_bytes(max_model_len: int) -> int:
-    """Return the default limit of a body's size in bytes."""
+    """Return the default limit on the bytes of a request body, for a context of max_model_len."""
     return max(LEAST_BODY_BYTES, BODY_BYTES_PER_TOKEN * max_model_len)
 
 
@@ -39,8 +39,8 @@ class ClientLimits:
     # proxies close connections that are silent for a minute, and a long prompt can take that long:
     # after this time the headers and a comment are sent.
     silent_s: float = _DEFAULTS.sse_ping_interval
-    # Of those sequences, how many may wait for their first token, and with how many prompt tokens;
-    # see Backlog.
+    # How many of the max_sequences may wait for their first token, and with how many prompt tokens
+    # in total; see Backlog.
     max_queued_requests: int = _DEFAULTS.max_num_queued_reqs
     max_queued_tokens: int = _DEFAULTS.max_num_queued_tokens
     # Sequences that can run at the same time in all engines.

@@ -19,8 +19,8 @@ log = get_logger("serve")
 async def load_adapter(models: ModelRegistry, name: str, path: str, in_place: bool) -> None:
     """Load the adapter at `path` in all engines; requests can then name it as their model.
 
-    path: a directory of PEFT or a GGUF file. in_place: replace an adapter of this name, if there is
-    one. Requests that run go on with the adapter they started with.
+    path: a directory of PEFT or a GGUF file. in_place: replace a loaded adapter with this name.
+    Running requests keep the adapter with which they started.
 
     Raises:
         NotFound: there is nothing at `path` (404).

@@ -30,8 +30,8 @@ _IDS_AT_ONCE = 1 << 16
 class Lengths:
     """The lengths that determine max_tokens, all in tokens.
 
-    context: what prompt and response may have together. asked: the requested value of the field
-    asked_name. scoring: the request may generate nothing.
+    context: the limit of prompt and response together. asked: the requested max_tokens, None = not
+    set. asked_name: its name in the dialect. scoring: the request may generate no tokens.
     """
 
     prompt: int
@@ -48,12 +48,12 @@ def sampling_params(
     defaults: Defaults,
     form: StructuredOutputs | None = None,
 ) -> list[SamplingParams]:
-    """Return the parameters of each prompt's sequences; `defaults` are the server's.
+    """Return the sampling parameters for each prompt; `defaults` are the server's.
 
-    form: the grammar or schema of the responses, None = none.
+    form: the grammar or schema of the responses, None = free text.
 
-    They share their lists, which are checked once: otherwise a thousand prompts with a list of the
-    whole vocabulary would take seconds.
+    All prompts share the lists of the call, which are checked once: otherwise a thousand prompts
+    with a list of the whole vocabulary would take seconds.
 
     Raises:
       InvalidRequest: a field is out of range, or a prompt does not fit in the context.
@@ -70,8 +70,8 @@ def sampling_params(
             check_input_fits(index, len(prompt), limits.max_model_len)
     for prompt in prompts:
         check_fits(len(prompt), limits.max_model_len, 0 if scoring else 1)
-    # The last token of a response needs no place in the KV cache. A prompt that the cache does not
-    # hold is an error of check_prompt.
+    # The last token of a response needs no place in the KV cache, so kv_tokens + 1 tokens fit.
+    # check_prompt below rejects a prompt that does not fit into the cache.
     context = max(*map(len, prompts), min(limits.max_model_len, limits.kv_tokens + 1))
     budgets = [
         max_tokens(Lengths(len(prompt), context, asked, name, scoring)) for prompt in prompts
@@ -90,9 +90,9 @@ def sampling_params(
 
 
 def max_tokens(lengths: Lengths) -> int:
-    """Return how many tokens to generate: the requested number, or as many as fit.
+    """Return how many tokens to generate: the requested number, or fewer if no more fit.
 
-    max_tokens is a bound, and agents send the same one for every length of their conversations.
+    A larger request is no error, because agents send the same max_tokens with every prompt.
 
     Raises:
       InvalidRequest: the prompt is empty, or the requested number is too low.
@@ -112,7 +112,7 @@ def max_tokens(lengths: Lengths) -> int:
 
 
 def _check_min_tokens(call: GenerateCall, budgets: list[int]) -> None:
-    """Raise InvalidRequest if the context holds fewer than min_tokens, which is no bound."""
+    """Raise InvalidRequest if fewer than min_tokens fit: unlike max_tokens, it is never cut."""
     least, shortest = call.min_tokens or 0, min(budgets)
     if least > shortest and (call.max_tokens is None or call.max_tokens > shortest):
         msg = f"min_tokens is {least}, but the prompt leaves {shortest} tokens: lower it"
@@ -130,7 +130,7 @@ def check_fits(num_prompt: int, max_model_len: int, least: int = 0) -> None:
 
 
 def check_input_fits(index: int, num_tokens: int, max_model_len: int) -> None:
-    """Raise PromptTooLong unless input `index` of those to be embedded fits in the context."""
+    """Raise PromptTooLong unless input number `index` of an embedding request fits the context."""
     if num_tokens > max_model_len:
         msg = (
             f"This model's maximum context length is {max_model_len} tokens. Input {index} has "
@@ -143,7 +143,7 @@ def check_input_fits(index: int, num_tokens: int, max_model_len: int) -> None:
 def _defaults_for(call: GenerateCall, defaults: Defaults) -> dict[str, int | float]:
     """Return the server's sampling defaults for this request, without max_tokens."""
     usable = {name: value for name, value in defaults.items() if name != "max_tokens"}
-    # A request for n responses expects different ones, but greedy decoding would repeat one.
+    # A request for n responses expects n different ones, but greedy decoding would repeat one text.
     if (call.n or 1) > 1 and call.temperature is None and usable.get("temperature") == 0:
         del usable["temperature"]
     return usable
@@ -234,7 +234,7 @@ def _stop(stop: str | list[str] | None) -> list[str] | None:
     if any(len(s) > MAX_STOP_CHARS for s in strings):
         msg = f"stop strings may have at most {MAX_STOP_CHARS} characters"
         raise InvalidRequest(msg, param="stop")
-    return [s for s in strings if s]  # an empty one is none, as in llama.cpp
+    return [s for s in strings if s]  # an empty string never stops, as in llama.cpp
 
 
 def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:

@@ -16,7 +16,7 @@ from cpuserve.tokenizer.tokenizer import named_prompt
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
-# Token ids of a prompt that is to be cut; more do not fit in a request.
+# The limit on token ids of a prompt that is to be cut; no request body can hold more.
 MAX_CUT_TOKENS = 1 << 30
 
 
@@ -55,7 +55,7 @@ async def prompts_of(
 
 
 def _kept_tokens(context: ModelContext, call: GenerateCall) -> int | None:
-    """Return to how many tokens the texts of a call are cut; None: they are not."""
+    """Return the number of tokens to which the texts of a call are cut; None = not cut."""
     asked, most = call.truncate_prompt_tokens, context.max_model_len
     if asked is None or asked == -1:
         return None if asked is None else most
@@ -66,7 +66,7 @@ def _kept_tokens(context: ModelContext, call: GenerateCall) -> int | None:
 
 
 def _prompt_text(context: ModelContext, call: GenerateCall) -> str:
-    """Return the text that goes before those to be embedded."""
+    """Return the checkpoint's prompt that goes before each text to be embedded."""
     return named_prompt(context.get_tokenizer().prompts, call.prompt_name)
 
 
@@ -106,7 +106,7 @@ async def _pair_prompts(
 def _listed(
     given: str | list[str | int | list[int]], max_model_len: int, *, embed: bool
 ) -> list[str | list[int]]:
-    """Return `given` as a list of prompts; too many ids are rejected before they are read."""
+    """Return `given` as a list of prompts; lists of too many ids are rejected before reading."""
     if isinstance(given, str):
         return [given]
     name, kind = ("input", "texts") if embed else ("prompt", "prompts")  # the client's words

@@ -1,4 +1,4 @@
-"""ModelRegistry: the served models. One is always loaded, the others when requests name them."""
+"""ModelRegistry: the served models. One is always loaded, others when a request asks for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = get_logger("serve")
 
-# A model that could not be loaded is not tried again for so long. The pause doubles each time.
+# The pause in seconds before a model that could not be loaded is tried again. It doubles each time.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 # The Ollama clients add the default tag to a model.
 DEFAULT_TAG = ":latest"
@@ -37,16 +37,16 @@ class Loader(Protocol):
 
     @property
     def most_body_bytes(self) -> int:
-        """The size of a body that the model may accept, as far as that is known before loading."""
+        """The largest request body in bytes that the model may accept, estimated before loading."""
 
     async def load(self, promised_bytes: int) -> ModelContext:
         """Return the model, ready to serve requests.
 
-        promised_bytes: memory that is free now and that the loaded models will take.
+        promised_bytes: memory that is free now, but that the loaded models may still take.
 
         Raises:
-          TooLittleMemory: it does not fit now.
-          StartupError: it cannot be loaded.
+          TooLittleMemory: the model does not fit into memory now.
+          StartupError: the model cannot be loaded.
         """
 
 
@@ -54,8 +54,8 @@ class Loader(Protocol):
 class Served:
     """The meaning of a request's `model`. All dialects get it from ModelRegistry.find.
 
-    name: under which the response is given. adapter: the LoRA adapter that the name means. lease:
-    keeps the model loaded until it is released, after the last byte of the response.
+    name: the served name, which the response shows. adapter: the LoRA adapter with that name, if it
+    is one. lease: keeps the model loaded until it is released, after the response's last byte.
     """
 
     context: ModelContext
@@ -74,7 +74,7 @@ class Lease:
             slot.leases += 1
 
     def release(self) -> None:
-        """Allow that the model is unloaded."""
+        """Allow the model to be unloaded, unless other leases hold it."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.leases -= 1
@@ -111,7 +111,7 @@ class ModelRegistry:
 
     @property
     def most_body_bytes(self) -> int:
-        """The size of a body that some model may accept; each has a limit of its own."""
+        """The largest of the models' limits on the bytes of a request body."""
         others = (slot.most_body_bytes for slot in self._slots.values())
         return max((self.first.limits.max_body_bytes, *others))
 
@@ -162,7 +162,7 @@ class ModelRegistry:
         return Served(context, known, None, lease)
 
     async def unload(self, name: str) -> None:
-        """Unload a model that no request uses; the first stays loaded, and so does one in use.
+        """Unload a model, unless it is the first model or a request uses it.
 
         Raises:
           NotFound: the name is not served (404).
@@ -176,7 +176,7 @@ class ModelRegistry:
                 await slot.unload()
 
     async def _loaded(self, slot: _Slot) -> ModelContext:
-        """Return a model that is loaded; load it, or wait until another request has loaded it."""
+        """Return the model of `slot`; load it first, or wait while another request loads it."""
         context = slot.context
         if context is not None and not context.client.ended:
             return context
@@ -255,7 +255,7 @@ class ModelRegistry:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a model was not loaded, and until when it is not tried again, after a pause."""
+    """Why a model could not be loaded, and the time before which it is not tried again."""
 
     reason: str
     until: float
@@ -295,7 +295,7 @@ class _Slot:
         return self._failure.refusal(now)
 
     def check_pause(self, now: float) -> None:
-        """Raise ServiceUnavailable (503) if the model failed so lately that it is not tried now."""
+        """Raise ServiceUnavailable (503) during the pause after the model failed to load."""
         if self._failure is not None and now < self._failure.until:
             raise self._failure.refusal(now)
 
@@ -306,7 +306,7 @@ class _Slot:
             done.exception()
 
     def is_idle(self) -> bool:
-        """Return whether the model is loaded and no request uses it, or is about to."""
+        """Return whether the model is loaded and no request uses it or is about to use it."""
         return self.context is not None and not self.leases
 
     async def unload(self) -> None:

@@ -16,10 +16,11 @@ _FORMATS = "text, json_object or json_schema"
 
 
 def structured_outputs(call: GenerateCall) -> StructuredOutputs | None:
-    """Return the form that the text must have, or None if it is free, or if there will be none.
+    """Return the structured output of the text; None if the text is free or a call is forced.
 
     Raises:
-      InvalidRequest: a field is invalid, both are set, or structured_outputs and a forced call.
+      InvalidRequest: a field is invalid, both fields are set, or structured_outputs is set and
+        tool_choice forces a call.
     """
     form = _response_format(call.response_format)
     if call.structured_outputs not in (None, {}):
@@ -55,7 +56,7 @@ def _response_format(value: Any) -> StructuredOutputs | None:
 
 
 def _json_object(schema: Any) -> StructuredOutputs:
-    """Return the output for any object, or for a schema, which llama.cpp clients may add."""
+    """Return the output for any JSON object, or for the schema that llama.cpp clients may add."""
     if schema is None:
         return StructuredOutputs(json_object=True, field=_FIELD)
     if not isinstance(schema, dict):

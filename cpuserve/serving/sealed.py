@@ -1,7 +1,7 @@
-"""Thoughts as texts that clients send back unread: `encrypted_content` and `signature`.
+"""Thoughts as opaque texts that clients send back: `encrypted_content` and `signature`.
 
-The text is compressed and has a checksum. Nothing is secret in it: the client may read the thought
-anyway. It holds the thought for clients that keep only this field of it.
+The text is the thought, compressed, after a checksum. It is not secret, because the client may read
+the thought anyway. It exists for clients that send back only this field of a thought.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import zlib
 
 _MARK = "cpuserve1."
 _SUM_BYTES = 8
-# Of a thought that is read back; a compressed text of a client could be a thousand times longer.
+# The limit on a decompressed thought: zlib can expand a client's text a thousand times.
 _MAX_BYTES = 1 << 24
 
 

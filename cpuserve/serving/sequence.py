@@ -1,9 +1,10 @@
-"""One sequence of a response in the turns that it takes: until its thought ends, and after that.
+"""One sequence of a response as up to two engine requests: until its thought ends, and after it.
 
-A structured output and a forced call come after the thought of a model that thinks, and a thought
-with as many tokens as it may have is ended. The sequence then goes on as a new request of the
-engine, with its tokens so far and those that are given as the prompt. All but the last block of
-them are in the prefix cache, and a row of logits does not depend on how its prompt was computed.
+If a model thinks, structured outputs and forced calls begin after the thought, and a thought that
+has used its token budget is ended. The sequence then goes on as a new engine request. Its prompt
+has the tokens so far and the tokens that the server adds (the end of the thought, the forced
+beginning). All but the last block are in the prefix cache, and logits do not depend on how the
+prompt was computed.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class SequenceRun:
-    """The engine's next request for a sequence, and the text of its outputs.
+    """The next engine request for a sequence, and the events of its outputs.
 
-    ids, params: of the request. is_first: there was none before it.
+    ids, params: the prompt and the parameters of the request. is_first: it is the first request.
     """
 
     def __init__(
@@ -39,16 +40,16 @@ class SequenceRun:
         self._context = context
         self._job = sequence
         self._tools = tools
-        self._tokens: list[int] = []  # of the response so far
-        self._held: list[Event] = []  # until it is known whether the model thinks
-        self._num_held = 0  # tokens of these
+        self._tokens: list[int] = []  # all tokens of the response so far
+        self._held: list[Event] = []  # events kept until it is known whether the model thinks
+        self._num_held = 0  # the number of tokens of the held events
         waits = sequence.after_thought is not None
         self._processor = self._begin("" if waits or tools is None else tools.opening)
         if tools is not None:
             self._processor.watch_thought(tools.thoughts.budget, waits=waits)
 
     def _begin(self, opening: str) -> TextProcessor:
-        """Return the text side of the sequence from its first token."""
+        """Return a new TextProcessor, which reads the response from its first token."""
         sequence, tools, context = self._job, self._tools, self._context
         found = TextProcessor(
             context.get_tokenizer(), sequence.prompt.ids, sequence.params, sequence.index
@@ -60,29 +61,29 @@ class SequenceRun:
 
     @property
     def finish(self) -> str | None:
-        """Why the sequence has ended; None: it goes on."""
+        """Why the sequence has ended; None while it goes on."""
         return self._processor.finish
 
     @property
     def turns(self) -> bool:
-        """Whether it goes on as another request, after `turn`."""
+        """Whether the sequence must go on as another engine request: call `turn` first."""
         return self._processor.turn is not None
 
     @property
     def num_reasoning(self) -> int:
-        """How many tokens of thoughts it has."""
+        """How many tokens of the sequence are thoughts."""
         return self._processor.num_reasoning
 
     @property
     def timeout_s(self) -> float | None:
-        """The time that is left of its timeout."""
+        """The seconds that are left of the sequence's timeout; None = no timeout."""
         limit = self._job.timeout_s
         if limit is None or self.is_first:
             return limit
         return max(1e-3, limit - (time.monotonic() - self._job.started))
 
     def push(self, output: Output) -> tuple[list[Event], int]:
-        """Return the events of the engine's next output, and how many tokens of it count.
+        """Return the events of the engine's next output, and how many of its tokens are kept.
 
         Raises like TextProcessor.push.
         """
@@ -92,7 +93,7 @@ class SequenceRun:
             self._held += events
             self._num_held += count
             return [], 0
-        if self._processor.turn is NextTurn.NONE:  # the response begins again, in its form
+        if self._processor.turn is NextTurn.NONE:  # the response begins again, structured
             self._held.clear()
             return [], 0
         if self._held:
@@ -101,7 +102,7 @@ class SequenceRun:
         return events, count
 
     def turn(self) -> tuple[list[Event], int]:
-        """Begin the next request; return the events of given tokens, and their number."""
+        """Begin the next request; return the events and the number of tokens that are added."""
         tools, sequence, why = self._tools, self._job, self._processor.turn
         assert tools is not None
         self.is_first = False

@@ -18,36 +18,37 @@ Places = list[tuple[int, int]]
 
 
 class PairScores:
-    """The scores of the pairs of one call: a reranker computes them, embeddings are compared."""
+    """Computes the score of each pair of one call, with a reranker or from two embeddings."""
 
     def __init__(self) -> None:
         self._places: Places | None = None
 
     def call(self, context: ModelContext, call: GenerateCall) -> GenerateCall:
-        """Return the call that `context` can serve; InvalidRequest as `embedding_call`."""
+        """Return `call` for a reranker, and embedding_call(call) for an embedding model."""
         if context.embeds:
             call, self._places = embedding_call(call)
         return call
 
     def of(self, vectors: Sequence[bytes]) -> list[float]:
-        """Return the score of each pair, of the vectors of the response."""
+        """Return the score of each pair; vectors: the vectors of the response, in its order."""
         if self._places is not None:
             return cosines(vectors, self._places)
-        return [floats_of(vector)[0] for vector in vectors]  # a reranker's have one number
+        return [floats_of(vector)[0] for vector in vectors]  # a reranker's vector is one score
 
 
 def each_once(pairs: Sequence[tuple[str, str]]) -> tuple[list[str], Places]:
-    """Return the different texts of `pairs`, and where the two texts of each pair are in them."""
+    """Return the distinct texts of `pairs`, and for each pair the indices of its two texts."""
     at: dict[str, int] = {}
     places = [(at.setdefault(a, len(at)), at.setdefault(b, len(at))) for a, b in pairs]
     return list(at), places
 
 
 def embedding_call(call: GenerateCall) -> tuple[GenerateCall, Places]:
-    """Return the call that embeds each text of call.pairs once, and where the texts of a pair are.
+    """Return the call that embeds each text of call.pairs once, and each pair's two text indices.
 
     Raises:
-      InvalidRequest: there is an instruction, which only some rerankers take, or too many texts.
+      InvalidRequest: the call has an instruction, which only some rerankers take, or too many
+        texts.
     """
     if call.instruction is not None:
         raise InvalidRequest(NO_INSTRUCTION, param="instruction")
@@ -60,9 +61,9 @@ def embedding_call(call: GenerateCall) -> tuple[GenerateCall, Places]:
 
 
 def cosines(vectors: Sequence[bytes], places: Places) -> list[float]:
-    """Return the cosine of the embeddings at each pair of places.
+    """Return the cosine of the two embeddings of each pair; places: their indices in `vectors`.
 
-    vectors: fp32, little-endian, of length 1 and of one width.
+    vectors: little-endian fp32 vectors of length 1, all with the same number of elements.
     """
     rows = [floats_of(vector) for vector in vectors]
     return [cosine(rows[a], rows[b]) for a, b in places]

@@ -1,4 +1,4 @@
-"""NextTurn the engine's outputs into events: detokenization, stop strings, end of a sequence."""
+"""Turn the engine's outputs into events: detokenization, stop strings, end of a sequence."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class StopFilter:
-    """Finds stop strings in text that arrives in pieces, and holds back any part of one.
+    """Finds stop strings in text that arrives in pieces; holds back text that may begin one.
 
     The result does not depend on how the text is split: the stop string that is complete first
-    wins, and of several that end at the same character, the longest.
+    wins, or the longest one if several end at the same character.
     """
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
@@ -107,9 +107,9 @@ class _Match:
 
 
 class NextTurn(Enum):
-    """Why a sequence must go on in another way: with given tokens, or with a form.
+    """Why a sequence must go on as another engine request (see sequence.py).
 
-    ENDED: its thought has ended. OPEN: its thought must be ended. NONE: it has no thought.
+    ENDED: its thought has ended. OPEN: the server must end its thought. NONE: it has no thought.
     """
 
     ENDED = "ended"
@@ -118,7 +118,7 @@ class NextTurn(Enum):
 
 
 class TextProcessor:
-    """The text side of one sequence, choice `index` of its response."""
+    """Turns the token ids of one sequence, choice `index` of the response, into events."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class TextProcessor:
         self._tells_thoughts = True
         self._budget: int | None = None
         self._waits = False
-        self._thought = False  # there was one
+        self._thought = False  # whether the response has had a thought
         self.turn: NextTurn | None = None
 
     def find_calls(
@@ -155,7 +155,7 @@ class TextProcessor:
         self._detokenizer.show(shown_ids)
 
     def watch_thought(self, budget: int | None, *, waits: bool) -> None:
-        """Set `turn` where the thought has `budget` tokens; if something waits, also at its end."""
+        """Set `turn` when the thought has `budget` tokens and, with `waits`, when it ends."""
         assert self._calls is not None
         self._budget, self._waits, self._thought = budget, waits, self._calls.in_thought
         if budget == 0 and self._thought:
@@ -163,14 +163,14 @@ class TextProcessor:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether something waits, and it is not known yet if there is a thought before it."""
+        """Whether a forced beginning or a grammar waits, and a thought may still come before it."""
         return self._waits and self.turn is None and not self._thought
 
     def go_on(self, ids: Sequence[int], opening: str, *, is_last: bool) -> list[Event]:
-        """Return the events of tokens that are given, after which the model goes on.
+        """Return the events of tokens that the server adds, after which the model goes on.
 
-        opening: the end of their text, which the client does not see: it begins a call or a form.
-        is_last: they are as many as the response may have, so it ends with them.
+        opening: the end of their text, which the client does not see, because it begins a call or a
+        structured output. is_last: the response has max_tokens with them, so it ends.
         """
         assert self._calls is not None
         self.turn, self._budget, self._waits = None, None, False
@@ -185,7 +185,7 @@ class TextProcessor:
         return events
 
     def push(self, output: Output) -> tuple[list[Event], int]:
-        """Return the events of the engine's next output, and how many tokens of it count.
+        """Return the events of the engine's next output, and how many of its tokens are kept.
 
         The Text comes first, or after PromptScores; the Finish, if any, is the last. After a stop
         string `finish` is set while the engine still runs the request: the caller has to abort it.
@@ -229,8 +229,8 @@ class TextProcessor:
             pieces = pieces[1:]
         events += pieces
         reason, calls = finish, self._calls
-        # A client runs the calls of such a response, so the last one must not be cut off. After
-        # it, a limit may have cut off text or another call.
+        # Clients run the calls of a response with the reason tool_calls, so its last call must be
+        # complete. A limit may have cut off text or a further call after it.
         if calls is not None and (
             (finish in ("stop", "length") and (calls.is_full or calls.ends_with_call))
             or (finish == "stop" and calls.last_closed)
@@ -242,13 +242,13 @@ class TextProcessor:
         return events, count
 
     def _shown(self, pieces: list[Piece]) -> list[Piece]:
-        """Return the pieces that the client gets, neighbours joined."""
+        """Return the pieces that the client gets; neighbours of one type are joined."""
         if not self._tells_thoughts:
             pieces = [piece for piece in pieces if not isinstance(piece, Thought)]
         return _joined(pieces) if len(pieces) > 1 else pieces
 
     def _read(self, shown: list[int], event: Text) -> list[Piece]:
-        """Return the text and calls of new tokens; without tools, the text goes to `event`.
+        """Return the pieces of new tokens; without a parser, their text is added to `event`.
 
         The end of the response is looked for after each token, because tokens after the end are
         not a part of the response.
@@ -276,7 +276,7 @@ class TextProcessor:
                 event.token_ids = event.token_ids[: index + 1]
                 break
         if logprobs is not None:
-            # Those of an end token, which is not shown, come last.
+            # The logprobs of an end token, which is not shown, come last.
             event.logprobs = spoken + logprobs[len(shown) : len(event.token_ids)]
         return pieces
 
@@ -285,7 +285,7 @@ class TextProcessor:
         return self._waits or self._budget is not None
 
     def _turn(self, pieces: list[Piece]) -> NextTurn | None:
-        """Return the turn after the last token; a text in front of a waiting form is dropped."""
+        """Return the turn after the last token, or None; text before a waiting form is dropped."""
         assert self._calls is not None
         if self._calls.in_thought:
             self._thought = True
@@ -301,7 +301,7 @@ class TextProcessor:
         return NextTurn.NONE if said else None
 
     def _stopped(self, stops: StopFilter, text: str, event: Text) -> list[Piece]:
-        """Return the pieces of a text up to a stop string; thoughts have none."""
+        """Return the pieces of a text up to a stop string; thoughts are not searched for one."""
         parser = self._calls
         if parser is None:
             return self._told(stops.push(text), event)
@@ -321,7 +321,7 @@ class TextProcessor:
         return []
 
     def _has_ended(self) -> bool:
-        """Whether a stop string or the last call that may be has ended the response."""
+        """Whether a stop string, or the last call that is allowed, has ended the response."""
         stopped = self._stops is not None and self._stops.matched is not None
         return stopped or (self._calls is not None and self._calls.is_full)
 
@@ -340,7 +340,7 @@ class TextProcessor:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Return the pieces of several tokens with neighbours of one kind as one."""
+    """Return the pieces with neighbours of one type joined."""
     found = pieces[:1]
     for piece in pieces[1:]:
         last = found[-1]

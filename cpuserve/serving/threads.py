@@ -13,8 +13,8 @@ from cpuserve.tokenizer.tokenizer import LONG_CHARS
 
 T = TypeVar("T")
 
-# Renders wait for another process, for seconds if a request is hostile. A small request renders
-# quickly, so large ones have threads of their own, which small ones pass.
+# Rendering waits for another process, for seconds if a request is hostile. Small requests render
+# quickly, so large requests have separate threads and do not delay the small ones.
 _SMALL_BYTES = 1 << 16
 _SMALL_RENDERS = ThreadPoolExecutor(4, "cpuserve-render")
 _LARGE_RENDERS = ThreadPoolExecutor(2, "cpuserve-render-large")
@@ -23,17 +23,17 @@ _LARGE_RENDERS = ThreadPoolExecutor(2, "cpuserve-render-large")
 async def run_sized(size: int, work: Callable[[], T]) -> T:
     """Return the result of `work`, which runs on another thread if it is long.
 
-    size: its estimated time in microseconds, such as the number of characters to tokenize or of
-    objects to create. Above LONG_CHARS it would delay the tokens of running streams too much.
+    size: its estimated time in microseconds: about 1 for each character to tokenize or object to
+    create. Above LONG_CHARS it would delay the tokens of running streams too much.
     """
     return work() if size <= LONG_CHARS else await asyncio.to_thread(work)
 
 
 async def run_rendering(num_bytes: int, work: Callable[[], T]) -> T:
-    """Return the result of `work`, which renders a request of this size; never on the loop.
+    """Return the result of `work`, which renders a request of this size on another thread.
 
-    Raises ServiceUnavailable if the renderer was closed while this waited for a thread: it would
-    start again, and delay the exit of the server.
+    Raises ServiceUnavailable if the renderer was closed while `work` waited for a thread: `work`
+    would start the renderer again, and delay the exit of the server.
     """
     closings = RENDERER.closings
 

@@ -1,4 +1,4 @@
-"""Arranges checked messages as a template takes them, so that nothing said is lost or refused."""
+"""Arranges checked messages as a template accepts them, so that no text is lost or refused."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from cpuserve.tokenizer.traits import THOUGHTS, Traits, as_parts
 
 ConversationMessage = dict[str, Any]
-# Between messages that become one, and between parts where a template takes a text, as in vLLM.
+# The texts between messages that are merged, and between parts that are joined, as in vLLM.
 _GAP = "\n\n"
 _BETWEEN_PARTS = "\n"
 
 
 def arranged(messages: list[ConversationMessage], traits: Traits) -> list[ConversationMessage]:
-    """Return the messages in the places, roles and forms that the template takes.
+    """Return the messages with the order, roles and kinds of content that the template accepts.
 
-    The content of each is a text, or a list of the texts of its parts.
+    messages: the content of each is a text, or a list of the texts of its parts.
     """
     placed = _systems(messages, traits)
     if traits.alternates:
@@ -39,8 +39,8 @@ def without_thoughts(messages: list[ConversationMessage]) -> list[ConversationMe
 def _systems(messages: list[ConversationMessage], traits: Traits) -> list[ConversationMessage]:
     """Return the messages with system messages only where the template writes them.
 
-    Agents insert instructions between turns. Templates refuse system messages there, or leave them
-    out, which would lose the instructions. Those at the beginning become one, others the user's.
+    Agents insert instructions between turns. Some templates refuse system messages there, or drop
+    them. System messages at the beginning are then merged, and later ones become user messages.
     """
     if traits.late_system and traits.system:
         return messages
@@ -60,7 +60,7 @@ def _as_user(message: ConversationMessage) -> ConversationMessage:
 def _merged(
     messages: list[ConversationMessage], roles: tuple[str, ...]
 ) -> list[ConversationMessage]:
-    """Return the messages with neighbours of the same role, one of these, as one message."""
+    """Return the messages; neighbours of the same role are merged if the role is in `roles`."""
     merged: list[ConversationMessage] = []
     for message in messages:
         last = merged[-1] if merged else None
@@ -68,7 +68,7 @@ def _merged(
             last is not None
             and last["role"] == message["role"]
             and message["role"] in roles
-            and not last.get("tool_calls")  # their results follow
+            and not last.get("tool_calls")  # the results of its calls follow it
         ):
             content = _joined(last["content"], message["content"])
             merged[-1] = {**last, **message, "content": content}
@@ -95,7 +95,7 @@ def _with_thoughts(message: ConversationMessage, traits: Traits) -> Conversation
 
 
 def _with_calls(message: ConversationMessage, traits: Traits) -> ConversationMessage:
-    """Return a message with its calls so that the template writes them, even if it loses a text."""
+    """Return a message changed so that the template writes its calls; its text may be lost."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -115,9 +115,9 @@ def _with_json(function: ConversationMessage) -> ConversationMessage:
 
 
 def _formed(message: ConversationMessage, traits: Traits) -> ConversationMessage:
-    """Return a message with its content as a text or as parts."""
+    """Return a message with its content as a text or as parts, as the template reads it."""
     content: str | list[str] = message["content"]
-    # Other roles are probably written like the user.
+    # A template probably writes unknown roles like the user.
     role = message["role"] if message["role"] in traits.texts | traits.parts else "user"
     texts, parts = role in traits.texts, role in traits.parts
     if parts and (isinstance(content, list) or not texts):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_TEMPLATE_CHARS = 1_000_000
 _INSTEAD = "start the server with --chat-template FILE, or use /v1/completions"
 _OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-# Parameters of render functions in other servers; a template must not get them as variables.
+# Parameters of render functions in other servers: requests may not set them as template variables.
 _REFUSED = frozenset({"chat_template", "tokenize", "self", "raise_exception", "strftime_now"})
 
 _MARK = "c2f1tool"
@@ -45,7 +45,7 @@ class ChatTemplate:
     ) -> None:
         """source: the template, or None for a model without one; `render` then raises an error.
 
-        tool_source: the template for requests with tools, if it is another one.
+        tool_source: the template for requests with tools, if the model has a separate one.
         """
         self.source = source
         self.tool_source = tool_source or source
@@ -63,10 +63,10 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt text. Encode it with add_special_tokens=False, because it contains its BOS.
+        """Return the prompt text. Encode it with add_special_tokens=False: it contains its BOS.
 
-        It waits for another process. kwargs: further template variables (enable_thinking), of the
-        types of JSON.
+        The call waits for another process. kwargs: further template variables, such as
+        enable_thinking, with JSON types.
 
         Raises:
             InvalidRequest: the messages, the variables or the template cannot be rendered.
@@ -82,7 +82,7 @@ class ChatTemplate:
         )
         if tools and not traits.tools:
             checked = described(checked, tools, traits, self._example(source, traits))
-        elif not traits.calls and ASKS_FOR_CALLS.search(source):  # but it writes none
+        elif not traits.calls and ASKS_FOR_CALLS.search(source):  # but writes none
             checked = described(checked, None, traits, "")
         known = arranged(checked, traits)
         further = {
@@ -105,7 +105,7 @@ class ChatTemplate:
     def fault(self) -> str | None:
         """Return which requests will be refused because a template is broken, and why, or None.
 
-        It also finds the traits of the templates, which the first request would do otherwise.
+        It also finds the traits of the templates, which otherwise the first request would do.
         """
         uses = {"chat requests": self.source, "chat requests with tools": self.tool_source}
         for which, source in uses.items():
@@ -122,7 +122,7 @@ class ChatTemplate:
         if found is None:
             try:
                 check_template(source)
-            except TemplateStopped:  # perhaps by something else: try again with the next request
+            except TemplateStopped:  # another process may be the cause: try again next time
                 raise
             except InvalidRequest as error:
                 found = InvalidRequest(f"{error.message}; {_INSTEAD}")
@@ -144,14 +144,14 @@ class ChatTemplate:
 
     @property
     def describes_tools(self) -> bool:
-        """Whether tools are described in the system message, as the template has no words for them.
+        """Whether the system message describes tools, because the template does not show them.
 
         Raises InvalidRequest if the template is broken.
         """
         return self.tool_source is not None and not self._traits_of(self.tool_source).tools
 
     def _shows_tools(self, source: str, traits: Traits) -> bool:
-        """Return whether a template shows tools; True if it does not render them."""
+        """Return whether a template writes the tools into the prompt; True if rendering fails."""
         tool = {**_TOOL, "function": {**_TOOL["function"], "name": _MARK}}
         asked: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
         further = {"tools": [tool], **_further_tools(source, [tool])}
@@ -161,7 +161,7 @@ class ChatTemplate:
             return True
 
     def _example(self, source: str, traits: Traits) -> str:
-        """Return how a call is written, for the description of tools."""
+        """Return an example of a call as the template writes it, for the description of tools."""
         if source not in self._examples:
 
             def render(messages: list[dict[str, Any]]) -> str:
@@ -189,9 +189,9 @@ class ChatTemplate:
 
 
 def _further_tools(source: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """Return the tools as the other variables that a template reads.
+    """Return further variables with the tools, for templates that do not read `tools`.
 
-    SmolLM3 has xml_tools. FireFunction reads functions and datetime in place of tools.
+    SmolLM3 reads xml_tools. FireFunction reads functions and datetime.
     """
     if not tools:
         return {}
@@ -219,7 +219,7 @@ def check_template(source: str) -> None:
 
 
 def checked_variables(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`kwargs` unchanged; InvalidRequest if a key is reserved."""
+    """Return `kwargs` unchanged; raise InvalidRequest if a key is reserved."""
     for name in kwargs:
         if name in _OWN or name in _REFUSED or not name.isidentifier() or name.startswith("_"):
             msg = f"chat_template_kwargs: {name[:80]!r} is reserved and cannot be set"

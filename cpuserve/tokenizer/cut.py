@@ -8,11 +8,11 @@ from cpuserve.errors import InvalidRequest
 
 
 def kept(sequences: Sequence[int | None], most: int) -> list[int]:
-    """Which of the tokens are kept, at most `most`: all special ones, and the beginning of texts.
+    """Return the indices of the kept tokens, at most `most`: special tokens, and each text's start.
 
-    sequences: the text of each token (0 or 1); None for a special token. Of two
-    texts the longer one is cut to the length of the other one, then both: "longest_first" in the
-    tokenizers library (src/utils/truncation.rs of 0.22).
+    sequences: for each token, the text that it belongs to (0 or 1), or None for a special token. Of
+    two texts the longer one is cut first to the length of the other, then both are cut:
+    "longest_first" in the tokenizers library (src/utils/truncation.rs of 0.22).
 
     Raises:
         InvalidRequest: there are more special tokens than `most`.
@@ -35,7 +35,7 @@ def kept(sequences: Sequence[int | None], most: int) -> list[int]:
 
 
 def _shares(lengths: Sequence[int], room: int) -> list[int]:
-    """How many tokens of each of two texts are kept, if they have more than `room`."""
+    """Return how many tokens of each of two texts are kept, if both together exceed `room`."""
     short = min(lengths)
     long = max(short, room - short)
     if short + long > room:

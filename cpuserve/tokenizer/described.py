@@ -1,7 +1,7 @@
-"""Tools for templates that have no words for them: described in the system message.
+"""Describe tools in the system message, for templates that do not show tools to the model.
 
-A template may still write calls in its own way; then the description shows that way. Else a call is
-a JSON object between two tags, and calls and results of earlier turns are written as texts.
+A template may still write calls in its own way; then the description has an example of it.
+Otherwise a call is a JSON object between two tags, and earlier calls and results become texts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cpuserve.tokenizer.traits import Traits
 ConversationMessage = dict[str, Any]
 
 CALL_TAG = "<tool_call>"
-# In a template that asks for calls as they are written here.
+# Matches a template that instructs the model to write calls in the format of this file.
 ASKS_FOR_CALLS = re.compile(CALL_TAG + r"""(?:\s|\\n)*\{+\s*\\?["']?(?:name|arguments)\b""")
 _NAME, _ARGUMENTS = "name_of_function", {"name_of_argument": "value"}
 _CALL = {
-    "id": "call00000",  # nine characters, as Mistral's templates want
+    "id": "call00000",  # nine characters, as templates of Mistral require
     "type": "function",
     "function": {"name": _NAME, "arguments": _ARGUMENTS},
 }
@@ -44,7 +44,8 @@ def described(
 ) -> list[ConversationMessage]:
     """Return checked messages with the tools as a part of the system message.
 
-    example: how a call is written. Without tools, only calls of earlier turns are written.
+    example: a call as the model should write it. Without tools, only the calls of earlier turns
+    are written as texts.
     """
     written = [_as_texts(message, traits) for message in messages]
     if not tools:
@@ -62,7 +63,10 @@ def described(
 
 
 def example_of(render: Callable[[list[ConversationMessage]], str], traits: Traits) -> str:
-    """Return a call as a template writes it, or the usual one. Raises what `render` raises."""
+    """Return an example call as the template writes it, or else the usual format of this file.
+
+    Raises the errors of `render`.
+    """
     if not traits.calls:
         return _call_text(_CALL)
     asked = {"role": "user", "content": "a"}
@@ -74,7 +78,7 @@ def example_of(render: Callable[[list[ConversationMessage]], str], traits: Trait
 
 
 def _as_texts(message: ConversationMessage, traits: Traits) -> ConversationMessage:
-    """Return a message with its calls, or the result of one, as a text that the template takes."""
+    """Return a message with its calls, or a tool's result, as text if the template needs that."""
     calls = message.get("tool_calls")
     if calls and not traits.calls:
         texts = [_call_text(call) for call in calls]

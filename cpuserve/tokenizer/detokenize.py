@@ -16,14 +16,14 @@ class TokenDecoder(Protocol):
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids that skip_special_tokens removes."""
+        """The ids that skip_special_tokens removes from the text."""
 
     @property
     def strips_leading_space(self) -> bool:
         """Whether decoding drops the space before a text."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of the token."""
+        """Return the bytes of the token, which may be a part of a UTF-8 character."""
 
 
 class Detokenizer:
@@ -50,15 +50,15 @@ class Detokenizer:
         self._decoder.decode(self._bytes(reversed(list(islice(tail, _MAX_CHAR_TOKENS)))))
 
     def show(self, ids: frozenset[int]) -> None:
-        """Decode these special tokens too."""
+        """Decode these special tokens to text, even if special tokens are skipped."""
         self._skipped = self._skipped - ids
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that is complete after `ids`; "" while a character is unfinished."""
+        """Return the text that is complete after `ids`; "" while a character is unfinished."""
         return self._out(self._decoder.decode(self._bytes(ids)))
 
     def flush(self) -> str:
-        """The end of the text: U+FFFD if the last character is unfinished, else ""."""
+        """Return the end of the text: U+FFFD if the last character is unfinished, else ""."""
         return self._out(self._decoder.decode(b"", True))
 
     def _bytes(self, ids: Iterable[int]) -> bytes:

@@ -29,7 +29,7 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls
 
 
 def directory_parts(path: Path) -> Parts:
-    """The tokenizer of a model directory; ModelError if there is none or it is broken."""
+    """Return the tokenizer of a model directory; ModelError if there is none or it is broken."""
     settings = _settings(path)
     texts = _special_tokens(settings)
     check_files(path)
@@ -56,7 +56,7 @@ def directory_parts(path: Path) -> Parts:
 
 
 def find_tokenizer(path: Path) -> Path:
-    """The directory or the GGUF file that has the tokenizer of `path`; ModelError if unsupported.
+    """Return the directory or GGUF file with the tokenizer of `path`; ModelError if unsupported.
 
     The files of a tokenizer in a directory come before a GGUF file there.
     """
@@ -77,12 +77,15 @@ def check_files(path: Path) -> None:
 
 
 def special_tokens(path: Path) -> dict[str, str]:
-    """The special tokens of a model directory: keys such as "eos_token" to their texts."""
+    """Return the special tokens of a model directory: {"eos_token": text, ...}."""
     return _special_tokens(_settings(path))
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """special_tokens_map.json updated by tokenizer_config.json; named classes are not loaded."""
+    """Return special_tokens_map.json updated by tokenizer_config.json.
+
+    The tokenizer class in the settings is not loaded.
+    """
     merged: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (path / name).exists():
@@ -92,7 +95,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """Names to texts; a setting is the text of the token or {"content": text, ...}."""
+    """Return {name: text} of the tokens; a setting is the text or {"content": text, ...}."""
     found = {}
     for name in SPECIAL:
         value = settings.get(name)
@@ -114,7 +117,7 @@ def _from_json(path: Path) -> Core:
 
 
 def _from_vocab(path: Path, texts: dict[str, str]) -> Core:
-    """The tokenizer of GPT-2 style vocab.json and merges.txt (facebook/opt-*)."""
+    """Return the tokenizer of vocab.json and merges.txt in the style of GPT-2 (facebook/opt-*)."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
     from cpuserve.tokenizer.splits import PreTokenizer, splitter
@@ -137,7 +140,7 @@ def _from_vocab(path: Path, texts: dict[str, str]) -> Core:
 
 
 def guarded_text(data: bytes, path: Path) -> str:
-    """The bytes of file `path` decoded as UTF-8; ModelError if they are not UTF-8."""
+    """Return `data`, the content of file `path`, decoded; ModelError if it is not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -146,7 +149,7 @@ def guarded_text(data: bytes, path: Path) -> str:
 
 
 def _scheme(core: Core) -> tuple[Scheme, bool]:
-    """(byte scheme, whether decoding drops the first space), both read from the decoder."""
+    """Return (byte scheme, whether decoding drops the first space), both from core's decoder."""
     if core.decoder is None:
         return "plain", False
     state = json.loads(core.decoder.__getstate__())
@@ -165,10 +168,10 @@ def _scheme(core: Core) -> tuple[Scheme, bool]:
 
 
 def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """The chat templates by name ("default", "tool_use"), from the places of transformers.
+    """Return the chat templates by name ("default", "tool_use"), where transformers stores them.
 
-    chat_template.jinja is the default one, and files in a folder are named. Templates in the
-    settings count if there is no such default.
+    chat_template.jinja is "default"; the files in TEMPLATE_FOLDER have their own names. The
+    templates in the settings are added only if there is no chat_template.jinja.
     """
     files = {"default": path / "chat_template.jinja"}
     with suppress(OSError):
@@ -184,9 +187,9 @@ def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _templates_in_settings(path: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """The chat templates in tokenizer_config.json or chat_template.json; one alone is the default.
+    """Return the templates in tokenizer_config.json or chat_template.json, by name.
 
-    Of several with one name, the first counts.
+    A single template without a name is "default". If several have one name, the first counts.
     """
     given = settings.get("chat_template")
     if given is None and (path / "chat_template.json").exists():

@@ -14,7 +14,7 @@ from cpuserve.loader.mapped import read_small
 from cpuserve.tokenizer.directory import MAX_TOKENIZER_BYTES, find_tokenizer, special_tokens
 
 # Tokens that end a turn, a message or a text in common chat formats. The config.json of a fine-tune
-# often does not name the end token of its chat format, and a GGUF file may lack the key.
+# often lacks the end token of its chat format, and a GGUF file may lack the key.
 ENDS = frozenset({
     "<|im_end|>",
     "<|eot_id|>",
@@ -42,12 +42,12 @@ _HARMONY = frozenset({"<|return|>", "<|call|>"})
 def end_ids(
     named: Iterable[int], tokenizer: Path, vocab: int, opened: GgufFile | None = None
 ) -> frozenset[int]:
-    """The ids below `vocab` (the ids that the model can generate) that end a response.
+    """Return the ids below `vocab` (the ids that the model can generate) that end a response.
 
     These are `named`, the ids in the model's config, and the tokens in `tokenizer` (a directory or
     a GGUF file) that are its eos_token or have a text in ENDS. Only the necessary parts of the
-    tokenizer are read. opened: the GGUF file of the model, usually with its tokenizer; opening
-    one takes 10 ms.
+    tokenizer are read. opened: the open GGUF file of the model, which is not opened again if it has
+    the tokenizer (opening takes 10 ms).
 
     Raises:
         ModelError: `tokenizer` does not exist or is broken.
@@ -74,7 +74,7 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def _in_directory(path: Path) -> dict[str, int]:
-    """Texts to ids of the end tokens in the tokenizer of a model directory."""
+    """Return {text: id} of the end tokens in the tokenizer of a model directory."""
     file = path / "tokenizer.json"
     if file.exists():
         data = read_small(file, "tokenizer", MAX_TOKENIZER_BYTES)
@@ -94,5 +94,5 @@ def _in_directory(path: Path) -> dict[str, int]:
 
 
 def _in_gguf(file: GgufFile) -> dict[str, int]:
-    """Texts to ids of the end tokens in a GGUF file; ids in its keys are part of the config."""
+    """Return {text: id} of the end tokens in a GGUF file; ids in its keys belong to the config."""
     return file.positions("tokenizer.ggml.tokens", ENDS)

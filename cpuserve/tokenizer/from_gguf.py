@@ -1,8 +1,8 @@
 """Loads the tokenizer and the chat template in the metadata of a GGUF file.
 
-`tokenizer.ggml.model` says what kind it is: byte-level BPE ("gpt2", "gemma4"), SentencePiece's BPE
-("llama"), Unigram ("t5") or WordPiece ("bert"). Keys that a file lacks have the defaults of
-llama.cpp.
+`tokenizer.ggml.model` is the kind of the tokenizer: byte-level BPE ("gpt2", "gemma4"), BPE of
+SentencePiece ("llama"), Unigram ("t5") or WordPiece ("bert"). Keys that a file lacks have the
+defaults of llama.cpp.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A `tokenizer.ggml.model`: the ids and rules where the file has none."""
+    """A value of `tokenizer.ggml.model`: the token ids and flags that apply if a file has none."""
 
     scheme: Scheme
     ids: dict[str, int]
@@ -48,7 +48,7 @@ _KINDS = {
         add_sep=True,
     ),
 }
-# Name of a special token in GGUF (with its spelling), and in chat templates.
+# The names of special tokens: in GGUF (which spells "seperator" so), and in chat templates.
 _SPECIAL = {
     "bos": "bos_token",
     "eos": "eos_token",
@@ -61,8 +61,9 @@ _SPECIAL = {
 
 
 def gguf_parts(path: Path) -> Parts:
-    """The tokenizer in a GGUF file; ModelError for an unknown kind and for broken metadata."""
-    # First: what stays for good would otherwise keep the memory around it, of the vocabulary.
+    """Return the tokenizer in a GGUF file; ModelError if its kind is unknown or it is broken."""
+    # Import the library first: its objects stay for good, and allocated after the vocabulary they
+    # would keep the freed memory around them from being returned.
     import_module("tokenizers")
     file = GgufFile(path)
     model, kind = _kind(file)
@@ -109,7 +110,7 @@ def _pre_tokenizer(file: GgufFile, forced: str | None) -> PreTokenizer:
     if name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
     if file.value("tokenizer.ggml.model") != "gpt2":
-        return PRE_TOKENIZERS["default"]  # the other kinds do not split so
+        return PRE_TOKENIZERS["default"]  # the other kinds do not use these rules
     msg = (
         f"GGUF {file.path}: tokenizer.ggml.pre {name!r:.60} is not supported; "
         f"supported: {', '.join(PRE_TOKENIZERS)}. Use the model's Hugging Face directory as "
@@ -146,7 +147,7 @@ def _vocabulary(file: GgufFile, kind: _Kind) -> Vocabulary:
 
 
 def _is_phi3(name: str) -> bool:
-    """Whether the tokens of this model swallow the spaces after them, which no key says."""
+    """Whether special tokens of this model swallow the spaces after them: no key says this."""
     return any(word in name.lower() for word in ("phi-3", "phi3"))
 
 
@@ -189,7 +190,7 @@ def _build(file: GgufFile, model: str, vocab: Vocabulary, pre: PreTokenizer) -> 
 
 
 def _pairs(file: GgufFile) -> list[tuple[str, str]]:
-    """The two parts of each merge; a file has up to half a million of them."""
+    """Return the two parts of each merge; a file has up to half a million merges."""
     found = []
     for merge in _strings(file, "merges"):
         left, _, right = merge.partition(" ")
@@ -198,10 +199,10 @@ def _pairs(file: GgufFile) -> list[tuple[str, str]]:
 
 
 def _pair(file: GgufFile, merge: str) -> tuple[str, str]:
-    """The two parts of a merge that begins with a space, as parts do if the vocabulary has spaces.
+    """Return the two parts of a merge where the first part begins with a space.
 
     Raises:
-        ModelError: it has no two parts.
+        ModelError: the merge does not have two parts.
     """
     at = merge.find(" ", 1)
     left, right = merge[: max(at, 0)], merge[at + 1 :]
@@ -212,7 +213,7 @@ def _pair(file: GgufFile, merge: str) -> tuple[str, str]:
 
 
 def _charsmap(file: GgufFile) -> bytes:
-    """SentencePiece's table of normalization: its size, a trie and texts; b"" if there is none."""
+    """Return the normalization table of SentencePiece (size, trie, texts); b"" if there is none."""
     value = file.value("tokenizer.ggml.precompiled_charsmap")
     if value is None:
         return b""
@@ -228,9 +229,9 @@ def _charsmap(file: GgufFile) -> bytes:
 def _added(
     file: GgufFile, kind: _Kind, vocab: Vocabulary, pre: PreTokenizer
 ) -> tuple[int | None, int | None]:
-    """The ids that go before and after a text."""
+    """Return (id before a text, id after it) for encoding with special tokens; None = no id."""
     ids = vocab.ids
-    forced = pre is PRE_TOKENIZERS["gemma4"]  # with a wrong flag in their files
+    forced = pre is PRE_TOKENIZERS["gemma4"]  # their files have a wrong flag
     bos = forced or _flag(file, "add_bos_token", absent=kind.add_bos or pre.add_bos)
     eos = _flag(file, "add_eos_token", absent=kind.add_eos)
     sep = _flag(file, "add_sep_token", absent=kind.add_sep)
@@ -240,14 +241,14 @@ def _added(
 
 
 def _between(file: GgufFile, model: str, vocab: Vocabulary) -> int | None:
-    """A further id before the second text of a pair, or None; one follows the first text."""
+    """Return a second separator id between the texts of a pair, or None."""
     if model != "t5" or not _flag(file, "add_sep_token", absent=True):  # XLM-RoBERTa has two
         return None
     return vocab.ids.get("seperator", vocab.ids.get("eos"))
 
 
 def _surround(core: Core, tokens: list[str], ids: tuple[int | None, ...]) -> Core:
-    """Let `core` put these ids around a text that is encoded with special tokens.
+    """Make `core` add these ids to a text that is encoded with special tokens; return `core`.
 
     ids: the id before the first text, the id after each text, and a further id between the two
     texts of a pair; None: no id.
@@ -275,13 +276,13 @@ def _surround(core: Core, tokens: list[str], ids: tuple[int | None, ...]) -> Cor
 
 
 def _tried(core: Core) -> Core:
-    """`core`, after it has encoded a text: a broken table of characters fails only then."""
+    """Return `core` after a test encoding: only this detects a broken normalization table."""
     core.encode("a \u00e9\uff21\u6f22\U0001f600")
     return core
 
 
 def _chat_template(file: GgufFile, *names: str) -> str | None:
-    """The first of these chat templates that the file has."""
+    """Return the first of these chat templates that the file has, or None."""
     for name in names:
         template = file.value(f"tokenizer.chat_template{name}")
         if isinstance(template, str) and template:

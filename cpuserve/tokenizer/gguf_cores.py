@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 # The llama_token_type of llama.cpp.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"  # what SentencePiece writes for a space
-# All cuts of all pieces are tried, so this bounds the time. The longest piece of Llama 2 has 16
-# characters, the one of Gemma 31.
+# _merges tries every cut of every piece, so this limit on characters bounds its time. The longest
+# piece of Llama 2 has 16 characters, the longest piece of Gemma 31.
 MAX_PIECE = 512
 _PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")
 
@@ -24,8 +24,8 @@ _PLAIN_PHI3 = ("<unk>", "<s>", "<|endoftext|>")
 class Vocabulary:
     """The tokens of a GGUF file, with one type and score each; `ids` maps "bos" etc. to ids.
 
-    space_prefix: SentencePiece puts a space before a text. squeeze: it makes one space of several.
-    strips_after_special: special tokens swallow the spaces after them.
+    space_prefix: encoding puts a space before a text. squeeze: encoding replaces several spaces by
+    one. strips_after_special: special tokens swallow the spaces after them.
     """
 
     tokens: list[str]
@@ -37,7 +37,7 @@ class Vocabulary:
     strips_after_special: bool = False
 
     def numbered(self) -> dict[str, int]:
-        """Texts to ids, of all tokens in use."""
+        """Return {text: id} of all tokens that are not marked as unused."""
         if UNUSED not in self.types:
             return dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         found = zip(self.tokens, self.types, strict=True)
@@ -45,7 +45,10 @@ class Vocabulary:
 
 
 def byte_level(vocab: Vocabulary, pre: PreTokenizer, merges: list[tuple[str, str]]) -> Core:
-    """BPE over bytes in GPT-2's alphabet, or over characters with bytes for unknown ones."""
+    """Return BPE over bytes (in GPT-2's alphabet) or, with pre.raw, over characters.
+
+    With pre.raw, characters that are not in the vocabulary are encoded as bytes.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     # The vocabulary includes added tokens, so that each keeps its id, the position in the list.
@@ -67,7 +70,7 @@ def byte_level(vocab: Vocabulary, pre: PreTokenizer, merges: list[tuple[str, str
 
 
 def sentencepiece(vocab: Vocabulary) -> Core:
-    """BPE of SentencePiece, which merges the neighbours with the best score of their union."""
+    """Return the BPE of SentencePiece, which merges neighbours in order of their union's score."""
     from tokenizers import Tokenizer, models
 
     numbered = vocab.numbered()
@@ -87,13 +90,15 @@ def sentencepiece(vocab: Vocabulary) -> Core:
 
 
 def unigram(vocab: Vocabulary, charsmap: bytes) -> Core:
-    """SentencePiece's Unigram: the pieces with the highest sum of scores."""
+    """Return the Unigram model of SentencePiece: a text becomes the pieces with the highest sum of
+    scores.
+    """
     from tokenizers import Tokenizer, models
 
     pieces = list(zip(vocab.tokens, vocab.scores or (), strict=True))
     used = [score for score, kind in zip(vocab.scores or (), vocab.types, strict=True)
             if kind == NORMAL]  # fmt: skip
-    # Other tokens are found before, so as pieces they must not be the best ones.
+    # Tokens of other types are matched before the model runs, so as pieces they score worst.
     worst = min(used, default=0.0)
     pieces = [
         (text, score if kind in (NORMAL, USER_DEFINED) else worst)
@@ -110,7 +115,7 @@ def unigram(vocab: Vocabulary, charsmap: bytes) -> Core:
 
 
 def word_piece(vocab: Vocabulary, *, lowercase: bool, strip_accents: bool) -> Core:
-    """BERT's WordPiece; GGUF marks beginnings of words (U+2581), BERT their continuations (##)."""
+    """Return WordPiece of BERT. GGUF marks the starts of words (U+2581), BERT the rest (##)."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     texts = [
@@ -127,10 +132,10 @@ def word_piece(vocab: Vocabulary, *, lowercase: bool, strip_accents: bool) -> Co
 
 
 def _merges(vocab: Vocabulary) -> list[tuple[str, str]]:
-    """All pairs of pieces that make a piece, the highest score first.
+    """Return all pairs of pieces that together are a piece, in order of its score, highest first.
 
     SentencePiece has no list of merges: any such pair may be merged. Control, byte and user-defined
-    tokens are neither made nor used by merges.
+    tokens take no part in merges.
     """
     scores = vocab.scores or []
     longest = max(map(len, vocab.tokens))
@@ -150,7 +155,7 @@ def _merges(vocab: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _spaces(vocab: Vocabulary, charsmap: bytes) -> Any:
-    """SentencePiece's normalization: its table of characters, and spaces."""
+    """Return the normalizer of SentencePiece: its table of characters, and its rules for spaces."""
     from tokenizers import Regex, normalizers
 
     steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
@@ -169,7 +174,7 @@ def _spaces_decoder(*, strip: bool) -> Any:
 
 
 def _add_tokens(core: Core, vocab: Vocabulary) -> None:
-    """Tell `core` which tokens it finds in a text before it splits it."""
+    """Add the special and user-defined tokens, which `core` finds before it splits a text."""
     from tokenizers import AddedToken
 
     # Some converters mark end-of-turn tokens as user-defined or ordinary: correct the type.

@@ -19,10 +19,10 @@ _PER_CUT = 8
 
 
 def cannot_fit(tokenizer: Tokenizer, text: str, most: int) -> bool:
-    """Whether `text` certainly has more than `most` tokens.
+    """Return whether `text` certainly has more than `most` tokens.
 
     False does not mean that the text fits. It means that the text has at most _USUAL_BYTES x `most`
-    tokens, or about `most`, so it is cheap enough to tokenize.
+    bytes, or about `most` tokens, so tokenizing it is cheap enough.
     """
     if len(text) * 4 <= _USUAL_BYTES * most:  # a character has at most 4 bytes
         return False
@@ -36,7 +36,7 @@ def cannot_fit(tokenizer: Tokenizer, text: str, most: int) -> bool:
 
 
 def _counts_more(tokenizer: Tokenizer, text: str, most: int) -> bool:
-    """Tokenize piece by piece; True as soon as there are clearly more than `most` tokens."""
+    """Tokenize piece by piece; return True once there are clearly more than `most` tokens."""
     count, allowed = 0, most + most // 4
     for start in range(0, len(text), _PIECE_CHARS):
         piece = text[start : start + _PIECE_CHARS]

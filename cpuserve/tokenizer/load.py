@@ -12,7 +12,7 @@ from cpuserve.tokenizer.tokenizer import Tokenizer
 
 
 def load_tokenizer(path: str, chat_template: str | None) -> tuple[Tokenizer, ChatTemplate]:
-    """(tokenizer at `path`, chat template); `chat_template` None selects the one of the model.
+    """Return (tokenizer at `path`, chat template); chat_template = None: the model's template.
 
     Raises:
         ModelError: there is no tokenizer, or `chat_template` is a file that does not exist.
@@ -25,7 +25,7 @@ def load_tokenizer(path: str, chat_template: str | None) -> tuple[Tokenizer, Cha
 
 
 def check_tokenizer(given: str) -> None:
-    """Raise a ModelError if `given` is no directory with a tokenizer and no file; reads neither."""
+    """Raise a ModelError unless `given` is a file or a directory with a tokenizer; read nothing."""
     try:
         path = Path(given).expanduser()
         found = path.is_dir()
@@ -42,7 +42,7 @@ def check_tokenizer(given: str) -> None:
 
 
 def template_source(given: str) -> str:
-    """The template, given as its text or as a file name; ModelError if the file is unreadable."""
+    """Return a template that is given as text or as a file name; ModelError if it is unreadable."""
     if "{" in given:
         return given
     try:

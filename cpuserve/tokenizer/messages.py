@@ -1,4 +1,4 @@
-"""Checks chat messages of clients and converts them to the form that chat templates expect."""
+"""Checks chat messages of clients and converts them to the structure that chat templates read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_MESSAGES = 100_000
 def template_messages(
     messages: Any, *, keeps_developer: bool, text_arguments: bool = False
 ) -> list[dict[str, Any]]:
-    """Copies of the messages; InvalidRequest has the wrong message and field.
+    """Return checked copies of the messages; InvalidRequest with the path of an invalid field.
 
     The content of each is a text, or a list of the texts of its parts. keeps_developer: whether
     the template supports the role "developer"; if not, it becomes "system". text_arguments: whether
-    the template writes arguments that are text unchanged.
+    the template writes arguments that are a text unchanged.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         msg = "messages must be a non-empty list"
@@ -34,9 +34,9 @@ def template_messages(
 
 
 def _settle_arguments(messages: list[dict[str, Any]], text_arguments: bool) -> None:
-    """Replace arguments that are no object by {}, or keep them for a template that takes text.
+    """Replace arguments that are not an object by {}, or keep a text if the template writes it.
 
-    A call that was cut off stays in its conversation, which must go on.
+    An earlier call that was cut off must not make its whole conversation unusable.
     """
     for message in messages:
         for call in message.get("tool_calls") or ():
@@ -67,7 +67,7 @@ def _message(message: Any, where: str, keeps_developer: bool) -> dict[str, Any]:
 def message_content(
     message: Mapping[str, Any], where: str, may_be_absent: bool = False
 ) -> str | list[str]:
-    """The content of a message: a text, or the texts of its parts.
+    """Return the content of a message: a text, or the texts of its parts.
 
     Raises InvalidRequest with the field `where` for any other content.
     """
@@ -98,9 +98,9 @@ def _part(part: Any, where: str) -> str:
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]] | None:
-    """Tool calls with arguments as objects: clients send JSON text, but templates need dicts.
+    """Return tool calls with dicts as arguments: clients send JSON text, but templates need dicts.
 
-    Arguments that are no object are left as text.
+    Arguments that are not a JSON object stay a text.
     """
     if calls is None:
         return None
@@ -118,7 +118,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(given: Any) -> Mapping[str, Any] | str:
-    """Return the arguments as an object, or as their text if they are none."""
+    """Return the arguments as a dict, or as a text if they are not a JSON object."""
     if isinstance(given, Mapping):
         return given
     if given is None or given == "":

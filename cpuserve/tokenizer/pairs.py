@@ -1,4 +1,4 @@
-"""Pairs of texts as rerankers read them: with the separators of encoders, or in a question."""
+"""Pairs of texts as rerankers read them: with an encoder's separators, or in a prompt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_INSTRUCTION = "this model takes no instruction: omit it"
 
 
 def answer_id(path: Path, text: str) -> int:
-    """The id of `text`, one token of the tokenizer at `path`; ModelError if it is several."""
+    """Return the id of `text` in the tokenizer at `path`; ModelError if it is not one token."""
     ids = Tokenizer.load(path).encode(text, add_special_tokens=False)
     if len(ids) != 1:
         msg = f"{path}: {text!r} is no token of this model, so it is no reranker that answers it"
@@ -35,8 +35,9 @@ def answer_id(path: Path, text: str) -> int:
 class PairEncoder:
     """Encodes pairs of texts to token ids.
 
-    asks: the model replies to a question about the pair (Qwen3-Reranker). type_ids: the number
-    added to the id of a token of type 1 (BERT), 0 for a model without types.
+    asks: the prompt is a question about the pair (Qwen3-Reranker). type_ids: the number added to
+    the ids of tokens of type 1, which selects the second copy of the word embeddings of BERT; 0 for
+    a model without token types.
     """
 
     tokenizer: Tokenizer
@@ -45,7 +46,7 @@ class PairEncoder:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, info: Mapping[str, object]) -> PairEncoder:
-        """The encoder of a reranker; `info` has the facts that its engine reports."""
+        """Return the encoder of a reranker; info: the report of its engine."""
         types = info.get("type_ids")
         return cls(tokenizer, info.get("asks") is True, types if isinstance(types, int) else 0)
 
@@ -57,7 +58,7 @@ class PairEncoder:
         *,
         most: int | None = None,
     ) -> list[int]:
-        """The token ids of a pair; most: the texts are cut so that it has so many.
+        """Return the token ids of a pair; most: the limit to which the texts are cut, None = none.
 
         Raises:
             InvalidRequest: the model takes no instruction, or a text is not valid Unicode.

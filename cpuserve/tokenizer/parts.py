@@ -11,8 +11,8 @@ from cpuserve.errors import ModelError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
-# How the text of a token in the vocabulary becomes bytes: GPT-2's byte alphabet; SentencePiece's
-# U+2581 for a space and <0xNN> for a byte; or the text itself.
+# How the text of a token becomes bytes. byte_level: the alphabet of GPT-2, a character for each
+# byte. byte_fallback: SentencePiece, where U+2581 is a space and <0xNN> a byte. plain: UTF-8.
 Scheme = Literal["byte_level", "byte_fallback", "plain"]
 
 
@@ -20,10 +20,10 @@ Scheme = Literal["byte_level", "byte_fallback", "plain"]
 class Parts:
     """A loaded tokenizer and its properties; `special_tokens` maps "bos_token" etc. to its text.
 
-    tool_template: the chat template for requests with tools, if the model has one of its own.
-    add_bos: whether to put bos_id before a text, if the post-processor of `core` does not.
-    prompts: texts that may go before one that is to be embedded, by name; prompts[""] goes before
-    it if none is named.
+    tool_template: the chat template for requests with tools, if the model has a separate one.
+    add_bos: whether to put bos_id before a text, because the post-processor of `core` does not.
+    prompts: by name, the texts that a request can put before a text to be embedded; prompts[""] is
+    the default.
     """
 
     core: Core
@@ -40,7 +40,7 @@ class Parts:
 
 
 def guarded(what: str, build: Callable[[], Core]) -> Core:
-    """The result of build(); every error of the tokenizers library becomes a ModelError."""
+    """Return the result of build(); every error of the tokenizers library becomes a ModelError."""
     try:
         return build()
     except (KeyboardInterrupt, SystemExit, MemoryError, ModelError):
@@ -52,12 +52,12 @@ def guarded(what: str, build: Callable[[], Core]) -> Core:
 
 
 def reason_of(error: BaseException) -> str:
-    """The library's message on one line; it may quote a file, so control characters are escaped."""
+    """Return the error's message on one line; it may quote a file, so it is escaped."""
     words = " ".join(str(error).split())
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)[:300]
 
 
 def special_ids_of(core: Core) -> frozenset[int]:
-    """Ids of the added tokens that skip_special_tokens removes from the text."""
+    """Return the ids of the added tokens that skip_special_tokens removes from the text."""
     added: dict[int, Any] = core.get_added_tokens_decoder()
     return frozenset(i for i, token in added.items() if token.special)

@@ -1,8 +1,8 @@
 """How byte-level tokenizers split text into pieces before they merge bytes.
 
-The keys are values of `tokenizer.ggml.pre` in GGUF files, the expressions come from the original
-tokenizer.json of each family. Where llama.cpp uses an expression that only comes close (its
-library has no \\p{Lu}, for example), the original counts.
+The keys are values of `tokenizer.ggml.pre` in GGUF files, and the expressions come from the
+original tokenizer.json of each family. Where llama.cpp approximates an expression (its library has
+no \\p{Lu}, for example), this file has the original.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ _LONG_GAPS = "|".join([rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 
 class PreTokenizer:
     """The rules of a `tokenizer.ggml.pre` value.
 
-    splits: regular expressions; each cuts the pieces that the one before left into its
-    matches and the rest. late: such expressions for pieces with bytes already written as GPT-2's
-    alphabet. raw: bytes do not become that alphabet; spaces become U+2581.
+    splits: regular expressions; each cuts the pieces of the previous one into its matches and the
+    rest. late: further expressions, applied after the bytes have become characters of GPT-2's
+    alphabet. raw: bytes do not become that alphabet, and spaces become U+2581.
     """
 
     splits: tuple[str, ...] = (_GPT2,)
@@ -171,7 +171,7 @@ PRE_TOKENIZERS = {name: pre for names, pre in _TABLE.items() for name in names.s
 
 
 def splitter(pre: PreTokenizer) -> Any:
-    """The pre-tokenizer of the `tokenizers` library for `pre`."""
+    """Return the pre-tokenizer of the `tokenizers` library for `pre`."""
     from tokenizers import Regex, pre_tokenizers
 
     def split(pattern: str) -> Any:

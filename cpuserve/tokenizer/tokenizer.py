@@ -71,11 +71,11 @@ class Tokenizer:
         unlocked: bool = False,
         most: int | None = None,
     ) -> list[int]:
-        """Token ids of `text`; the text of a special token becomes that token.
+        """Return the token ids of `text`; the text of a special token becomes that token.
 
-        add_special_tokens: put BOS in front if the model was trained so. unlocked: release the GIL
-        for short texts too; use it in threads other than the event loop. most: keep so many
-        tokens of the beginning, special ones included.
+        add_special_tokens: add BOS and other special tokens as the model was trained. unlocked:
+        release the GIL even for short texts; use it in threads other than the event loop. most:
+        keep only this number of tokens, special tokens included, by cutting the end of the text.
 
         Raises:
             InvalidRequest: the text is not valid Unicode (it has a lone surrogate).
@@ -92,12 +92,12 @@ class Tokenizer:
     def encode_pair(
         self, first: str, second: str, most: int | None = None
     ) -> tuple[list[int], list[int]]:
-        """(token ids, type of each token) of two texts, with the special tokens around them.
+        """Return (token ids, type of each token) of two texts, with the special tokens around them.
 
-        most: keep so many tokens, by cutting the end of the longer text, then of both.
+        most: keep only this number of tokens, by cutting the end of the longer text, then of both.
 
         Raises:
-            InvalidRequest, RequestError: as `encode`.
+            InvalidRequest, RequestError: the errors of `encode`.
         """
         size = len(first) + len(second)
         found = self._encode((first, second), True, size > LONG_CHARS)
@@ -109,7 +109,7 @@ class Tokenizer:
     def _encode(
         self, text: str | tuple[str, str], add_special_tokens: bool, unlocked: bool
     ) -> Encoding:
-        """The encoding of a text, or of a pair of texts."""
+        """Return the library's Encoding of a text, or of a pair of texts."""
         first, second = (text, None) if isinstance(text, str) else text
         try:
             # `encode` holds the GIL: a text of 400k characters stopped all streams for a second.
@@ -127,7 +127,7 @@ class Tokenizer:
 
     @cached_property
     def most_bytes_per_token(self) -> int | None:
-        """Maximum number of UTF-8 bytes of text per token; None if there is no maximum."""
+        """The maximum number of UTF-8 bytes of text per token; None if there is no maximum."""
         core = self._core
         added = core.get_added_tokens_decoder().values()
         if self._parts.scheme == "plain" or any(token.lstrip or token.rstrip for token in added):
@@ -146,25 +146,25 @@ class Tokenizer:
         return longest * (1 if core.normalizer is None else _COMPOSED_BYTES)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
+        """Return the text of `ids`; bytes that are not valid UTF-8 become U+FFFD."""
         from cpuserve.tokenizer.detokenize import Detokenizer
 
         whole = Detokenizer(self, (), skip_special_tokens)
         return whole.push(ids) + whole.flush()
 
     def to_json(self) -> str:
-        """The tokenizer in the format of tokenizer.json, for other libraries."""
+        """Return the tokenizer in the format of tokenizer.json, for other libraries."""
         text: str = self._core.to_str()
         return text
 
     def token_text(self, token_id: int) -> str:
-        """The token as written in the vocabulary ("Ġthe"); "" for an id without a token."""
+        """Return the token as written in the vocabulary ("Ġthe"); "" for an id without a token."""
         if not 0 <= token_id < 2**31:
             return ""
         return self._core.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of the token, maybe a part of a character; b"" for an id without a token."""
+        """Return the token's bytes, maybe a part of a character; b"" for an id without a token."""
         found = self._bytes.get(token_id)
         if found is None:
             found = self._to_bytes(self.token_text(token_id))
@@ -186,7 +186,7 @@ class Tokenizer:
 
 
 def named_prompt(prompts: Mapping[str, str], name: str | None) -> str:
-    """The text of a prompt, or of the default one if `name` is None; "" if there is none.
+    """Return the prompt with this name; None: the default prompt, or "" if there is none.
 
     Raises:
         InvalidRequest: the model has no prompt of this name.
@@ -201,7 +201,7 @@ def named_prompt(prompts: Mapping[str, str], name: str | None) -> str:
 
 
 def _keeps_text(core: Core) -> bool:
-    """Whether the normalizer drops no characters, apart from composing them."""
+    """Return whether the normalizer drops no characters, apart from composing them (NFC)."""
     if core.normalizer is None:
         return True
     state = json.loads(core.normalizer.__getstate__())
@@ -210,7 +210,7 @@ def _keeps_text(core: Core) -> bool:
 
 
 def _grows(step: dict[str, Any]) -> bool:
-    """Whether a normalizer replaces a text by one with at least as many bytes."""
+    """Return whether a normalizer step replaces a text by one with at least as many bytes."""
     old = (step.get("pattern") or {}).get("String")
     new = step.get("content")
     if not isinstance(old, str) or not isinstance(new, str):
@@ -226,7 +226,9 @@ def _not_unicode(text: str) -> InvalidRequest:
 
 @lru_cache(maxsize=1)
 def _byte_level_bytes() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes are themselves, others are U+0100 and following.
+    """Return {character: byte} of GPT-2's alphabet.
+
+    Printable Latin-1 bytes are themselves; the others are U+0100 and following.
 
     Source: Radford et al. 2019, encoder.py bytes_to_unicode.
     """

@@ -1,8 +1,8 @@
 """The traits of chat templates, found by rendering short conversations.
 
 Templates differ in the roles they know, in the places where they accept a system message, and in
-the form of content: a text or a list of parts. Their output shows this more reliably than their
-source.
+the type of content: a text or a list of parts. The output of a template shows this more reliably
+than its source.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _CALL = {"id": "c2f1call0", "type": "function", "function": {"name": "f", "argum
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The messages that one template takes.
+    """The kinds of messages that one template accepts.
 
-    texts, parts: the roles of messages with content that it writes if it is a text, or a list of
-    parts. system: whether it writes a system message that is the first, and late_system, one
-    elsewhere. alternates: it refuses two messages of a user in a row, or leaves one out. developer:
-    it knows that role. thoughts: the keys from which it reads thoughts. text_arguments: it writes
-    the arguments of a call unchanged if they are a text. json_arguments: it needs them as the text
-    of JSON. beside_calls: the content that a message with calls needs: "text" (any), "" or
-    None. calls: it writes calls. tools: it shows tools to the model.
+    texts, parts: the roles for which the template writes content that is a text, or a list of
+    parts. system, late_system: it writes a system message at the beginning, and elsewhere.
+    alternates: it refuses or drops one of two consecutive user messages. developer: it knows the
+    role "developer". thoughts: the keys from which it reads thoughts. text_arguments: it writes the
+    arguments of a call unchanged if they are a text. json_arguments: it needs the arguments as JSON
+    text. beside_calls: the content that a message with calls needs: "text" (any text), "" or None.
+    calls: it writes calls. tools: it shows tools to the model.
     """
 
     texts: frozenset[str] = frozenset(ROLES)
@@ -61,14 +61,15 @@ def as_parts(*texts: str) -> list[dict[str, str]]:
 def find_traits(source: str, render: Render) -> Traits:
     """Return the traits of a template.
 
-    render: renders messages with it. TemplateRefused is a finding; other errors are raised.
+    render: renders messages with the template. If it raises TemplateRefused, the template does not
+    accept these messages; other errors are passed on.
     """
     developer = "developer" in source
     thoughts = tuple(name for name in THOUGHTS if _reads(source, name))
     probe = _TraitProbe(render)
     texts = frozenset(role for role in ROLES if probe.takes(role, parts=False))
     parts = frozenset(role for role in ROLES if probe.takes(role, parts=True))
-    if texts | parts:  # else it writes nothing of any message, but perhaps of calls
+    if texts | parts:  # otherwise it writes no content, but perhaps calls
         probe.texts = texts
     forms = probe.forms_of_calls()
     json_arguments, beside_calls = forms or (False, "text")
@@ -93,20 +94,20 @@ def find_traits(source: str, render: Render) -> Traits:
 
 
 def _reads(source: str, name: str) -> bool:
-    """Whether a template reads `name` of a message: message.name, message["name"], get("name")."""
+    """Return whether a template reads message.name, message["name"] or message.get("name")."""
     return re.search(rf"""[.'"]{name}\b""", source) is not None
 
 
 class _TraitProbe:
-    """Renders conversations. texts: the roles that get their content as a text."""
+    """Renders probe conversations. texts: the roles with content as a text, not as parts."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
         self.texts = frozenset(ROLES)
 
     def takes(self, role: str, *, parts: bool) -> bool:
-        """Whether the template writes the content of this role in this form."""
-        # Text of a part that is not read as one, but written as an object, has its other key.
+        """Return whether the template writes content of this role as a text, or as parts."""
+        # A template that writes a part as an object instead of its text writes the key _OTHER too.
         content = [{**as_parts(_MARK)[0], _OTHER: _OTHER}] if parts else _MARK
         marked: ConversationMessage = {"role": role, "content": content}
         before: list[ConversationMessage] = [{"role": "user", "content": "a"}]
@@ -121,12 +122,12 @@ class _TraitProbe:
             before += [{"role": "assistant", "content": "", "tool_calls": [_CALL]}]
             marked |= {"tool_call_id": _CALL["id"], "name": "f"}
         texts = [*before, marked, *after]
-        # A template may fail at texts in the messages around it.
+        # A template may fail because the messages around `marked` have texts instead of parts.
         lists = [m if m is marked else {**m, "content": as_parts(m["content"])} for m in texts]
         return any(self._shows(messages, _MARK, but=_OTHER) for messages in (texts, lists))
 
     def writes_late_system(self) -> bool:
-        """Whether a system message is written wherever it is: each place is refused by some."""
+        """Return whether the template writes a system message in each of three late places."""
         late, user, assistant = ("system", _MARK), ("user", "a"), ("assistant", "b")
         return (
             self.writes(user, late, ("user", "c"))
@@ -135,7 +136,7 @@ class _TraitProbe:
         )
 
     def writes_text_arguments(self) -> bool:
-        """Whether the arguments of a call are written unchanged if they are a text."""
+        """Return whether the template writes arguments that are a text unchanged."""
         function = {"name": "f", "arguments": _CUT_OFF}
         messages: list[ConversationMessage] = [
             self._message("user", "a"),
@@ -146,7 +147,7 @@ class _TraitProbe:
         return self._shows(messages, _CUT_OFF)
 
     def forms_of_calls(self) -> tuple[bool, str | None] | None:
-        """Return json_arguments and beside_calls of Traits, or None if it writes no calls."""
+        """Return (json_arguments, beside_calls) of Traits, or None if no calls are written."""
         arguments = {_MARK: _OTHER}
         for content in ("text", "", None):
             if self._shows(self._calling(content, arguments), _MARK, _OTHER, but=f"{{'{_MARK}'"):
@@ -171,7 +172,7 @@ class _TraitProbe:
         return {"role": role, "content": text if role in self.texts else as_parts(text)}
 
     def writes(self, *said: tuple[str, str]) -> bool:
-        """Whether the template writes all marks in these messages."""
+        """Return whether the template writes all marks in these messages: (role, text) pairs."""
         messages = [self._message(role, text) for role, text in said]
         return self._shows(messages, *(text for _, text in said if text in (_MARK, _OTHER)))
 

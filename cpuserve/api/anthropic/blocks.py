@@ -1,4 +1,4 @@
-"""Content blocks as text, or as the part that replaces those that are none."""
+"""Turn Anthropic content blocks into text, or into a NonTextPart if they are not text."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def _without_billing(text: str) -> str | None:
 
 
 def shown(block: dict[str, Any], where: str) -> ContentPart:
-    """Return the text of a block that a user may send, or the part that replaces it.
+    """Return the text of a block in a user's turn, or a NonTextPart in its place.
 
     Raises:
-      InvalidRequest: the block has no valid form.
+      InvalidRequest: the block is not valid.
     """
     kind = block["type"]
     if kind == "text":
@@ -61,7 +61,7 @@ def shown(block: dict[str, Any], where: str) -> ContentPart:
 
 
 def returned(content: object, where: str) -> list[ContentPart]:
-    """Return the result of a tool, which is never refused."""
+    """Return the content of a tool_result block as parts; no content is refused."""
     if not isinstance(content, list):
         return [] if content is None else [plain(content)]
     return [_returned(part, f"{where}.{index}") for index, part in enumerate(content)]
@@ -78,7 +78,7 @@ def _returned(block: object, where: str) -> ContentPart:
 
 
 def of_assistant(block: dict[str, Any]) -> str:
-    """Return a block of the model's turn as text, whatever server wrote it."""
+    """Return a block of an assistant turn as text; another server may have written it."""
     kind = block["type"]
     if kind == "text":
         return plain(block.get("text"))
@@ -88,7 +88,7 @@ def of_assistant(block: dict[str, Any]) -> str:
 
 
 def text_of(block: dict[str, Any], where: str) -> str:
-    """Return the text of a block of text; InvalidRequest if it is none."""
+    """Return the text of a text block; InvalidRequest if the block has another type."""
     if block["type"] != "text":
         refuse(where, f"has type {block['type'][:40]!r}; this model reads text only")
     return _string(block, "text", where)
@@ -129,11 +129,11 @@ def _search_result(block: dict[str, Any], where: str) -> str:
 
 
 def _tool_reference(block: dict[str, Any], where: str) -> str:
-    """Return the result of a search for tools: all tools of a request are offered at once."""
+    """Return a line about a tool that a tool search found: the model sees all tools anyway."""
     return f"[The tool {_string(block, 'tool_name', where)} is among your tools.]"
 
 
-# Other blocks than text that become text. There are no citations in responses.
+# The functions that turn blocks of other types into text. Responses have no citations.
 _SHOWN: dict[str, Callable[[dict[str, Any], str], ContentPart]] = {
     "document": _document,
     "search_result": _search_result,

@@ -1,6 +1,7 @@
-"""Tools that Anthropic defines and clients run, as functions: requests name only their type.
+"""The tools that Anthropic defines and clients run, as functions.
 
-The parameters follow the Anthropic documentation of the bash, text editor and memory tools.
+A request has only the type of such a tool. The parameters here follow the Anthropic documentation
+of the bash, text editor and memory tools.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _commands(names: list[str]) -> dict[str, Any]:
 
 
 def _editor(*commands: str, inserted: str) -> dict[str, Any]:
-    """Return the text editor; inserted: the parameter of `insert` that has the text."""
+    """Return the text editor tool; inserted: the parameter that has the text of an `insert`."""
     properties = {
         "command": _commands(list(commands)),
         "path": {**_TEXT, "description": "The path of a file, or of a directory to view."},
@@ -80,7 +81,7 @@ _MEMORY = {
     },
 }
 
-# By the type of the tool without its date, and from which date on. The newest comes first.
+# (beginning of the type, first date of this version, name, function), the newest version first.
 _DEFINED = (
     ("bash_", "", "bash", _BASH),
     ("text_editor_", "20250429", "str_replace_based_edit_tool", _NEWER_EDITOR),
@@ -90,7 +91,7 @@ _DEFINED = (
 
 
 def client_tool(kind: str) -> dict[str, Any] | None:
-    """Return the function that a tool of this type is; None if Anthropic defines no such tool."""
+    """Return the function for a tool type such as bash_20250124; None if it is not in _DEFINED."""
     for beginning, since, name, function in _DEFINED:
         date = kind.removeprefix(beginning)
         if kind.startswith(beginning) and date.isdecimal() and date >= since:

@@ -1,4 +1,4 @@
-"""Turn Anthropic messages into those that chat templates read."""
+"""Turn Anthropic messages into the messages that chat templates read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def chat_messages(
 ) -> list[ConversationMessage]:
     """Return the messages; InvalidRequest with the path of an invalid part.
 
-    A result of a tool becomes a message of the role "tool", and text next to it one of the user.
-    note: a text for the model after the text of the system.
+    A tool_result block becomes a message with the role "tool"; text next to it becomes a message
+    of the user. note: a text for the model, which follows the system text.
     """
     if not messages:
         msg = "messages must be a non-empty list"
@@ -45,7 +45,7 @@ def chat_messages(
             refuse(f"{where}.role", "must be user, assistant or system")
         content = message.get("content")
         if content is None and role == "assistant":
-            content = []  # other dialects write this for a turn of calls, or one that was cut off
+            content = []  # other dialects send null for a turn without text
         inner = list(blocks(content, f"{where}.content"))
         if role == "system":
             # Agents send instructions in the middle of a conversation as well, between turns.
@@ -59,19 +59,19 @@ def chat_messages(
 
 
 class _Uses:
-    """Follows the tool_use blocks of a conversation, which each need a tool_result.
+    """Checks that each tool_use block of a conversation has a tool_result block.
 
-    A template writes calls and results in order, so a call without its result would be lost, or
-    have the text after it as its result. Messages of one role in a row are one turn.
+    A template writes calls and results in order: a call without its result would be lost, or the
+    model would read the next text as the result. Consecutive messages of one role are one turn.
     """
 
     def __init__(self) -> None:
         self._known: set[str] = set()
-        self._open: dict[str, str] = {}  # the paths of those without a result, by their ids
+        self._open: dict[str, str] = {}  # paths of tool_use blocks without a result, by id
         self._answering = False
 
     def follow(self, role: str, blocks: list[tuple[str, dict[str, Any]]]) -> None:
-        """Read the checked blocks of the next message."""
+        """Read the blocks of the next message, which have been checked."""
         if role == "assistant" and self._answering:
             self.check_answered()
         self._answering = role == "user"
@@ -144,9 +144,9 @@ def _of_assistant(inner: list[tuple[str, dict[str, Any]]]) -> ConversationMessag
 
 
 def _thought(block: dict[str, Any]) -> str | None:
-    """Return the text of a thought; None for one of another server that only it can read.
+    """Return the text of a thought; None if only the other server that wrote it can read it.
 
-    With `display` "omitted" the text is only in the signature.
+    With `display` "omitted", clients have the text only in the signature.
     """
     told = block.get("thinking")
     return told if isinstance(told, str) and told else unsealed(block.get("signature"))

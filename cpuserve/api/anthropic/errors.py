@@ -50,7 +50,8 @@ def anthropic_error(error: BaseException, request_id: str) -> bytes:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = public_message(error)
     if isinstance(error, PromptTooLong):
-        # The words of Anthropic, to the letter: Claude Code reads the numbers, and compacts.
+        # The exact wording of the Anthropic API: Claude Code reads the two numbers in it, and then
+        # compacts the conversation.
         message = f"prompt is too long: {error.num_tokens} tokens > {error.most} maximum"
     info = MessageErrorInfo(kind, message)
     if isinstance(error, RequestError) and error.code == NO_THREADS:

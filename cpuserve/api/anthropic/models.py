@@ -32,7 +32,7 @@ class _Route(APIRoute):
         return super().matches(scope) if has_header(scope, ANTHROPIC.header) else (Match.NONE, {})
 
 
-# The OpenAI routes describe the paths in /openapi.json, which has one description for each.
+# The OpenAI routes describe these paths in /openapi.json, which can describe a path only once.
 router = APIRouter(route_class=_Route, include_in_schema=False)
 
 
@@ -84,7 +84,7 @@ async def get_model(request: Request, name: str) -> Response:
 
 
 def _page(names: list[str], query: QueryParams) -> tuple[list[str], bool]:
-    """Return the models of the page, and whether there are more in its direction."""
+    """Return the model names of the page, and whether more follow in the page's direction."""
     given = query.get("limit", str(_PAGE))
     limit = int(given) if given.isdecimal() and len(given) < 5 else 0
     if not 1 <= limit <= _MAX_PAGE:

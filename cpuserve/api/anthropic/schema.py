@@ -41,7 +41,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     metadata: dict[str, Any] | None = None
-    output_format: dict[str, Any] | None = None  # what older clients send for output_config.format
+    output_format: dict[str, Any] | None = None  # the older name of output_config.format
 
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
@@ -102,7 +102,7 @@ def to_call(request: CountRequest) -> GenerateCall:
     messages = chat_messages(request.messages, request.system, tools.note)
     call = GenerateCall(
         messages=messages,
-        # A last message of the assistant is the beginning of the response.
+        # If the last message is the assistant's, the response continues it.
         continue_final_message=messages[-1]["role"] == "assistant" or None,
         tools=tools.functions,
         tool_choice=tools.choice,
@@ -139,8 +139,8 @@ def _max_tokens(most: int) -> int:
 def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the template variables that `thinking` sets.
 
-    The types of _MODEL_DECIDES leave it to the model whether it thinks, so a response without
-    blocks of thoughts is one of those that the client expects.
+    With the types in _MODEL_DECIDES the model decides whether it thinks, so clients accept a
+    response without thinking blocks, and no variable is set.
     """
     kind = None if thinking is None else thinking.get("type")
     if thinking is None or kind in _MODEL_DECIDES:
@@ -168,7 +168,7 @@ def _effort(request: CountRequest) -> str | None:
 
 
 def _form(request: MessagesRequest) -> StructuredOutputs | None:
-    """Return the form that the request asks for."""
+    """Return the structured output that the request asks for; None = the text is free."""
     form, field = (request.output_config or {}).get("format"), "output_config.format"
     if request.output_format is not None:
         if form is not None:

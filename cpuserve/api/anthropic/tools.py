@@ -1,4 +1,4 @@
-"""The functions that a message offers to the model, in the form of chat completions."""
+"""The functions that a message offers to the model, in the format of chat completions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none
 
 
 class Offered(NamedTuple):
-    """The functions, the choice among them, and a note for the model on other tools.
+    """The functions of a request, the tool choice, and a note for the model about missing tools.
 
-    name: the one function that must be called. parallel: None = calls may be.
+    name: the only function that may be called. parallel: False = the model may make only one
+    call; None = several calls are allowed.
     """
 
     functions: list[dict[str, Any]]
@@ -34,12 +35,13 @@ class Offered(NamedTuple):
 def offered(tools: list[dict[str, Any]] | None, choice: dict[str, Any] | None) -> Offered:
     """Return the tools that a request offers.
 
-    Tools that Anthropic runs are left out next to functions. If there are no others, the model is
-    informed that they are missing: agents ask a model with only such a tool, and read its text.
+    Tools that Anthropic runs, such as web search, are left out. If no functions remain, the note
+    informs the model that these tools are missing, because agents send requests with only such a
+    tool and read the text of the response.
 
     Raises:
-      InvalidRequest: a tool or the choice has no valid form, or only tools that nobody here can run
-        may be called.
+      InvalidRequest: a tool or the choice is not valid, or a call is required and Anthropic runs
+        all offered tools.
     """
     functions, others = [], []
     for index, tool in enumerate(tools or []):
@@ -62,7 +64,7 @@ def offered(tools: list[dict[str, Any]] | None, choice: dict[str, Any] | None) -
 
 
 def _function(tool: dict[str, Any], where: str) -> dict[str, Any] | None:
-    """Return the function that a tool is, None if it is none."""
+    """Return the function of a tool that the client runs; None if Anthropic runs the tool."""
     kind = tool.get("type") or "custom"
     if kind != "custom":
         if not isinstance(kind, str) or not _DEFINED.fullmatch(kind):
@@ -83,7 +85,7 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any] | None:
 
 
 def _choice(choice: dict[str, Any] | None) -> tuple[str, str | None, bool | None]:
-    """Return the choice, the name of its tool, and whether calls may be parallel."""
+    """Return the choice word, the name of its tool, and False if calls may not be parallel."""
     if choice is None:
         return "auto", None, None
     kind, name = choice.get("type"), choice.get("name")

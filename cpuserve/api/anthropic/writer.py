@@ -54,7 +54,7 @@ class MessageWriter:
         self._begun = False
         self._num_blocks = 0
         self._open: str | None = None  # the type of the block that is being written
-        self._thought: list[str] = []  # of that block
+        self._thought: list[str] = []  # the pieces of the open block, if it is a thought
         self._shows_thoughts = (request.thinking or {}).get("display") != "omitted"
         self._finish: Finish | None = None
         asked, (sequence,) = generation.call.max_tokens, generation.sequences
@@ -62,7 +62,7 @@ class MessageWriter:
         self._cut = asked is not None and (sequence.params.max_tokens or 0) < asked
 
     def frames(self, events: list[Event]) -> bytes:
-        """Return the frames of the events of one output."""
+        """Return the SSE frames for the events of one engine output."""
         out = b""
         if not self._begun:
             self._begun = True
@@ -85,13 +85,13 @@ class MessageWriter:
         return out
 
     def _usage_at(self, first: Event) -> TokenUsage:
-        """Return the usage before the response; `first`: the event at which the cache was read."""
+        """Return the token counts before any output; `first`: the first event of the stream."""
         known = self._generation.usage()
         cached = first.cached if isinstance(first, PromptProgress) else known.cached
         return TokenUsage(known.prompt, 0, cached)
 
     def failed(self, error: BaseException) -> bytes:
-        """Return the frame of an error after the beginning of the stream."""
+        """Return the frame for an error after the stream has begun."""
         return error_frame(error, self._received.request_id)
 
     def _text(self, text: str) -> bytes:
@@ -194,7 +194,7 @@ def _usage(usage: TokenUsage) -> MessageUsage:
 
 
 def _object(written: str) -> msgspec.Raw:
-    """Return the arguments as they are written if they can be read as a JSON object, else {}."""
+    """Return the arguments unchanged if they can be decoded as a JSON object, else {}."""
     try:
         msgspec.json.decode(written, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):

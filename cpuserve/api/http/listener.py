@@ -44,7 +44,7 @@ class Listener(socket.socket):
         self._file: tuple[int, ...] = ()
 
     def owns(self, path: Path) -> None:
-        """Remove the socket file `path` of this listener when it is closed."""
+        """Note that the socket file `path` belongs to this listener, so that `close` removes it."""
         self._path, self._file = path, _identity(path)
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -78,8 +78,8 @@ class Listener(socket.socket):
     def close(self) -> None:
         """Stop listening, and remove the socket file.
 
-        The file goes before the socket: as long as this socket listens, no other server takes the
-        path, and afterwards the file there may belong to a successor.
+        The file is removed before the socket is closed: while this socket listens, no other server
+        takes the path, and afterwards the file at the path may belong to another server.
         """
         self._give_back()
         path, self._path = self._path, None
@@ -91,7 +91,7 @@ class Listener(socket.socket):
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """Return the identity of the file at `path`; a later one may get the same inode."""
+    """Return device, inode and mtime (ns) of the file at `path`; a later file may reuse inodes."""
     facts = path.lstat()
     return facts.st_dev, facts.st_ino, facts.st_mtime_ns
 

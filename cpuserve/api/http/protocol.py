@@ -35,8 +35,8 @@ class GuardedProtocol(H11Protocol):
     """H11Protocol that closes stalled connections and serves clients that half-close theirs.
 
     The request line and headers must be complete within header_timeout_s of the connection, or of
-    the first byte of a later request. A body may pause for as long. A full write buffer must drain
-    within write_timeout_s; otherwise the connection is aborted, which aborts its request.
+    the first byte of a later request. A body may pause for at most the same time. A full write
+    buffer must drain within write_timeout_s; otherwise the connection and its request are aborted.
     """
 
     header_timeout_s = 15.0
@@ -48,8 +48,8 @@ class GuardedProtocol(H11Protocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._gone_timer: asyncio.TimerHandle | None = None
-        # The bytes of a request until its head is complete; the first may have
-        # come with the request before it.
+        # The bytes of the next request until its head is complete; the first of them may have
+        # arrived together with the previous request.
         self._head = b""
         self._refused = False
         self._half_closed = False
@@ -132,9 +132,10 @@ class GuardedProtocol(H11Protocol):
     def _provoke_reset(self) -> None:
         """Find out whether the client still reads or has closed the connection completely.
 
-        Both look the same until the server sends something: then the system of a client that has
-        closed replies with a reset. Before the response, an interim response serves this purpose,
-        and HTTP/1.1 clients skip it. HTTP/1.0 has none: its response must start within LINGER_S.
+        Both look the same until the server sends something: if the client has closed, its system
+        then replies with a reset. Before the response the server sends an interim response (100),
+        which HTTP/1.1 clients skip. HTTP/1.0 has no interim responses, so a response to such a
+        client must start within LINGER_S.
         """
         cycle = self.cycle
         if not cycle.response_started and cycle.scope["http_version"] != "1.1":
@@ -174,7 +175,7 @@ class GuardedProtocol(H11Protocol):
             self._provoke_reset()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with an error in its dialect's format, and close the connection."""
+        """Respond to invalid HTTP with an error in the dialect's format; close the connection."""
         received, _ = self.conn.trailing_data
         if len(received) > MAX_HEADER_BYTES:
             msg = f"The request headers exceed {MAX_HEADER_BYTES} bytes: send fewer or shorter ones"
@@ -215,11 +216,11 @@ class GuardedProtocol(H11Protocol):
         return error_format_of(scope["path"], {name for name, _ in scope["headers"]})
 
     def _log_refusal(self, error: RequestError) -> None:
-        """Log the refusal of a connection, or let the request, which ends, log its own."""
+        """Log the refusal of a connection; a running request is ended, and logs it instead."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             data, _ = self.conn.trailing_data
-            # A connection without a byte is a probe, or of a browser that connects in advance.
+            # A connection that sends no byte is a probe, or a browser's connection in advance.
             if data or not isinstance(error, RequestTimeout):
                 log_refused(self.client, error, data)
             return

@@ -65,5 +65,5 @@ def _adopt_uvicorn_logs(access_log: bool) -> None:
 
 
 def _is_not_told(record: logging.LogRecord) -> bool:
-    """Leave out uvicorn's line for invalid HTTP: ours (request_log.py) has the address."""
+    """Drop uvicorn's line for invalid HTTP: the line of api/request/log.py has the address."""
     return record.msg != "Invalid HTTP request received."

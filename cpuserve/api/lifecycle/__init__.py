@@ -1,7 +1,7 @@
 """The life of the server. A start, in this order; `serve.serve` is the function:
 
 1. `http/listener.py` binds the port, so that a port in use is reported at once.
-2. `startup_server.py` responds on it, on a thread, until the front end can: /health gets 503.
+2. `startup_server.py` responds to requests on a thread until the front end can: /health is 503.
 3. `preparation.py` finds or downloads the model on a thread, and resolves the settings.
 4. `engines.py` starts the engine processes, which load the model.
 5. `front_end.py` imports FastAPI meanwhile: `model_context.py` makes the model's context, `app.py`

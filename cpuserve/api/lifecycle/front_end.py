@@ -67,7 +67,8 @@ class FrontEnd:
     ) -> None:
         """`configs`: one for each engine of `client`; all settings that the API shows are equal.
 
-        kv_bytes: the memory for KV caches. loaders: further models, which requests may name.
+        kv_bytes: the bytes of the KV caches of `client`. loaders: one for each further model, which
+        is loaded when a request asks for it.
         """
         config = configs[0]
         self._client = client
@@ -155,7 +156,7 @@ class FrontEnd:
         return loaded
 
     async def _watch(self) -> None:
-        """Return when the only engine has died, or when all replicas have and none restarts."""
+        """Return when the only engine has died, or all replicas have died and none restarts."""
         while not self.context.ready or not self._client.ended:
             await asyncio.sleep(_POLL_S)
 

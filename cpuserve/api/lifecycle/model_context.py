@@ -37,7 +37,7 @@ def make_context(
 ) -> tuple[ModelContext, CpuView]:
     """Return the context of the model that `client` serves, and the view of its CPUs.
 
-    configs: one for each engine of `client`. kv_bytes: what their KV caches may take.
+    configs: one for each engine of `client`. kv_bytes: the bytes that their KV caches may take.
     """
     config = configs[0]
     cpu = CpuView(platform, configs)
@@ -83,11 +83,10 @@ def make_context(
 
 
 def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFormat]:
-    """Return the tokenizer, the chat template and how it writes responses.
+    """Return the tokenizer, the chat template, and the format of responses learned from it.
 
-    It logs a warning if the template is broken.
-
-    A model with a broken one still completes prompts. That of --chat-template was checked before.
+    If the template is broken, this logs a warning only, because the model can still complete
+    prompts. A template from --chat-template has been checked before.
 
     Raises:
       ModelError: see load_tokenizer.
@@ -103,7 +102,7 @@ def load_texts(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate, LearnedFo
 
 
 def _most_sequences(configs: Sequence[EngineConfig], options: ServerOptions) -> int:
-    """Return the limit of sequences: those waiting, one last request of any size, those running."""
+    """Return the limit of sequences: running, in full queues, and of one more large request."""
     waiting = options.max_num_queued_reqs * len(configs) + MAX_SEQUENCES_PER_REQUEST
     return waiting + sum(config.max_num_seqs for config in configs)
 

@@ -28,12 +28,12 @@ class ModelLoader:
     def __init__(
         self, name: str, prepare: Callable[[int], Prepared], options: ServerOptions, cpus: set[int]
     ) -> None:
-        """`cpus`: those that the engines may use; the front end may be pinned to others."""
+        """`cpus`: the CPUs that the engines may use; the front end may be pinned to other CPUs."""
         self.name = name
         self._prepare = prepare
         self._options = options
         self._cpus = cpus
-        # Its context length is not known before it is loaded; few have one of more than 1M tokens.
+        # The context length is not known before the model is loaded; few exceed 1M tokens.
         self.most_body_bytes = options.max_body_size or default_body_bytes(1 << 20)
 
     async def load(self, promised_bytes: int) -> ModelContext:
@@ -65,7 +65,7 @@ class ModelLoader:
             return self._prepare(promised_bytes)
 
     def _start(self, prepared: Prepared) -> ReplicaClient:
-        """Start the engines. On the event loop's thread: they end with the thread that does it."""
+        """Start the engines, on the event loop's thread: they end when the thread ends."""
         with self._on_all_cpus():
             restart = self._options.engine_restart
             return start_engines(prepared.resolved, _quietly, restart=restart)

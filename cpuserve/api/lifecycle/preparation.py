@@ -47,5 +47,5 @@ def in_background(prepare: Callable[[], T]) -> Future[T]:
 
 
 def is_preparing() -> bool:
-    """Return whether such a thread still runs."""
+    """Return whether a thread of in_background still runs."""
     return any(thread.name == _NAME for thread in threading.enumerate())

@@ -58,8 +58,8 @@ def serve(
     prepare(progress) finds the model, which may need a long download, and resolves the settings; it
     runs on its own thread. progress(stage, done, total) is called while `prepare` runs and while
     the engine loads. on_ready(prepared, url, client) prints the banner as soon as the server is
-    ready. others: further models, which are loaded when a request asks for one: its name, and what
-    prepares each, given the bytes that the loaded models will still take.
+    ready. others: (name, prepare) of each further model, which is loaded when a request asks for
+    it; prepare(promised_bytes) gets the bytes that the loaded models will still take.
 
     Raises:
       StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.
@@ -84,7 +84,7 @@ def _run(
     on_ready: ReadyFn | None,
     others: Sequence[tuple[str, PrepareFn]],
 ) -> int:
-    """Run the start from the startup server on, and the server until it stops."""
+    """Start all parts after the port is bound, serve until the end, and return the exit code."""
     starting = StartupServer(listener)
     reports.also = starting.on_progress
     try:
@@ -118,7 +118,7 @@ def _run(
     shown = None if on_ready is None else partial(on_ready, prepared)
     code = asyncio.run(front_end.run(listener, shown))
     log.info("stopped with exit code %d", code)
-    if is_preparing():  # a model that a request has named
+    if is_preparing():  # a further model that a request asked for
         raise StoppedWhilePreparing(code)
     return code
 

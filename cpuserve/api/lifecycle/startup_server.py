@@ -55,7 +55,7 @@ class StartupServer:
     def stop(self) -> None:
         """Stop accepting connections, and return when the front end may use the listener.
 
-        Open connections are still answered.
+        Requests on open connections still get their responses.
         """
         if self._loop is not None and not self._stopped.is_set():
             self._loop.call_soon_threadsafe(self._stop.set)
@@ -82,7 +82,7 @@ class StartupServer:
         task.add_done_callback(self._connections.discard)
 
     async def _respond(self, connection: socket.socket) -> None:
-        """Answer one request; drop a client that disconnects or sends no request."""
+        """Respond to one request; drop a client that disconnects or sends no request."""
         reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_HEAD_BYTES)
         with suppress(OSError, EOFError, asyncio.TimeoutError, asyncio.LimitOverrunError):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_TIMEOUT_S)

@@ -56,7 +56,7 @@ def _key(scope: Scope) -> bytes:
     """Return the API key of a request, b"" if it has none."""
     scheme, _, key = header(scope, b"authorization").partition(b" ")
     if scheme.lower() != b"bearer":
-        key = header(scope, b"x-api-key")  # of Anthropic clients
+        key = header(scope, b"x-api-key")  # the header of Anthropic clients
     return key.strip()
 
 

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
     from cpuserve.serving.registry import Lease
 
-# The key of a scope with the leases of the request; `RequestContext.choose` adds to them.
+# A key of ASGI scopes: the list of the request's model leases, which RequestContext.choose extends.
 LEASES = "cpuserve.leases"
 
 
 class ModelLeases:
-    """Releases the leases of a request when it has been answered, or its client has gone."""
+    """Releases the leases of a request when its response is complete or its client has gone."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

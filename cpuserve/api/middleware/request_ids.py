@@ -31,7 +31,7 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 class ResponseCounts:
     """Counts responses by route, method and status, for /metrics.
 
-    The route of a path that is not in `paths` and has no template is "none".
+    A path that matches no route template and is not in `paths` counts as the route "none".
     """
 
     def __init__(self, metrics: HttpMetrics, paths: Collection[str]) -> None:
@@ -56,10 +56,10 @@ class ResponseCounts:
 class RequestIds:
     """Gives each request an id, the client's X-Request-Id if it is valid, and returns it.
 
-    The headers of the response with the id: x-request-id, and the ones of the path's dialect.
-    It also removes trailing slashes from the path, before other middleware reads the path, and
-    counts the response here, because each chunk of a stream passes every wrapper of `send`. At the
-    end it logs a request that has failed.
+    The response has the id in x-request-id and in the id headers of the path's dialect. This class
+    also removes trailing slashes before other middleware reads the path. It counts the response in
+    the same wrapper of `send`, because each chunk of a stream passes every wrapper. At the end it
+    logs a request that has failed.
     """
 
     def __init__(self, app: ASGIApp, counts: ResponseCounts) -> None:

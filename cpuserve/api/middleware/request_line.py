@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class RequestLine:
     """Normalizes requests for the middleware and routes that follow.
 
-    HEAD is answered like GET, without the body. A request for a full URL, as clients of a proxy
+    HEAD gets the response of GET without the body. A request for a full URL, as clients of a proxy
     send it, becomes a request for its path, and its host replaces the Host header (RFC 9112,
     3.2.2). A request with both Content-Length and Transfer-Encoding is rejected and its connection
     closed, because a proxy in front may have read it as two requests (RFC 9112, 6.1).

@@ -1,1 +1,1 @@
-"""The Ollama API: chat and generate, and what clients ask before."""
+"""The Ollama API: chat, generate, embeddings, and the endpoints about models."""

@@ -9,25 +9,25 @@ import msgspec
 from cpuserve.api.request.fields import is_set
 from cpuserve.serving.call import unsupported
 
-# The fields that hold the text of the endpoints.
+# Each endpoint has its text in one of these fields.
 _TEXTS = ("messages", "prompt", "input")
 to_json = msgspec.json.Encoder().encode
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return a duration as Ollama writes it."""
+    """Return a duration in nanoseconds, the unit of the Ollama API."""
     return round(seconds * 1e9)
 
 
 def timestamp(seconds: float) -> str:
-    """Return a time as Ollama writes it."""
+    """Return a Unix time as text in UTC, as in the Ollama API: 2026-01-31T12:00:00.000000Z."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
 def check_text(request: object, path: str, own: str) -> None:
-    """Raise InvalidRequest if a request without text has it in the field of another endpoint.
+    """Raise InvalidRequest if a request has its text in the field of another endpoint.
 
-    Such a request would load the model and get an empty response. own: the field of this endpoint.
+    It would otherwise load the model and get an empty response. own: the field of this endpoint.
     """
     name = next((name for name in _TEXTS if is_set(getattr(request, name, None))), None)
     if name is not None:

@@ -159,7 +159,7 @@ def _call(texts: str | list[str], *, cut: bool) -> GenerateCall:
 
 @contextmanager
 def _told_how_to_cut(hint: str) -> Iterator[None]:
-    """Add to the error of a text that is too long how the server cuts it."""
+    """Add to the error for a text that is too long how the client can let the server cut it."""
     try:
         yield
     except PromptTooLong as error:

@@ -7,7 +7,8 @@ import msgspec
 from cpuserve.api.response.error_json import public_message
 from cpuserve.errors import PromptTooLong
 
-# The words of Ollama, which its clients look for. LiteLLM looks for words of the message itself.
+# The wording of Ollama, which its clients search for. It goes before the message of cpuserve,
+# because LiteLLM searches for words in that.
 _TOO_LONG = "the input length exceeds the context length"
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
 router = APIRouter()
-# Clients require a version of Ollama (VS Code 0.6.4), and read numbers in it. `logprobs` came with
-# this one, as the last of what these endpoints have.
+# Clients parse the version of Ollama and require a minimum (VS Code: 0.6.4). This version added
+# `logprobs`, the newest feature of Ollama that these endpoints have.
 _OLLAMA = "0.12.11"
 _DETAILS = {
     "parent_model": "",
@@ -127,9 +127,9 @@ async def show(received: RequestContext, asked: OllamaShow) -> Response:
 
 
 def _template(context: ModelContext, *, calls_tools: bool) -> str:
-    """Return the chat template; "" if it has tools, but calls of them cannot be read.
+    """Return the chat template; "" if it mentions tools, but their calls cannot be parsed.
 
-    Clients look for the word "tools" in it to find out whether they may send some.
+    Clients look for the word "tools" in the template to find out whether they may send tools.
     """
     found = context.get_chat_template()
     source = (found.tool_source if calls_tools else found.source) or ""

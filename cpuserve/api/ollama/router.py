@@ -68,7 +68,7 @@ async def generate(received: RequestContext, asked: OllamaGenerate) -> Response:
 async def _respond(
     received: RequestContext, asked: T, to_call: Callable[[T], GenerateCall], *, chat: bool
 ) -> Response:
-    """Return the response; a request without text loads the model, or unloads it."""
+    """Return the response; a request without text loads the model, or unloads it (keep_alive 0)."""
     if asked.asks:
         return await route.generate(received, asked, to_call, partial(OllamaWriter, chat=chat))
     if is_zero(asked.keep_alive):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
 
 _ZERO = re.compile(r"[-+]?0+(\.0*)?(ns|us|ms|s|m|h)?")
-_LEVELS = ("low", "medium", "high", "max")  # of thinking
+_LEVELS = ("low", "medium", "high", "max")  # of thinking, in the field `think`
 
 
 @with_refused("ollama options")
@@ -140,13 +140,13 @@ def chat_call(asked: OllamaChat) -> GenerateCall:
         asked,
         messages=messages,
         tools=asked.tools,
-        # A last message of the assistant is the beginning of the response.
+        # If the last message is the assistant's, the response continues it.
         continue_final_message=messages[-1].get("role") == "assistant" or None,
     )
 
 
 def generate_call(received: RequestContext, asked: OllamaGenerate) -> GenerateCall:
-    """As chat_call."""
+    """Return the call; with `raw`, or for a model without template, it completes the prompt."""
     bare = received.context.get_chat_template().source is None and not asked.system
     if asked.raw or bare:
         return _call(asked, prompt=asked.prompt)
@@ -199,7 +199,7 @@ def _check_think(think: Any) -> None:
 
 
 def _message(message: dict[str, Any], where: str) -> ConversationMessage:
-    """Return a message in the form of chat completions."""
+    """Return a message in the format of chat completions."""
     known = {key: value for key, value in message.items() if key != "images"}
     if "tool_name" in message:
         known = {"name": message["tool_name"], **known}

@@ -40,7 +40,7 @@ def part_of(
     thought: str = "",
     **more: Any,
 ) -> OllamaAnswer:
-    """Return a part of a response; `more`: the fields of the last one."""
+    """Return a part of a response; `more`: further fields, such as the counts of the last part."""
     part = OllamaAnswer(model=model, created_at=timestamp(time.time()), **more)
     thinking = thought or msgspec.UNSET
     if chat:
@@ -51,7 +51,7 @@ def part_of(
 
 
 class OllamaWriter:
-    """Writes the response to one request: a line of JSON a list of events, or all at once."""
+    """Writes the response to one request: lines of JSON in a stream, or one JSON body."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class OllamaWriter:
         self.form = StreamFormat(b"application/x-ndjson", self._line(self._part("")))
 
     def frames(self, events: list[Event]) -> bytes:
-        """Return the lines of the events of one output."""
+        """Return the lines for the events of one engine output."""
         out = b""
         for event in events:
             if isinstance(event, Text):
@@ -102,7 +102,7 @@ class OllamaWriter:
         return self._line(self._part("", [_call_body(call, self._num_calls - 1)]))
 
     def failed(self, error: BaseException) -> bytes:
-        """Return the line of an error after the beginning of the stream."""
+        """Return the line for an error after the stream has begun."""
         return ollama_error(error) + b"\n"
 
     def whole(self, response: WholeResponse) -> bytes:
@@ -144,7 +144,7 @@ class OllamaWriter:
 
 
 def _call_body(call: WholeToolCall, number: int) -> dict[str, Any]:
-    """Return a call; arguments that are no JSON object, cut short or nested too deeply, are {}."""
+    """Return a call; arguments that cannot be decoded as a JSON object become {}."""
     arguments = msgspec.Raw("".join(call.arguments).encode())
     try:
         msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])

@@ -1,4 +1,4 @@
-"""The fields of the OpenAI requests that contradict each other or mean the same."""
+"""Checks of OpenAI request fields that contradict each other or mean the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_fields_together(request: GenerationRequest) -> None:
 
 
 def repetition_penalty(request: GenerationRequest) -> float | None:
-    """Return the penalty under its vLLM or llama.cpp name; InvalidRequest for two that differ."""
+    """Return the penalty under its vLLM or llama.cpp name; InvalidRequest if the two differ."""
     theirs, ours = request.repeat_penalty, request.repetition_penalty
     if theirs is None:
         return ours
@@ -48,10 +48,10 @@ class Length(NamedTuple):
 
 
 def length(request: GenerationRequest, newer: int | None) -> Length:
-    """Return the limit of the response; newer: max_completion_tokens, which wins over max_tokens.
+    """Return the token limit of the response; newer: max_completion_tokens, over max_tokens.
 
     Raises:
-      InvalidRequest: n_predict, which is the llama.cpp name for them, has another value.
+      InvalidRequest: n_predict, the llama.cpp name of this limit, contradicts the limit.
     """
     old, theirs = request.max_tokens, request.n_predict
     found = Length("max_tokens", old) if newer is None else Length("max_completion_tokens", newer)

@@ -34,7 +34,7 @@ class ChunkFormat:
     """Encodes choices as chunks of one stream.
 
     With `with_usage` every chunk has a usage member, which is null unless a usage is given, as in
-    The OpenAI API.
+    the OpenAI API.
     """
 
     def __init__(

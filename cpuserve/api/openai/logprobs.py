@@ -32,7 +32,7 @@ class TokenNames:
         return self._tokenizer.token_bytes(token)
 
     def name(self, token: int) -> str:
-        """The token as text; a part of a character shows as U+FFFD."""
+        """Return the token as text; an incomplete UTF-8 character becomes U+FFFD."""
         return f"token_id:{token}" if self._as_ids else self.raw(token).decode("utf-8", "replace")
 
     def visible(self, token: int) -> bytes:
@@ -41,7 +41,7 @@ class TokenNames:
 
 
 def _num_chars(utf8: bytes) -> int:
-    """How many characters begin in these bytes."""
+    """Return how many UTF-8 characters begin in these bytes."""
     return sum(byte & 0xC0 != 0x80 for byte in utf8)
 
 
@@ -51,7 +51,7 @@ def finite(logprob: float) -> float:
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], top: int, names: TokenNames) -> ChatLogprobs:
-    """One entry per token with its `top` most likely alternatives."""
+    """Return one entry per token with its `top` most likely alternatives."""
     return ChatLogprobs([_chat_entry(entry, top, names) for entry in entries])
 
 
@@ -127,8 +127,8 @@ class LegacyBuilder:
         chosen = self._names.name(entry.token)
         for token, logprob in [*entry.top[: self._top], (entry.token, entry.logprob)]:
             name = self._names.name(token)
-            # Several ids may have the same text, such as parts of characters. The chosen one keeps
-            # it, else the most likely one; the others are named by their ids.
+            # Several ids may have the same text, such as parts of characters. The chosen token, or
+            # else the most likely one, keeps the text; the others are shown as "token_id:N".
             if token != entry.token and (name == chosen or name in out):
                 name = f"token_id:{token}"
             out.setdefault(name, finite(logprob))
@@ -136,7 +136,7 @@ class LegacyBuilder:
 
 
 def joined(first: LegacyLogprobs, second: LegacyLogprobs) -> LegacyLogprobs:
-    """The lists of two pieces as one."""
+    """Return the lists of `first` followed by the lists of `second`."""
     return LegacyLogprobs(
         first.tokens + second.tokens,
         first.token_logprobs + second.token_logprobs,
@@ -148,7 +148,7 @@ def joined(first: LegacyLogprobs, second: LegacyLogprobs) -> LegacyLogprobs:
 def prompt_logprobs(
     entries: Sequence[TokenLogprob | None] | None, top: int | None, names: TokenNames
 ) -> PromptLogprobs | None:
-    """vLLM prompt_logprobs: per position {id: {logprob, rank, decoded_token}}, the first null."""
+    """Return prompt_logprobs as in vLLM: {token id: PromptLogprob} per position, the first None."""
     if entries is None or top is None:
         return None
     return [None if entry is None else _prompt_entry(entry, top, names) for entry in entries]

@@ -15,21 +15,21 @@ T = TypeVar("T")
 
 
 class ToolChoice(NamedTuple):
-    """The choice of a call, and the tools that it offers, in the form of chat completions."""
+    """The tool choice of a GenerateCall, and its tools in the format of chat completions."""
 
     choice: str
-    name: str | None  # of the one function that must be called; the choice is then "required"
-    tools: list[dict[str, Any]] | None  # those that may be called
+    name: str | None  # the only function that may be called; the choice is then "required"
+    tools: list[dict[str, Any]] | None  # the tools that may be called
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionWords:
-    """How an API spells functions in a choice.
+    """How an API writes functions in its field `tool_choice`.
 
-    name_of: returns the name in one, None if it has no valid form. function, allowed: a function,
-    and allowed tools, for messages. inner: the member that has the mode and the tools of
-    `allowed_tools`, "" = they are next to its type. skips: whether a tool that is no function,
-    and is therefore not offered, may be among allowed tools.
+    name_of: returns the function name in a choice, None if it is not valid. function, allowed: how
+    to write a function, and allowed tools, for error messages. inner: the member of `allowed_tools`
+    that has the mode and the tools; "" = they are next to the type. skips: returns whether a tool
+    may be among the allowed tools although it is not a function and so not offered.
     """
 
     name_of: Callable[[object], str | None]
@@ -42,10 +42,10 @@ class FunctionWords:
 def tool_choice(
     choice: str | dict[str, Any] | None, tools: list[dict[str, Any]] | None, words: FunctionWords
 ) -> ToolChoice:
-    """Return what `choice` means for `tools`, which are in the form of chat completions.
+    """Return the meaning of `choice` for `tools`, which have the format of chat completions.
 
     Raises:
-      InvalidRequest: it is not valid, or allows a tool that is not among `tools`.
+      InvalidRequest: `choice` is not valid, or allows a tool that is not among `tools`.
     """
     choice = plain_choice(choice)
     if not isinstance(choice, dict):
@@ -114,7 +114,7 @@ def _allowed_tools(
 
 
 def function_name(tool: object) -> str | None:
-    """Return the name in a tool of chat completions; None if it has no valid form."""
+    """Return the function name in a tool of chat completions; None if the tool is not valid."""
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
         return None
     function = tool.get("function")

@@ -98,19 +98,20 @@ def check_size(num_bytes: int, most: int) -> None:
 
 
 # Browsers add Origin to each POST of a page (Fetch standard, "append a request Origin header"; it
-# may be "null"), new ones also the other, and no page can leave them out.
+# may be "null"). Newer browsers add Sec-Fetch-Site as well. No page can leave out either header.
 _BROWSER_HEADERS = ("origin", "sec-fetch-site")
-# The default of curl with -d, even for JSON. The Ollama documentation has such commands.
+# The Content-Type that curl sends with -d by default, even for JSON. The Ollama documentation has
+# such commands.
 _CURLS_DEFAULT = "application/x-www-form-urlencoded"
 
 
 def check_media_type(request: Request) -> None:
     """Raise UnsupportedMediaType unless the body is declared as uncompressed JSON.
 
-    Any web page may post some other types to 127.0.0.1 without a CORS preflight request ("simple
-    requests"), and a body without a type (a Blob). So a body of another type is never parsed as
-    JSON, and one without a type, or with curl's default, only if no browser can have sent it: some
-    clients, such as LiteLLM's for Ollama, declare none.
+    Without a CORS preflight request, any web page may post some other types to 127.0.0.1 ("simple
+    requests"), or a body without a type (a Blob). So a body of another type is never parsed as
+    JSON. Some clients, such as LiteLLM for Ollama, declare no type: a body without a type, or with
+    the default type of curl, is parsed only if no browser can have sent it.
     """
     declared = request.headers.get("content-type")
     kind = None if declared is None else declared.partition(";")[0].strip().lower()
@@ -177,7 +178,7 @@ def _decoded(body: bytes | bytearray, kind: type[T]) -> T:
 def _whole_numbers(values: dict[str, Any]) -> dict[str, Any]:
     """Return `values` with 5 in place of 5.0; values inside lists and objects stay.
 
-    JSON has one type of numbers, and some libraries (Gson, Lua's) write all of them like this.
+    JSON has one type of numbers, and some libraries (Gson, Lua libraries) write integers as 5.0.
     """
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,4 +1,4 @@
-"""Parts of messages that a model which reads text only cannot see, in no dialect's words."""
+"""Message parts that are not text, which a text-only model cannot read; for all dialects."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cpuserve.serving.call import ConversationMessage
 
 @dataclass(frozen=True, slots=True)
 class NonTextPart:
-    """A part that is no text: its kind ("an image"), and why it is refused.
+    """A message part that is not text.
 
-    why: begins with the path of the part.
+    what: its kind, such as "an image". why: the error message, which begins with its path.
     """
 
     what: str
@@ -25,7 +25,7 @@ class NonTextPart:
 
     @property
     def line(self) -> str:
-        """The text in its place, which informs the model that it cannot see the part."""
+        """The text that replaces the part, and informs the model that a part is missing."""
         return f"[{self.what[:1].upper()}{self.what[1:]} was left out: you can read text only.]"
 
 
@@ -47,7 +47,7 @@ _NOUNS = {
     "container_upload": "a file",
 }
 
-# Members of an item that say nothing to a model.
+# Members of an item that a model cannot use.
 _OPAQUE = frozenset(
     ("type", "id", "call_id", "tool_use_id", "status", "caller", "cache_control", "citations")
 )
@@ -113,8 +113,9 @@ def joined(messages: list[ConversationMessage], param: str) -> list[Conversation
 def lines_for(messages: list[ConversationMessage], param: str) -> list[ConversationMessage]:
     """Put a line of text in the place of each NonTextPart in the messages' lists, and return them.
 
-    A tool's results and earlier turns stay in a conversation, so it would be lost if these were
-    refused. The last turn of the user is refused, because its response would be a guess.
+    Tool results and earlier turns stay in a conversation, so refusing a part in them would make the
+    whole conversation unusable. A part in the user's last turn is refused, because the model could
+    only guess its content.
 
     Raises:
       InvalidRequest: the user's own last turn has such a part; `param`: the field that has it.
@@ -133,10 +134,10 @@ def lines_for(messages: list[ConversationMessage], param: str) -> list[Conversat
 
 
 def _own_turn(roles: Sequence[object]) -> Sequence[int]:
-    """Return the places of the user's messages that the response is for, and of those among them.
+    """Return the indices of the user's last turn, which the response is for.
 
-    There are none if they follow a tool's result: clients send the tool's output there. The
-    beginning of the response may follow them.
+    The turn is empty if it follows a tool's result, because clients put the tool's output there. A
+    last message of the assistant, which the response continues, does not count.
     """
     end = len(roles)
     if end and roles[-1] == "assistant":

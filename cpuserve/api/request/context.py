@@ -102,7 +102,7 @@ class Named(Protocol):
 
 
 class _ModelName(msgspec.Struct):
-    """The field of a body that says which model's limits it has."""
+    """The only field that is needed to find the model of a large body, and so its limits."""
 
     model: str | None = None
 
@@ -113,7 +113,7 @@ async def read_call(
 ) -> AsyncGenerator[tuple[RequestContext, T], None]:
     """Yield the request and its decoded body; its bytes stay reserved until the block ends.
 
-    conversation: the field that may have as many objects as the context has tokens, and more.
+    conversation: the field with the messages, for which _most_objects sets the limit.
 
     Raises:
       ServiceUnavailable: the server cannot serve requests now.
@@ -162,14 +162,14 @@ async def _model_of_large(received: RequestContext, body: bytearray) -> ModelCon
 
 
 def _most_objects(max_model_len: int) -> int:
-    """Return the most JSON lists, objects and strings in a conversation.
+    """Return the limit on JSON lists, objects and strings in a conversation.
 
-    A message has 5 of them, and takes at least one token of the context.
+    A short message has 5 of these, and takes at least one token of the context.
     """
     return MAX_OBJECTS + 4 * max_model_len
 
 
 def request_id(request: Request) -> str:
-    """Return the request's id, which middleware.py sets, or a new one."""
+    """Return the request's id, which the middleware RequestIds sets, or a new one."""
     known = request.scope.get(REQUEST_ID)
     return known if isinstance(known, str) else uuid.uuid4().hex

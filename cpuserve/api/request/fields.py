@@ -1,6 +1,6 @@
-"""The fields of other servers' requests that are refused here, or have no effect: one table.
+"""The table of request fields of other servers that are refused here, or have no effect.
 
-A field that is in no list is honoured if the schema of its endpoint has it, and ignored otherwise.
+A field that is not in it is honoured if the schema of its endpoint has it, and ignored otherwise.
 `python -m cpuserve.api.request.field_reference docs/fields.md` writes the table of all of them.
 """
 
@@ -16,7 +16,7 @@ from cpuserve.serving.call import unsupported
 
 S = TypeVar("S", bound=type[msgspec.Struct])
 
-# The endpoints of the table. Those of one row of fields mean the same by them.
+# The endpoints of the table. A field has the same meaning at all endpoints of one row.
 CHAT, TEXT, RESPONSES = "chat", "completions", "responses"
 MESSAGES, EMBEDDINGS, RERANK, TOKENIZE = "messages", "embeddings", "rerank", "tokenize"
 OLLAMA, OLLAMA_TEXT, OPTIONS = "ollama chat", "ollama generate", "ollama options"
@@ -76,21 +76,21 @@ _ALL_ITEMS = "send the items of all turns as input"
 _LOGPROBS = 'include: ["message.output_text.logprobs"]'
 
 # tests/api/test_api_fields.py compares them with what OpenAI, vLLM, llama.cpp and Ollama document.
-# Of several that are set, the first one is named.
+# If several are set, the error is about the first one.
 REFUSED = (
     # OpenAI
     Refused("audio", OPENAI),
     Refused("moderation", OPENAI),
     Refused("prediction", OPENAI),
     Refused("suffix", (*OPENAI, OLLAMA_TEXT)),
-    Refused("web_search_options", OPENAI, sets=({},)),  # it switches a search on
+    Refused("web_search_options", OPENAI, sets=({},)),  # {} switches a search on
     # vLLM
     Refused("bad_words", OPENAI),
     Refused("chat_template", (*OPENAI, TOKENIZE)),
     Refused("documents", OPENAI),
     Refused("guided_choice", OPENAI, _JSON),
     Refused("guided_grammar", OPENAI, _JSON),
-    Refused("guided_json", OPENAI, _JSON, sets=({},)),  # which matches any JSON, but no text
+    Refused("guided_json", OPENAI, _JSON, sets=({},)),  # {} matches any JSON, but not free text
     Refused("guided_regex", OPENAI, _JSON),
     Refused("guided_whitespace_pattern", OPENAI),
     Refused("include_reasoning", (TEXT,), _TRUE, off=(True,), sets=(False,)),
@@ -145,8 +145,8 @@ REFUSED = (
     ),
     Refused("mcp_servers", (MESSAGES,)),
     Refused("container", (MESSAGES,)),
-    # Fields of one endpoint that another one has under the same name or another.
-    Refused("thinking", (TEXT,)),  # there is no template that could read it
+    # Fields of another endpoint, which this endpoint does not have or calls by another name.
+    Refused("thinking", (TEXT,)),  # completions render no template that could read it
     Refused(
         "previous_response_id",
         (RESPONSES,),
@@ -172,7 +172,7 @@ REFUSED = (
     Refused("reasoning_effort", (RESPONSES,), _moved("reasoning.effort")),
     Refused("thinking", (RESPONSES,), _moved("reasoning.effort")),
     Refused("logprobs", (RESPONSES,), _moved(_LOGPROBS)),
-    # Nothing in a Response could hold what these ask for.
+    # A Response has no members for the results of these fields.
     Refused("prompt_logprobs", (RESPONSES,)),
     Refused("return_token_ids", (RESPONSES,)),
     Refused("context_management", (RESPONSES,)),
@@ -239,9 +239,9 @@ _REFUSED_BY: dict[type, tuple[Refused, ...]] = {}
 
 
 def with_refused(*endpoints: str) -> Callable[[S], S]:
-    """Return a decorator that adds the fields that its endpoints refuse to a schema.
+    """Return a decorator that adds the refused fields of these endpoints to a schema.
 
-    They are of any type, and `check_fields` reads them.
+    The added fields accept values of any type, and `check_fields` checks them.
     """
     rules = tuple(rule for rule in REFUSED if set(endpoints) & set(rule.endpoints))
 
@@ -276,14 +276,14 @@ def refused_by(schema: type) -> Iterable[Refused]:
 
 
 def refused_names(asked: object) -> set[str]:
-    """Return these fields by name: a value of them that passed is no value for a call."""
+    """Return the names of the fields that `refused_by` returns; a GenerateCall never gets them."""
     return {rule.name for rule in refused_by(type(asked))}
 
 
 def check_repeat_last_n(value: int | None, *penalties: tuple[float | None, float]) -> None:
     """Raise InvalidRequest if penalties are on and limited to the last `value` tokens.
 
-    penalties: (the value of a penalty, the value that switches it off) of each.
+    penalties: a pair (value, value that switches it off) for each penalty.
     """
     if value in (None, -1) or all(given in (None, off) for given, off in penalties):
         return

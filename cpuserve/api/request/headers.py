@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-KEY_DIGEST = "cpuserve.key_digest"  # in a scope: of the request's key, which is valid
+KEY_DIGEST = "cpuserve.key_digest"  # a key of ASGI scopes: the SHA-256 of the valid API key
 
 
 def header(scope: Scope, name: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """One line of the log for each request that fails, and for each client that disconnects.
 
-A line has no text of a prompt, and of the client's own words only the model's name and the path,
-shortened.
+A line never has text of a prompt. The only words of the client in it are the model's name and the
+path, both shortened.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _TLS_HINT = ". It looks like TLS: use http://, or end TLS in a proxy (deploy/ngi
 class RequestRecord:
     """The line of the log for one request.
 
-    status: the status of the response, 0 before it. failure: the status and code of an error; the
-    stream may have another status. usage: counts the tokens so far.
+    status: the HTTP status of the response, 0 before it starts. failure: (status, code) of an
+    error; a stream that fails has sent status 200 before. usage: returns the token counts so far.
     """
 
     request_id: str = ""
@@ -48,7 +48,7 @@ class RequestRecord:
     begun: float = field(default_factory=time.monotonic)
 
     def write(self, method: str, route: str) -> None:
-        """Log a failed request; nothing of one that was answered."""
+        """Log a request that failed or lost its client; a successful request is not logged."""
         if self.status >= 400:
             outcome = f"{self.status} {self.failure[1] if self.failure else ''}".rstrip()
         elif self.failure is not None:

@@ -19,10 +19,10 @@ from cpuserve.api.response.error_json import Envelope, error_json
 class ErrorFormat:
     """How a dialect writes errors, and on which paths.
 
-    beginnings: paths begin with these, existing or not; `error` writes their errors.
-    Errors of all other paths have the OpenAI format. id_headers: headers of the responses of these
-    paths with the request's id, besides x-request-id. shared: beginnings of the OpenAI paths that
-    are this dialect's in requests with `header`.
+    error: encodes an error. beginnings: paths that begin with these use `error`, existing or not;
+    all other paths use the OpenAI format. id_headers: headers in which responses of these paths
+    return the request's id, besides x-request-id. shared: beginnings of OpenAI paths that belong to
+    this dialect if the request has `header`.
     """
 
     error: Envelope = error_json
@@ -33,7 +33,7 @@ class ErrorFormat:
 
 
 OPENAI = ErrorFormat()
-# All clients of Anthropic send the header, and none of OpenAI.
+# All Anthropic clients send this header, and no OpenAI client sends it.
 ANTHROPIC = ErrorFormat(
     anthropic_error,
     ("/v1/messages",),

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses, in the format of the dialect of their path."""
+"""Errors as HTTP responses, in the error format of the dialect that the path belongs to."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ServerBusy(ServiceUnavailable):
         self.retry_after_s = retry_after_s
 
 
-# The keys of a scope with the Envelope of its path, and with the request's id.
+# Keys of ASGI scopes: the Envelope (error encoder) of the path, and the request's id.
 ENVELOPE = "cpuserve.envelope"
 REQUEST_ID = "cpuserve.request_id"
 
@@ -174,7 +174,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         shown = _unknown_route(request)
     elif error.status_code == 405:
-        # Starlette has the methods of one route, and a path may have a route for each method.
+        # Starlette knows only the methods of one route, and each method of a path may be a route.
         allowed = ", ".join(allowed_methods(request.url.path, request.app.state.routes))
         error.headers = {**(error.headers or {}), "Allow": allowed}
         shown = MethodNotAllowed(
@@ -192,6 +192,6 @@ def _unknown_route(request: Request) -> NotFound:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Respond to RequestErrors, unknown routes and unknown methods in the OpenAI format."""
+    """Respond to RequestErrors, unknown routes and unknown methods with `error_response`."""
     app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

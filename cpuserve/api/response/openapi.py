@@ -40,7 +40,7 @@ def json_body(
 ) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that takes `request` and responds with `response`.
 
-    stream: the media type of its streams, if it has some.
+    stream: the media type of its streamed responses; None = it never streams.
     """
     body = {"required": True, "content": _ref(request)}
     described = {"requestBody": body, **response_types(response, error)}
@@ -57,7 +57,7 @@ def text_response_type(request: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def install_schema(app: FastAPI) -> None:
-    """Add the types that json_body and response_types name to the app's /openapi.json."""
+    """Add the types passed to json_body and response_types to the app's /openapi.json."""
     base = app.openapi
 
     def openapi() -> dict[str, Any]:

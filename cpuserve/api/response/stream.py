@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StreamFormat:
-    """How a dialect streams: its media type, the event during silence, and the end."""
+    """How a dialect streams: the media type, the bytes sent during silence, and the last bytes."""
 
     media_type: bytes = b"text/event-stream; charset=utf-8"
     ping: bytes = b": keep-alive\n\n"
@@ -71,7 +71,7 @@ class JsonResult(Response):
     def __init__(
         self, work: Callable[[], Awaitable[bytes]], usage: Callable[[], TokenUsage] | None = None
     ) -> None:
-        """`usage`: counts the tokens so far, for the log."""
+        """`usage`: returns the token counts so far, for the log."""
         super().__init__()
         self._work = work
         self._usage = usage
@@ -87,13 +87,13 @@ class JsonResult(Response):
 
 
 class EventStream(Response):
-    """Sends events from a generator of encoded events, then what ends a stream of `form`.
+    """Sends events from a generator of encoded events, and then `form.done`.
 
     The headers wait for the first event, so that an error before it has its own status. After
     `silent_s` without an event the headers and a ping are sent, and then a ping after each
     further `silent_s`, so that proxies do not close the connection during a long prompt. An error
     after the headers is sent as the event that `failed` makes of it. The generator is closed when
-    the client disconnects. usage: counts the tokens so far, for the log.
+    the client disconnects. usage: returns the token counts so far, for the log.
     """
 
     def __init__(

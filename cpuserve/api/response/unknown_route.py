@@ -61,10 +61,10 @@ _ELSEWHERE = (
 
 
 def allowed_methods(path: str, routes: Iterable[BaseRoute]) -> list[str]:
-    """Return the methods that some route of `path` has, sorted.
+    """Return the methods that the routes of `path` accept, sorted.
 
-    A route with just this path hides those with a parameter in its place: `input_tokens` in
-    /v1/responses/input_tokens is no id of a response.
+    A route with exactly this path hides routes with a path parameter that matches it as well:
+    `input_tokens` in /v1/responses/input_tokens is not the id of a response.
     """
     own = [r for r in routes if isinstance(r, Route) and r.path_regex.match(path)]
     literal = [route for route in own if route.path == path]
@@ -90,8 +90,8 @@ def unknown_route(method: str, path: str, known: Sequence[str]) -> str:
 def _near(path: str, known: Sequence[str]) -> str | None:
     """Return the route that `path` probably means, or None.
 
-    The first of these: a route with a part after /v1 that ends `path` (a wrong base URL), one that
-    begins with `path`, a route with a similar spelling.
+    Three searches are tried in order: a route that, without /v1, is the end of `path` (the client
+    has a wrong base URL); a route that begins with `path`; a route with a similar spelling.
     """
     lowered = path.lower()
     others = [route for route in known if route != "/"]
@@ -101,7 +101,7 @@ def _near(path: str, known: Sequence[str]) -> str | None:
     for route in others:
         if route.startswith(f"{lowered}/"):
             return route
-    # The beginning that all routes of an API share does not count.
+    # The base that all routes of an API share is removed before spellings are compared.
     known_bare = {_bare(route): route for route in others}
     close = difflib.get_close_matches(_bare(lowered), known_bare, n=1, cutoff=0.75)
     if not close:

@@ -1,4 +1,4 @@
-"""Answer a generation in a dialect: its writer turns events into frames, or into one body."""
+"""Respond to a request in a dialect: a writer turns events into frames, or into one body."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Writer(Protocol):
     """Writes the response to one request in a dialect."""
 
     def whole(self, response: WholeResponse) -> bytes:
-        """Return a response that is no stream, as JSON."""
+        """Return the whole response as JSON, for a request without streaming."""
 
 
 class StreamWriter(Writer, Protocol):
@@ -33,10 +33,10 @@ class StreamWriter(Writer, Protocol):
         """How the dialect streams."""
 
     def failed(self, error: BaseException) -> bytes:
-        """Return the frame of an error after the beginning of the stream."""
+        """Return the frame for an error after the stream has begun."""
 
     def frames(self, events: list[Event]) -> bytes:
-        """Return the frames of one list of events (see serving/events.py); they may be b""."""
+        """Return the bytes for one list of events (see serving/events.py), b"" for none."""
 
 
 def respond(generation: Generation, writer: Writer) -> Response:

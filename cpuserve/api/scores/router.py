@@ -64,5 +64,5 @@ async def score(received: RequestContext, asked: ScoreRequest) -> Response:
     )
 
 
-# The API that the servers of Jina, Cohere and vLLM share.
+# The reranking API that Jina, Cohere and vLLM share.
 SCORES = Dialect((router,))

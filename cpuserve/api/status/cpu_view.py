@@ -121,7 +121,7 @@ class CpuView:
         self.meter = CpuMeter(engines=len(configs))
 
     def sample(self, stats: Stats, engine: Mapping[str, Any]) -> CpuSample:
-        """Return the CPU metrics; `engine`: the engine's start report. Reads small files."""
+        """Return the CPU metrics, from small files and `engine`, the engine's start report."""
         group = own_cgroup()
         return CpuSample(
             threads=sum(config.threads for config in self._configs),
@@ -135,9 +135,10 @@ class CpuView:
         )
 
     def report(self, engine: Mapping[str, Any], busy: float, bandwidth: float | None) -> CpuReport:
-        """Return the report, from the report of the engine and the rates of the meter.
+        """Return the report; engine: the engine's report. busy, bandwidth: from CpuMeter.rates.
 
-        It reads the machine's state again, which takes milliseconds: not for the event loop.
+        It reads the machine's state again, which takes milliseconds: call it on another thread
+        than the event loop's.
         """
         host = self._platform.host()
         config = self._configs[0]
@@ -164,7 +165,7 @@ class CpuView:
 
 
 def binding_mode(engine: Mapping[str, Any]) -> str:
-    """Return how the engine placed weights and KV cache on the NUMA nodes of their ranks."""
+    """Return how the engine bound weights and KV cache to NUMA nodes: LiveReport.numa_binding."""
     return str((engine.get("numa_binding") or {}).get("mode", "none"))
 
 

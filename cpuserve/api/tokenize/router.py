@@ -31,7 +31,7 @@ from cpuserve.serving.tools.use import tool_use
 
 router = APIRouter()
 _INPUTS = ("prompt", "messages", "content")
-# Of transformers, for tokenizers that are described by their files alone, as all are here.
+# The transformers class for tokenizers that their files describe completely, as for all here.
 _CLASS = "PreTrainedTokenizerFast"
 
 

@@ -1,4 +1,4 @@
-"""The interface of a tool call format: one file each, listed in FORMATS."""
+"""The interface of tool call formats; each format has one file and is listed in FORMATS."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NO_SCHEMAS: Schemas = {}
 class ToolParser(Protocol):
     """Finds the thoughts and tool calls in the text of one sequence, which arrives in pieces.
 
-    The pieces together, with neighbours of one kind joined, do not depend on where the text is
+    The pieces together, with neighbours of one type joined, do not depend on where the text is
     cut. num_closed: how many calls are complete. last_closed: whether the call that began last is
-    one of them. most_calls: after this many complete calls it ignores the rest; None = any number.
+    complete. most_calls: after this many complete calls the parser ignores the rest; None = never.
     """
 
     num_closed: int
@@ -42,40 +42,40 @@ class ToolParser(Protocol):
     def may_stop(self, char: str) -> bool:
         """Return whether the next character may be a part of a stop string.
 
-        It may not in a thought, and not in white space that the parser drops after one.
+        The result is False in a thought, and in white space that the parser drops after a thought.
         """
 
     @property
     def ends_with_call(self) -> bool:
-        """Whether only what belongs to the format has followed the last call, which is complete.
+        """Whether the last call is complete, and only white space and markers have followed it.
 
-        It is known after `flush`.
+        This is known after `flush`.
         """
 
     @property
     def num_calls(self) -> int:
-        """The number of calls that have begun: those with a name."""
+        """The number of calls that have begun: the parser knows their names."""
 
     def force(self, opening: str) -> list[Piece]:
-        """Return the pieces of the beginning of a call, which the model has not written."""
+        """Return the pieces of `opening`, the beginning of a call that the server has forced."""
 
     def push(self, text: str) -> list[Piece]:
-        """Return the pieces that are certain after `text`."""
+        """Read the next text; return the pieces that no later text can change."""
 
     def flush(self) -> list[Piece]:
-        """Return the held-back pieces, after the last text."""
+        """Return the pieces of the text that was held back, after the last text."""
 
 
 class ToolFormat(Protocol):
     """How a family of models writes tool calls.
 
-    markers: even if the tokenizer calls these tokens special. forces: there are grammars, and the
-    beginnings of calls.
+    markers: the parser must see the text of these tokens, even if they are special tokens. forces:
+    `opening` and the grammars are implemented, so calls can be forced.
     """
 
     @property
     def name(self) -> str:
-        """The name for people."""
+        """The name that logs, errors and `cpuserve config` show."""
 
     @property
     def reads_schemas(self) -> bool:
@@ -90,10 +90,10 @@ class ToolFormat(Protocol):
         """The texts of tokens that the parser must see."""
 
     def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether the text of a template for tools asks for calls in this format."""
+        """Return whether a prompt with tools instructs the model to write this format."""
 
     def opening(self, function: str | None) -> str:
-        """Return the beginning of a call of `function` (None: of any), which forces a call."""
+        """Return the beginning of a call of `function` (None: of any function), to force a call."""
 
     def grammar(
         self,
@@ -103,10 +103,10 @@ class ToolFormat(Protocol):
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that.
+        """Return the Lark grammar of the text after `opening(function)`; whole: with `opening`.
 
-        It ends with the call, or, if `several`, with the last one of any number. schemas: JSON
-        schemas of the arguments of each function that may be called; None = they are free.
+        The text ends with the call or, if `several`, with the last one of any number of calls.
+        schemas: the JSON schema of the arguments of each function that may be called; None = free.
         """
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
@@ -125,33 +125,34 @@ class ToolFormat(Protocol):
     ) -> ToolParser:
         """Return a parser for choice `index`; its text continues `opening`.
 
-        schemas: JSON schemas of the arguments of each function, if it reads them. around: None =
-        the usual.
+        schemas: JSON schemas of the arguments of each function, if the format reads them. around:
+        see Around; None = Around().
         """
 
 
 @runtime_checkable
 class WholeFormat(ToolFormat, Protocol):
-    """A format of whole responses, with and without tools.
+    """A format that also covers the text and thoughts of responses, with and without tools.
 
-    form_opening: the beginning of a structured output. thought_end: how the server ends a thought.
+    form_opening: the text that begins a structured output. thought_end: the texts with which the
+    server ends a thought.
     """
 
     form_opening: str
     thought_end: ThoughtEnd
 
     def begins_texts(self, before: str) -> bool:
-        """Return whether a template that writes `before` a response's text writes this format."""
+        """Return whether `before`, the template's text before a response's text, is this format."""
 
     def without_calls(self) -> ToolFormat:
         """Return the format of responses to requests without tools."""
 
 
 def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -> str:
-    """Return the Lark rules of a response of the rules call_0, call_1 and so on.
+    """Return the Lark rules of a response that consists of the rules call_0 to call_(number - 1).
 
-    It is one of them, or, with `between`, several with that text between them; then `end` may
-    follow the last one. begin: the text before the first one, in Lark.
+    The response is one call or, with `between`, several calls with that text between them; then
+    `end` may follow the last call. begin: the text before the first call, in Lark.
     """
     more = f" ( {json.dumps(between)} one )*" if between else ""
     last = f" {json.dumps(end)}?" if between and end else ""
@@ -159,9 +160,10 @@ def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -
 
 
 def text_rules(number: int, marker: str, start: str = "( text | opened one )*") -> str:
-    """Return the Lark rules of text where one of the rules call_0, call_1 ... follows a marker.
+    """Return the Lark rules of text where a call (call_0, call_1, ...) follows each marker.
 
-    start: a response of the rules text, opened (text that ends with the marker) and one.
+    start: the rule of a response, made of the rules `text`, `opened` (text that ends with the
+    marker) and `one` (one of the calls).
     """
     # The library takes the shortest match of a lazy rule, before it goes on with the rule `text`.
     return "\n".join(
@@ -192,7 +194,7 @@ def marked_calls_rule(
 
 
 def definitions(schema: JsonSchema) -> dict[str, Any]:
-    """Return the members that references in a part of a schema need: they begin at its root."""
+    """Return the definitions of a schema, which `$ref` in its parts refers to from the root."""
     return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
 

@@ -1,9 +1,9 @@
-"""Calls in the writing of Gemma: keys without quotes, and texts between marks of their own.
+"""Calls as Gemma writes them: keys without quotes, and strings between special marks.
 
     <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:[1,2]}<tool_call|>
     <start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>
 
-The arguments pass on as JSON, each when it has ended.
+The parser converts the arguments to JSON, and reports each argument when it has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BARE_KEY = re.compile(r"(?<=[{,])\s*([^\s\"{}\[\],:]+)\s*:")
 
 @dataclass(frozen=True)
 class Braces:
-    """The writing. mark: the text before and after each text."""
+    """The `Writing` of these arguments. mark: the text before and after each string."""
 
     mark: str
     reads_schemas = False
@@ -36,11 +36,11 @@ class Braces:
         return frozenset({self.mark})
 
     def fixed(self, text: str) -> list[str]:
-        """Return the chunks of a text of the layout."""
+        """See Writing.fixed."""
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas) -> NoReturn:
-        """Calls cannot be formed."""
+        """Not implemented: there is no grammar for this writing."""
         raise NotImplementedError
 
     def parser(
@@ -51,7 +51,7 @@ class Braces:
 
 
 class BraceParser(LayoutParser):
-    """In the arguments, it is in a text between marks, or between texts."""
+    """A LayoutParser with two states in the arguments: in a string between marks, or outside."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class BraceParser(LayoutParser):
         around: Around | None = None,
     ) -> None:
         self._mark = mark
-        self._argument: list[str] = []  # its key and its value, with texts as JSON
-        self._words: list[str] = []  # of the text
+        self._argument: list[str] = []  # the argument's key and value, with strings as JSON
+        self._words: list[str] = []  # pieces of the current string
         self._depth = 0
         self._num_arguments = 0
         super().__init__(found, index, opening, schemas, around)
@@ -99,7 +99,7 @@ class BraceParser(LayoutParser):
         return False
 
     def _in_marked(self) -> bool:
-        """Read a text up to its mark."""
+        """Read a string up to its closing mark."""
         text, found, rest = self._held.partition(self._mark)
         if not found:
             tail = self._held.rfind(self._mark[0])
@@ -113,11 +113,11 @@ class BraceParser(LayoutParser):
         return True
 
     def _tell_argument(self) -> None:
-        """Pass on an argument as JSON."""
+        """Report the argument that has ended as JSON."""
         text = "".join(self._argument).strip()
         self._argument.clear()
         key, colon, value = text.partition(":")
-        if text.startswith('"'):  # the key is a text between marks
+        if text.startswith('"'):  # the key is a string between marks
             key, end = _leading_text(text)
             colon, value = text[end:].lstrip()[:1], text[end:].lstrip()[1:]
         if colon != ":" or not key.strip():
@@ -136,7 +136,7 @@ def _leading_text(text: str) -> tuple[str, int]:
 
 
 def _value(text: str) -> str:
-    """Return a value with bare keys and words as JSON; anything else becomes a text."""
+    """Return a value, in which keys and words have no quotes, as JSON; else as a JSON string."""
     parts = re.split(r'("(?:[^"\\]|\\.)*(?:"|$))', text)
     parts[::2] = [_BARE_KEY.sub(r'"\1":', part) for part in parts[::2]]
     return json_of_python("".join(parts)) or json.dumps(text.strip(), ensure_ascii=False)

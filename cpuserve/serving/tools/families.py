@@ -1,7 +1,8 @@
-"""The table of families: formats by the names of vLLM's parsers, one line each.
+"""The table of formats by model family, under the names of the vLLM tool parsers.
 
-Most templates show how calls are written, and need no entry. An entry is for --tool-call-parser,
-and for templates that do not show it; `hint` tells these, in the template or in a special token.
+Most templates show how calls are written, and need no entry. The entries are for
+--tool-call-parser, and for templates that do not show it: `hinted` recognizes these by a text in
+the template or by a special token.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _CALLS, _CALL, _SEP = (
 
 
 def _objects(section: str, close: str, writing: Objects = _LIST) -> tuple[CallLayout, Writing]:
-    """Return a list of objects between two texts."""
+    """Return the format of a JSON list of objects between two texts."""
     begin, middle = ('{"', '": ') if writing.keyed else (_NAMED, _ARGUMENTS)
     return CallLayout(f"{section}[", begin, middle, "}", ", ", f"]{close}"), writing
 
@@ -55,7 +56,7 @@ def _deepseek(before: str, middle: str, end: str) -> tuple[CallLayout, Writing]:
 def _invokes(
     tag: str, prefix: str, heads: tuple[tuple[str, str], ...]
 ) -> tuple[CallLayout, Writing]:
-    """Return calls <invoke name="NAME"> with <parameter name="KEY"> inside of `tag`."""
+    """Return the format with <invoke name="NAME"> and <parameter name="KEY"> inside of `tag`."""
     section, begin = f"<{prefix}{tag}>\n", f'<{prefix}invoke name="'
     layout = CallLayout(section, begin, '">\n', f"</{prefix}invoke>\n", "", f"</{prefix}{tag}>")
     return layout, Tags(f'<{prefix}parameter name="', heads, f"</{prefix}parameter>\n")
@@ -150,7 +151,7 @@ _OWN: dict[str, ToolFormat] = {
     "qwen3_coder": QWEN3_CODER,
     "qwen3_xml": QWEN3_CODER,
 }
-# Texts in the template, or special tokens, that show a family's way of writing calls.
+# (family, texts): one of the texts, in the template or as a special token, identifies the family.
 _HINTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("lfm2", ("<|tool_list_start|>", "<|tool_call_start|>")),
     ("granite", ("<|tool_call|>",)),
@@ -176,12 +177,12 @@ REASONING: dict[str, ThinkTags] = {
         THINK,
     ),
 }  # fmt: skip
-# No text of a model has these.
+# Tags that no text of a model contains.
 NO_THOUGHTS = ThinkTags("\0think\0", "\0/think\0")
 
 
 def family(name: str) -> ToolFormat:
-    """Return the format of a parser of vLLM; KeyError if it is unknown."""
+    """Return the format with the name of a vLLM tool parser; KeyError if it is unknown."""
     if name in _OWN:
         return _OWN[name]
     layout, writing = _LAYOUTS[_ALIASES.get(name, name)]()
@@ -189,7 +190,10 @@ def family(name: str) -> ToolFormat:
 
 
 def hinted(source: str, has_token: Callable[[str], bool]) -> str | None:
-    """Return the family that a template or a special token of the model shows."""
+    """Return the family that a text in the template or a special token identifies, or None.
+
+    has_token: returns whether the model has a special token with this text.
+    """
     for shows in (source.__contains__, has_token):
         found = (name for name, hints in _HINTS if any(map(shows, hints)))
         if (name := next(found, None)) is not None:

@@ -1,12 +1,12 @@
-"""Harmony, the format of gpt-oss: messages with a header each, on channels.
+"""Harmony, the format of gpt-oss: messages that each have a header with a channel.
 
     <|channel|>analysis<|message|>The user wants ...<|end|>
     <|start|>assistant<|channel|>final<|message|>Hello!<|return|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
 
-The text of the channel `final` passes on, and so does the text of `commentary` without a recipient,
-a preface to calls. `analysis` is a thought. A message to `functions.NAME` is a call, on any
-channel. Left out are messages to tools that are built in, and all headers.
+The client gets the text of the channel `final`, and of `commentary` without a recipient, which is a
+preface to calls. The channel `analysis` is a thought. A message to `functions.NAME` is a call, on
+any channel. All headers, and messages to built-in tools, are left out.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _FINAL = f"{CHANNEL}final{MESSAGE}"
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _FUNCTION = re.compile(r"\bto=functions\.([A-Za-z0-9_.:-]{1,128})")
 _RECIPIENT = re.compile(r"\bto=")
-_BEGINNINGS = (START, CHANNEL, MESSAGE, "to=")  # of a header, where the prompt has the first START
+_BEGINNINGS = (START, CHANNEL, MESSAGE, "to=")  # of a header; the prompt ends with the first START
 _LONGEST_HEADER = 1024
 
 
 class Harmony:
-    """The format. calls: False = nobody asked for calls in the response: they are left out."""
+    """The format. calls: False = the request has no tools, so calls are left out."""
 
     name = "harmony"
     reads_schemas = False
@@ -49,7 +49,7 @@ class Harmony:
         self._calls = calls
 
     def begins_texts(self, before: str) -> bool:
-        """Return whether a text is on the final channel."""
+        """Return whether `before` ends with the header of the channel `final`."""
         return before.endswith(_FINAL)
 
     def without_calls(self) -> Harmony:
@@ -61,7 +61,7 @@ class Harmony:
         return "namespace functions" in instructions and "commentary" in instructions
 
     def opening(self, function: str | None) -> NoReturn:
-        """Calls cannot be forced."""
+        """Not implemented: calls in this format cannot be forced."""
         raise NotImplementedError
 
     def grammar(
@@ -72,11 +72,11 @@ class Harmony:
         several: bool,
         whole: bool = False,
     ) -> NoReturn:
-        """Calls cannot be formed."""
+        """Not implemented: there is no grammar for calls in this format."""
         raise NotImplementedError
 
     def text_grammar(self, schemas: OptionalSchemas) -> NoReturn:
-        """Calls cannot be formed."""
+        """Not implemented: there is no grammar for calls in this format."""
         raise NotImplementedError
 
     def parser(
@@ -94,7 +94,7 @@ HARMONY = Harmony()
 
 
 class HarmonyParser(CallParser):
-    """A state machine: in a header, or in a message: a text, a thought, a call, or left out."""
+    """A parser with three states: in a header, in the body of a message, or in a call."""
 
     markers = ENDS
 
@@ -111,8 +111,8 @@ class HarmonyParser(CallParser):
         self._scanner = ObjectScanner()
         super().__init__(index, "", new_id, around)
         self._state = self._in_body if around is not None and around.continues else self._in_header
-        self._shows = True  # the message is for the user
-        self._thinks = False  # it is a thought
+        self._shows = True  # whether the client gets the text of the message
+        self._thinks = False  # whether the message is a thought
         self._pieces = self.push(opening)
 
     def _at_marker(self, marker: str) -> None:
@@ -124,26 +124,26 @@ class HarmonyParser(CallParser):
         return self._thinks and self._state == self._in_body
 
     def may_stop(self, char: str) -> bool:
-        """Return whether the next character may be a part of a stop string: in no header."""
+        """Return whether the next character may be a part of a stop string; False in headers."""
         in_call = self._state == self._in_call
         return in_call or (self._state == self._in_body and self._shows and super().may_stop(char))
 
     def _end(self) -> None:
-        """Say the rest of a message; a header that is not complete is no text."""
+        """Report the rest of a message; an incomplete header is dropped."""
         if self._state == self._in_body and self._shows:
             self._say(self._held)
 
     def _in_header(self) -> bool:
-        """Read a header, which says what becomes of the message."""
+        """Read a header, which decides how the message is reported."""
         header, found, rest = self._held.partition(MESSAGE)
         begun = header.lstrip()
         is_header = any(b.startswith(begun) or begun.startswith(b) for b in _BEGINNINGS)
         if is_header and not found and len(header) <= _LONGEST_HEADER:
             return False
-        if not is_header:  # a model that has unlearned the format
+        if not is_header:  # the model does not write the format: this is text
             self._shows, self._thinks, self._state = True, False, self._in_body
             return True
-        self._held = rest  # nothing, if it is too long for a header
+        self._held = rest  # "" if the header is too long
         function = _FUNCTION.search(header)
         if function is not None and self._finds_calls:
             self._begin_call(function[1], "")
@@ -154,7 +154,7 @@ class HarmonyParser(CallParser):
         is_told = _RECIPIENT.search(header) is None
         self._shows = is_told and named in ("final", "commentary")
         self._thinks = is_told and named == "analysis"
-        self._in_words = False  # its text stays divided from the text of the message before it
+        self._in_words = False  # so that a break divides the texts of two messages
         self._state = self._in_body
         return True
 
@@ -179,7 +179,7 @@ class HarmonyParser(CallParser):
         return False
 
     def _in_call(self) -> bool:
-        """Pass on the arguments of a call, which are one JSON object."""
+        """Report the arguments of a call, which are one JSON object, as they arrive."""
         text, scanner, told = self._held, self._scanner, 0
         for at, char in enumerate(text):
             scanner.push(char)

@@ -1,12 +1,12 @@
-"""Hermes' format, which Qwen and many fine-tunes use: JSON objects between two markers.
+"""The format of Hermes, which Qwen and many fine-tunes use: JSON objects between two markers.
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-The arguments pass on as they are written, as soon as the name is known. Other text passes on
-as text, with its marker. A call without its last `}` before the end marker, which models
-forget after nested arguments, is complete.
+The parser reports the arguments as they are written, as soon as the name is known. Text after the
+first marker that is not such an object is reported as text, with its marker. A call is complete
+even if its last `}` is missing before the end marker: models forget it after nested arguments.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Hermes:
     markers = frozenset({OPEN, CLOSE})
 
     def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether an object between the markers is shown to the model."""
+        """Return whether the prompt shows the model an object between the markers."""
         return _ASKED.search(instructions) is not None
 
     def opening(self, function: str | None) -> str:
-        """Return the beginning of a call. It ends where the tokens of such a call do."""
+        """Return the beginning of a call, which ends at a boundary of the tokens of a call."""
         if function is None:
             return f'{OPEN}\n{{"name": "'
         return f'{OPEN}\n{{"name": {json.dumps(function)}, "arguments":'
@@ -60,7 +60,7 @@ class Hermes:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that."""
+        """Return the Lark grammar of the text after `opening(function)`; whole: with `opening`."""
         rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
         return call_grammar(rule, schemas, function, "arguments")
 
@@ -84,12 +84,12 @@ HERMES = Hermes()
 
 
 class HermesParser(JsonCallParser):
-    """A state machine: it is in text, in a call's object, or between that and its end marker."""
+    """A parser with the states: in text, in the object of a call, or before its end marker."""
 
     markers = (OPEN,)
 
     def _end(self) -> None:
-        """Say text, or a call that never became one."""
+        """Report the held text, or as text an incomplete call without a name."""
         if self._call is not None and not self._call.name:
             self._say_lead("".join(self._call.raw))
         if self._state != self._after_call:
@@ -125,7 +125,7 @@ class HermesParser(JsonCallParser):
         return True
 
     def _leave(self, call: JsonCall) -> None:
-        """Go on after a call that is closed, or that is none."""
+        """Go on after a call that is closed, or after text that is not a call."""
         self._call = None
         if call.name and call.closed:
             self._close_call()

@@ -1,4 +1,4 @@
-"""Calls as JSON objects: reading one, and the common part of parsers for such calls."""
+"""Calls that are JSON objects: a reader of one object, grammars, and a base of the parsers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas
 from cpuserve.serving.tools.json_scan import ObjectScanner
 from cpuserve.serving.tools.machine import CallParser
 
-# The members that may hold the arguments; the one that is written first counts.
+# The members that may hold the arguments; the member that the model writes first counts.
 _ARGUMENTS = ("arguments", "parameters")
-_NAMES = ("name", "tool_name")  # the latter of Cohere
+_NAMES = ("name", "tool_name")  # Cohere writes tool_name
 USUAL_SPACE = f"({WHITE_SPACE})?"
 
 
 def call_grammar(rule: str, schemas: OptionalSchemas, function: str | None, key: str) -> str:
     """Return the Lark grammar of calls that are objects with the arguments as member `key`.
 
-    rule: how they follow each other, from calls_rule. A call's rule follows `"KEY":` if `function`
-    is named, else the quotation mark before the name.
+    rule: the start rule, from calls_rule. If `function` is set, the rule of a call begins after
+    `"KEY":`, else after the quotation mark before the name.
     """
     calls = []
     for i, (name, schema) in enumerate(schemas.items()):
@@ -34,8 +34,8 @@ def text_call_rules(
 ) -> list[str]:
     """Return the Lark rules of calls in text: objects with the arguments as member `key`.
 
-    before, inside: regular expressions of white space before an object, and in it up to the name.
-    Some models write "function" in front of the name.
+    before, inside: regular expressions of the white space before an object, and inside it before
+    the name. Some models write `"type": "function"` before the name.
     """
     space = USUAL_SPACE
     kind = f'("type"{inside}:{inside}"function"{inside},{inside})?'
@@ -52,7 +52,7 @@ def text_call_rules(
 
 
 def arguments_rule(index: int, schema: JsonSchema | None) -> str:
-    """Return the name of the rule of a function's arguments."""
+    """Return the name of the Lark rule for the arguments of function number `index`."""
     return "free" if schema is None else f"arguments_{index}"
 
 
@@ -80,7 +80,7 @@ class JsonCallParser(CallParser):
     _call: JsonCall | None = None
 
     def _tell(self, call: JsonCall) -> None:
-        """Pass on the new part of a call with a known name."""
+        """Report the new part of a call, once its name is known."""
         if not call.name:
             return
         new = call.take_arguments()
@@ -94,7 +94,7 @@ class JsonCallParser(CallParser):
 class JsonCall:
     """The object of one call: {"name": ..., "arguments": ...} in any order.
 
-    broken: the text so far is no such object.
+    broken: the text so far cannot be the beginning of such an object.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class JsonCall:
 
     @property
     def lacks_end(self) -> bool:
-        """Whether something else is in the place of the "}" that ends the object."""
+        """Whether another character came where "}" could have ended the object."""
         return self.broken and self._scanner.may_close
 
     @property
@@ -122,7 +122,7 @@ class JsonCall:
         return self._arguments is not None
 
     def read(self, text: str) -> int:
-        """Read `text` up to the end of the object, or to what cannot be there; return where."""
+        """Read `text` up to the object's end or a character that cannot follow; return where."""
         # One character at a time, so that nothing depends on where the text is cut.
         for at, char in enumerate(text):
             self._push(char)
@@ -153,7 +153,8 @@ class JsonCall:
         """Return the part of the arguments that was not taken yet; "{}" if there are none."""
         written = self._arguments
         if not written or written[0] != "{":
-            # Some models write a string of JSON, or nothing: that is known at the end.
+            # Some models write the arguments as a JSON string, or leave them out. That is known
+            # only when the object has ended.
             return _unpacked("".join(written or ())) if self.closed else ""
         new, self._num_taken = written[self._num_taken :], len(written)
         return "".join(new)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 
 _SPACE = " \t\r\n"
-# Of numbers and words: true, null, and the Python None.
+# The characters of numbers and of words: true, false, null, and the Python None.
 _PLAIN = frozenset(string.ascii_letters + string.digits + "+-.")
 
 
@@ -14,8 +14,7 @@ class ObjectScanner:
 
     members: the characters of each value so far, by key, without white space around the value.
     ended: the key of the value that ended with the last character, or None. closed: the object has
-    ended. broken: the last character cannot be there. may_close: "}" would end the object, as its
-    last value is whole.
+    ended. broken: the last character cannot follow. may_close: "}" may end the object here.
     """
 
     def __init__(self) -> None:

@@ -25,9 +25,9 @@ from cpuserve.serving.tools.base import (
 from cpuserve.serving.tools.thoughts import Around
 from cpuserve.tokenizer.ends import ENDS
 
-# In a text of a layout: an id or a number, which differs from call to call.
+# The placeholder in the texts of a layout for an id or a number, which differs between calls.
 ID = "\0"
-# Parts of a text between which a model may write any white space.
+# The parts (chunks) of a text between which a model may write any white space.
 _CHUNKS = re.compile(r"\x00|\[/?[A-Z_]+\]|<[^<>\s\x00]*>?|(?:(?!\[/?[A-Z_]+\])[^\s<\x00])+")
 _NINE = string.ascii_letters + string.digits
 
@@ -38,17 +38,17 @@ def chunks(text: str) -> list[str]:
 
 
 def nine_characters() -> str:
-    """Return an id as Mistral's templates want them: nine letters and digits."""
+    """Return an id as the templates of Mistral require: nine letters and digits."""
     return "".join(secrets.choice(_NINE) for _ in range(9))
 
 
 @dataclass(frozen=True, slots=True)
 class CallLayout:
-    """The texts around calls, as the template writes them, with ID for ids and numbers.
+    """The texts around calls, as the template writes them, with ID in place of ids and numbers.
 
     A response has SECTION BEGIN name MIDDLE arguments END, for each further call BETWEEN BEGIN name
-    MIDDLE arguments END, then CLOSE. ids: how calls are named: "" (any), "nine" characters, "given"
-    (the first ID is the call's) or "indexed" (functions.NAME:ID, as Kimi).
+    MIDDLE arguments END, then CLOSE. ids: the ids of calls: "" (any id), "nine" (nine characters),
+    "given" (the model writes the id, at the first ID) or "indexed" (functions.NAME:ID, as in Kimi).
     """
 
     section: str = ""
@@ -70,7 +70,7 @@ class CallLayout:
 
 
 class Writing(Protocol):
-    """How the arguments of calls are written; the properties are as for ToolFormat."""
+    """How the arguments of calls are written; for the properties see ToolFormat."""
 
     @property
     def reads_schemas(self) -> bool:
@@ -85,13 +85,13 @@ class Writing(Protocol):
         """The texts of tokens that the parser must see, besides the texts of the layout."""
 
     def fixed(self, text: str) -> list[str]:
-        """Return the chunks of a text of the layout that belong to no object of a call."""
+        """Return the chunks of a text of the layout, without JSON that belongs to a call."""
 
     def rules(self, schemas: OptionalSchemas) -> tuple[list[str], list[str]]:
-        """Return the name of the rule of the arguments of each function, and all rules, in Lark.
+        """Return the name of the Lark rule for each function's arguments, and all Lark rules.
 
         Raises:
-          ValueError: a schema cannot be kept.
+          ValueError: a grammar cannot express a schema.
         """
 
     def parser(
@@ -109,7 +109,7 @@ class LayoutFormat:
     writing: Writing
 
     def with_short_ids(self) -> LayoutFormat:
-        """Return the format with ids of nine characters, where it does not read the model's."""
+        """Return the format with ids of nine characters, unless its layout sets the ids."""
         layout = self.layout
         return self if layout.ids else replace(self, layout=replace(layout, ids="nine"))
 
@@ -130,12 +130,12 @@ class LayoutFormat:
 
     @cached_property
     def again(self) -> list[str]:
-        """The chunks before a further call in the same section; none without sections."""
+        """The chunks before a further call in the same section; [] if there are no sections."""
         return self.writing.fixed(self.layout.begin) if self.layout.section.strip() else []
 
     @cached_property
     def tails(self) -> list[str]:
-        """The chunks that belong to the format after a call."""
+        """The chunks that the format may write after a call; the parser drops them."""
         layout = self.layout
         found = self.writing.fixed(layout.end + " " + layout.between + " " + layout.close)
         return list(dict.fromkeys(chunk for chunk in found if chunk != ID))
@@ -149,16 +149,16 @@ class LayoutFormat:
         return frozenset(found | self.writing.markers)
 
     def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether the beginning of a call is shown to the model."""
+        """Return whether the prompt shows the beginning of a call to the model."""
         return bool(self.opens) and self.opens[0] in instructions
 
     def opening(self, function: str | None) -> str:
-        """Return the beginning of a call. It ends where the tokens of such a call do."""
+        """Return the beginning of a call, which ends at a boundary of the tokens of a call."""
         layout = self.layout
         begin = layout.opening
         if function is not None:
             begin += function + layout.middle
-            if layout.ids == "indexed":  # its number is the model's
+            if layout.ids == "indexed":  # the model writes the number
                 return begin[: begin.index(ID)]
         while ID in begin:
             begin = begin.replace(ID, layout.new_id() if layout.ids else "0", 1)
@@ -172,7 +172,7 @@ class LayoutFormat:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that."""
+        """Return the Lark grammar of the text after `opening(function)`; whole: with `opening`."""
         layout = self.layout
         before = _lark(layout.opening) if whole else ""
         if function is not None and not whole and layout.ids == "indexed":
@@ -193,7 +193,7 @@ class LayoutFormat:
         return "\n".join([text, many, *self._rules(schemas)])
 
     def _rules(self, schemas: OptionalSchemas) -> list[str]:
-        """Return the rules of a call with its name, and of one without, if only one is allowed."""
+        """Return the rules `named` (a call from its name on) and `one` (from its arguments on)."""
         names, rules = self.writing.rules(schemas)
         space = '" "?' if self.layout.middle.endswith(" ") else ""
         middle, end = _lark(self.layout.middle.rstrip(" ")), _lark(self.layout.end)

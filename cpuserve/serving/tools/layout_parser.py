@@ -1,4 +1,4 @@
-"""The state machine that parsers of learned formats share: it reads the texts of the layout."""
+"""The state machine that parsers of LayoutFormats share: it reads the texts of the layout."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LONGEST = 160
 
 
 class LayoutParser(CallParser):
-    """In text, in the texts around a call, in its name, or in its arguments.
+    """A parser with the states: in text, in the texts around a call, in its name, its arguments.
 
-    Where the text differs from the layout before the arguments begin, it is no call but text.
+    If the text differs from the layout before the arguments begin, it is reported as text.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LayoutParser(CallParser):
         self._schemas = schemas or {}
         self.markers = (found.opens[0],)
         self._todo: list[str] = []  # chunks that come next
-        self._then: Callable[[], bool] = self._in_text  # the state after them
+        self._then: Callable[[], bool] = self._in_text  # the state after these chunks
         self._name = ""
         self._given = ""  # the id that the model has written
         self._is_in_section = False  # a further call may follow without the section's beginning
@@ -53,7 +53,7 @@ class LayoutParser(CallParser):
         return self._format.layout.new_id()
 
     def _end(self) -> None:
-        """Report text, or a call that never became one."""
+        """Report the held text, or as text the beginning of an incomplete call."""
         undecided = (self._in_fixed, self._at_call, self._at_arguments)
         if self._state in (self._in_text, self._in_thought, *undecided):
             self._say_lead(self._held)
@@ -87,21 +87,21 @@ class LayoutParser(CallParser):
         return True
 
     def _skip_space(self) -> None:
-        """Drop white space before a part of a call; it is kept in case the call is none."""
+        """Skip white space before a part of a call; `_lead` keeps it in case this is text."""
         rest = self._held.lstrip(SPACE)
         if len(rest) < len(self._held):
             self._lead.append(self._held[: len(self._held) - len(rest)])
             self._held = rest
 
     def _text_again(self) -> bool:
-        """Say what looked like a call."""
+        """Report as text the beginning of something that is not a call."""
         self._is_in_section = False
         self._say_lead()
         self._state = self._in_text
         return True
 
     def _at_call(self) -> bool:
-        """Read what follows the beginning of a call: its name."""
+        """Read the name, which follows the beginning of a call."""
         self._skip_space()
         found = _NAME.match(self._held)
         name = found[0] if found is not None else ""

@@ -1,7 +1,7 @@
-"""Learn how a model writes responses, from what its chat template renders for probe conversations.
+"""Learn how a model writes responses: its chat template renders probe conversations.
 
-A call with known arguments is rendered as a turn of the assistant, then read. A format is accepted
-only if it reads the very call, and the text before it.
+The template renders a call with known arguments as a turn of the assistant. A format is accepted
+only if its parser reads exactly this call, and the text before it, back from the rendered text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _ARGUMENTS: dict[str, Any] = {
     "object": {"k": "v"},
 }
 _TYPES = {str: "string", int: "integer", bool: "boolean", list: "array", dict: "object"}
-# Command R+ writes these types into the prompt, and has no word for others.
+# The types of list items and object members: the template of Command R+ writes these into the
+# prompt, and has no words for other types.
 _INNER: Mapping[type, Mapping[str, Any]] = {
     list: {"items": {"type": "string"}},
     dict: {"additionalProperties": {"type": "string"}},
@@ -58,11 +59,11 @@ _TOOLS = [
     for n in _NAMES
 ]
 _CALLS: list[dict[str, Any]] = [
-    # Mistral's templates want nine characters.
+    # The templates of Mistral require ids of nine characters.
     {"id": f"call0000{i}", "type": "function", "function": {"name": n, "arguments": _ARGUMENTS}}
     for i, n in enumerate(_NAMES)
 ]
-# Of a text in a message of its own, before the message with the calls.
+# Some templates write the text and the calls as two messages: this matches the tags after the text.
 _TURN = re.compile(r"(?<=\w)\s*<[^<>\s]{1,40}>.*", re.DOTALL)
 _END = re.compile(r"(<[^<>\s]{1,40}>|\s)+$")
 
@@ -71,12 +72,12 @@ _END = re.compile(r"(<[^<>\s]{1,40}>|\s)+$")
 class LearnedFormat:
     """How a model writes responses.
 
-    calls: None = it calls no tools, or in a way that is not known. why: the result and its reason,
-    for people. gap: the text of the template between a text and a call. tags: between which it
-    thinks; None = the template has no such tags. whole: the format of all responses, including
-    those without tools; None = they are text, with thoughts between tags. why_tags: how the tags
-    were found. thought_end: how the server ends a thought. guided: the model was not trained for
-    these calls, so a grammar keeps them.
+    calls: the format of tool calls; None = the model calls no tools, or in an unknown format. why:
+    how `calls` was found, for logs and errors. gap: the white space that the template writes
+    between a text and a call. tags: the tags around thoughts; None = the template has none. whole:
+    the format of all responses, with or without tools; None = responses are text, with thoughts
+    between tags. why_tags: how the tags were found. thought_end: the texts with which the server
+    ends a thought. guided: a grammar keeps calls valid, because the model was not trained for them.
     """
 
     calls: ToolFormat | None
@@ -94,7 +95,7 @@ class LearnedFormat:
         return self.whole is not None or self.tags not in (None, NO_THOUGHTS)
 
     def shown_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Return the special tokens that are a part of calls and thoughts."""
+        """Return the ids of the special tokens that are markers of calls and thoughts."""
         found, tags = self.calls or self.whole, self.tags
         if found is None and tags is None:
             return frozenset()
@@ -111,16 +112,17 @@ NO_TEMPLATE = LearnedFormat(None, "the model has no chat template")
 
 
 def parsers_of(config: EngineConfig) -> tuple[str, str]:
-    """Return the values of --tool-call-parser and --reasoning-parser."""
+    """Return (value of --tool-call-parser, value of --reasoning-parser)."""
     return config.tool_call_parser, config.reasoning_parser
 
 
 def learn_format(
     template: ChatTemplate, calls: str = "auto", reasoning: str = "auto"
 ) -> LearnedFormat:
-    """Return how a model with this template writes responses; it renders some conversations.
+    """Return how a model with this template writes responses; this renders some conversations.
 
-    calls, reasoning: the parsers to use (config/parsers.py); "auto" finds them, "none" is none.
+    calls, reasoning: the names of parsers (config/parsers.py); "auto" = find them, "none" = no
+    calls, or no thoughts.
     """
     source = template.tool_source
     if source is None:
@@ -139,7 +141,7 @@ def learn_format(
 
 
 def _tags(source: str, reasoning: str) -> tuple[ThinkTags | None, str]:
-    """Return the tags of thoughts, and how they were found."""
+    """Return the tags around thoughts (None = the template has none), and how they were found."""
     if reasoning == "none":
         return NO_THOUGHTS, "--reasoning-parser none"
     if reasoning in REASONING:
@@ -193,7 +195,7 @@ def _learn_calls(
 
 
 def _learned(probe: _ProbeConversations, around: Around) -> ToolFormat | None:
-    """Return the format that is derived from the template's calls, if it reads all of them."""
+    """Return a format derived from the rendered calls, if it reads all of them; else None."""
     one, two = probe.response("", 1, whole=True), probe.response("", 2, whole=True)
     if one is None:
         return None
@@ -201,7 +203,7 @@ def _learned(probe: _ProbeConversations, around: Around) -> ToolFormat | None:
     told = [(text, n) for text in ("", _TEXT) for n in (1, 2)]
     known = CallProbe(one, two or "", _NAMES, [call["id"] for call in calls], _ARGUMENTS)
     for found in layouts(known):
-        # Calls without a marker follow no text.
+        # A format where calls begin with a bare "[" is not tried with text before the calls.
         texts = [one for one in told if found.opens != ["["] or not one[0]]
         read = [_reads(found, around, probe.response(t, n, whole=True), t, n) for t, n in texts]
         if False not in read:
@@ -217,7 +219,7 @@ class _ProbeConversations:
         self.fault = ""
         self._asked = [{"role": "user", "content": _QUESTION}]
         self.calls = _CALLS
-        self._ended: set[str] = set()  # answers without the end of the turn
+        self._ended: set[str] = set()  # responses without the end of the turn
         self._responses: dict[tuple[str, int], str | None] = {}
         self.prompt = self._render(self._asked, prompt=True) or ""
         plain = self._render(self._asked, prompt=True, tools=False) or ""
@@ -228,11 +230,11 @@ class _ProbeConversations:
         self._before, _, self._after = said.rpartition(_TEXT)
 
     def writes(self, found: WholeFormat) -> bool:
-        """Return whether the template writes texts in a format of whole responses."""
+        """Return whether the template writes the text of a response in the format `found`."""
         return found.begins_texts(self._before)
 
     def thought_end(self, tags: ThinkTags) -> ThoughtEnd:
-        """Return how the template ends a thought, and begins the text after it."""
+        """Return the texts with which the template ends a thought and begins the text after it."""
         turn = {"role": "assistant", "content": _TEXT, **dict.fromkeys(THOUGHTS, _THOUGHT)}
         whole = self._render([*self._asked, turn], tools=self.shows_tools) or ""
         before, close, after = whole.partition(_THOUGHT)[2].partition(tags.close)
@@ -242,9 +244,9 @@ class _ProbeConversations:
         return ThoughtEnd(before + close + gap, gap)
 
     def response(self, text: str, num_calls: int, *, whole: bool = False) -> str | None:
-        """Return how a response with calls is written; None if the template cannot write it.
+        """Return a response of `text` and `num_calls` calls as the template writes it, or None.
 
-        whole: keep the tags at its end, which may end the turn or the call.
+        whole: keep the tags at the end of the response, which may end the turn or the call.
         """
         key = (text, num_calls)
         if key not in self._responses:
@@ -257,7 +259,7 @@ class _ProbeConversations:
         return found if found in self._ended else _END.sub("", found)
 
     def takes_any_id(self) -> bool:
-        """Return whether calls may have ids of any length; the probe's own are short."""
+        """Return whether the template accepts ids of any length; the probe's ids are short."""
         calls = [{**self.calls[0], "id": new_call_id()}]
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
         return self._render([*self._asked, turn]) is not None
@@ -301,9 +303,9 @@ def _gap(spoken: str | None) -> str:
 def _reads(
     found: ToolFormat, around: Around, answer: str | None, text: str, num_calls: int
 ) -> bool | None:
-    """Return whether the format reads a response as it was rendered; None if there is none.
+    """Return whether the parser of `found` reads the text and the calls of `answer` back.
 
-    Some templates leave out a text before calls.
+    None if `answer` is None. The text may be missing, because some templates drop it before calls.
     """
     if answer is None:
         return None
@@ -331,6 +333,6 @@ def _loaded(text: str) -> Any:
 
 
 def _written(answer: str) -> str:
-    """Return words for a format that is not known: the beginning of a call."""
+    """Return a description of an unknown format, with the beginning of a rendered call."""
     begun = (answer.partition(_TEXT)[2] or answer).replace(_NAMES[0], "NAME")
     return f"calls are written as {begun.strip()[:48]} ...".replace("\n", "\\n")

@@ -23,10 +23,10 @@ _LIST = re.compile(r"\[\s*$")
 
 @dataclass(frozen=True, slots=True)
 class CallProbe:
-    """Calls of `names` with `arguments`, as a template writes them.
+    """The calls of the functions `names` with `arguments`, as a template writes them.
 
-    one, two: the text of a response with one call and with two, "" = it writes no two. ids: those
-    of the calls.
+    one, two: the text of a response with one call, and with two calls ("" = the template cannot
+    write two). ids: the ids of the calls.
     """
 
     one: str
@@ -38,7 +38,7 @@ class CallProbe:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Where the arguments of a call are, after its name: text[begin:end]; and their writing."""
+    """The arguments of a call, text[begin:end], and the `Writing` that reads them."""
 
     begin: int
     end: int
@@ -49,7 +49,7 @@ CallReader = Callable[[str, int, CallProbe], "_Found | None"]
 
 
 def layouts(probe: CallProbe) -> Iterator[LayoutFormat]:
-    """Yield the formats that may have written the calls; each is still to be tried."""
+    """Yield the formats that may have written the calls; the caller must try each of them."""
     for number, read in enumerate((_in_object, _named_json, _tagged, _python, _braces)):
         for at in _places(probe.one, probe.names[0]):
             found = read(probe.one, at, probe)
@@ -62,7 +62,7 @@ def layouts(probe: CallProbe) -> Iterator[LayoutFormat]:
 
 
 def _divided(layout: CallLayout, writing: Writing) -> tuple[CallLayout, Writing]:
-    """Return both so that an argument and the end of a call begin with different texts."""
+    """Return both, changed so that an argument and the end of a call begin with different texts."""
     if not isinstance(writing, Tags):
         return layout, writing
     same = _common_beginning(writing.open, layout.end)
@@ -77,7 +77,7 @@ def _places(text: str, name: str) -> list[int]:
 
 
 def _layout(probe: CallProbe, at: int, found: _Found, read: CallReader) -> CallLayout | None:
-    """Return the texts around the calls, from responses with one and with two."""
+    """Return the texts around the calls, from the responses with one call and with two calls."""
     one, two = probe.one, probe.two
     name, other = probe.names[:2]
     before = _with_ids(one[:at], probe)
@@ -102,12 +102,12 @@ def _layout(probe: CallProbe, at: int, found: _Found, read: CallReader) -> CallL
 
 
 def _finished(layout: CallLayout, probe: CallProbe) -> CallLayout | None:
-    """Return the layout without white space before it, and with the kind of its ids."""
+    """Return the layout without leading white space, and with `ids` set; None if it is empty."""
     section, begin, middle, end = layout.section, layout.begin, layout.middle, layout.end
     close = layout.close
     if not section.strip():
         section, begin = "", (section + begin).lstrip()
-    elif not layout.between:  # what follows a call must show whether another one does
+    elif not layout.between:  # the text after a call must show if another call follows
         same = _common_beginning(begin, close)
         if begin[len(same) :].strip():
             section, begin = section + same, begin[len(same) :]
@@ -121,14 +121,14 @@ def _finished(layout: CallLayout, probe: CallProbe) -> CallLayout | None:
 
 
 def _with_ids(text: str, probe: CallProbe) -> str:
-    """Return a text with ID in place of the ids of the calls."""
+    """Return `text` with ID in place of the ids of the probe's calls."""
     for one in probe.ids:
         text = text.replace(one, ID)
-    return re.sub(r"(?<=:)\d+(?=<)", ID, text)  # of functions.NAME:0
+    return re.sub(r"(?<=:)\d+(?=<)", ID, text)  # the 0 of functions.NAME:0
 
 
 def _numbered(one: str, other: str) -> str:
-    """Return a text with ID in place of numbers, if only these differ from the other text."""
+    """Return `one` with ID in place of numbers, if it differs from `other` in numbers only."""
     if one == other:
         return one
     first, second = (re.sub(r"\d+", ID, text) for text in (one, other))
@@ -159,7 +159,7 @@ def _common_end(one: str, other: str) -> str:
 
 
 def _in_object(text: str, at: int, probe: CallProbe) -> _Found | None:
-    """Find a JSON object around the name that has the name and the arguments."""
+    """Find the JSON object around text[at:] that contains the name and the arguments."""
     name, arguments = probe.names[0], dict(probe.arguments)
     decoder = json.JSONDecoder()
     for start in reversed([i for i in range(at) if text[i] == "{"]):
@@ -182,7 +182,7 @@ def _in_object(text: str, at: int, probe: CallProbe) -> _Found | None:
 
 
 def _object_behind(text: str, at: int, arguments: Any) -> tuple[int, int] | None:
-    """Return where the arguments are written as a JSON object, after `at`."""
+    """Return (begin, end) of the first JSON object after `at` if it is `arguments`, else None."""
     start = text.find("{", at)
     try:
         value, end = json.JSONDecoder().raw_decode(text, start) if start >= 0 else (None, 0)
@@ -234,7 +234,7 @@ def _tagged(text: str, at: int, probe: CallProbe) -> _Found | None:
 
 
 def _tags(open_: str, heads: dict[str, str], tail: str, text_tail: str) -> Tags:
-    """Return the writing of values with these texts around them."""
+    """Return the `Tags` with these texts before (heads, by type) and after (tails) values."""
     plain = next(head for kind, head in heads.items() if kind != "string")
     text, quote = heads.get("string", plain), ("", "")
     if text != plain and text.startswith(plain) and text_tail.endswith(tail):
@@ -250,7 +250,7 @@ def _key(key: str) -> re.Pattern[str]:
 
 
 def _value_behind(text: str, at: int, value: Any) -> tuple[int, int] | None:
-    """Return where a value is written, as itself, as JSON or in Python's words."""
+    """Return (begin, end) of the value after `at`, written plainly, as JSON or Python, or None."""
     ways = [value] if isinstance(value, str) else [json.dumps(value), str(value)]
     if not isinstance(value, str):
         ways.append(json.dumps(value, separators=(",", ":")))
@@ -259,7 +259,7 @@ def _value_behind(text: str, at: int, value: Any) -> tuple[int, int] | None:
 
 
 def _python(text: str, at: int, probe: CallProbe) -> _Found | None:
-    """Find arguments in parentheses after the name, each with its name and `=`."""
+    """Find arguments written as key=value in parentheses after the name."""
     begin = at + len(probe.names[0])
     if not text.startswith("(", begin):
         return None
@@ -275,7 +275,7 @@ def _python(text: str, at: int, probe: CallProbe) -> _Found | None:
 
 
 def _braces(text: str, at: int, probe: CallProbe) -> _Found | None:
-    """Find arguments in braces after the name, with texts between marks."""
+    """Find arguments in braces after the name, with strings between marks."""
     begin = at + len(probe.names[0])
     if not text.startswith("{", begin):
         return None

@@ -1,11 +1,11 @@
-"""Llama 3's format: a response that is one JSON object, or several in a row.
+"""The format of Llama 3: a response that is one JSON object, or several in a row.
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}
 
-The token <|python_tag|> may come before a call; after other text, it must. Semicolons between calls
-belong to the format and are dropped. An object that is no call, such as a
-response in JSON, passes on as text, and so does all text after it up to a tag. A call differs
-from it because it has arguments next to its name; so a call is known when its arguments begin.
+The token <|python_tag|> may come before a call; after other text, it is required. Semicolons
+between calls belong to the format and are dropped. An object that is not a call, such as a response
+in JSON, is reported as text, as is all text after it up to a tag. Only a call has arguments next to
+a name, so the parser knows that an object is a call when its arguments begin.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Llama3Json:
     markers = frozenset({TAG})
 
     def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether the instructions are Meta's."""
+        """Return whether the prompt has the instructions of the templates of Llama 3."""
         return _MARK in instructions
 
     def opening(self, function: str | None) -> str:
-        """Return the beginning of a call. It ends where the tokens of such a call do."""
+        """Return the beginning of a call, which ends at a boundary of the tokens of a call."""
         if function is None:
             return '{"name": "'
         return f'{{"name": {json.dumps(function)}, "parameters":'
@@ -62,7 +62,7 @@ class Llama3Json:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that."""
+        """Return the Lark grammar of the text after `opening(function)`; whole: with `opening`."""
         if whole:
             return _whole_calls(schemas, several=several)
         between = f"; {self.opening(None)}" if several else ""
@@ -71,8 +71,8 @@ class Llama3Json:
     def text_grammar(self, schemas: OptionalSchemas) -> str:
         """Return the Lark grammar of free text where every call is one of these functions.
 
-        Where a response begins, or a call has ended, there is no marker before a call. There, an
-        object becomes a call by the name of a function, so that other objects stay free.
+        At the beginning of a response and after a call, a call needs no marker. There, an object is
+        a call if it begins with the name of an offered function; other objects are free text.
         """
         calls = text_call_rules(schemas, "parameters", r"[ \t\r\n;]*", r"[ \t\r\n]*")
         start = "one* ( text | opened one+ )*"
@@ -95,8 +95,8 @@ LLAMA3_JSON = Llama3Json()
 def _whole_calls(schemas: OptionalSchemas, *, several: bool) -> str:
     """Return the Lark grammar of calls that are JSON from the first character on.
 
-    So a response in JSON may be in their place: the library divides a text into the same parts for
-    both, and would not find a "{" that begins such a response in the text of an opening.
+    A structured output in JSON is then possible instead of calls: the library splits both into the
+    same lexemes. It would not recognize the "{" of a JSON response inside a literal opening.
     """
     calls = [
         object_rule(
@@ -119,15 +119,15 @@ def _whole_calls(schemas: OptionalSchemas, *, several: bool) -> str:
 
 
 class Llama3JsonParser(JsonCallParser):
-    """A state machine: it is in text, where a call may or may not begin, or in a call's object."""
+    """A parser with two states: in text, where a call may or may not begin, or in an object."""
 
     markers = (TAG,)
-    _may_begin = True  # a call may begin: there was nothing but calls, or a tag, or a thought
+    _may_begin = True  # a call may begin: only calls, a tag or a thought came before
     _follows_call = False  # nothing but white space and semicolons has followed a call
-    _parted = False  # there was a semicolon after it
+    _parted = False  # a semicolon has followed the call
 
     def _end(self) -> None:
-        """Say text, or an object that never became a call."""
+        """Report the held text, or as text an object that did not become a call."""
         call, self._call = self._call, None
         if call is None or not call.told:
             self._say_lead(("" if call is None else "".join(call.raw)) + self._held)
@@ -159,7 +159,7 @@ class Llama3JsonParser(JsonCallParser):
         return True
 
     def _skip(self, space: str) -> None:
-        """Keep white space for the text that may follow; semicolons and their neighbours go."""
+        """Keep white space for text that may follow; drop semicolons and the spaces around them."""
         if self._in_words and not self._lead:  # it ends a thought
             self._say(space)
         elif ";" in space or self._parted:
@@ -169,7 +169,7 @@ class Llama3JsonParser(JsonCallParser):
             self._lead.append(space)
 
     def _text_again(self, raw: str) -> None:
-        """Say what came before, and `raw`; a call begins with a tag from here on."""
+        """Report the held text and `raw` as text; further calls need a tag."""
         self._say_lead(raw)
         self._may_begin = self._follows_call = False
 

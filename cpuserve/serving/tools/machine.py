@@ -10,21 +10,21 @@ from cpuserve.serving.tools.base import Piece, new_call_id
 from cpuserve.serving.tools.thoughts import Around
 
 _SPACE = " \t\r\n"
-# In front of a tag, they show that a text speaks of it: `<think>`.
+# If one of these comes directly before a tag, the text only mentions the tag: `<think>`.
 _QUOTES = ("`", '"', "'")
 
 
 class CallParser(ABC):
     """A state machine over the text of one choice; it begins in text, or in a thought.
 
-    A state looks at the text that is held, and returns whether it has changed to another one,
-    which then looks at the rest. A thought passes on without its tags: its content is no call.
-    `markers` begin a call in text.
+    Each state is a method that reads the held text; it returns True after a change of the state,
+    and the new state then reads the rest. Thoughts are reported without their tags, and nothing in
+    them is a call. `markers` begin a call in text.
 
-    White space is the model's, and passes on, with four exceptions. Line breaks at both ends of a
-    thought, and those after it, are dropped: templates write them. Text that the template
-    writes between a text and a call (`around.gap`) is dropped. So is text of nothing but white
-    space before, between and after calls. Texts that only calls divide stay divided.
+    White space of the model is reported unchanged, with four exceptions. Line breaks at both ends
+    of a thought and after it are dropped, because templates write them. Text that the template
+    writes between a text and a call (`around.gap`) is dropped, as is text of white space only
+    before, between and after calls. A line break is added between two texts around a call.
     """
 
     markers: tuple[str, ...]
@@ -47,10 +47,10 @@ class CallParser(ABC):
         self._tags = around.tags
         self._ends = (*self.markers, *(around.gap + m for m in self.markers), self._tags.open)
         self._held = ""  # text that is not decided yet
-        self._lead: list[str] = []  # the text before a possible call, if it becomes none
+        self._lead: list[str] = []  # text to report if a possible call is none
         self._blanks: list[str] = []  # white space that is dropped if a call follows, or nothing
         self._last = ""  # the last character that was said
-        self._in_words = False  # white space passes on; else it waits for words
+        self._in_words = False  # whether white space is reported at once, or waits for words
         self._is_at_call = False  # nothing but white space has been said since the last call
         self._follows_thought = False  # line breaks at the beginning of a text are dropped
         self._in_thought_words = False  # the thought has said something
@@ -61,22 +61,22 @@ class CallParser(ABC):
         self._pieces = self.force(opening)
 
     def force(self, opening: str) -> list[Piece]:
-        """Return the pieces of the beginning of a call, which the model has not written.
+        """Return the pieces of `opening`, the beginning of a call that the server has forced.
 
-        It is no text, whatever follows.
+        `opening` is never reported as text, whatever follows.
         """
         self._unsaid, self._forced = opening, bool(opening)
         return self.push(opening)
 
     def push(self, text: str) -> list[Piece]:
-        """Return the pieces that are certain after `text`."""
+        """Read the next text; return the pieces that no later text can change."""
         self._held += text
         while self._held and not self.is_full and self._state():
             pass
         return self._take()
 
     def flush(self) -> list[Piece]:
-        """Return the held-back pieces, after the last text."""
+        """Return the pieces of the text that was held back, after the last text."""
         if self.in_thought:
             self._think(self._held)
             self._end_thought()
@@ -133,14 +133,14 @@ class CallParser(ABC):
             return True
         self._say(before)
         touching = before or ("" if self._blanks or not self._in_words else self._last)
-        if touching.endswith(_QUOTES):  # it is only named
+        if touching.endswith(_QUOTES):  # the text only mentions the tag
             self._say(marker)
         else:
             self._state = self._in_thought
         return True
 
     def _in_thought(self) -> bool:
-        """Pass on a thought up to its end."""
+        """Report a thought up to its end."""
         close = self._tags.close
         before, found, rest = self._held.partition(close)
         if not found:
@@ -156,7 +156,7 @@ class CallParser(ABC):
         self._state = self._in_text
 
     def _think(self, text: str) -> None:
-        """Pass on a part of a thought, without line breaks at its beginning and its end."""
+        """Report a part of a thought, without line breaks at either end of the whole thought."""
         if not self._in_thought_words:
             text = text.lstrip("\r\n")
         said = text.rstrip("\r\n")
@@ -170,7 +170,7 @@ class CallParser(ABC):
             self._thought_blanks.append(text[len(said) :])
 
     def _think_before(self, *ends: str) -> None:
-        """Pass on the held text, except for its end if one of `ends` may begin there."""
+        """Report held text as a thought, except for its end if one of `ends` may begin there."""
         held, kept = self._held, _overlap(self._held, ends)
         self._think(held[: len(held) - kept])
         self._held = held[len(held) - kept :]
@@ -186,7 +186,7 @@ class CallParser(ABC):
         return pieces
 
     def _say(self, text: str) -> None:
-        """Pass on a text of the response, or hold it back as long as it is only white space."""
+        """Report a text of the response, or hold it back as long as it is only white space."""
         if not text:
             return
         text, self._unsaid = text.removeprefix(self._unsaid), ""
@@ -209,7 +209,7 @@ class CallParser(ABC):
             self._pieces.append(Text(self._index, text, []))
 
     def _say_lead(self, rest: str = "") -> None:
-        """Report the text before something that has become no call, and `rest` after it."""
+        """Report as text what was held for a possible call (`_lead`), and then `rest`."""
         self._say("".join([*self._lead, rest]))
         self._lead.clear()
 
@@ -220,9 +220,9 @@ class CallParser(ABC):
         self._held = held[len(held) - kept :]
 
     def _to_end_marker(self, marker: str) -> bool:
-        """Drop the marker after a call, if it follows; return whether that is already known.
+        """Drop the end marker of a call if it comes next; return False while that is not known.
 
-        White space may come before the marker, and is dropped with it; otherwise it is text.
+        White space before the marker is dropped with it; without a marker the space is text.
         """
         rest = self._held.lstrip(_SPACE)
         self._lead.append(self._held[: len(self._held) - len(rest)])
@@ -254,7 +254,7 @@ class CallParser(ABC):
         self.last_closed = True
 
     def _continue_call(self, arguments: str) -> None:
-        """Tell more of the last call's arguments."""
+        """Report a further part of the last call's arguments."""
         if arguments:
             self._pieces.append(ToolCallDelta(self._index, self.num_calls - 1, arguments))
 

@@ -1,4 +1,4 @@
-"""Calls with their name before an object in JSON, which has the arguments.
+"""Calls that are a name, followed by a JSON object with the arguments.
 
 [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}
 <|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
@@ -15,18 +15,18 @@ from cpuserve.serving.tools.thoughts import Around
 
 
 class NamedJson:
-    """The writing."""
+    """The `Writing` of these arguments."""
 
     reads_schemas = False
     forces = True
     markers: frozenset[str] = frozenset()
 
     def fixed(self, text: str) -> list[str]:
-        """Return the chunks of a text of the layout."""
+        """See Writing.fixed."""
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas) -> tuple[list[str], list[str]]:
-        """Return the rules of the arguments of each function, in Lark."""
+        """See Writing.rules."""
         names = [arguments_rule(i, schema) for i, schema in enumerate(schemas.values())]
         return names, arguments_rules(schemas)
 
@@ -41,7 +41,7 @@ NAMED_JSON = NamedJson()
 
 
 class NamedJsonParser(LayoutParser):
-    """Its arguments pass on as they are written."""
+    """A LayoutParser that reports the arguments as they are written."""
 
     _scanner = ObjectScanner()
 

@@ -26,9 +26,10 @@ _FIXED = re.compile(r"<\S*|\[/?[A-Z_]+\]|\w+:?|`+\w*")
 
 @dataclass(frozen=True)
 class Objects:
-    """The writing. keyed: the name is the key of an object's only member.
+    """The `Writing` of these calls.
 
-    forces: the name is written before the arguments.
+    keyed: an object has one member, and its key is the name. forces: the name comes before the
+    arguments, so calls can be forced.
     """
 
     keyed: bool = False
@@ -37,12 +38,12 @@ class Objects:
     markers: frozenset[str] = frozenset()
 
     def fixed(self, text: str) -> list[str]:
-        """Return the chunks of a text of the layout that are not JSON."""
+        """See Writing.fixed: the chunks that are not JSON."""
         found = (chunk.lstrip("]},") for chunk in chunks(_OBJECT.split(text, 1)[0]))
         return [chunk for chunk in found if _FIXED.fullmatch(chunk)]
 
     def rules(self, schemas: OptionalSchemas) -> tuple[list[str], list[str]]:
-        """Return the rules of the arguments of each function, in Lark."""
+        """See Writing.rules."""
         names = [arguments_rule(i, schema) for i, schema in enumerate(schemas.values())]
         return names, arguments_rules(schemas)
 
@@ -54,7 +55,7 @@ class Objects:
 
 
 class ObjectParser(LayoutParser, JsonCallParser):
-    """After the marker, it is before an object, in one, or after one."""
+    """A LayoutParser with three states after the marker: before, in, or after an object."""
 
     _is_list = False
 
@@ -123,7 +124,7 @@ class ObjectParser(LayoutParser, JsonCallParser):
         return super()._after_call()
 
     def _between(self) -> bool:
-        """Begin another object; a comma that is followed by none is text."""
+        """Begin another object; without one, the comma before it is text."""
         self._skip_space()
         if not self._held:
             return False

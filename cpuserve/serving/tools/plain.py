@@ -10,7 +10,7 @@ from cpuserve.serving.tools.thoughts import Around
 
 
 class Plain:
-    """The format."""
+    """The format of responses to requests without tools: text and thoughts."""
 
     name = "plain"
     reads_schemas = False
@@ -18,11 +18,11 @@ class Plain:
     markers: frozenset[str] = frozenset()
 
     def asks_for_calls(self, instructions: str) -> bool:  # noqa: ARG002
-        """Return False: it has no calls."""
+        """Return False, because the format has no calls."""
         return False
 
     def opening(self, function: str | None) -> NoReturn:
-        """There are no calls."""
+        """Not implemented, because the format has no calls."""
         raise NotImplementedError
 
     def grammar(
@@ -55,12 +55,12 @@ PLAIN = Plain()
 
 
 class PlainParser(CallParser):
-    """In text, or in a thought."""
+    """A parser with two states: in text, or in a thought."""
 
     markers = ()
 
     def _end(self) -> None:
-        """Say the rest of the text."""
+        """Report the rest of the text."""
         self._say(self._held)
 
     def _at_marker(self, marker: str) -> NoReturn:

@@ -2,8 +2,8 @@
 
     <|tool_call_start|>[get_weather(city="Paris", days=[1, 2]), other()]<|tool_call_end|>
 
-The arguments pass on as JSON, each when it has ended. In a text, a quotation mark ends it only
-where the value may end, because templates write texts as they are.
+The parser converts the arguments to JSON, and reports each argument when it has ended. A quotation
+mark inside a string ends it only where the value may end, because templates do not escape strings.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _LONGEST_KEY = 160
 
 
 class Python:
-    """The writing."""
+    """The `Writing` of these arguments."""
 
     reads_schemas = True
     forces = False
     markers: frozenset[str] = frozenset()
 
     def fixed(self, text: str) -> list[str]:
-        """Return the chunks of a text of the layout."""
+        """See Writing.fixed."""
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas) -> NoReturn:
-        """Calls cannot be formed."""
+        """Not implemented: there is no grammar for this writing."""
         raise NotImplementedError
 
     def parser(
@@ -49,7 +49,7 @@ PYTHON = Python()
 
 
 class PythonParser(LayoutParser):
-    """In the arguments, it is before a key, in one, or in a value."""
+    """A LayoutParser with two states in the arguments: in a key (or before it), or in a value."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class PythonParser(LayoutParser):
         self._key: list[str] = []
         self._value: list[str] = []
         self._depth = 0
-        self._quote = ""  # the one that ends the text that the value is in
+        self._quote = ""  # the quotation mark that ends the current string
         self._escaped = False
         self._is_begun = False  # the value has a character that is not white space
-        self._may_end = False  # a quotation mark was read, which ends the text if the value may end
+        self._may_end = False  # the last character was a quotation mark that may end the string
         self._num_arguments = 0
-        self._is_bare = found.opens[0] == "["  # only at the beginning, as other texts have it too
-        self._has_begun = False  # a text, after which no bare call begins
+        self._is_bare = found.opens[0] == "["  # then only the start of the text can be a call
+        self._has_begun = False  # a text has begun, so no bare call can follow
         super().__init__(found, index, opening, schemas, around)
 
     def _in_text(self) -> bool:
@@ -96,7 +96,7 @@ class PythonParser(LayoutParser):
         return super()._text_again()
 
     def _after_call(self) -> bool:
-        """Read a comma, or without commas the name, as the beginning of another call."""
+        """Begin another call at a comma, or at a name if the layout has no commas."""
         self._skip_space()
         char = self._held[:1]
         has_commas = "," in self._format.layout.between
@@ -151,7 +151,7 @@ class PythonParser(LayoutParser):
         return False
 
     def _is_over(self, char: str) -> bool:
-        """Follow the structure of a value; return whether `char` ends it."""
+        """Read a character of a value; return whether `char` is the one after its end."""
         if self._quote:
             if not self._may_end:
                 self._may_end = char == self._quote and not self._escaped
@@ -159,7 +159,7 @@ class PythonParser(LayoutParser):
                 return False
             if char in _SPACE:
                 return False
-            self._may_end = char == self._quote  # a text goes on after another character
+            self._may_end = char == self._quote  # the string goes on after any other character
             if char not in ",)]}:":
                 return False
             self._quote, self._may_end = "", False
@@ -175,7 +175,7 @@ class PythonParser(LayoutParser):
         return char == "," and not self._depth
 
     def _tell_value(self) -> None:
-        """Pass on an argument as JSON of the type of its schema."""
+        """Report an argument as JSON of the type that its schema requires."""
         schema = self._schemas.get(self._name, {})
         properties = schema.get("properties")
         key, text = "".join(self._key), "".join(self._value).strip()

@@ -1,4 +1,4 @@
-"""Values as Python writes them, which models write in calls, and the JSON that they are."""
+"""Convert values in Python syntax, which some models write in calls, to JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 
 _PARTS = re.compile(
     r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_]\w*)"""
-    # A text without its end takes the rest, so that the time is linear.
+    # A string without a closing quote takes the rest, so that the time is linear.
     r"""|(?P<rest>['"].*)|(?P<comma>,)(?=\s{0,64}[])}])|(?P<open>\()|(?P<close>\))""",
     re.DOTALL,
 )
@@ -20,7 +20,7 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a
 
 
 def json_of_python(text: str) -> str | None:
-    """Return a value of Python (texts, numbers, lists, tuples, dicts, words) as JSON, or None."""
+    """Return a Python value (string, number, list, tuple, dict, True, None) as JSON, or None."""
     written = _PARTS.sub(_as_json, text.strip())
     try:
         value = json.loads(written, parse_constant=refuse, parse_float=finite)
@@ -30,7 +30,7 @@ def json_of_python(text: str) -> str | None:
 
 
 def text_of_python(inside: str) -> str:
-    """Return the text between quotes as Python reads it."""
+    """Return the text between two quotes with its Python escapes replaced."""
     return _ESCAPES.sub(_unescaped, inside)
 
 

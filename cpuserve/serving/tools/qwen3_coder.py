@@ -8,10 +8,10 @@
     </function>
     </tool_call>
 
-The arguments pass on as JSON. The schema of the function has their types: a string passes on as
-it is written, without the line breaks next to the tags; another value is read when it has ended
-(values.py). Some models omit <tool_call>, or </parameter>. Other text passes on as text, with
-its markers.
+The parser reports the arguments as JSON, with the types in the function's schema. A string is
+reported as it is written, without the line breaks next to the tags; another value is converted when
+it has ended (values.py). Some models omit <tool_call> or </parameter>. Text that does not follow
+the format is reported as text, with its markers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cpuserve.serving.tools.values import Types, as_json, may_be_null, parts_of,
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END = "<function=", "</function>"
 PARAMETER, VALUE_END = "<parameter=", "</parameter>"
-# A name ends with >, and neither it nor a line break is a part of one.
+# A name is followed by >, and contains neither angle brackets nor line breaks.
 _NAME = re.compile(r"[^<>\r\n]{1,128}")
 _SPACE = " \t\r\n"
 _VALUE_ENDS = (VALUE_END, PARAMETER, END)
@@ -57,11 +57,11 @@ class Qwen3Coder:
     forces = True
 
     def asks_for_calls(self, instructions: str) -> bool:
-        """Return whether the tags are shown to the model."""
+        """Return whether the prompt shows the tags to the model."""
         return OPEN in instructions and FUNCTION in instructions and PARAMETER in instructions
 
     def opening(self, function: str | None) -> str:
-        """Return the beginning of a call. It ends where the tokens of such a call do."""
+        """Return the beginning of a call, which ends at a boundary of the tokens of a call."""
         return f"{OPEN}\n{FUNCTION}" if function is None else f"{OPEN}\n{FUNCTION}{function}>\n"
 
     def grammar(
@@ -72,7 +72,7 @@ class Qwen3Coder:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of what follows `opening(function)`; if `whole`, with that."""
+        """Return the Lark grammar of the text after `opening(function)`; whole: with `opening`."""
         rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
         return "\n".join([rule, *_call_rules(schemas, named=function is None)])
 
@@ -99,7 +99,7 @@ QWEN3_CODER = Qwen3Coder()
 
 
 def _call_rules(schemas: OptionalSchemas, *, named: bool) -> list[str]:
-    """Return the Lark rules of calls; named: they begin with the name."""
+    """Return the Lark rules of calls; named: a rule begins with the name, else after it."""
     rules = []
     for i, (name, schema) in enumerate(schemas.items()):
         begin = json.dumps(f"{name}>\n") if named else ""
@@ -146,7 +146,7 @@ def _value_rule(rule: str, schema: Any, of_all: JsonSchema) -> str:
 
 
 def _listed(choices: list[Any], types: Types) -> str:
-    """Return the Lark texts of values, each as it is written without quotes; null, if it may be."""
+    """Return a Lark alternative of the values as written without quotes, plus null if allowed."""
     texts = [c if isinstance(c, str) else json.dumps(c) for c in choices]
     return " | ".join(map(json.dumps, dict.fromkeys([*texts, *(["null"] * ("null" in types))])))
 
@@ -159,7 +159,7 @@ def _dumped(schema: Any, *more: dict[str, Any]) -> str:
 
 
 class Qwen3CoderParser(CallParser):
-    """In text, after <tool_call>, in a call between its arguments, in one, or after the call."""
+    """A parser: in text, after <tool_call>, between arguments, in an argument, or after a call."""
 
     markers = (OPEN, FUNCTION)
 
@@ -172,14 +172,14 @@ class Qwen3CoderParser(CallParser):
         around: Around | None = None,
     ) -> None:
         self._schemas = schemas
-        self._schema: JsonSchema = {}  # of the call's arguments
+        self._schema: JsonSchema = {}  # the schema of the call's arguments
         self._num_arguments = 0
-        self._types: Types = frozenset()  # of the argument
-        self._value: list[str] = []  # of an argument that is read when it has ended
+        self._types: Types = frozenset()  # the types of the argument
+        self._value: list[str] = []  # pieces of an argument that is converted at its end
         super().__init__(index, opening, new_id, around)
 
     def _end(self) -> None:
-        """Report text, or a call that never became one, and the rest of a string."""
+        """Report the held text: the rest of a string, text, or an incomplete call as text."""
         if self._state == self._in_string:
             self._continue_call(_inside(self._held))
         elif self._state in (self._in_text, self._in_thought, self._opened, self._named):
@@ -202,7 +202,7 @@ class Qwen3CoderParser(CallParser):
         return self._text_again()
 
     def _text_again(self) -> bool:
-        """Say the marker, after which there is no call."""
+        """Report as text a marker that no call follows."""
         self._say_lead()
         self._state = self._in_text
         return True
@@ -220,7 +220,7 @@ class Qwen3CoderParser(CallParser):
         return False
 
     def _between(self) -> bool:
-        """Between the arguments of a call."""
+        """Read the tag of the next argument, or the end of the call."""
         rest = self._held = self._held.lstrip(_SPACE)
         if rest.startswith(END):
             self._continue_call("}")
@@ -278,9 +278,9 @@ class Qwen3CoderParser(CallParser):
         return ended
 
     def _up_to_end(self) -> tuple[str, bool]:
-        """Take the certain part of the value, and return whether that is all of it.
+        """Return the part of the value that is certain, and whether the value ends with it.
 
-        It ends at its end tag. Models forget that: the next tag ends it as well.
+        The value ends at its end tag or, because models forget it, at the next tag.
         """
         ends = [(at, tag) for tag in _VALUE_ENDS if (at := self._held.find(tag)) >= 0]
         if ends:

@@ -5,8 +5,8 @@
     <arg_value>Paris</arg_value>
     </tool_call>
 
-The arguments pass on as JSON, as in qwen3_coder.py: a text as it is written, another value when
-it has ended. Its tag shows its type (string="true"), or else the schema does.
+The parser reports the arguments as JSON, as in qwen3_coder.py: a string as it is written, another
+value when it has ended. The type comes from the tag (string="true") or else from the schema.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _LONGEST_HEAD = 400
 
 @dataclass(frozen=True)
 class Tags(TagTexts):
-    """The writing."""
+    """The `Writing` of these arguments."""
 
     reads_schemas = True
     forces = True
     markers: frozenset[str] = frozenset()
 
     def fixed(self, text: str) -> list[str]:
-        """Return the chunks of a text of the layout."""
+        """See Writing.fixed."""
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas) -> tuple[list[str], list[str]]:
-        """Return the rules of the arguments of each function, in Lark."""
+        """See Writing.rules."""
         return tag_rules(self, schemas)
 
     def parser(
@@ -52,7 +52,7 @@ class Tags(TagTexts):
 
 
 class TagParser(LayoutParser):
-    """In a call, it is between arguments, after a key, or in a value."""
+    """A LayoutParser with the states in a call: between arguments, in a head, or in a value."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class TagParser(LayoutParser):
             super()._end()
 
     def _at_arguments(self) -> bool:
-        """Begin the call if an argument or its end follows."""
+        """Begin the call if an argument or the end of the call follows."""
         self._skip_space()
         held = self._held
         starts = (self._open[0], self._closes)
@@ -99,7 +99,7 @@ class TagParser(LayoutParser):
         return self._text_again()
 
     def _between(self) -> bool:
-        """Between the arguments of a call."""
+        """Read the tag of the next argument, or the end of the call."""
         self._held = held = self._held.lstrip(" \t\r\n")
         if self._opened == 0 and held.startswith(self._closes):
             self._continue_call("}")
@@ -186,9 +186,9 @@ class TagParser(LayoutParser):
         return ended
 
     def _up_to_end(self) -> tuple[str, bool]:
-        """Take the certain part of the value, and return whether that is all of it.
+        """Return the part of the value that is certain, and whether the value ends with it.
 
-        It ends at its tail. Models forget that: the next tag ends it as well.
+        The value ends at its tail or, because models forget it, at the next tag.
         """
         held, ends = self._held, self._stops
         found = [(at, end) for end in ends if (at := held.find(end)) >= 0]

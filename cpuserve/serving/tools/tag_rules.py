@@ -18,9 +18,9 @@ from cpuserve.serving.tools.values import Types, parts_of, types_of
 class TagTexts:
     """The texts around arguments: OPEN key HEAD value TAIL for each one.
 
-    heads: the text between a key and a value, by the type of the value; of "" if all have the same.
-    quote: the texts around a text inside of its value, if there are some. breaks: there is a
-    line break on both sides of a value, which is no part of it.
+    heads: (type of the value, text between the key and the value); the type is "" if all types have
+    the same text. quote: the texts before and after a string inside of its value, if any. breaks:
+    a line break on each side of a value does not belong to the value.
     """
 
     open: str
@@ -30,14 +30,14 @@ class TagTexts:
 
     @property
     def breaks(self) -> bool:
-        """Whether a line break beside a value is no part of it."""
+        """Whether a line break on each side of a value does not belong to the value."""
         return self.tail.startswith("\n")
 
     @cached_property
     def shown(self) -> list[tuple[re.Pattern[str], str]]:
-        """The expressions of heads, with the type that each shows ("" = none).
+        """(regular expression of a head, the type that it shows) for each head; "" = no type.
 
-        If there are several, an expression of others follows, for example with another type.
+        If there are several heads, an expression for any similar head follows, with the type "".
         """
         whole = [(head, kind) for kind, head in self.heads]
         known = [(re.compile(r"\s*".join(map(re.escape, chunks(h)))), kind) for h, kind in whole]
@@ -49,17 +49,17 @@ class TagTexts:
         return [*known, (re.compile(rf"{begin}[^<>]{{0,128}}{re.escape(last)}"), "")]
 
     def head_of(self, types: Types) -> str:
-        """Return the head of a value of these types."""
+        """Return the head that the template writes before a value of these types."""
         heads = dict(self.heads)
         kind = next((k for k in ("string", *sorted(types)) if k in types and k in heads), "")
         return heads.get(kind) or next(iter(heads.values()))
 
 
 def tag_rules(tags: TagTexts, schemas: OptionalSchemas) -> tuple[list[str], list[str]]:
-    """Return the name of the rule of the arguments of each function, and all rules, in Lark.
+    """Return the name of the Lark rule for each function's arguments, and all Lark rules.
 
     Raises:
-      ValueError: a schema cannot be kept.
+      ValueError: a grammar cannot express a schema.
     """
     names, rules = [], []
     for i, (name, schema) in enumerate(schemas.items()):
@@ -87,7 +87,7 @@ def tag_rules(tags: TagTexts, schemas: OptionalSchemas) -> tuple[list[str], list
 
 
 def _text(tags: TagTexts) -> str:
-    """Return the rule of a text: no tag is in it, because that would end it."""
+    """Return the rule of a string, which cannot contain a tag, because a tag would end it."""
     ends = "|".join(_escaped(end) for end in (tags.open.strip(), tags.tail.strip()))
     return rf"TEXT: /(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/"
 
@@ -134,7 +134,7 @@ def _value_rule(tags: TagTexts, rule: str, schema: Any, of_all: JsonSchema) -> s
 
 
 def _listed(tags: TagTexts, choices: list[Any], types: Types) -> str:
-    """Return the Lark texts of values, each as it is written without quotes; null, if it may be."""
+    """Return a Lark alternative of the values as written without quotes, plus null if allowed."""
     before, behind = tags.quote
     texts = [f"{before}{c}{behind}" if isinstance(c, str) else json.dumps(c) for c in choices]
     return " | ".join(map(json.dumps, dict.fromkeys([*texts, *(["null"] * ("null" in types))])))

@@ -17,7 +17,7 @@ class ThinkTags:
 
 
 THINK = ThinkTags("<think>", "</think>")
-# Of other families.
+# The tags of other model families.
 _OTHERS = (
     ThinkTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
     ThinkTags("[THINK]", "[/THINK]"),
@@ -38,10 +38,10 @@ def tags_in(source: str) -> ThinkTags | None:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtEnd:
-    """The texts of a response at the end of a thought, where the server writes them.
+    """The texts that the server adds to a response at the end of a thought.
 
-    closed: from the end of the thought to the text. gap: between an ended thought and the text.
-    begin: the beginning of the text, unless something else is forced.
+    closed: ends an open thought, up to the text. gap: goes between a thought that the model has
+    ended and the text. begin: begins the text, unless a call or structured output is forced.
     """
 
     closed: str
@@ -54,9 +54,10 @@ TAGS_END = ThoughtEnd("\n</think>\n\n", "\n\n")
 
 @dataclass(frozen=True, slots=True)
 class ThoughtUse:
-    """How a response treats thoughts: whether it shows them, and how many tokens they may have.
+    """How a response treats thoughts.
 
-    budget: None = any number. last_words: the end of a thought that has no more.
+    told: whether the client gets them. budget: the most tokens of thoughts, None = any number.
+    last_words: the text with which the server ends a thought at its budget.
     """
 
     told: bool = True
@@ -69,10 +70,10 @@ USUAL = ThoughtUse()
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The text around the calls of a response.
+    """The texts around the calls of a response, for its parser.
 
-    gap: the template's text between a text and a call. thinks: the prompt has begun a thought.
-    continues: the prompt ends with a text of the response.
+    gap: the template's text between a text and a call. tags: the tags around thoughts. thinks: the
+    prompt has begun a thought. continues: the prompt ends with the beginning of the response.
     """
 
     gap: str = ""

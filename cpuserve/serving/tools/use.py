@@ -36,11 +36,12 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How a response is read, the beginning that is forced ("" = none), and the most calls.
+    """How the tools and thoughts of a response are forced and parsed.
 
-    form: the structure of the response after that beginning, None = anything. schemas: JSON schemas
-    of the arguments of each function, if the format reads them. kept: the functions, with the
-    schemas that their arguments must fit, None = any.
+    opening: the forced beginning of the response, "" = none. most_calls: the response ends after so
+    many calls, None = any number. form: the grammar of the response after `opening`, None = none.
+    schemas: JSON schemas of the arguments of each function, if the format reads them. kept: the
+    schema that the arguments of each function must fit, None = any arguments.
     """
 
     format: ToolFormat
@@ -60,22 +61,22 @@ class ToolUse:
         return parser
 
     def grammar(self) -> str:
-        """Return the Lark grammar of a response of calls; InvalidRequest if schemas have none."""
+        """Return the Lark grammar of a response of calls; InvalidRequest if a schema has none."""
         several = self.most_calls != 1
         with _told_as_strict():
             return self.format.grammar(self.kept, None, several=several, whole=True)
 
 
 def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredOutputs | None:
-    """Return the grammar or schema of the response, None = none.
+    """Return the grammar or schema of the response, None = the response is free.
 
-    It is of the form that the request asks for, or calls tools, if the model may. A grammar of the
-    client forms the whole response: a call in its place could keep the library from finding the
-    parts of the grammar.
+    The response has the structured output that the request asks for or, if tools are offered,
+    consists of calls. A `grammar` of the client covers the whole response without calls, because
+    calls as an alternative could change how the library splits the text into lexemes.
 
     Raises:
-      InvalidRequest: as structured_outputs; or the form and the functions are too long, or the
-        schema of a strict one cannot be kept.
+      InvalidRequest: the errors of structured_outputs; or the schema and the functions are too
+        long, or no grammar can express the schema of a strict function.
     """
     form = structured_outputs(call)
     if form is None:
@@ -86,10 +87,10 @@ def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredO
 
 
 def waits_for_thought(call: GenerateCall, tools: ToolUse | None) -> bool:
-    """Return whether something is forced that comes after the thought of a model that thinks.
+    """Return whether the model may think, and a call or structured output is forced after that.
 
     Raises:
-      InvalidRequest: as structured_outputs.
+      InvalidRequest: the errors of structured_outputs.
     """
     if tools is None or not tools.learned_format.thinks or call.reasoning_effort == "none":
         return False
@@ -99,9 +100,9 @@ def waits_for_thought(call: GenerateCall, tools: ToolUse | None) -> bool:
 def tool_use(
     call: GenerateCall, found: LearnedFormat, thoughts: ThoughtUse = USUAL
 ) -> ToolUse | None:
-    """Return how a response is read, None = as text only; `found`: how the model writes them.
+    """Return how a response is parsed, None = as text only; found: how the model writes responses.
 
-    thoughts: what becomes of them unless the call says otherwise.
+    thoughts: how thoughts are treated, unless the call sets it.
 
     Raises:
       InvalidRequest: a tool or the choice is invalid, or this model cannot call tools.
@@ -149,7 +150,7 @@ def _readable(found: LearnedFormat) -> ToolFormat:
 
 
 def _without_tools(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
-    """Return how a response without calls is read; None if it is only text."""
+    """Return how a response without calls is parsed; None if it is only text."""
     if call.messages is None or (found.whole is None and found.tags is None):
         return None
     if found.whole is None:
@@ -158,7 +159,7 @@ def _without_tools(call: GenerateCall, found: LearnedFormat) -> ToolUse | None:
 
 
 def _form_opening(call: GenerateCall, calls: ToolFormat) -> str:
-    """Return the beginning of a structured output, "" if it is free text or has begun."""
+    """Return the text that begins a structured output; "" for free text or a continued message."""
     is_formed = structured_outputs(call) is not None and not call.continue_final_message
     if not isinstance(calls, WholeFormat) or not is_formed:
         return ""
@@ -202,7 +203,7 @@ def _offered(call: GenerateCall) -> list[Mapping[str, Any]]:
 
 
 def _strict(call: GenerateCall) -> OptionalSchemas:
-    """Return the functions that may be called; with their schemas, if they are strict."""
+    """Return the functions that may be called, each with its schema if it is strict, else None."""
     return {
         f["name"]: (f.get("parameters") or {}) if f.get("strict") is True else None
         for f in _offered(call)
@@ -214,11 +215,11 @@ def _forced_form(
 ) -> StructuredOutputs | None:
     """Return the grammar of a forced call: one of the names, and arguments that fit the schema.
 
-    The schema of a function that is not strict is kept if it can be. A name may be forced by the
-    call's beginning: then there is no form if all arguments are free.
+    The schema of a function that is not strict is kept if a grammar can express it. If tool_name is
+    set, `opening` forces the name; the result is then None if all arguments are free.
     """
     several = call.parallel_tool_calls is not False and all(s is None for s in strict.values())
-    # Arguments are an object, even where a client's word for that is "dict" or "OBJECT".
+    # Arguments are an object, even if the client's schema has the type "dict" or "OBJECT".
     wanted = {
         f["name"]: {**f["parameters"], "type": "object"}
         for f in _offered(call)
@@ -245,7 +246,7 @@ def _has_grammar(calls: ToolFormat, name: str, schema: JsonSchema) -> bool:
 
 @contextmanager
 def _told_as_strict() -> Iterator[None]:
-    """Raise InvalidRequest where the schema of a strict function has no grammar."""
+    """Turn errors of grammars into InvalidRequest: a strict function's schema has no grammar."""
     try:
         yield
     except (RecursionError, TypeError, ValueError) as error:
@@ -254,7 +255,7 @@ def _told_as_strict() -> Iterator[None]:
 
 
 def _checked_names(tools: list[Any]) -> dict[str, None]:
-    """Return the functions by name, in their order."""
+    """Return the names of the functions as keys, in their order; InvalidRequest for a bad tool."""
     if len(tools) > MAX_TOOLS:
         msg = f"tools has {len(tools)} entries: at most {MAX_TOOLS} are allowed"
         raise InvalidRequest(msg, param="tools")
@@ -277,12 +278,13 @@ def _checked_name(tool: Any, where: str) -> str:
 
 
 def check_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> str:
-    """Return the name of a function of a tool, after checks of the members that matter.
+    """Check the members of a function that this server reads; return its name.
 
-    where: how the client's message has it. schema: the client's name of its parameters.
+    where: the path of the function in the client's body. schema: the dialect's name of the member
+    `parameters`.
 
     Raises:
-      InvalidRequest: its name, its parameters or its strictness are invalid.
+      InvalidRequest: the name, the parameters or `strict` is invalid.
     """
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):

@@ -1,4 +1,4 @@
-"""Values of arguments that are written without quotes: their types, and the JSON that they are.
+"""Argument values that are written without quotes: find their types, and convert them to JSON.
 
 Types are tried in the order of vLLM: null, integer, number, boolean, object, array, string.
 """
@@ -45,7 +45,7 @@ def types_of(schema: Any, root: JsonSchema) -> Types:
 
 def parts_of(schema: Any, root: JsonSchema) -> Iterator[JsonSchema]:
     """Yield a schema and all schemas of its unions and references into `root`, each once."""
-    # Schemas come from clients unchecked: nested a thousand times, or with members of any type.
+    # Schemas come from clients unchecked: they may nest a thousand levels or have any members.
     followed: set[str] = set()
     waiting = [schema]
     while waiting:
@@ -91,7 +91,7 @@ def _referred(reference: str, root: JsonSchema) -> Any:
 
 
 def as_json(text: str, types: Types) -> str:
-    """Return a value as JSON: of the first of its types that it fits, else any, else a string."""
+    """Return a value as JSON: the first of `types` that fits, else any type, else a string."""
     for kind, read in _READERS.items():
         if kind in types and (value := read(text)) is not None:
             return value
@@ -112,7 +112,7 @@ def _null(text: str) -> str | None:
 def _integer(text: str) -> str | None:
     try:
         return str(int(text))
-    except ValueError:  # even of more digits than Python reads
+    except ValueError:  # no integer, or more digits than Python reads
         return None
 
 
@@ -131,7 +131,7 @@ def _boolean(text: str) -> str | None:
 
 
 def _any(text: str, *kinds: type) -> str | None:
-    """Return the text of a JSON value, of one of these kinds if there are some; else None."""
+    """Return `text` if it is a JSON value (of one of the types `kinds`, if given), else None."""
     try:
         value = json.loads(text, parse_constant=refuse, parse_float=finite)
     except (ValueError, RecursionError):
@@ -140,7 +140,10 @@ def _any(text: str, *kinds: type) -> str | None:
 
 
 def _of_python(text: str, begins: str) -> str | None:
-    """Return a list or an object as Python writes it, which some templates do, as JSON."""
+    """Return a value in Python syntax, which some templates write, as JSON, or None.
+
+    begins: the characters with which the value may begin.
+    """
     return json_of_python(text) if text.strip()[:1] in tuple(begins) else None
 
 

@@ -1,7 +1,7 @@
 """Renders templates in processes with limits; see process.py.
 
-Everything in this process shares one Renderer: the server, LLM and `cpuserve chat`. It starts its
-first process with the first job, and a fork for each job that finds the others at work.
+All code of a process (the server, LLM, `cpuserve chat`) shares one Renderer. The first job starts
+the RenderServer process, and a job that finds all its forks busy starts a further fork.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SILENT_S = 5.0  # further waiting after MAX_WALL_S; a process that is still sile
 # each byte of their variables.
 MEMORY_BYTES = 64 << 20
 MEMORY_PER_BYTE = 24
-# Of the text that is written: real templates add a page, and write each text once.
+# The limit on the rendered text: real templates add a page, and write each text once.
 WRITTEN_BYTES = 4 << 20
 WRITTEN_PER_BYTE = 16
 START_S = 20.0
@@ -71,7 +71,7 @@ class TemplateStopped(InvalidRequest):
 
 
 class RenderProcessLost(Exception):
-    """A process has ended or does not respond. timeout: it is alive, and silent."""
+    """A render process has ended or does not respond. timeout: it is alive but silent."""
 
     def __init__(self, *, timeout: bool = False) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class RenderProcessLost(Exception):
 
 @dataclass(slots=True, eq=False)
 class Fork:
-    """One process that renders: our end of its connection, and the templates that it knows."""
+    """One process that renders: our end of its connection, and the templates it has compiled."""
 
     server: RenderServer
     sock: socket.socket
@@ -88,7 +88,7 @@ class Fork:
 
     @property
     def alive(self) -> bool:
-        """Whether it waits for a job: it says nothing then, unless it has ended."""
+        """Whether the process still waits for a job: only the end of its connection is readable."""
         poll = select.poll()  # select() takes no descriptors above 1023, which servers have
         poll.register(self.sock, select.POLLIN)
         return not poll.poll(0)
@@ -106,13 +106,13 @@ class Fork:
         if reply is None:
             raise RenderProcessLost
         kind, text = reply[:1], reply[1:]
-        if kind == RENDERED:  # another kind may mean that it did not compile
+        if kind == RENDERED:  # otherwise the template may not have compiled
             self.known.add(job.template)
         return kind, text
 
 
 class RenderServer:
-    """The process that forks those that render."""
+    """The process that has loaded Jinja, and forks the processes that render."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
@@ -125,18 +125,18 @@ class RenderServer:
 
     @property
     def pid(self) -> int:
-        """Its number in the system."""
+        """The process id."""
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Whether it has ended; forks that end with it are seen a moment before it is."""
+        """Whether the process has ended; it waits 20 ms, because its forks may end just before."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(0.02)
             return True
         return False
 
     def fork(self) -> Fork:
-        """Return a new process; RenderProcessLost if the server does not respond or cannot fork."""
+        """Return a new fork; RenderProcessLost if the process does not respond or cannot fork."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -153,14 +153,14 @@ class RenderServer:
         raise RenderProcessLost
 
     def close(self) -> None:
-        """End it and its forks."""
+        """End the process and its forks."""
         self._process.kill()
         self._process.wait()
         self._control.close()
 
     def leave(self) -> None:
-        """Close our end, in a fork of the process that started it."""
-        self._process.returncode = 0  # the parent waits for it
+        """Close our end only, in a forked child of the process that started the RenderServer."""
+        self._process.returncode = 0  # only the parent may wait for the process
         self._control.close()
 
 
@@ -177,7 +177,7 @@ def _spawn(control: int) -> subprocess.Popen[bytes]:
 class Renderer:
     """Renders on behalf of any thread, which waits meanwhile.
 
-    cpu_s, wall_s: the limits of one render. closings: how often it was closed.
+    cpu_s, wall_s: the limits of one render in seconds. closings: how often `close` was called.
     """
 
     def __init__(self, cpu_s: float = MAX_CPU_S, wall_s: float = MAX_WALL_S) -> None:
@@ -190,7 +190,7 @@ class Renderer:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process that forks, if it has started."""
+        """The process id of the RenderServer, if it has started."""
         return None if self._server is None else self._server.pid
 
     def check(self, source: str) -> None:
@@ -221,7 +221,7 @@ class Renderer:
             self._end()
 
     def begin_anew(self) -> None:
-        """Leave all processes to the parent, in a fork of it, which would get its replies."""
+        """Forget all processes, in a forked child: it would otherwise read the parent's replies."""
         self._lock = Lock()  # another thread of the parent may have held it
         for fork in self._idle:
             fork.sock.close()
@@ -298,7 +298,7 @@ class Renderer:
         fork.sock.close()
 
     def _is_gone(self, server: RenderServer, lost: RenderProcessLost) -> bool:
-        """Whether `server` ended, and not the fork alone; it is ended here if one is silent."""
+        """Return whether `server` has ended, not only its fork; a silent fork ends it here."""
         with self._lock:
             if self._server is not server:
                 return True
@@ -334,7 +334,7 @@ def _stopped(why: str) -> TemplateStopped:
 
 @lru_cache(maxsize=64)
 def _named(source: str) -> tuple[bytes, bytes]:
-    """Return a name for a template, and its text as bytes."""
+    """Return the name of a template (its SHA-256), and its text as bytes."""
     code = source.encode("utf-8", "surrogatepass")
     return hashlib.sha256(code).digest(), code
 

@@ -1,8 +1,8 @@
 """The processes that render chat templates: one that forks, and forks of it that render.
 
 A template comes with a model, and its messages come from a client. Together they can use all
-memory, compute for hours or overflow the stack of C, which no check in Python can foresee: one call
-of json.dumps does all of it. So the kernel ends a render at its limits, and its process with it.
+memory, compute for hours or overflow the stack of C. No check in Python can foresee this, since
+even one call of json.dumps can do it. So the kernel ends a process whose render reaches a limit.
 
 The first process has loaded Jinja, has one thread and renders nothing, so a fork of it is ready in
 a millisecond. A fork serves one connection, one job after another, until it is closed.
@@ -47,12 +47,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="cpuserve-templates")
     parser.add_argument("--control", type=int, required=True)
     control = socket.socket(fileno=parser.parse_args().control)
-    # The server, which may get these too, decides when its processes end.
+    # The server, which gets these signals as well, decides when its processes end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes forks that have ended
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):  # where memory ends, rather this process than the engine
+    with suppress(OSError):  # if memory runs out, the kernel should end this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
     ChatEnvironment().from_string("{{ [x] | tojson }}").render(x=1)  # imports what Jinja needs
     gc.collect()
@@ -62,7 +62,7 @@ def main() -> int:
         word, given, _, _ = socket.recv_fds(control, 1, 1)
         if not word:
             return 0
-        with suppress(OSError):  # the process is refused: the client sees the end of its connection
+        with suppress(OSError):  # fork was refused: the client sees the end of its connection
             if os.fork() == 0:
                 control.close()
                 _serve(socket.socket(fileno=given[0]), server)
@@ -116,7 +116,7 @@ class _Worker:
     def _begin(self, job: RenderJob) -> None:
         """Let the kernel end this process at the limits of a job.
 
-        RLIMIT_CPU counts a whole life in seconds, so a timer of CPU time takes its place here.
+        RLIMIT_CPU counts the CPU seconds of the whole process, so a timer is used for each job.
         """
         if self.address_space:
             _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -126,7 +126,7 @@ class _Worker:
             with suppress(OSError, ValueError):  # macOS has no such limit
                 resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
         signal.setitimer(signal.ITIMER_PROF, job.cpu_s)  # SIGPROF ends the process
-        signal.setitimer(signal.ITIMER_REAL, job.wall_s)  # SIGALRM too
+        signal.setitimer(signal.ITIMER_REAL, job.wall_s)  # SIGALRM ends it as well
 
     def _render(self, job: RenderJob) -> tuple[bytes, bytes]:
         if job.source is not None:

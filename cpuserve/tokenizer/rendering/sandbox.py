@@ -1,6 +1,6 @@
 """The Jinja environment of chat templates, which isolates them from Python.
 
-It limits neither time nor memory: the process that renders has such limits (process.py).
+It limits neither time nor memory: process.py sets such limits for the process that renders.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class _Generation(Extension):
 class ChatEnvironment(SandboxedEnvironment):
     """The Jinja environment that chat templates expect, as in transformers.
 
-    Templates may also change lists and objects, which Kimi's do: each render has its own.
+    Templates may also change lists and objects, as the templates of Kimi do, because each render
+    has its own copies.
     """
 
     def __init__(self) -> None:
@@ -52,9 +53,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of Jinja's tojson, as in the training data of models."""
+    """Return JSON without the HTML escapes of Jinja's tojson, as in the training data of models."""
     return json.dumps(
-        list(value) if isinstance(value, Iterator) else value,  # of the filter map, for example
+        list(value) if isinstance(value, Iterator) else value,  # as from the filter map
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 RENDERED, REFUSED, STOPPED = b"+", b"-", b"!"
-# A fork is ready, with a limit on its memory, or without one where the system has none.
+# The first message of a fork: it is ready, with a limit on its memory or (UNLIMITED) without.
 READY, UNLIMITED = b"r", b"u"
 LENGTH_BYTES = 8
 RECEIVE_BYTES = 1 << 20
@@ -22,9 +22,9 @@ RECEIVE_BYTES = 1 << 20
 class RenderJob(msgspec.Struct, array_like=True):
     """Render a template, or only compile it.
 
-    template: its name. source: its text, in the first job of a connection that uses it.
-    variables: see `packed`; None: compile only. cpu_s, wall_s, memory_bytes: limits of the job.
-    max_bytes: the limit of the text that it writes.
+    template: the name of the template. source: its text, only in the first job of a connection that
+    uses the template. variables: see `packed`; None = compile only. cpu_s, wall_s, memory_bytes:
+    the limits of the job. max_bytes: the limit of the rendered text.
     """
 
     template: bytes
@@ -40,7 +40,7 @@ def packed(variables: Mapping[str, Any]) -> bytes:
     """Return template variables as bytes.
 
     Raises:
-        TypeError, ValueError, RecursionError: a value is none of JSON's, or they nest too deeply.
+        TypeError, ValueError, RecursionError: a value has no JSON type, or values nest too deeply.
     """
     try:
         return b"m" + msgspec.msgpack.encode(variables, enc_hook=_plain)
@@ -50,7 +50,7 @@ def packed(variables: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """Return the variables that `packed` made bytes of."""
+    """Return the variables that `packed` encoded as `data`."""
     body = memoryview(data)[1:]
     found: dict[str, Any] = (
         json.loads(bytes(body)) if data[:1] == b"j" else msgspec.msgpack.decode(body)

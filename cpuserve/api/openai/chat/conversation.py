@@ -1,4 +1,4 @@
-"""Turn the messages of chat completions into those that chat templates read."""
+"""Turn the messages of chat completions into the messages that chat templates read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cpuserve.api.request.content_parts import NonTextPart, lines_for, non_text_
 from cpuserve.serving.call import ConversationMessage
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
-# Fields of clients for the model's earlier thoughts; the first with a text counts.
+# Clients send the model's earlier thoughts in one of these fields; the first with a text counts.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _CHANGED = frozenset((*_THOUGHTS, "tool_calls"))
 
@@ -16,10 +16,10 @@ _CHANGED = frozenset((*_THOUGHTS, "tool_calls"))
 def chat_messages(messages: list[dict[str, Any]]) -> list[ConversationMessage]:
     """Return the messages with text only, and with an assistant's thoughts in one field.
 
-    Its other fields stay, and are checked where the template is rendered.
+    The other fields of a message stay, and are checked where the template is rendered.
 
     Raises:
-      InvalidRequest: the last turn of the user has something that is no text.
+      InvalidRequest: the user's last turn has a part that is not text.
     """
     found = [
         message if _is_plain(message) else _message(message, f"messages[{index}]")
@@ -35,7 +35,7 @@ def chat_messages(messages: list[dict[str, Any]]) -> list[ConversationMessage]:
 
 
 def _is_plain(message: dict[str, Any]) -> bool:
-    """Return whether a message stays as it is, as most do: a conversation may have 100,000."""
+    """Return whether a message needs no change; most need none, and there may be 100,000."""
     return isinstance(message.get("content"), str) and _CHANGED.isdisjoint(message)
 
 
@@ -71,7 +71,7 @@ def _is_thought(part: object) -> bool:
 
 
 def _thought(part: dict[str, Any]) -> str:
-    """Return the text of a part: Mistral's has a list of texts in it."""
+    """Return the text of a thinking part; in the format of Mistral it is a list of text parts."""
     told = part.get("thinking")
     if isinstance(told, list):
         return "".join(plain(inner.get("text")) for inner in told if isinstance(inner, dict))
@@ -79,7 +79,7 @@ def _thought(part: dict[str, Any]) -> str:
 
 
 def _call(call: Any) -> Any:
-    """Return a call as one of a function: the input of a custom tool is its only argument."""
+    """Return a tool call as a function call; the input of a custom tool is the only argument."""
     custom = call.get("custom") if isinstance(call, dict) else None
     if not isinstance(custom, dict):
         return call
@@ -88,7 +88,7 @@ def _call(call: Any) -> Any:
 
 
 def _part(part: Any, where: str, index: int) -> Any:
-    """Return a part that is text, or that has no valid form, as it is."""
+    """Return a text part or an invalid part unchanged, and a NonTextPart for any other part."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind in _TEXTS:
         return part
@@ -96,7 +96,7 @@ def _part(part: Any, where: str, index: int) -> Any:
 
 
 def _lenient(content: Any, where: str) -> str | list[str | NonTextPart]:
-    """Return the content of a message that is never refused."""
+    """Return the content of an assistant's or a tool's message; no part of it is refused."""
     if not isinstance(content, list):
         return plain(content)
     return [_any_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]

@@ -45,7 +45,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
-    # The most tokens of a thought, in the words of vLLM and of llama.cpp.
+    # The most tokens of a thought, under the names that vLLM and llama.cpp use.
     thinking_token_budget: int | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
@@ -164,7 +164,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
 
 
 def thought_budget(request: Any) -> int | None:
-    """Return the most tokens of a thought, by the first of these fields that is set."""
+    """Return the limit on tokens of a thought: the first of the three fields that is set."""
     names = (
         request.thinking_token_budget,
         request.thinking_budget_tokens,
@@ -189,10 +189,10 @@ def _is_custom(tool: object) -> bool:
 
 
 def _template_kwargs(request: ChatRequest) -> dict[str, Any] | None:
-    """Return the variables of the template, with those that `thinking` sets.
+    """Return the variables of the chat template, including the ones that `thinking` sets.
 
-    The APIs of Z.ai and DeepSeek have this field, and the templates of their models these
-    variables.
+    The APIs of Z.ai and DeepSeek have the field `thinking`, and the templates of their models read
+    the variables enable_thinking and thinking.
     """
     thinking = request.thinking
     if thinking in (None, {}):
@@ -215,7 +215,7 @@ def _logprobs(request: ChatRequest) -> int | None:
 
 
 def _check_functions(request: ChatRequest) -> None:
-    """Raise InvalidRequest if the model may call functions as before OpenAI had tools."""
+    """Raise InvalidRequest if `functions` is used, the field that OpenAI replaced by `tools`."""
     if request.function_call != "none" and is_set(request.functions):
         msg = "functions is not supported yet: omit it"
         raise unsupported(msg, "functions")

@@ -57,7 +57,7 @@ class ChatWriter:
         self._started = [False] * len(generation.sequences)
 
     def frames(self, events: list[Event]) -> bytes:
-        """Return the chunks of the events of one output; b"" if they have nothing to show yet."""
+        """Return the chunks for the events of one engine output; b"" if they show nothing yet."""
         first, last = events[0], events[-1]
         if isinstance(first, TokenUsage):
             return self._chunks.usage_chunk(first)
@@ -98,7 +98,7 @@ class ChatWriter:
         )
 
     def failed(self, error: BaseException) -> bytes:
-        """Return the event of an error after the beginning of the stream."""
+        """Return the SSE event for an error after the stream has begun."""
         return error_chunk(error)
 
     def whole(self, response: WholeResponse) -> bytes:
@@ -133,7 +133,7 @@ class ChatWriter:
 
 
 def _thought_part(event: Thought) -> bytes:
-    """Return the members of a chunk with a part of a thought, under both names of the clients."""
+    """Return the members of a chunk with a part of a thought, under both names clients read."""
     text = to_json(event.text)
     return (
         b',"delta":{"reasoning_content":%b,"reasoning":%b},"logprobs":null,"finish_reason":null'

@@ -63,7 +63,7 @@ class CompletionWriter:
         self._scored: dict[int, PromptLogprobs | None] = {}
 
     def frames(self, events: list[Event]) -> bytes:
-        """Return the chunk of the events of one output; b"" if they have nothing to show yet."""
+        """Return the chunk for the events of one engine output; b"" if there is nothing to show."""
         first, last = events[0], events[-1]
         if isinstance(first, TokenUsage):
             return self._chunks.usage_chunk(first)
@@ -102,7 +102,7 @@ class CompletionWriter:
         return out
 
     def failed(self, error: BaseException) -> bytes:
-        """Return the event of an error after the beginning of the stream."""
+        """Return the SSE event for an error after the stream has begun."""
         return error_chunk(error)
 
     def whole(self, response: WholeResponse) -> bytes:

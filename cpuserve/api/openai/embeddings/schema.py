@@ -85,9 +85,9 @@ def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
 
 
 def check_dimensions(dimensions: int | None, context: ModelContext) -> None:
-    """Raise InvalidRequest if the model's vectors cannot be cut to the wanted length.
+    """Raise InvalidRequest if the model's embeddings cannot be cut to `dimensions` values.
 
-    Whether it has vectors is for `prepare` to check.
+    A model without embeddings is not refused here: serving.generate.prepare refuses it later.
     """
     width = context.vector_width
     if dimensions is not None and context.embeds and not 1 <= dimensions <= width:

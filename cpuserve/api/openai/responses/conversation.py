@@ -36,8 +36,8 @@ def chat_messages(
 ) -> list[ConversationMessage]:
     """Return the messages; InvalidRequest with the path of an invalid part.
 
-    The items of one turn of the assistant become one message: templates write the calls of a
-    message after its text, and the results of calls after these.
+    The items of one turn of the assistant become one message, because templates write the text of
+    a message, then its calls, and then the results of the calls.
     """
     found = _Conversation()
     if instructions:
@@ -58,13 +58,13 @@ def chat_messages(
 
 
 class _Conversation:
-    """The messages of the items so far, and the calls among them, which each need an output."""
+    """Collects the messages of the items, and checks that each call has an output."""
 
     def __init__(self) -> None:
         self.messages: list[ConversationMessage] = []
-        self._thoughts: list[str] = []  # of the assistant's next message or call
+        self._thoughts: list[str] = []  # thoughts before the assistant's next message or call
         self._known: set[str] = set()
-        self._open: dict[str, str] = {}  # calls without an output by call_id: place and type
+        self._open: dict[str, str] = {}  # calls without an output, by call_id: path and type
 
     def add(self, item: dict[str, Any], where: str) -> None:
         """Add the next item."""
@@ -106,7 +106,7 @@ class _Conversation:
             self._append({"role": role, "content": parts})
 
     def _append(self, message: ConversationMessage) -> None:
-        self._thoughts.clear()  # of a turn that ended before it said something
+        self._thoughts.clear()  # thoughts of a turn that ended without text or calls
         self.messages.append(message)
 
     def _in_turn(self) -> ConversationMessage:
@@ -150,10 +150,10 @@ class _Conversation:
 
 
 def _parts(content: object, where: str) -> list[ContentPart]:
-    """Return a string, or the parts of a list, as parts that are text or replace something else.
+    """Return the parts of a content: texts, and a NonTextPart in place of anything else.
 
     Raises:
-      InvalidRequest: the content has no valid form.
+      InvalidRequest: the content is not valid.
     """
     if isinstance(content, str):
         return [content]
@@ -175,7 +175,7 @@ def _part(part: object, where: str) -> ContentPart:
 
 
 def _returned(content: object, where: str) -> list[ContentPart]:
-    """Return the text of a tool or the model, which is never refused."""
+    """Return the parts of a tool's output or an assistant's message; no part is refused."""
     if isinstance(content, dict) and isinstance(content.get("type"), str):
         content = [content]
     if not isinstance(content, list):

@@ -1,6 +1,6 @@
-"""Items of other servers' histories, which this server does not write itself.
+"""Input items of types that only other servers write.
 
-A conversation may begin on one server and go on here, so the model gets all of its content.
+A conversation may begin on another server and go on here, so the model gets their content.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from cpuserve.api.request.content_parts import elsewhere, plain
 from cpuserve.serving.sealed import unsealed
 
-# Calls that clients run, in place of a function's: the member that has the arguments.
+# Types of calls, besides function calls, that clients run, and the member with the arguments.
 CLIENT_CALLS = {
     "custom_tool_call": "input",
     "local_shell_call": "action",
@@ -19,7 +19,7 @@ CLIENT_CALLS = {
     "computer_call": "action",
 }
 CLIENT_OUTPUTS = frozenset(f"{kind}_output" for kind in CLIENT_CALLS)
-# Actions of the other server in the model's turn.
+# Actions that the other server itself took during the model's turn.
 _DONE_ELSEWHERE = frozenset(
     (
         "web_search_call",
@@ -37,7 +37,7 @@ _DONE_ELSEWHERE = frozenset(
     )
 )
 _COMPACTED = frozenset(("compaction", "compaction_summary", "context_compaction"))
-# They are about the other server, and say nothing to a model.
+# Items about the other server, which are left out because a model cannot use them.
 _SILENT = frozenset(
     ("compaction_trigger", "configuration_update", "additional_tools", "ghost_snapshot")
 )
@@ -60,7 +60,7 @@ def line_of(item: dict[str, Any]) -> str:
 
 
 def name_and_arguments(item: dict[str, Any]) -> tuple[object, object]:
-    """Return a call that a client runs as a chat template reads it: the call of a function."""
+    """Return the name and the arguments of a call of CLIENT_CALLS, as if it called a function."""
     kind = item["type"]
     given = item.get(CLIENT_CALLS[kind])
     if kind == "custom_tool_call":

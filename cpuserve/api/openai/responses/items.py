@@ -19,15 +19,15 @@ from cpuserve.api.openai.responses.tools import Namespaces
 from cpuserve.serving.events import Choice, Thoughts, WholeToolCall
 from cpuserve.serving.sealed import sealed
 
-# The kinds of items, by the beginnings of their ids.
+# The beginning of an item's id, by the type of the item.
 _KINDS = {"message": "msg", "function_call": "fc", "reasoning": "rs"}
 
 
 @dataclass(slots=True)
 class Item:
-    """Item `index` of the output of a request: a message, a thought, or a call if it has one.
+    """Item number `index` of the output: a call if `call` is set, else a thought or a message.
 
-    seals: whether a thought has its encrypted_content.
+    seals: whether a thought has the member encrypted_content.
     """
 
     request_id: str
@@ -48,11 +48,11 @@ class Item:
 
     @property
     def id(self) -> str:
-        """The same in all events of a stream, and unique among the items."""
+        """The id of the item: the same in all events of a stream, and unique among the items."""
         return f"{_KINDS[self.kind]}_{self.request_id}_{self.index}"
 
     def begun(self) -> OutputItem:
-        """Return the item before anything of it is written."""
+        """Return the item at its start: in progress and without content."""
         if self.call is not None:
             return self._of(self.call, "in_progress", "")
         if self.thinks:
@@ -60,11 +60,11 @@ class Item:
         return ResponseMessage(self.id, "in_progress", "assistant", [])
 
     def part(self) -> ResponseText:
-        """Return the text of a message as far as it is written."""
+        """Return the text of a message so far."""
         return ResponseText("".join(self.text), [], self.logprobs)
 
     def thought(self) -> ResponseThought:
-        """Return the text of a thought as far as it is written."""
+        """Return the text of a thought so far."""
         return ResponseThought("".join(self.text))
 
     def written(self, reason: str = "") -> OutputItem:
@@ -92,9 +92,10 @@ def items_of(
     *,
     seals: bool = False,
 ) -> list[OutputItem]:
-    """Return the items of a whole response: at least one.
+    """Return the items of a whole response; a response without text has one empty message.
 
-    logprobs: the response has then one message. seals: see Item.
+    logprobs: of all tokens of the text; a response with logprobs has only one message, because the
+    schema refuses them together with tools. seals: see Item.
     """
     items: list[Item] = []
     for index, part in enumerate(choice.parts or [""]):

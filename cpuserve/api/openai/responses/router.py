@@ -50,7 +50,7 @@ async def count_tokens(received: RequestContext, asked: ResponsesRequest) -> Res
 @router.post("/v1/responses/{response_id}/cancel", include_in_schema=False)
 @router.get("/v1/responses/{response_id}/input_items", include_in_schema=False)
 async def find_response(response_id: str) -> Response:
-    """Answer 404, since no response is stored, or as an unknown route where it is no id."""
+    """Raise NotFound, because no response is stored; 404 or 405 for words that are no ids."""
     if response_id == "compact":
         raise HTTPException(404)
     if response_id == "input_tokens":

@@ -31,7 +31,8 @@ _INCLUDES = (
     SEALED,
     _LOGPROBS,
 )
-# The OpenAI limits of metadata, which every event that has the response repeats.
+# The OpenAI limits of metadata: pairs, and characters of a key and of a value. Every event that
+# contains the response repeats the metadata.
 _MOST_METADATA, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
@@ -65,7 +66,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include_reasoning: bool | None = None
-    # The most tokens of a thought, in the words of vLLM and of llama.cpp.
+    # The most tokens of a thought, under the names that vLLM and llama.cpp use.
     thinking_token_budget: int | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
@@ -99,7 +100,7 @@ def to_call(request: ResponsesRequest) -> GenerateCall:
         tools=tools.tools,
         tool_choice=tools.choice,
         tool_name=tools.name,
-        return_progress=True,  # a stream begins, and shows life, while a long prompt is computed
+        return_progress=True,  # so that a stream sends events during a long prompt
     )
 
 
@@ -142,14 +143,14 @@ def _logprobs(request: ResponsesRequest, *, calls: bool) -> int | None:
         return None
     check_logprobs("top_logprobs", top)
     if calls:
-        # They would include logprobs of the calls, which have no place for any.
+        # The logprobs would include tokens of calls, and call items have no member for logprobs.
         msg = f"include cannot have {_LOGPROBS} together with tools: omit one of them"
         raise unsupported(msg, "include")
     return top or 0
 
 
 def _form(request: ResponsesRequest) -> Any:
-    """Return the form that the text must have, None = free."""
+    """Return the structured output that the text must have; None = free text."""
     field, given = "text.format", (request.text or TextConfig()).format or {"type": "text"}
     kind, schema = given.get("type"), given.get("schema")
     if kind == "text":

@@ -1,4 +1,4 @@
-"""The functions that a response offers to the model, in the form of chat completions."""
+"""The functions that a request offers to the model, in the format of chat completions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FUNCTION = '{"type": "function", "name": ...}'
 _NAMESPACE = '{"type": "namespace", "name": ..., "tools": [...]}'
 _MEMBERS = ("description", "parameters", "strict")
 
-# The namespace and the name of each function in one, by the name that the model sees.
+# (namespace, name) of each function that is in a namespace, by the name that the model sees.
 Namespaces: TypeAlias = Mapping[str, tuple[str, str]]
 
 
@@ -33,7 +33,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def namespaces_of(tools: list[dict[str, Any]]) -> Namespaces:
-    """Return the functions in namespaces among tools that have been checked."""
+    """Return the functions that are in a namespace; `tools` have been checked."""
     return {
         f.name: (f.namespace, f.tool["name"]) for f in _offered(tools) if f.namespace is not None
     }
@@ -42,10 +42,10 @@ def namespaces_of(tools: list[dict[str, Any]]) -> Namespaces:
 def chosen_tools(
     tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None
 ) -> ToolChoice:
-    """Return the functions among `tools` that the model may call, and whether it must.
+    """Return the functions among `tools` that the model may call, and whether it must call one.
 
     Raises:
-      InvalidRequest: a tool or the choice has no valid form, or see `check_offers`.
+      InvalidRequest: a tool or the choice is not valid, or the error of `check_offers`.
     """
     functions = [_function(offered) for offered in _offered(tools or [])]
     others = {str(tool["type"]) for tool in tools or [] if not is_function(tool)}
@@ -54,7 +54,7 @@ def chosen_tools(
 
 
 def is_function(tool: object) -> bool:
-    """Return whether `tool` is a function; one that has no type is."""
+    """Return whether `tool` is a function; a tool without a type is a function."""
     return isinstance(tool, dict) and tool.get("type", "function") == "function"
 
 

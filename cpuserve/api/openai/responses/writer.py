@@ -44,15 +44,16 @@ if TYPE_CHECKING:
     from cpuserve.serving.generate import Generation
 
 _to_json = msgspec.json.Encoder().encode
-# So often a stream says that the prompt is still being computed. The frame has the whole request,
-# so it is not sent for every part of the prompt. Clients wait for minutes (Codex: five).
+# The interval at which a stream reports that the prompt is still being computed. The frame repeats
+# the whole request, so it is not sent for every part of the prompt. Clients wait for minutes
+# without an event (Codex: five).
 _PERIOD_S = 5.0
 
 
 class ResponseWriter:
     """Writes the response to one request: items, one after the other.
 
-    A text is a message with one part. A text after a call is a message of its own.
+    A text becomes a message with one part. Text after a call becomes a further message.
     """
 
     form = StreamFormat()
@@ -80,7 +81,7 @@ class ResponseWriter:
         self._reason = "stop"
 
     def frames(self, events: list[Event]) -> bytes:
-        """Return the frames of the events of one output."""
+        """Return the SSE frames for the events of one engine output."""
         out = b""
         if not self._num_frames:
             out = self._frame("response.created", response=self._brief)
@@ -106,7 +107,7 @@ class ResponseWriter:
         return out
 
     def failed(self, error: BaseException) -> bytes:
-        """Return the event of an error after the beginning of the stream."""
+        """Return the SSE event for an error after the stream has begun."""
         failure = ResponseError(_cause(error), public_message(error))
         if not self._num_frames:  # only pings were sent, so the client knows of no response
             return self._frame("error", code=failure.code, message=failure.message, param=None)
@@ -156,7 +157,7 @@ class ResponseWriter:
     def _start(
         self, call: WholeToolCall | None = None, *, thinks: bool = False
     ) -> tuple[bytes, Item]:
-        """Close the open item, and open one; return the frames and the new item."""
+        """Close the open item, and open a new one; return the frames of both and the new item."""
         out = self._close()
         self._open = item = Item(self._request_id, len(self._output), self._namespaces, call)
         item.thinks, item.seals = thinks, self._seals
@@ -223,7 +224,7 @@ class ResponseWriter:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the code of a failed Response, which is one of those that the OpenAI clients know."""
+    """Return the error code of a failed Response, one that the OpenAI clients know."""
     status = error.status if isinstance(error, RequestError) else 500
     if status == 429:
         return "rate_limit_exceeded"
