@@ -27,6 +27,7 @@ from cpuserve.tokenizer.rendering.client import (
     TemplateStopped,
 )
 from tests.helpers.children import child_options
+from tests.helpers.patience import PATIENCE_S
 
 TOKENS = SimpleNamespace(special_tokens={})
 HI = [{"role": "user", "content": "Hi"}]
