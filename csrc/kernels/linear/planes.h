@@ -404,7 +404,8 @@ struct PlaneBlocks : PlaneShape<W> {
 };
 
 // Chooses the tile of a kind: PlaneBlocks for units of 256 with q8g256 rows, otherwise PlaneGroups.
-// The tiles of kinds with zero points count the groups of 32 after a header.
+// All kinds with zero points of the same number of bits share one tile, which counts the groups of
+// 32 after a header.
 template <class W, bool kBlocks>
 struct PlaneKindOf {
   using Type = PlaneGroups<W>;

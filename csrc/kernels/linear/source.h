@@ -218,7 +218,8 @@ inline void read_nvfp4(const uint8_t* row, int64_t k0, int n, float* out) {
   }
 }
 
-// A row of one of the sources that several kinds may be packed from (read_floats).
+// Reads elements [k0, k0 + n) of a row as fp32, for source types that several kinds may be packed
+// from; see read_floats.
 inline void read_shared(const void* row, SourceType type, int64_t k0, int n, float* out) {
   const auto blocks = [&](auto* of_row, auto read) {
     for (int i = 0; i < n; i += 32) read(of_row[(k0 + i) / 32], out + i);

@@ -6,7 +6,7 @@
 // tile registers of sums, two of rows and two of weights.
 //
 // Chain kinds (bf16, and int8 with one scale per row) keep their sums in tiles over a block of K.
-// Group kinds have a scale for every 32 to 256 of K. Their weights are first unpacked to signed
+// Group kinds have a scale for every 16 to 256 of K. Their weights are first unpacked to signed
 // bytes or to bf16, once for all rows of a block (except w8_channel_g128 for up to 32 rows). The
 // sums of a group leave the tiles, and vectors add them to fp32 sums while the tiles compute the
 // next group. In GGUF kinds with blocks of 256, a block is one group: weights are unpacked to codes
@@ -287,7 +287,7 @@ void run_tiles(const LinearArgs& a) noexcept {
   tile_release();
 }
 
-// Returns the number of int8 rows up to which the vector kernel of the level below is used.
+// Returns the most int8 rows that the vector kernel of the level below computes instead of tiles.
 template <class Kind>
 constexpr int few_rows() {
   if constexpr (Kind::kAct == ActFormat::bf16) {
