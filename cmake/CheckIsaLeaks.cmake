@@ -1,7 +1,7 @@
-# Script: fails if an object file of an ISA unit defines a weak or unique symbol, or any global
-# symbol except its table. The linker keeps one copy of a weak symbol. If that were the AVX-512
-# unit's copy of an inline function, an older CPU would fail with an illegal instruction in
-# unrelated code.
+# A script that fails if an object file of an ISA unit defines a weak or unique symbol, or a global
+# symbol other than the function that returns its table. The linker keeps only one copy of a weak
+# symbol. If it kept the copy of an inline function from the AVX-512 unit, an older CPU would fail
+# with an illegal instruction in unrelated code.
 foreach(object IN LISTS OBJECTS)
   execute_process(COMMAND ${NM} -C --defined-only ${object} OUTPUT_VARIABLE out RESULT_VARIABLE rc
                   ERROR_VARIABLE err)
@@ -12,7 +12,7 @@ foreach(object IN LISTS OBJECTS)
   string(REPLACE "\n" ";" lines "${out}")
   set(found FALSE)
   foreach(line IN LISTS lines)
-    if(line MATCHES "^[0-9a-f]+ ([A-Zuvw]) _?(.*)$")  # other lower-case letters: local to the unit
+    if(line MATCHES "^[0-9a-f]+ ([A-Zuvw]) _?(.*)$")  # other lower-case letters: local symbols
       set(type "${CMAKE_MATCH_1}")
       set(name "${CMAKE_MATCH_2}")
       if(type STREQUAL "T" AND name STREQUAL SYMBOL)

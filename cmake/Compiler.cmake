@@ -1,6 +1,6 @@
-# Stops with a list of supported compilers if this compiler cannot build the kernels: gcc 11.2 is
-# the first whose assembler interface and intrinsics cover AVX512-BF16 and AMX, and clang 14
-# likewise. The blank at the beginning of the messages keeps CMake from breaking their lines.
+# Stops with a list of supported compilers if this compiler cannot build the kernels: gcc 11.2 and
+# clang 14 are the first versions with all intrinsics for AVX512-BF16 and AMX. The blank at the
+# beginning of the messages keeps CMake from breaking their lines.
 function(cpuserve_check_compiler)
   set(version "${CMAKE_CXX_COMPILER_VERSION}")
   if(CPUSERVE_FAKE_COMPILER_VERSION)

@@ -1,4 +1,4 @@
-# Every option of the build with its help text. Nothing else defines CPUSERVE_* options.
+# All options of the build (CPUSERVE_*) with their help texts. No other file defines options.
 option(CPUSERVE_TESTS "Build the C++ tests and register them with ctest" OFF)
 option(CPUSERVE_WERROR "Treat compiler warnings as errors" OFF)
 option(CPUSERVE_EXTENSION "Build the Python extension (off: only C++ tests, for emulators)" ON)

@@ -1,5 +1,5 @@
-// From the sums of a tile to its output: the second terms of rows are added, then the epilogue
-// runs.
+// The steps from the sums of a tile to its output: adds the sums of the two terms of a row (if rows
+// have two), then runs the epilogue.
 #pragma once
 #include "kernels/generic/epilogue.h"
 #include "kernels/linear/linear_tile.h"
@@ -7,7 +7,7 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// True for f32 output without activation and glu, which most linears of a model have.
+// Whether the output is f32 without activation and glu, as for most linears of a model.
 CPUSERVE_INLINE bool plain_f32(const Epilogue& ep) {
   return ep.out.format == ActFormat::f32 && ep.act == Activation::none && !ep.glu;
 }
@@ -19,7 +19,7 @@ static __attribute__((noinline)) void finish_tile(const Epilogue& ep, int64_t ro
   store_tile(ep, row0, rows, panel0, panels, c, stride);
 }
 
-// The epilogue of `panels` finished panels of one row at `c`.
+// Runs a plain_f32 epilogue for one row of `panels` panels, with sums at `c`.
 CPUSERVE_INLINE void finish_plain(const Epilogue& ep, int64_t row, int64_t panel0, int panels,
                                   const float* c) {
   const int64_t column0 = panel0 * kPanel;
@@ -31,8 +31,8 @@ CPUSERVE_INLINE void finish_plain(const Epilogue& ep, int64_t row, int64_t panel
   }
 }
 
-// The epilogue of `panels` finished panels of rows [row0, row0 + rows) at `c`, with `stride` floats
-// per row.
+// Runs the epilogue for `panels` panels of rows [row0, row0 + rows). The finished sums are at `c`,
+// with `stride` floats from row to row.
 CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row0, int rows, int64_t panel0,
                             int panels, const float* c, size_t stride) {
   if (!plain || (panel0 + panels) * kPanel > ep.out.width) {
@@ -51,8 +51,8 @@ CPUSERVE_INLINE void join_terms(float* c, int stride, int panels) {
   }
 }
 
-// The same for `rows` rows of sums; each is one of the `terms` of a row of activations,
-// then the epilogue.
+// Runs the epilogue for `rows` rows of sums, after it has added the sums of the two terms if each
+// row of activations has two.
 static __attribute__((noinline)) void finish_terms(const LinearArgs& a, bool plain, int64_t row0,
                                                    int rows, int64_t panel0, int panels, float* c,
                                                    int stride) {
@@ -63,8 +63,9 @@ static __attribute__((noinline)) void finish_terms(const LinearArgs& a, bool pla
          static_cast<size_t>(stride * a.terms));
 }
 
-// Prefetches the output lines that a tile will write or add to, while it computes. They were last
-// used a layer ago, and waiting for them takes up to a fifth of the time of the tile.
+// Prefetches the cache lines of the output that a tile will write or add to, while the tile
+// computes. These lines were last used a layer ago, and waiting for them would take up to a fifth
+// of the time of the tile.
 static __attribute__((noinline)) void fetch_output(const Epilogue& ep, int64_t row0, int64_t rows,
                                                    int64_t panel0, int panels) {
   const int halves = ep.glu ? 2 : 1;
@@ -94,7 +95,7 @@ static __attribute__((noinline)) void fetch_output(const Epilogue& ep, int64_t r
       case ActFormat::q8row:
       case ActFormat::q8g256:
       case ActFormat::q8g256x2:
-        break;  // tiles do not write these
+        break;  // tiles do not write these formats
     }
   }
 }

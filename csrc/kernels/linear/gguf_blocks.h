@@ -1,10 +1,9 @@
-// The blocks of k-quants of GGUF, of its 5-bit types, and of its 4-bit types with a table of
-// values.
+// Reads blocks of GGUF: k-quants, the 5-bit types, and the 4-bit types with a table of values.
 //
-// A block has kUnit weights. Each kSub of them share a factor and, with kMin, a minimum:
+// A block has kUnit weights. Every kSub weights share a scale and, with kMin, a minimum:
 //   w = scale * value(code) + minimum
-// Blocks of 32 store the factor (and the minimum) as they are. Blocks of 256 store them as small
-// integers, with one fp16 factor for all of them and one for all minima, which are subtracted:
+// Blocks of 32 store the scale (and the minimum) directly. Blocks of 256 store them as small
+// integers, with one fp16 factor d for all scales and one, m, for all minima:
 //   scale = d * scales[j]      minimum = -(m * leasts[j])
 #pragma once
 #include "kernels/table.h"
@@ -13,16 +12,16 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// How the factors of a block are stored.
+// How the factors (scales and minima) of a block are stored in a panel (plane_layout.h).
 enum class Factors { half, exponent, bytes, nibbles, zero_points };
-// Whether each kSub weights have a small factor, in addition to the one of the block.
+// Whether every kSub weights have a small integer scale, in addition to the factor of the block.
 constexpr bool has_small(Factors form) {
   return form == Factors::bytes || form == Factors::nibbles;
 }
 
-// A block taken apart. The codes of weights are not negative.
+// The contents of a block. The codes q of weights are not negative.
 struct BlockCodes {
-  uint16_t d, m;  // fp16; d of Factors::exponent is the byte, m of zero_points the zero point
+  uint16_t d, m;  // fp16; with Factors::exponent d is a byte, with zero_points m is the zero point
   int8_t scales[16];
   uint8_t leasts[16];
   uint8_t q[256];
@@ -33,7 +32,7 @@ inline uint16_t half_at(const uint8_t* p) {
   memcpy(&x, p, sizeof x);
   return x;
 }
-// Elements i and i + n are the low and the high nibble of byte i, for i < n.
+// Reads 2 n codes of 4 bits: codes i and i + n are the low and the high nibble of byte i < n.
 inline void take_nibbles(const uint8_t* from, int n, uint8_t* q) {
   for (int i = 0; i < n; i++) {
     q[i] = from[i] & 15;
@@ -41,8 +40,8 @@ inline void take_nibbles(const uint8_t* from, int n, uint8_t* q) {
   }
 }
 
-// Codes of kBits bits: a run of 32 uses the same bits of 32 bytes, and the next run has the
-// bits above them. They are put at bit kTo of the codes in q.
+// Adds kBits bits, at bit kTo, to the codes in q. A run of 32 codes uses the lowest bits of 32
+// bytes, and the next run uses the bits above them.
 template <int kBits, int kTo>
 inline void add_runs(const uint8_t* from, int runs, uint8_t* q) {
   for (int s = 0; s < runs; s++, q += 32) {
@@ -52,7 +51,7 @@ inline void add_runs(const uint8_t* from, int runs, uint8_t* q) {
   }
 }
 
-// Eight scales and minima of 6 bits in 12 bytes.
+// Reads eight scales and eight minima of 6 bits each from 12 bytes.
 inline void take_scales6(const uint8_t* s, BlockCodes& c) {
   for (int j = 0; j < 4; j++) {
     c.scales[j] = s[j] & 63;
@@ -150,10 +149,10 @@ struct GgufQ5 {
   }
 };
 
-// Codes are indices of a table of values, which holds them plus 128.
+// The values of IQ4_NL, plus 128. Codes are indices of this table.
 constexpr uint8_t kIq4Values[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                     129, 141, 153, 166, 181, 197, 217, 241};
-// Twice the values of E2M1.
+// Twice the values of E2M1, plus 128.
 constexpr uint8_t kFp4Values[16] = {128, 129, 130, 131, 132, 134, 136, 140,
                                     128, 127, 126, 125, 124, 122, 120, 116};
 
@@ -206,7 +205,7 @@ inline float factor_of(Factors form, uint16_t d) {
   return out[0];
 }
 
-// The weights of a block, by the operations of table.h.
+// Writes the weights of a block as fp32, with the operations of the formulas in table/weights.h.
 template <class G>
 inline void block_floats(const BlockCodes& c, float* out) {
   constexpr bool kScaled = has_small(G::kFactors), kZeros = G::kFactors == Factors::zero_points;
@@ -226,7 +225,7 @@ inline void block_floats(const BlockCodes& c, float* out) {
   }
 }
 
-// Elements [k0, k0 + n) of a row of blocks; k0 and n are multiples of 32.
+// Writes elements [k0, k0 + n) of a row of blocks as fp32; k0 and n are multiples of 32.
 template <class G>
 inline void read_blocks(const void* row, int64_t k0, int n, float* out) {
   for (int i = 0; i < n;) {

@@ -1,14 +1,14 @@
-// The tile of the grouped kinds: int8 rows (q8g32, q8g128) against weights in groups of 32 or 128
-// of K, the weights that one scale of a row multiplies.
+// The tile of the grouped kinds: int8 rows (q8g32, q8g128) times weights in groups of 32 or 128 of
+// K. A group is the range of K with one scale of a row.
 //
 //   f = fma(float(sum_k q_w q_x - zero sum_x), s_w s_x, f)      then, with a minimum,
 //   f = fma(min, s_x float(sum_x), f)
 //
 // A unit of a panel is { header of 16 scales and minima; lines of one or several groups }. A kind W
-// defines kAct, kGroup, kUnit (weights of a column in a unit), kUnitBytes, kMinBytes, least(),
-// kZero and the layout of quads in a 64-byte line, from EightBits or FourBits. Integer sums are
-// exact, so their order never changes a bit. The fp32 chain runs over the groups in ascending order
-// for every tile shape.
+// defines kAct, kGroup, kUnit (weights of a column in a unit), kUnitBytes, kMinBytes, least() and
+// kZero. It inherits the layout of quads (4 elements of K) in a 64-byte line from EightBits or
+// FourBits. Integer sums are exact, so their order never changes a bit. The fp32 chain runs over
+// the groups in ascending order for every shape of tile.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/source.h"
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kScaleBytes = kPanel * 2;
 
-// The layout of codes in lines, and their products. 8 bits: a line is one quad of 16 columns.
+// The layout of 8-bit codes in lines, and their products. A line is one quad of 16 columns.
 struct EightBits {
   static constexpr int kQuadsPerLine = 1;
   using Sum = I;
@@ -34,8 +34,8 @@ struct EightBits {
     return lines[(i / 4 * kPanel + column) * 4 + i % 4];
   }
 };
-// 4 bits: a line is two quads, so that one mask and one shift extract both. Byte (r, c, j) holds
-// k = 8 r + j in its low and k = 8 r + 4 + j in its high nibble.
+// The same for 4-bit codes. A line is two quads, so that one mask and one shift extract both. Byte
+// (r, c, j) has k = 8 r + j in its low nibble and k = 8 r + 4 + j in its high nibble.
 struct FourBits {
   static constexpr int kQuadsPerLine = 2;
   using Sum = S;
@@ -53,7 +53,7 @@ struct FourBits {
   }
 };
 
-// The header and the groups of a unit of W.
+// The size of the header and the number of groups of a unit of W.
 template <class W>
 struct UnitOf {
   static_assert(W::kUnit % W::kGroup == 0, "a unit has whole groups");
@@ -63,12 +63,12 @@ struct UnitOf {
   static_assert(W::kUnitBytes == kHeader + kGroups * kGroupBytes, "a unit has nothing else");
 };
 
-// The minima in the header of a unit, from column `column` on: fp16 numbers.
+// Returns the minima of columns [column, column + kLanes), which are fp16 in the header of a unit.
 CPUSERVE_INLINE F half_minima(const uint8_t* header, int column) {
   return load_f16(reinterpret_cast<const uint16_t*>(header + kScaleBytes) + column);
 }
 
-// -zero sum_x in every lane; `kZero` is a power of two or 0.
+// Returns -kZero * sum_x in every lane, where sum_x is the int32 at `sum`. kZero is 0, 8 or 128.
 template <int kZero>
 CPUSERVE_INLINE I zero_term(const uint8_t* sum) {
   const int32_t* at = reinterpret_cast<const int32_t*>(sum);
@@ -77,21 +77,22 @@ CPUSERVE_INLINE I zero_term(const uint8_t* sum) {
   return izero();
 }
 
-// The position of a tile in its rows and weights. Each pointer advances by one group.
+// The position of a tile in its rows and weights. All pointers advance by one group.
 struct GroupAt {
-  const uint8_t *x, *scales, *sums;  // of the first row: values, their scale, their sum
+  const uint8_t *x, *scales, *sums;  // first row: the codes, the scale and the sum of the group
   size_t x_stride;
-  const uint8_t* w;  // of the first panel, a header before the lines of the group
+  const uint8_t* w;  // first panel: the address of the lines of the group minus the header size
   size_t panel_bytes;
-  const uint8_t* ahead;  // address to prefetch meanwhile, for the first panel
+  const uint8_t* ahead;  // first panel: the address to prefetch meanwhile
 };
 
-// Prefetches line `i` of a later group of NPF panels. One line at a time between the products:
-// prefetching all lines of a group at once fills the miss buffers of the core, and the loads after
-// it wait. Into L2, even where memory sets the pace: a fetch to L1 holds one of the 10 to 16 miss
-// buffers of L1 for the latency of memory, which limits a core to a few bytes a cycle. Measured on
-// Granite Rapids, both cores, one, two and four rows: w4m_g128 reads 79, 77 and 71 % of the
-// bandwidth with fetches to L1, and 91, 90 and 82 % with fetches to L2.
+// Prefetches line `i` of a later group of NPF panels. Lines are prefetched one at a time between
+// products, because all lines of a group at once would fill the miss buffers of the core, and the
+// loads after them would wait. They go to L2, even if memory is the limit: a prefetch to L1
+// occupies one of the 10 to 16 miss buffers of L1 for the latency of memory, which limits a core to
+// a few bytes a cycle. Measured on two cores of Granite Rapids with one, two and four rows:
+// w4m_g128 reads 79, 77 and 71 % of the bandwidth with prefetches to L1, and 91, 90 and 82 % with
+// prefetches to L2.
 template <int NPF>
 CPUSERVE_INLINE void fetch_line(const GroupAt& at, int i) {
   const uint8_t* line = at.ahead + i * 64;
@@ -103,7 +104,8 @@ CPUSERVE_INLINE void fetch_line(const GroupAt& at, int i) {
   keep_here();
 }
 
-// Products of a quad, the first or second of line `line` of a group, for MR rows x NV vectors.
+// Adds the products of a quad for MR rows x NV vectors. The quad is the first (high = 0) or second
+// of line `line` of a group.
 template <class W, int NPF, int MR, int NV>
 CPUSERVE_INLINE void quad_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at, int line,
                                    int high, const uint8_t* lines, const uint8_t* quads) {
@@ -127,7 +129,7 @@ CPUSERVE_INLINE void quad_products(typename W::Sum (&acc)[MR][NV], const GroupAt
   }
 }
 
-// Products of the eight quads from `quad0` on.
+// Adds the products of eight quads from `quad0` on.
 template <class W, int NPF, int MR, int NV>
 CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at, int quad0) {
   constexpr int kQuads = W::kQuadsPerLine;
@@ -151,7 +153,7 @@ CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupA
   }
 }
 
-// Integer sums of one group for MR rows x NV vectors.
+// Computes the integer sums of one group for MR rows x NV vectors.
 template <class W, int NPF, int MR, int NV>
 CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
   constexpr bool kStart = W::kStartsFromAny && W::kZero != 0;
@@ -202,8 +204,8 @@ CPUSERVE_INLINE void group_sums(I (&out)[MR][NV], const GroupAt& at) {
   }
 }
 
-// Adds one group to the fp32 chain: in registers, or in memory at `c` with kStride floats per row.
-// header: the header of its unit, in the first panel.
+// Adds the integer sums of one group to the fp32 sums: in registers (kKept), or in memory at `c`
+// with kStride floats from row to row. header: the header of the unit in the first panel.
 template <class W, int MR, int NV, bool kKept, int kStride>
 CPUSERVE_INLINE void add_group(F (&f)[MR][NV], I (&dot)[MR][NV], const GroupAt& at,
                                const uint8_t* header, float* c) {
@@ -244,30 +246,30 @@ struct Grouped {
   static constexpr int64_t kUnitBytes = W::kUnitBytes, kWholeUnits = 1;
   static constexpr bool kSharesHeaders = false, kWidens = false, kNearBlocks = false;
   static constexpr bool kSizesCutPasses = false, kLineUnits = false;
-  // A group of 8-bit codes takes twice as long to read as one of 4-bit codes and no longer to
-  // multiply, so turns pay up to more rows.
+  // A group of 8-bit codes takes twice as long to read as a group of 4-bit codes, but not longer to
+  // multiply, so prefetching panels in turn (share_units) pays off up to more rows.
   static constexpr int kTurns = W::kQuadsPerLine == 1 && W::kUnit == W::kGroup ? 4 : 3;
-  // Up to kInRegisters sums of each type, the fp32 sums are in registers together with the integer
-  // ones. Otherwise they stay in `c`, which is in L1: one load and one store for a group of 8
-  // products.
+  // With at most kInRegisters sums, the fp32 sums are in registers together with the integer sums.
+  // With more sums they are in `c`, which stays in L1: one load and one store for the 8 products of
+  // a group of 32.
   static constexpr int kInRegisters = kGroupVecs / 2 / kVecs;
   static constexpr int kInMemory = kGroupVecs / kVecs;
-  // One stream of memory is read faster than several, and the difference is larger for shorter
-  // streams (w4m_g128, K = 896, one row: 98 % of the bandwidth of a plain read, with two panels
-  // side by side 79 %).
+  // One panel at a time: one stream of memory is read faster than several, and the difference is
+  // larger for short streams. With K = 896, one row of w4m_g128 reads 98 % of the bandwidth of a
+  // plain read with one panel at a time, and 79 % with two panels side by side.
   static constexpr int stream_panels(int) { return 1; }
-  // Rows of a tile with two panels. A tile of 12 rows uses each code that it unpacks for twice as
-  // many products as one of 6 rows, but its fp32 sums do not fit the registers and stay in memory.
-  // With a group of 128 they are read and written once for 32 products, and 12 rows are better: 24
-  // to 512 rows of w4m_g128 run at 66 to 69 % of the dot-product peak of Granite Rapids, and at 62
-  // to 65 % with tiles of 6 rows. With a group of 32 it is once for 8 products, and 6 rows are
-  // better: 64 rows of w8_g32 run at 55 %, and at 53 % with tiles of 12.
+  // The rows of a tile with two panels. A tile of 12 rows uses each unpacked code for twice as many
+  // products as a tile of 6 rows, but its fp32 sums do not fit the registers and stay in memory.
+  // With groups of 128 each sum is loaded and stored once for 32 products, and 12 rows are better:
+  // 24 to 512 rows of w4m_g128 run at 66 to 69 % of the dot-product peak of Granite Rapids, and at
+  // 62 to 65 % with tiles of 6 rows. With groups of 32 it is once for 8 products, and 6 rows are
+  // better: 64 rows of w8_g32 run at 55 %, and at 53 % with tiles of 12 rows.
   static constexpr int kTall = W::kGroup == kWideGroup && kInMemory >= 24 ? 12 : 6;
-  // At least both terms of a row, even where they do not fit the registers (scalar).
+  // At least 2 rows, for both terms of a row, even if they do not fit the registers (scalar).
   static constexpr int kRows = kVecs == 1 ? kTall : kInMemory < 2 ? 2 : kInMemory;
-  // A few more rows take one pass over single panels. With more rows than that, computing takes
-  // longer than reading, and several tiles over a strip in cache were measured to be faster than
-  // one tall tile with fp32 sums in memory (12 rows of w4m: 17 against 15 GB/s).
+  // Up to this many rows take one pass over the weights, with tiles of one panel. With more rows,
+  // computing takes longer than reading, and several tiles over a strip in the cache are faster
+  // than one tall tile with fp32 sums in memory (measured: 12 rows of w4m read 17 against 15 GB/s).
   static constexpr int kStreamRows = kInRegisters < 12 ? kRows : W::kQuadsPerLine == 1 ? 10 : 8;
   static constexpr int kPanels = kInMemory / kRows < 2 ? 1 : 2;
   static constexpr int kHalfRows = kRows;
@@ -303,7 +305,7 @@ struct Grouped {
     for (int64_t u = t.u0; u < t.u1;) {
       for (const int64_t end = fetch.next(u, at.w, at.ahead); u < end; u++) {
         const uint8_t* header = at.w;
-        // Not unrolled: a kind with many groups in a unit has the code of one group.
+        // The loop is not unrolled, so that kinds with many groups in a unit have the code of one.
 #pragma GCC unroll 1
         for (int i = 1; i <= Unit::kGroups; i++) {
           const bool last = i == Unit::kGroups;
@@ -335,7 +337,7 @@ size_t group_panel_bytes(int64_t k) noexcept {
   return static_cast<size_t>(Grouped<W>::units(k) * W::kUnitBytes);
 }
 
-// Returns the start of unit u of a panel.
+// Returns the address of unit u of a panel.
 template <class W>
 inline const uint8_t* unit_at(const PackedWeight& w, int64_t panel, int64_t u) {
   return w.data + static_cast<size_t>(panel) * w.panel_bytes + u * W::kUnitBytes;

@@ -1,9 +1,12 @@
-// The families of the list of weight kinds (CPUSERVE_WEIGHT_KINDS in kernels/table/weights.h), and
+// The families in the list of weight kinds (CPUSERVE_WEIGHT_KINDS in kernels/table/weights.h), and
 // the kernels that this unit has for a kind. A family has
 //   kDot         the type of its products: f32, bf16 or int8
 //   kMmla        whether it has kernels on matrix products of Arm
-//   vectors()    its kernels on vectors; tiles() on matrix tiles; products() on products of Arm
-//   read()       elements [k0, k0 + n) of a source row as fp32, if the kind has a source of its own
+//   vectors()    the kernel on vectors
+//   tiles()      the kernel on matrix tiles (AMX)
+//   products()   the kernel on matrix products of Arm
+//   read()       writes elements [k0, k0 + n) of a source row as fp32, if the kind has its own
+//   source
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/coded.h"
@@ -53,7 +56,7 @@ struct GroupFamily {
 #endif
 };
 
-// kGroupQuads: of one scale of the row; 0: the whole row has one.
+// kGroupQuads: the number of quads of K with one scale of a row; 0: a row has a single scale.
 template <int kGroupQuads>
 struct ChannelFamily {
   static constexpr DotKind kDot = DotKind::int8;
@@ -101,7 +104,7 @@ struct CodedFamily {
 #endif
 };
 
-// The kernels of a family that are part of this unit; none where the level below has them.
+// Returns the kernel of a family that this unit defines; an empty one if the level below has it.
 template <class Family>
 constexpr LinearKernel linear_of() {
 #if defined(CPUSERVE_UNIT_ALL)

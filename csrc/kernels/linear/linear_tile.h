@@ -1,5 +1,5 @@
-// The parameters of a tile of a linear: its rows and weights, the lines that it prefetches
-// meanwhile, and the width of its sums.
+// The parameters of a tile of a linear: its rows and weights, the data that it prefetches while it
+// computes, and the width of its sums.
 #pragma once
 #include "kernels/table.h"
 #include "kernels/vec/vec.h"
@@ -7,43 +7,45 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// The part of the next K block that a tile prefetches while it computes. The panels of that block
-// take turns. With a turn, the tile prefetches one stretch of a panel: `every` pieces of `step`
-// bytes, one piece with each of its own next `every` units.
+// The part of the next K block that a tile prefetches while it computes (share_units). The panels
+// of that block take turns. In a turn the tile prefetches one stretch of a panel: `every` pieces of
+// `step` bytes, one piece with each of the next `every` units that it computes.
 struct UnitShare {
-  const uint8_t* at = nullptr;  // the first stretch
+  const uint8_t* at = nullptr;  // the address of the first stretch
   int64_t every = 1, step = 0;
   int64_t panel = 0, panels = 0;  // the panel of the first stretch; the number of panels
-  // Whether a turn is due: each `every` units add `panels` to the credit, and a turn costs `calls`.
+  // After every `every` units, `panels` is added to the credit. If the credit is at least `calls`,
+  // a turn begins, and `calls` is subtracted.
   int64_t credit = 0, calls = 1;
 };
 
 struct LinearTile {
-  const uint8_t* x;  // first row, from unit x_u0 on
+  const uint8_t* x;  // the first row, at unit x_u0
   size_t x_stride;
   int64_t x_u0;
-  int64_t x_padded;  // row width in elements, as stored
-  const uint8_t* w;  // first panel
+  int64_t x_padded;  // elements of a row, including padding
+  const uint8_t* w;  // the first panel
   size_t panel_bytes;
-  int64_t unit_bytes;     // of one panel
-  int64_t u0, split, u1;  // units of K
-  // The prefetches of a tile depend on its use.
-  // One pass over the weights (kNear): with unit u, ahead0 + (u - u0) unit_bytes if u is below
-  // `split`, otherwise ahead1 + (u - u0) unit_bytes; the same place of the panels after the first.
-  // A K block of a kind with kLineUnits: after every `fetch_every` units, one line of each of
-  // `fetch_panels` panels of the next block, beginning with the line at ahead0.
-  // For a K block of another kind, `share` has the part of the next block to prefetch.
+  int64_t unit_bytes;     // bytes of a unit of one panel
+  int64_t u0, split, u1;  // the tile computes units [u0, u1) of K
+  // The prefetches of a tile depend on its use:
+  // - One pass over the weights (kNear): with unit u the tile prefetches a unit from
+  //   ahead0 + (u - u0) unit_bytes if u < split, otherwise from ahead1 + (u - u0) unit_bytes; and
+  //   from the same offset in its other panels.
+  // - A K block of a kind with kLineUnits: after every `fetch_every` units the tile prefetches one
+  //   line of each of `fetch_panels` panels of the next block, beginning at ahead0.
+  // - A K block of another kind: `share` is the part of the next block to prefetch.
   const uint8_t *ahead0, *ahead1;
   int64_t fetch_every, fetch_panels;
   UnitShare share;
-  bool fetch_near = false;  // in a pass and with kLineUnits: to L1, otherwise to L2
-  float* c;                 // sums, row stride sums_stride<kNear>()
-  bool resume;              // c holds the sums of the units below u0
-  bool last;                // u1 is the end of K
+  bool fetch_near = false;  // in a pass and with kLineUnits: whether to prefetch to L1, not L2
+  float* c;                 // the sums, with sums_stride<kNear>() floats from row to row
+  bool resume;              // whether c has the sums of the units before u0
+  bool last;                // whether u1 is the end of K
 };
 
-// Says where a tile of a kind without kLineUnits prefetches from. Units of a panel have
-// `unit_bytes` bytes.
+// Computes the addresses that a tile of a kind without kLineUnits prefetches from. A unit of a
+// panel has `unit_bytes` bytes.
 template <bool kNear>
 class TileFetch {
  public:
@@ -54,13 +56,13 @@ class TileFetch {
         panel_(t.share.panel),
         credit_(t.share.credit) {}
 
-  // Bytes between the prefetches of one unit and of the next one.
+  // Returns the bytes from the prefetch address of a unit to the address of the next unit.
   __attribute__((always_inline)) inline int64_t step() const {
     return kNear ? unit_bytes_ : t_.share.step;
   }
 
-  // Sets `ahead` to the prefetch of unit u, with weights at `w`. Returns the end of
-  // the units that `ahead` then advances with, by step() each.
+  // Sets `ahead` to the prefetch address of unit u, which has its weights at `w`. Returns the next
+  // unit that needs a new address; until then `ahead` advances by step() from unit to unit.
   __attribute__((always_inline)) inline int64_t next(int64_t u, const uint8_t* w,
                                                      const uint8_t*& ahead) {
     if constexpr (kNear) {
@@ -74,9 +76,9 @@ class TileFetch {
   }
 
  private:
-  // Returns the next stretch of the tile's share if a turn is due, otherwise `used`: weights that
-  // the tile has just read. They are in L1, so prefetching them costs nothing. To prefetch nothing
-  // instead, a tile would need its code a second time.
+  // Returns the address of the next stretch of the share if a turn is due. Otherwise returns
+  // `used`, the address of weights that the tile has just read: they are in L1, so prefetching them
+  // costs nothing. (To prefetch nothing instead, the code of a tile would be compiled twice.)
   __attribute__((always_inline)) inline const uint8_t* take_turn(const uint8_t* used) {
     const UnitShare& share = t_.share;
     credit_ += share.panels;
@@ -97,32 +99,32 @@ class TileFetch {
   int64_t panel_, credit_;
 };
 
-// Hides the origin of a pointer from the compiler. A tile has a few pointers that advance along K
-// and adds constant row offsets to them. Without this, gcc keeps a separate pointer for every row
-// and stream, and spills.
+// Hides the origin of a pointer from the compiler. A tile has a few pointers that advance along K,
+// and adds constant row offsets to them. Without this function gcc keeps a separate pointer for
+// every row and stream, more than there are registers.
 template <class T>
 CPUSERVE_INLINE void opaque(T*& p) {
   asm("" : "+r"(p));
 }
 
-// Keeps loads and prefetches before this point before it, and later ones after it. Otherwise gcc
-// moves most fetches of a group after its products, where they come all at once: on Granite Rapids
-// one row of w4_g32 then reads 82 % of the bandwidth instead of 91 %, and one of q6_k 76 % instead
-// of 95 %.
+// Keeps the compiler from moving loads and prefetches across this point. Otherwise gcc moves most
+// prefetches of a group after its products, where they come all at once: on Granite Rapids one row
+// of w4_g32 then reads 82 % of the bandwidth instead of 91 %, and one row of q6_k 76 % instead of
+// 95 %.
 CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
 
-// gcc allocates registers loop by loop. If sums live longer than a short inner loop, it keeps the
-// operands of that loop on the stack, which halves the rate of the tile. With the whole function as
-// one region it keeps them in registers.
+// gcc allocates registers loop by loop. If sums are used outside a short inner loop as well, it
+// keeps the operands of that loop on the stack, which halves the rate of the tile. If the whole
+// function is one region for register allocation, it keeps them in registers.
 #if defined(__GNUC__) && !defined(__clang__)
 #define CPUSERVE_ONE_REGION __attribute__((optimize("ira-region=one")))
 #else
 #define CPUSERVE_ONE_REGION
 #endif
 
-// Whether the quads of a group are a loop, in a tile with so many products of a quad. Where a
-// product takes several instructions, the eight quads of a tile would be thousands of them, which
-// take long to compile and do not run faster.
+// Whether a tile with this many products for each quad has a loop over the quads of a group,
+// instead of code for each quad. If a product takes several instructions, the code for eight quads
+// would be thousands of instructions, which take long to compile and do not run faster.
 constexpr bool loops_over_quads(int products) { return kEmulatesDots && products >= 4; }
 
 // Prefetches a line to L1 or to L2.
@@ -130,12 +132,12 @@ CPUSERVE_INLINE void fetch_to(bool near, const uint8_t* line) {
   near ? prefetch(line) : prefetch_l2(line);
 }
 
-// Prefetches `left` lines, `a_step` of them with every step of a tile, so that memory works while
-// the tile computes.
+// Prefetches `left` lines from `at` on, a_step lines with every step of a tile, so that memory is
+// busy while the tile computes.
 struct LineFetch {
   const uint8_t* at = nullptr;
   int64_t left = 0, a_step = 0;
-  bool near = false;  // into L1
+  bool near = false;  // whether to prefetch to L1, not L2
 
   __attribute__((always_inline)) inline void step() {
     constexpr int kLine = 64;
@@ -145,28 +147,29 @@ struct LineFetch {
   }
 };
 
-// Prefetches a line of each panel of `t`, `from` of the first one.
+// Prefetches one line of each of t.fetch_panels panels. `from` is the line of the first panel.
 CPUSERVE_INLINE void fetch_ahead_lines(const LinearTile& t, const uint8_t* from) {
   for (int64_t p = 0; p < t.fetch_panels; p++) {
     fetch_to(t.fetch_near, from + static_cast<size_t>(p) * t.panel_bytes);
   }
 }
 
-// Number of panels of the whole matrix. A call also prefetches beyond its last panel, because the
-// next call of the same thread usually needs that.
+// Returns the number of panels of the whole matrix. A call prefetches beyond its last panel as
+// well, because the next call of the same thread usually needs the next panels.
 CPUSERVE_INLINE int64_t panels_of(const PackedWeight& w) { return (w.n + kPanel - 1) / kPanel; }
 
-// Bytes of one panel per unit of K, on average where units share headers.
+// Returns the bytes of a unit in one panel; the mean if units share headers.
 template <class Kind>
 CPUSERVE_INLINE int64_t unit_bytes(const PackedWeight& w) {
   if constexpr (!Kind::kSharesHeaders) return Kind::kUnitBytes;
   return static_cast<int64_t>(w.panel_bytes) / Kind::units(w.k);
 }
 
-// Number of panels that a one-pass linear collects before the epilogue; divisible by 1..4.
+// The number of panels that one pass over the weights computes before it runs their epilogue (a
+// span). It is divisible by 1, 2, 3 and 4.
 constexpr int kSpanPanels = kMostPanels;
-// Floats from one row of the sums of a tile to the next: the width of a span in one-pass linears,
-// otherwise of a strip.
+// Returns the floats from one row of the sums of a tile to the next: the width of a span in a pass
+// over the weights (kNear), otherwise the width of a strip.
 template <bool kNear>
 constexpr int sums_stride() {
   return (kNear ? kSpanPanels : kStripPanels) * kPanel;

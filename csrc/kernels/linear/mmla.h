@@ -1,18 +1,19 @@
 // Linears on matrix products of Arm: int8 and 4-bit kinds with SMMLA, dense_bf16 with BFMMLA.
 //
-// Panels hold 8 bytes of a column side by side instead of 4 (kernels/table.h): a line of a panel is
-// 16 columns of 8 bytes, 8 int8 or 4 bf16 of K, and two neighbouring columns of it are one operand.
-// The other operand is 8 bytes of two rows, so rows are first interleaved in pairs. The last of an
-// odd number of rows is paired with itself: a single row then takes as many products as it would
-// take dot products, and every number of rows runs the same instructions on a row.
+// Panels have 8 adjacent bytes of a column instead of 4 (kernels/table/weights.h): a line of a
+// panel is 16 columns of 8 bytes (8 int8 or 4 bf16 of K), and two neighbouring columns are one
+// operand of a product. The other operand is 8 bytes of each of two rows, so rows are first
+// interleaved in pairs. If the number of rows is odd, the last row is paired with itself: a single
+// row then takes as many products as it would take dot products, and the instructions for a row do
+// not depend on the number of rows.
 //
 // A tile is up to kPairs pairs of rows by 8 or 4 pairs of columns, with its sums in registers.
-// Chain kinds have one scale for all of K, or none: 6 x 4 products of a step need 10 loads, fewer
-// than the 3 for 4 products that Neoverse V1 and V2 can do. Group kinds keep the fp32 sums in
-// registers in addition to the integer sums of a group: 3 x 4 of each.
+// Chain kinds have one scale for all of K, or none. A step of 6 x 4 products needs 10 loads, and
+// Neoverse V1 and V2 can do 3 loads for every 4 products, so loads are not the limit. Group kinds
+// keep fp32 sums in registers in addition to the integer sums of a group: 3 x 4 of each.
 //
-// Few rows stream over the packed panels. Many rows share a block of K of a strip; its weights
-// are first unpacked into bytes and fp32 scales where they are not already such bytes.
+// Few rows read each packed panel once. Many rows share a K block of a strip; its weights are first
+// unpacked to bytes and fp32 scales if they are not stored in this way.
 #pragma once
 #include "kernels/linear/dense.h"
 #include "kernels/linear/mmla/chains.h"
@@ -28,7 +29,8 @@ CPUSERVE_INLINE void call_mmla(int pairs, const MmlaTile& t) {
   if constexpr (RP < Kind::kPairs) call_mmla<Kind, kUnpacked, RP + 1>(pairs, t);
 }
 
-// All columns of one panel; every tile of them asks for its share of the lines to prefetch.
+// Runs the tiles of all columns of one panel. Each of them prefetches its share of `lines` lines
+// from `next` on.
 template <class Kind, bool kUnpacked>
 CPUSERVE_INLINE void run_panel(int pairs, MmlaTile& t, const uint8_t* next, int64_t lines,
                                bool near) {
@@ -53,7 +55,8 @@ CPUSERVE_INLINE MmlaRows rows_of_call(const LinearArgs& a) {
           padded_width(Kind::kAct, a.w->k), static_cast<int>(a.m) * a.terms, a.w->k};
 }
 
-// Up to one tile of rows: every panel is read once, in the order of memory.
+// Computes a linear for the rows of at most one tile: every panel is read once, in the order of
+// memory.
 template <class Kind>
 CPUSERVE_INLINE void stream_mmla(const LinearArgs& a) {
   const PackedWeight& w = *a.w;
@@ -61,7 +64,7 @@ CPUSERVE_INLINE void stream_mmla(const LinearArgs& a) {
   MmlaScratch& scratch = *static_cast<MmlaScratch*>(a.scratch);
   const int pairs = pairs_of(rows.rows);
   const int64_t units = Kind::units(w.k), steps = Kind::steps(w.k);
-  // Two tiles side by side take turns over a block that stays in L1.
+  // If a panel needs two tiles side by side, they share K blocks that stay in L1.
   const int64_t block = Kind::column_pairs(pairs) == kColumnPairs ? units : Kind::kBlock;
   const bool plain = plain_f32(a.ep);
   Kind::prepare(rows, 0, units, scratch.rows);
@@ -87,18 +90,18 @@ CPUSERVE_INLINE void stream_mmla(const LinearArgs& a) {
   }
 }
 
-// The number of rows that share a run of the epilogue (see kFinishTiles).
+// The number of rows for one run of the epilogue (see kFinishTiles in linear/driver.h).
 constexpr int64_t kFinishRows = 24;
 
-// Rows that share a block of K, in tiles of `height` rows.
+// The rows that share a K block. They are divided into tiles of `height` rows.
 struct MmlaBlock {
   MmlaRows rows;
-  int64_t row0;  // of the call
+  int64_t row0;  // the first row, counted from the first row of the call
   int64_t tiles, height;
 };
 
-// Units [u0, u0 + t.units) of a strip of panels: one tile of rows, which stays in L1, after
-// another.
+// Computes units [u0, u0 + t.units) of a strip of panels: first for one tile of rows, which stays
+// in L1, then for the next tile.
 template <class Kind>
 CPUSERVE_INLINE void run_mmla_block(const LinearArgs& a, const MmlaBlock& b, int64_t panel0,
                                     int panels, int64_t u0, MmlaTile& t) {
@@ -113,7 +116,8 @@ CPUSERVE_INLINE void run_mmla_block(const LinearArgs& a, const MmlaBlock& b, int
       Kind::unpack(from, t.units, scratch.lines[p]);
     }
   }
-  // Meanwhile the next block is fetched into L2: of this strip, or the first of the next.
+  // Meanwhile the next K block of this strip, or the first K block of the next strip, is prefetched
+  // to L2.
   const size_t next = last ? kStripPanels * w.panel_bytes
                            : offset + static_cast<size_t>(t.units * Kind::kUnitBytes);
   const bool fetched = !last || panel0 + 2 * kStripPanels <= panels_of(w);
@@ -138,7 +142,7 @@ CPUSERVE_INLINE void run_mmla_block(const LinearArgs& a, const MmlaBlock& b, int
   }
 }
 
-// Many rows: a block of K of a strip stays in L2 while all rows pass over it.
+// Computes a linear for many rows: a K block of a strip stays in L2 while all rows pass over it.
 template <class Kind>
 CPUSERVE_INLINE void blocked_mmla(const LinearArgs& a) {
   const MmlaRows all = rows_of_call<Kind>(a);
@@ -187,11 +191,12 @@ void run_mmla(const LinearArgs& a) noexcept {
   }
 }
 
-// A tile is half a panel or one; but a task interleaves its rows for itself, which two panels make
-// worth it.
+// LinearKernel::tile_panels. A tile is half a panel or a panel, but each task interleaves its rows
+// again, which pays off from two panels on.
 constexpr int kTaskPanels = 2;
 
-// L1 sets the K block: the prepared rows of a tile stay there, and unpacked weights.
+// The size of a K block depends on L1, because the prepared rows of a tile and unpacked weights
+// stay there.
 template <class Kind>
 int64_t mmla_block_k(int64_t k, const WorkSizes&) noexcept {
   return elements_of(k, Kind::units(k), Kind::kBlock);

@@ -1,19 +1,22 @@
-// Units of a panel with codes stored as planes of bits, for the kinds that are packed from
-// kernels/linear/gguf_blocks.h.
+// The layout of a panel with codes stored as planes of bits, for the kinds that are packed from the
+// blocks of kernels/linear/gguf_blocks.h.
 //
 // A unit of a panel is { factors; groups of 32 weights }. A group is kLow lines of the low bits of
-// its codes and kHigh lines of the bits above them. A line has four bytes of each column:
+// its codes and kHigh lines of the bits above them. A line has four bytes of each column, and the
+// bits of codes (k is counted from the start of the group; r: line, c: column, j: byte) are in
 //   4 low bits   byte (r, c, j): k = 8 r + j in its low and k = 8 r + 4 + j in its high nibble
 //   2 bits       byte (r, c, j): bits 2 i and 2 i + 1 belong to k = 16 r + 4 i + j
 //   1 bit        byte (c, j): bit i belongs to k = 4 i + j
-// Factors are
-//   half, exponent  { fp16 d[16]; fp16 m[16] }, or the byte of an exponent [16]
+// The factors, by the enum Factors, are
+//   half            { fp16 d[16]; fp16 m[16] }
+//   exponent        { u8 exponent[16] }
 //   bytes           { fp16 d[16]; fp16 m[16]; s8 scale[pairs][16][2]; u8 least[pairs][16][2] }
 //   nibbles         { fp16 d[16]; fp16 m[16]; u8 both[pairs][16][2] }, the scale in the low nibble
-//   zero_points     { fp16 d[16]; u8 zero[8] }: the low nibble of byte c is of column c, the high
-//                   one of column c + 8; the minimum is -zero d
-// without m and least where the kind has no minimum. Sub-blocks 2 i and 2 i + 1 are a pair; their
-// small factors are neighbours.
+//   zero_points     { fp16 d[16]; u8 zero[8] }: byte c has the zero point of column c in the low
+//                   nibble and of column c + 8 in the high nibble; the minimum is -zero * d
+// Kinds without a minimum have neither m nor least. A sub-block is the weights with one small
+// factor (scale, least). Sub-blocks 2 i and 2 i + 1 are a pair, and their small factors are
+// adjacent.
 #pragma once
 #include "kernels/linear/gguf_blocks.h"
 #include "kernels/linear/source.h"
@@ -22,8 +25,8 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Codes up to 15 take small sums, up to 127 sums of 32 bits. Values of tables are bytes with a zero
-// of 128.
+// The sums for products of codes up to 15; they may have fewer than 32 bits. Codes up to 127 need
+// sums of 32 bits. The values of tables are bytes, with 128 for 0.
 struct SmallCodes {
   using Sum = S;
   static constexpr bool kStartsFromAny = kWideS;
@@ -59,7 +62,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
   using Block = G;
   static constexpr int kUnit = G::kUnit, kGroups = kUnit / 32, kSub = G::kSub;
   static constexpr int kSubs = kUnit / kSub, kLines = G::kLow + G::kHigh;
-  // Zero of the codes as the dot product takes them.
+  // The code of 0 in the operands of the dot product.
   static constexpr int kZero = G::kTable ? kDot8Zero : G::kZero;
   static constexpr bool kMin = G::kMin, kScaled = has_small(G::kFactors);
   static constexpr bool kZeros = G::kFactors == Factors::zero_points;
@@ -73,13 +76,14 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
                                                                              : kSubs * kPanel;
   static constexpr int kHeader = kHalves + kScaleBytesOfUnit;
   static constexpr int64_t kUnitBytes = kHeader + kGroups * kLines * 64;
-  static constexpr int kSumBytes = kScaled ? kBlockSums : 4;  // of the sums of a row
-  // Lines to prefetch with each group.
+  static constexpr int kSumBytes = kScaled ? kBlockSums : 4;  // bytes of sums in a unit of a row
+  // The number of lines to prefetch with each group.
   static constexpr int kFetchLines =
       static_cast<int>((kUnitBytes + kGroups * 64 - 1) / (kGroups * 64));
   static_assert(kFetchLines <= 8, "a line with each quad");
 
-  // Quad i of a group; `line` points into its first line.
+  // Returns quad i of a group for the columns of a vector; `line` points to these columns in the
+  // first line of the group.
   template <int i>
   CPUSERVE_INLINE Q quad(const uint8_t* line) {
     Q x;
@@ -99,7 +103,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     return x;
   }
 
-  // The same where i is a variable; kOdd is i % 2.
+  // Does the same if i is not a constant; kOdd is i % 2.
   template <int kOdd>
   CPUSERVE_INLINE Q quad_at(const uint8_t* line, int i) {
     const auto bits_of = [&](int first_line, int n) __attribute__((always_inline)) {
@@ -120,7 +124,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     return x;
   }
 
-  // The scale and the minimum of columns [column, column + kLanes) of a unit.
+  // Returns the scales and the minima of columns [column, column + kLanes) of a unit.
   CPUSERVE_INLINE void factors(const uint8_t* unit, int column, F* scale, F* least) {
     const auto* halves = reinterpret_cast<const uint16_t*>(unit) + column;
     if constexpr (G::kFactors == Factors::exponent) {
@@ -135,7 +139,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     }
   }
 
-  // Scales, and minima, of sub-blocks 2 i and 2 i + 1 of a unit of 256.
+  // Return the small scales, and the small minima, of sub-blocks 2 i and 2 i + 1 of a unit of 256.
   CPUSERVE_INLINE Q scale_words(const uint8_t* unit, int64_t i, int column) {
     const uint8_t* small = unit + kHalves + (i * kPanel + column) * 2;
     if constexpr (G::kFactors == Factors::nibbles) return low_nibbles(load_words_u8(small));
@@ -146,7 +150,7 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     if constexpr (G::kFactors == Factors::nibbles) return high_nibbles(load_words_u8(small));
     return load_words_u8(small + kSubs * kPanel);
   }
-  // Where the scale of sub-block j of a column is in its unit.
+  // Returns the offset in a unit of the small scale of sub-block j of a column.
   static constexpr int small_at(int j, int column) {
     return kHalves + (j / 2 * kPanel + column) * 2 + j % 2;
   }

@@ -1,9 +1,9 @@
-// The tiles of the kinds that are packed from kernels/linear/gguf_blocks.h: int8 rows against units
-// of 32 (q8g32) or 256 weights (q8g256), with codes stored as planes of bits. Those with zero
-// points (q8g32) have units of 32 to 256 weights, which are groups of 32 after one header.
+// The tiles of the kinds with codes stored as planes of bits (linear/plane_layout.h): int8 rows
+// times units of 32 weights (rows are q8g32) or 256 weights (rows are q8g256). Kinds with zero
+// points (rows are q8g32) have units of 32 to 256 weights: one header and then groups of 32.
 //
-// A unit of 256 is one step of the fp32 chain: its scales and minima, like the sums of its rows,
-// are integers, and so is the sum over codes and scales of all 256.
+// A unit of 256 is one step of the fp32 chain: its small scales and minima, and the sums of its
+// rows, are integers, so the sum over all 256 weights is an integer as well.
 #pragma once
 #include "kernels/linear/driver.h"
 #include "kernels/linear/plane_layout.h"
@@ -11,19 +11,19 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// The position of a tile in its rows and weights: a group of 32 in a unit.
+// The position of a tile in its rows and weights, which is a group of 32 in a unit.
 struct PlaneAt {
-  const uint8_t *x, *scales, *sums;  // of the first row: values, their scale, their sums
+  const uint8_t *x, *scales, *sums;  // first row: the codes, their scale, their sums
   size_t x_stride;
-  const uint8_t *unit, *lines;  // of the first panel
+  const uint8_t *unit, *lines;  // first panel: the header of the unit, the lines of the group
   size_t panel_bytes;
-  const uint8_t* ahead;  // address to prefetch meanwhile, for the first panel
-  int64_t left, groups;  // groups left with header `unit`; groups per header
+  const uint8_t* ahead;  // first panel: the address to prefetch meanwhile
+  int64_t left, groups;  // groups that are left in this unit; groups of a unit
 };
 
-// Products of quad i of a group, for MR rows x NV vectors. take(lines) is the quad of a vector. A
-// line of the weights ahead is fetched with each quad, not all at once: that would fill the miss
-// buffers of the core. It goes to L2, as in linear/group.h.
+// Adds the products of quad i of a group for MR rows x NV vectors. take(lines) returns the quad of
+// a vector. With each quad one line of later weights is prefetched to L2 (see fetch_line in
+// linear/group.h): all lines at once would fill the miss buffers of the core.
 template <class W, int NPF, int MR, int NV, class Take>
 CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& at, int i,
                                 const Take& take) {
@@ -55,7 +55,8 @@ CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& a
   }
 }
 
-// Products of quads [kQuad, kEnd) of a group: one after another, or in a loop over pairs.
+// Adds the products of quads [kQuad, kEnd) of a group, in code for each quad or in a loop over
+// pairs of quads.
 template <class W, int NPF, int kQuad, int kEnd, int MR, int NV>
 CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneAt& at) {
   if constexpr (loops_over_quads(MR * NV)) {
@@ -81,7 +82,8 @@ CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneA
 
 constexpr int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
-// Products of quads [kQuad, kEnd) of a group as int32. Those of row r are added to first(r).
+// Computes the int32 sums of the products of quads [kQuad, kEnd) of a group. The sums of row r
+// start from first(r).
 template <class W, int NPF, int kQuad, int kEnd, int MR, int NV, class First>
 CPUSERVE_INLINE void plane_sums(I (&out)[MR][NV], const PlaneAt& at, const First& first) {
   typename W::Sum acc[MR][NV];
@@ -104,14 +106,14 @@ template <class W>
 struct PlaneShape {
   static constexpr int64_t kUnitBytes = W::kUnitBytes;
   static constexpr bool kSharesHeaders = W::kZeros;
-  static constexpr int64_t kWholeUnits = kSharesHeaders ? 8 : 1;  // 8 groups share one at most
+  static constexpr int64_t kWholeUnits = kSharesHeaders ? 8 : 1;  // at most 8 groups share a header
   static constexpr bool kWidens = false, kNearBlocks = false, kSizesCutPasses = false;
   static constexpr bool kLineUnits = false;
   // With units of 256 weights, computing takes so much longer than reading that the order of
   // prefetches makes no difference (q4_k, 9 to 24 rows).
   static constexpr int kTurns = W::kUnit < 256 ? 3 : 0;
-  // As in kernels/linear/group.h. Sanitizers make a tile of six rows take seconds to compile, and
-  // ten kinds have a dozen of them, so instrumented tiles are low.
+  // The number of sums as in kernels/linear/group.h. With sanitizers, a tile of six rows takes
+  // seconds to compile, and ten kinds have a dozen of them, so tiles have fewer rows then.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   static constexpr int kGroupVecsUsed = 2 * kVecs;
 #else
@@ -126,12 +128,12 @@ struct PlaneShape {
   static constexpr int kHalfRows = kRows;
   static int64_t units(int64_t k) { return (k + W::kUnit - 1) / W::kUnit; }
 
-  // Where the tile t starts: the sums of rows follow their scales.
+  // Returns the position where tile t starts. In a row, the sums of groups follow their scales.
   static PlaneAt at(const LinearTile& t) {
     const uint8_t* scales = t.x + t.x_padded;
     const uint8_t* sums = scales + t.x_padded / W::kUnit * 4;
     const uint8_t* unit = t.w + t.u0 * (kSharesHeaders ? t.unit_bytes : kUnitBytes);
-    // unit_bytes are the bytes of a group: its lines, and its share of the header.
+    // If groups share a header, t.unit_bytes is the bytes of a group and of its part of the header.
     const int64_t groups = kSharesHeaders ? W::kHeader / (t.unit_bytes - W::kLines * 64) : 1;
     return {t.x + t.u0 * W::kUnit,
             scales + t.u0 * 4,
@@ -161,7 +163,7 @@ struct PlaneShape {
     opaque(at.lines += W::kLines * 64);
     opaque(at.ahead += W::kFetchLines * 64);
   }
-  // Calls run(at) for every unit of t; at.ahead is what to fetch meanwhile.
+  // Calls run(at) for every unit of tile t, with at.ahead set to the address to prefetch meanwhile.
   template <bool kNear, class Run>
   CPUSERVE_INLINE void over_units(const LinearTile& t, PlaneAt& at, const Run& run) {
     const int64_t bytes = kSharesHeaders ? t.unit_bytes : kUnitBytes;
@@ -179,7 +181,8 @@ struct PlaneShape {
   }
 };
 
-// Units of 32: each is a step of the fp32 chain, with sums in registers or in memory.
+// Tiles of units of 32 weights. Each unit is a step of the fp32 chain, with fp32 sums in registers
+// or in memory.
 template <class W>
 struct PlaneGroups : PlaneShape<W> {
   static constexpr ActFormat kAct = ActFormat::q8g32;
@@ -263,7 +266,8 @@ struct PlaneGroups : PlaneShape<W> {
   }
 };
 
-// Units of 256: the integers of a unit are in registers or in memory, and the fp32 sums in memory.
+// Tiles of units of 256 weights. The integer sums of a unit are in registers or in memory, and the
+// fp32 sums are in memory.
 template <class W>
 struct PlaneBlocks : PlaneShape<W> {
   static constexpr ActFormat kAct = ActFormat::q8g256;
@@ -318,19 +322,20 @@ struct PlaneBlocks : PlaneShape<W> {
         });
   }
 
-  // Where the sums of a unit's sub-blocks begin.
+  // The offset of the sums of sub-blocks of 32 or 16 in the sums of a unit (kBlockSums in rows.h).
   static constexpr int kPairs = W::kSub == 32 ? 32 : 0;
   CPUSERVE_INLINE const uint8_t* panel_of(const PlaneAt& at, int v) {
     return at.unit + static_cast<size_t>(v / kVecs) * at.panel_bytes;
   }
 
-  // The sums of two sub-blocks of row r.
+  // Returns the sums of codes of two sub-blocks of row r, in every lane.
   CPUSERVE_INLINE Q pair_of(const PlaneAt& at, const uint8_t* pairs, int r) {
     return set1_quad(reinterpret_cast<const int8_t*>(pairs + static_cast<size_t>(r) * at.x_stride));
   }
 
-  // Adds the products of quads [kQuad, kEnd) times the first scale of a pair of groups, or the
-  // second one (kSecond). With the second it subtracts the zero point of the codes of both groups.
+  // Adds the products of quads [kQuad, kEnd), times the first scale of a pair of sub-blocks or the
+  // second scale (kSecond). With the second scale, it also subtracts the zero point of the codes of
+  // both sub-blocks.
   template <int NPF, bool kKept, int kQuad, int kEnd, bool kSecond, int MR, int NV>
   CPUSERVE_INLINE void add_sub(I (&sum)[MR][NV], float* memory, const PlaneAt& at,
                                const Q (&scales)[NV], const uint8_t* pairs) {
@@ -356,7 +361,7 @@ struct PlaneBlocks : PlaneShape<W> {
     }
   }
 
-  // Adds the sums of a unit, and its minima times the sums of the rows.
+  // Adds the integer sums of a unit, and its minima times the sums of the rows, to the fp32 sums.
   template <int kStride, int MR, int NV>
   CPUSERVE_INLINE void add_unit(I (&sum)[MR][NV], const PlaneAt& at, float* c) {
     I low[MR][NV];
@@ -398,7 +403,9 @@ struct PlaneBlocks : PlaneShape<W> {
   }
 };
 
-// The kinds with zero points differ in the groups of 32 after a header, which their tile counts.
+// Chooses the tile of a kind: PlaneBlocks for units of 256 with q8g256 rows, otherwise PlaneGroups.
+// All kinds with zero points of the same number of bits share one tile, which counts the groups of
+// 32 after a header.
 template <class W, bool kBlocks>
 struct PlaneKindOf {
   using Type = PlaneGroups<W>;
@@ -419,7 +426,7 @@ size_t plane_panel_bytes(int64_t k) noexcept {
   return static_cast<size_t>((k + W::kUnit - 1) / W::kUnit * W::kUnitBytes);
 }
 
-// Rows are of the kind's own GGUF type; a missing row is one of zeros.
+// Packs a panel from rows of the only source type of the kind. A null row is a row of zeros.
 template <class W>
 void pack_planes(const PackArgs& a) noexcept {
   for (int64_t u = 0; u * W::kUnit < a.k; u++) {

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kGroup = 32;  // weights of one GGUF block and of one q8g32 group
 constexpr int kChunk64 =
-    64;  // elements converted at a time while packing: 16 rows of them are 4 KB
+    64;  // elements of a row that packing converts at a time: 16 rows of fp32 are 4 KB
 
 inline float half_to_float(uint16_t h) {
   uint16_t lanes[kLanes] = {h};
@@ -65,8 +65,9 @@ static_assert(sizeof(BlockU4) == 68, "u4m_g128 blocks have no padding");
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20,
               "GGUF blocks have no padding");
 
-// Tables of the 4-bit codes: values, and bf16 that are kUnit to one of them. A unit that makes the
-// entries exact, or rounding them err least (0.06 % of NF4's rms; its values themselves, 0.11 %).
+// Tables of 4-bit codes: the values, and bf16 entries with value = kUnit * entry. kUnit is chosen
+// so that the entries are exact in bf16 or have the smallest rounding error: 0.06 % of the rms of
+// NF4, where bf16 values without kUnit would have 0.11 %.
 struct Nf4Table {  // QLoRA, appendix E
   static constexpr float kValues[16] = {-1.0f,
                                         -0.6961928009986877f,
@@ -89,7 +90,7 @@ struct Nf4Table {  // QLoRA, appendix E
                                             0x3f22, 0x3f4f, 0x3f85, 0x3fb8};
   static constexpr float kUnit = 0.69589135f;
 };
-struct Fp4Table {  // bitsandbytes: a bit of sign, two of exponent, one of fraction
+struct Fp4Table {  // bitsandbytes: 1 bit of sign, 2 bits of exponent, 1 bit of fraction
   static constexpr float kValues[16] = {
       0.0f,  0.0625f / 12,  8.0f / 12,  1.0f,  4.0f / 12,  0.5f,  2.0f / 12,  0.25f,
       -0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f};
@@ -132,7 +133,7 @@ inline void read_q4_1(const BlockQ4_1& b, float* out) {
   }
 }
 
-// { fp32 scale; s8 q[k] }
+// Reads elements [k0, k0 + n) of an s8_channel row, { fp32 scale; s8 q[k] }, as fp32.
 inline void read_s8_channel(const void* row, int64_t k0, int n, float* out) {
   const float scale = read_as<float>(row);
   const int8_t* q = static_cast<const int8_t*>(row) + 4 + k0;
@@ -149,7 +150,7 @@ inline void read_u4m(const BlockU4* blocks, int64_t k0, int n, float* out) {
 
 inline int nibble_of(const uint8_t* q, int64_t i) { return i % 2 ? q[i / 2] >> 4 : q[i / 2] & 15; }
 
-// The sources with integer zero points: { fp16 scale; u8 zero; u8 q[kWeights kBits / 8] }
+// A block of the source types with zero points: { fp16 scale; u8 zero; u8 q[kWeights kBits / 8] }
 template <int kBits, int kWeights>
 struct ZeroBlock {
   static constexpr int kBytes = 3 + kWeights * kBits / 8;
@@ -173,7 +174,7 @@ struct ZeroBlock {
   }
 };
 
-// Those of them that are packed into planes of bits (kernels/linear/plane_layout.h).
+// The source types with zero points that are packed into planes of bits (linear/plane_layout.h).
 template <int kBits, int kWeights>
 struct ZeroBits {
   using Source = ZeroBlock<kBits, kWeights>;
@@ -217,7 +218,8 @@ inline void read_nvfp4(const uint8_t* row, int64_t k0, int n, float* out) {
   }
 }
 
-// A row of one of the sources that several kinds may be packed from (read_floats).
+// Reads elements [k0, k0 + n) of a row as fp32, for source types that several kinds may be packed
+// from; see read_floats.
 inline void read_shared(const void* row, SourceType type, int64_t k0, int n, float* out) {
   const auto blocks = [&](auto* of_row, auto read) {
     for (int i = 0; i < n; i += 32) read(of_row[(k0 + i) / 32], out + i);
@@ -241,15 +243,15 @@ inline void read_shared(const void* row, SourceType type, int64_t k0, int n, flo
     case SourceType::u4m_g128:
       return read_u4m(static_cast<const BlockU4*>(row), k0, n, out);
     default:
-      return;  // sources of one kind
+      return;  // types for only one kind; read_floats does not call this function for them
   }
 }
 
-// Elements [k0, k0 + n) of a row as fp32; k0 and, for GGUF sources, n are multiples of 32. Zeros
-// where row is null. linear/kinds.h defines it, after all kinds.
+// Reads elements [k0, k0 + n) of a row as fp32; k0 and, for GGUF types, n are multiples of 32.
+// Writes zeros if `row` is null. linear/kinds.h defines this function, after all kinds.
 inline void read_floats(const void* row, SourceType type, int64_t k0, int n, float* out);
 
-// The same for a group that may extend beyond k: elements beyond k are zeros.
+// Reads elements [k0, k0 + group) of a row with k elements as fp32. Elements from k on are zeros.
 inline void read_group(const void* row, SourceType type, int64_t k0, int64_t k, float* out,
                        int group = kGroup) {
   const int n = static_cast<int>(k - k0 < group ? k - k0 : group);

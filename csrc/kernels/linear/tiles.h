@@ -1,16 +1,17 @@
-// Linears on AMX tiles; bf16 at every number of rows: TDPBF16PS sums even and odd products
-// apart, so a level that used it for many rows only would have two different sums for one row.
+// Linears on AMX tiles. bf16 uses tiles at every number of rows: TDPBF16PS adds even and odd
+// products separately, so if only many rows used it, a row would have different bits with few rows.
 //
-// K is walked in lines: the 64 bytes that hold 2 (bf16) or 4 (int8) of K for the 16 columns of a
-// panel. Up to 16 lines are one tile of weights. A tile job is up to 32 rows by 2 panels: four
-// tiles of sums, two of rows, two of weights.
+// K is processed in lines. A line is the 64 bytes of a panel with 2 (bf16) or 4 (int8) elements of
+// K of 16 columns. Up to 16 lines are one tile of weights. A job is up to 32 rows by 2 panels: four
+// tile registers of sums, two of rows and two of weights.
 //
-// Chain kinds keep their sums in tiles over a block of K: bf16, and int8 with one scale per row.
+// Chain kinds (bf16, and int8 with one scale per row) keep their sums in tiles over a block of K.
 // Group kinds have a scale for every 16 to 256 of K. Their weights are first unpacked to signed
-// bytes or to bf16, once for all rows of a block (not w8_channel_g128 for up to 32 rows); a group's
-// sums leave the tiles, and vectors add them to fp32 sums while the tiles compute the next group.
-// Kinds of GGUF with blocks of 256 have one group for all of it: they are unpacked to codes times
-// their integer scales. Most need two bytes, so that each tile of rows enters two products.
+// bytes or to bf16, once for all rows of a block (except w8_channel_g128 for up to 32 rows). The
+// sums of a group leave the tiles, and vectors add them to fp32 sums while the tiles compute the
+// next group. In GGUF kinds with blocks of 256, a block is one group: weights are unpacked to codes
+// times their integer scales. Most of these products need two bytes, so each tile of rows is
+// multiplied twice.
 #pragma once
 #include "kernels/linear/tiles/blocks.h"
 #include "kernels/linear/tiles/chains.h"
@@ -60,10 +61,11 @@ CPUSERVE_INLINE void over_panels(int64_t begin, int64_t end, int step, Run run) 
   }
 }
 
-// While a panel of a chain kind is used, fetches as many bytes, `ahead_bytes` further on and also
-// across panels. They go to L2: a fetch to L1 would hold one of its 16 fill buffers, which tile
-// loads need, for the latency of memory. Measured on Granite Rapids, bf16 reads 5 to 9 % more bytes
-// a second at one row so, and 12 to 20 % more at 32.
+// Sets the prefetches while a panel of a chain kind is used: as many bytes as a panel has, from
+// `ahead_bytes` after its start on, which continues in the next panel. They go to L2: a prefetch to
+// L1 would occupy one of its 16 fill buffers, which tile loads need, for the latency of memory.
+// Measured on Granite Rapids, bf16 reads 5 to 9 % more bytes a second with prefetches to L2 at one
+// row, and 12 to 20 % more at 32 rows.
 CPUSERVE_INLINE void fetch_ahead(const LinearArgs& a, const TileJob& t, int64_t steps) {
   const uint8_t* end = a.w->data + static_cast<size_t>(panels_of(*a.w)) * t.panel_bytes;
   const int64_t bytes = static_cast<int64_t>(t.panel_bytes);
@@ -72,8 +74,8 @@ CPUSERVE_INLINE void fetch_ahead(const LinearArgs& a, const TileJob& t, int64_t 
   t.fetch->a_step = (t.fetch->left + steps - 1) / steps;
 }
 
-// While a block of K of `panels` panels of a group kind is used, fetches the next block to L2: of
-// the same panels, or the first block of the panels after them.
+// Sets the prefetches while a K block of `panels` panels of a group kind is used: the next K block
+// of the same panels, or the first K block of the panels after them. They go to L2.
 CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int panels,
                                       int64_t lines, int64_t block, int64_t steps) {
   const uint8_t* end = a.w->data + static_cast<size_t>(panels_of(*a.w)) * t.panel_bytes;
@@ -87,12 +89,13 @@ CPUSERVE_INLINE void fetch_next_block(const LinearArgs& a, const TileJob& t, int
   t.fetch->a_step = (t.fetch->left + steps - 1) / steps;
 }
 
-// Up to 32 rows: every panel is read once. Chain kinds take one panel at a time, in the order of
-// memory, which sets the pace. Group kinds also spend time on unpacking and adding, so they take a
-// block of K of two panels; each tile of rows is loaded once for it. Measured on Granite Rapids
-// at 12, 20 and 32 rows, w4m_g128 reads 1.16 to 1.29 times as many bytes a second so, nf4_g64 1.11
-// to 1.22 times, w8_g32 1.03 to 1.14 times, w8_channel_g128 0.94 to 1.06 times; bf16 would read
-// 0.86 to 0.99 times as many.
+// Computes a linear for up to 32 rows: every panel is read once. Chain kinds process one panel at a
+// time, in the order of memory, because memory is the limit. Group kinds spend time on unpacking
+// and adding as well, so they process a K block of two panels at a time, and each tile of rows is
+// loaded once for both panels. Measured on Granite Rapids at 12, 20 and 32 rows, two panels at a
+// time read 1.16 to 1.29 times as many bytes a second as one for w4m_g128, 1.11 to 1.22 times for
+// nf4_g64, 1.03 to 1.14 times for w8_g32, 0.94 to 1.06 times for w8_channel_g128, and 0.86 to 0.99
+// times for bf16.
 template <class Kind>
 CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
   constexpr int kTogether = Kind::kGroups ? kJobColumns : 1;
@@ -127,8 +130,8 @@ CPUSERVE_INLINE void stream_tiles(const LinearArgs& a) {
   });
 }
 
-// Where the sums of `rows` rows (of terms) by some panels are: together for a
-// pair of panels, or for a strip where the epilogue takes whole strips.
+// Where the sums of some panels are, for `rows` int8 or bf16 rows: the sums of a pair of panels are
+// together, or the sums of a strip if the epilogue needs whole strips (`strips`).
 struct TileSums {
   float* at;
   int64_t rows;
@@ -141,7 +144,7 @@ struct TileSums {
   }
 };
 
-// The epilogue of finished rows (of terms) of some panels.
+// Runs the epilogue for `rows` finished int8 or bf16 rows of some panels.
 CPUSERVE_INLINE void finish_rows(const LinearArgs& a, bool plain, int64_t row0, int64_t rows,
                                  int64_t panel0, int panels, float* c, int stride) {
   for (int64_t row = 0; row < rows; row += kJobRows) {
@@ -150,8 +153,8 @@ CPUSERVE_INLINE void finish_rows(const LinearArgs& a, bool plain, int64_t row0, 
   }
 }
 
-// One block of K of one or two panels, which stay in L1 while rows pass: the rows of `sums`, from
-// activation row0 on. first: the panel's number in `sums`.
+// Computes one K block of one or two panels, which stays in L1 while all rows of `sums` pass over
+// it. row0: the first row of activations. first: the number in `sums` of the first panel.
 template <class Kind>
 CPUSERVE_INLINE void run_tile_pair(const LinearArgs& a, TileJob& t, bool plain, int64_t row0,
                                    int64_t panel, int np, const TileSums& sums, int64_t first) {
@@ -178,21 +181,23 @@ CPUSERVE_INLINE void run_tile_pair(const LinearArgs& a, TileJob& t, bool plain, 
   }
 }
 
-// Lines of a block of K, of `lines` lines: blocks of chain kinds are equal parts.
+// Returns the number of lines of a K block, if K has `lines` lines. Chain kinds divide K into equal
+// parts.
 template <class Kind>
 CPUSERVE_INLINE int64_t tile_block_lines(int64_t lines) {
   if (Kind::kGroups) return Kind::kBlockLines;
   const int64_t blocks = (lines + kTileBlockLines - 1) / kTileBlockLines;
   return round_up((lines + blocks - 1) / blocks, kTileLines);
 }
-// L1, which every CPU with these tiles has 48 KB of, sets the K block.
+// The size of a K block depends on L1, which has 48 KB on every CPU with AMX, so WorkSizes does not
+// change it.
 template <class Kind>
 int64_t tiles_block_k(int64_t k, const WorkSizes&) noexcept {
   return elements_of(k, Kind::lines(k), tile_block_lines<Kind>(Kind::lines(k)));
 }
 
-// Fetches the next strip into L2 while `rows` rows pass over a strip. Panels come one after
-// another, so the next lines belong to the next strip.
+// Sets the prefetches while `rows` rows pass over a strip: the next strip, to L2. Panels are stored
+// one after another, so the lines after this strip belong to the next one.
 template <class Kind>
 CPUSERVE_INLINE void fetch_next_strip(const PackedWeight& w, PairFetch& fetch, int64_t rows,
                                       int64_t panel0, int panels) {
@@ -206,7 +211,8 @@ CPUSERVE_INLINE void fetch_next_strip(const PackedWeight& w, PairFetch& fetch, i
   fetch.a_step = (fetch.left + steps - 1) / steps;
 }
 
-// Many rows that stay in L2: strip after strip, and all of K for some rows and a pair of panels.
+// Computes many rows, if they stay in L2: strip after strip, and in a strip all of K for some rows
+// and a pair of panels.
 template <class Kind>
 CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
                                  int64_t row0, int64_t rows) {
@@ -229,8 +235,8 @@ CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bo
   });
 }
 
-// Many rows that do not stay in L2: a block of K of all rows does, while the panels of a span pass
-// over it. The processor fetches panels by itself.
+// Computes many rows, if they do not stay in L2: a K block of all rows stays there while the panels
+// of a span (kSpanStrips strips) pass over it. The hardware prefetcher fetches the panels.
 template <class Kind>
 CPUSERVE_INLINE void span_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
                                 int64_t row0, int64_t rows) {
@@ -250,12 +256,12 @@ CPUSERVE_INLINE void span_tiles(const LinearArgs& a, TileJob& t, bool plain, boo
   });
 }
 
-// Many rows: weights are read once, while every row passes over them.
+// Computes a linear for many rows: weights are read once for each block of rows.
 template <class Kind>
 CPUSERVE_INLINE void blocked_tiles(const LinearArgs& a) {
   const bool plain = plain_f32(a.ep);
   const bool strips = a.ep.glu && a.ep.out.format != ActFormat::f32 &&
-                      a.ep.out.format != ActFormat::bf16;  // 32 results of 4 panels share a scale
+                      a.ep.out.format != ActFormat::bf16;  // 32 results from 4 panels share a scale
   const int64_t height = a.sizes.rows / a.terms;
   TileJob t = job_of<Kind>(a);
   PairFetch fetch;
@@ -281,7 +287,7 @@ void run_tiles(const LinearArgs& a) noexcept {
   tile_release();
 }
 
-// Int8 rows that the vectors of the level below multiply.
+// Returns the most int8 rows that the vector kernel of the level below computes instead of tiles.
 template <class Kind>
 constexpr int few_rows() {
   if constexpr (Kind::kAct == ActFormat::bf16) {
@@ -291,7 +297,7 @@ constexpr int few_rows() {
   }
 }
 
-// A kind's kernel with its product loop on tiles; packing and reading rows do not change.
+// Returns `kernel` with products on tiles; packing and reading rows do not change.
 template <class Kind>
 constexpr LinearKernel on_tiles(LinearKernel kernel) {
   kernel.product = run_tiles<Kind>;

@@ -1,5 +1,5 @@
-// w4_g32 and w4m_g32: 4-bit weights in groups of 32, as Q4_0 and Q4_1 of GGUF.
-// { fp16 scale[16]; (fp16 min[16];) u8 q[4][16][4] }
+// w4_g32 and w4m_g32: 4-bit weights in groups of 32, like Q4_0 and Q4_1 of GGUF. A unit of a panel
+// is { fp16 scale[16]; fp16 min[16] (only w4m_g32); u8 q[4][16][4] }.
 #pragma once
 #include "kernels/linear/group.h"
 
@@ -12,7 +12,7 @@ struct W4Group : FourBits {
   static constexpr int kGroup = 32, kUnit = kGroup;
   static constexpr int kMinBytes = kMin ? kPanel * 2 : 0, kZero = kMin ? 0 : 8;
   static constexpr int64_t kUnitBytes = kScaleBytes + kMinBytes + 4 * 64;
-  using Block = BlockQ4_1;  // for both kinds; without a minimum m is zero and unused
+  using Block = BlockQ4_1;  // for both kinds; w4_g32 does not use its minimum m
   __attribute__((always_inline)) static inline F least(const uint8_t* header, int column, F) {
     return half_minima(header, column);
   }
@@ -20,8 +20,8 @@ struct W4Group : FourBits {
   static uint8_t nibble(float x) {
     return static_cast<uint8_t>(x > 0.0f ? x < 15.0f ? static_cast<int>(x) : 15 : 0);
   }
-  // A float source is quantized by the rules of GGUF. Q4_0: the value of largest magnitude becomes
-  // -8 d. Q4_1: the range [min, max] in 15 steps.
+  // Quantizes 32 floats by the rules of GGUF. Q4_0 (w4_g32): d is chosen so that the value of the
+  // largest magnitude is -8 d. Q4_1 (w4m_g32): the range [min, max] is divided into 15 steps.
   static Block quantize(const float* x) {
     float low = x[0], high = x[0], largest = 0;
     for (int i = 0; i < kGroup; i++) {
@@ -61,8 +61,8 @@ struct W4Group : FourBits {
     }
     return b;
   }
-  // A GGUF block has elements 0..15 in its low and 16..31 in its high nibbles; ours has quads 2 r
-  // and 2 r + 1 side by side.
+  // Packs one column of group g. A GGUF block has elements 0 to 15 in the low nibbles and 16 to 31
+  // in the high nibbles; a panel has quad 2 r in the low and quad 2 r + 1 in the high nibbles.
   static void pack_column(const PackArgs& a, int64_t g, int column, uint8_t* to) {
     const Block b = block(a, g, column);
     memcpy(to + column * 2, &b.d, 2);

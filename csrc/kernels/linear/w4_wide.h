@@ -1,5 +1,5 @@
-// w4m_g128: 4-bit weights with a scale and a minimum per 128 of K.
-// { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }
+// w4m_g128: 4-bit weights with a scale and a minimum for every 128 of K. A unit of a panel is
+// { fp16 scale[16]; fp16 min[16]; u8 q[16][16][4] }.
 #pragma once
 #include "kernels/linear/group.h"
 
@@ -20,7 +20,8 @@ struct W4Wide : FourBits {
     uint8_t q[kGroup];
   };
 
-  // Writes codes in steps of `d` from `m`, and returns the sum of the first n squared errors.
+  // Quantizes x with the scale d and the minimum m, writes the codes to q, and returns the sum of
+  // the squared errors of the first n elements.
   static float codes(const float* x, int n, float d, float m, uint8_t* q) {
     const F inverse = set1(d > 0.0f ? 1.0f / d : 0.0f), low = set1(m), step = set1(d);
     F error = zero();
@@ -33,8 +34,8 @@ struct W4Wide : FourBits {
     }
     return reduce_add(error);
   }
-  // Quantizes to [min, max] in 15 steps, or to a range that is reduced on both sides to as little
-  // as 80 % if that reduces the squared error: outliers then lose precision, and the other values
+  // Divides the range [min, max] into 15 steps. If it reduces the squared error, the range is first
+  // reduced on both sides to as little as 80 %: outliers then lose precision, and the other values
   // get finer steps.
   static Column quantize(const float* x, int n) {
     F low = load(x), high = low;
@@ -76,7 +77,7 @@ struct W4Wide : FourBits {
     read_group(a.rows[row], a.source, g * kGroup, a.k, x, kGroup);
     const int64_t left = a.k - g * kGroup;
     const int n = static_cast<int>(left < kGroup ? left : kGroup);
-    // Elements beyond K repeat the last weight, so that they do not widen the range.
+    // Elements after the end of K repeat the last weight, so that they do not widen the range.
     for (int i = n; i < kGroup; i++) x[i] = x[n - 1];
     return quantize(x, n);
   }

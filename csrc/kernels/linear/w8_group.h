@@ -1,5 +1,5 @@
-// w8_g32: 8-bit weights in groups of 32, as Q8_0 of GGUF. { fp16 scale[16]; u8 q[8][16][4] }, q =
-// s8 + 128.
+// w8_g32: 8-bit weights in groups of 32, like Q8_0 of GGUF. A unit of a panel is
+// { fp16 scale[16]; u8 q[8][16][4] }, where q is the signed code + 128.
 #pragma once
 #include "kernels/linear/group.h"
 
@@ -12,7 +12,7 @@ struct W8Group : EightBits {
   static constexpr int kMinBytes = 0, kZero = kDot8Zero;
   static constexpr int64_t kUnitBytes = kScaleBytes + 8 * 64;
 
-  // A float source is quantized by the rule of GGUF: d = amax / 127, q = round(x / d).
+  // Quantizes 32 floats by the rule of GGUF: d = largest magnitude / 127, q = round(x / d).
   static BlockQ8_0 quantize(const float* x) {
     float amax = 0;
     for (int i = 0; i < kGroup; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;

@@ -1,5 +1,5 @@
-// The chain kinds on matrix products, with one chain of products over all of K: bf16, and int8 with
-// one scale per row.
+// The chain kinds on matrix products of Arm: bf16, and int8 with one scale per row. Their products
+// are one chain of additions over all of K.
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/mmla/tile.h"
@@ -12,11 +12,11 @@ struct MmlaChain {
   static constexpr int kPairs = 6;
   static constexpr int column_pairs(int pairs) { return pairs <= 3 ? 8 : 4; }
   static constexpr int64_t kUnitBytes = kLineBytes, kUnitSteps = 1, kPairBytes = kOperandBytes;
-  static constexpr int64_t kBlock = 128;  // 12 rows of it are 12 KB, which stay in L1
+  static constexpr int64_t kBlock = 128;  // units of a K block: 12 rows take 12 KB, which fit L1
   static constexpr bool kUnpacks = false;
   static void unpack(const uint8_t*, int64_t, uint8_t*) {}
 
-  // Units [u0, u0 + units) of the rows as [units][pairs][2][8 bytes].
+  // Writes units [u0, u0 + units) of the rows to `to` as [units][pairs][2][8 bytes].
   static void prepare(const MmlaRows& r, int64_t u0, int64_t units, uint8_t* to) {
     const size_t stride = static_cast<size_t>(pairs_of(r.rows)) * kOperandBytes;
     for_each_pair(r, [&](int p, const uint8_t* first, const uint8_t* second) {
@@ -42,7 +42,8 @@ struct MmlaChain {
     };
     for (int64_t left = t.units; left > 0; left -= kBeat) {
       fetch.step();
-      // Not unrolled: gcc would load operands of several steps at once and keep sums on the stack.
+      // This loop is not unrolled, because gcc would load operands of several steps at once and
+      // keep sums on the stack.
 #pragma GCC unroll 1
       for (int64_t i = left < kBeat ? left : kBeat; i > 0; i--) step();
     }
@@ -54,7 +55,8 @@ struct MmlaBf16 : MmlaChain<F> {
   static constexpr ActFormat kAct = ActFormat::bf16;
   static int64_t units(int64_t k) { return (k + 3) / 4; }
   static int64_t steps(int64_t k) { return units(k); }
-  // Bytes after K in a row may be anything: zeros replace them.
+  // Prepares rows like MmlaChain, and sets the elements after the end of K, which may be anything,
+  // to zeros.
   static void prepare(const MmlaRows& r, int64_t u0, int64_t units, uint8_t* to) {
     MmlaChain<F>::prepare(r, u0, units, to);
     const int64_t beyond = (u0 + units) * 4 - r.k;
@@ -78,7 +80,7 @@ struct MmlaChannel : MmlaChain<I> {
   static constexpr ActFormat kAct = ActFormat::q8row;
   static int64_t units(int64_t k) { return (k + 7) / 8; }
   static int64_t steps(int64_t k) { return units(k); }
-  // From the integer sums of whole rows to their values.
+  // Replaces the integer sums of whole rows by the fp32 results.
   static void finish_sums(const LinearArgs& a, const MmlaRows& r, int64_t panel0, int panels,
                           float* c, int stride) {
     for (int p = 0; p < panels; p++) {

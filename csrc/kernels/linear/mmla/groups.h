@@ -1,9 +1,10 @@
-// The group kinds on matrix products: a scale for every kGroup of K.
+// The group kinds on matrix products of Arm. They have a scale for every kGroup of K.
 //
-// A view V of the weights has the operands of a unit of groups and the factors of its columns:
-//   kBytes of a unit; kHeader of it before the operands; kGroups of it; kSteps of a group
-//   kCut: the last group may have fewer steps than kSteps
-//   kScales: columns have a scale; kLeast: and a minimum; kZero: the code of 0
+// A view V of the weights is a class that reads the operands and the factors of a unit:
+//   kBytes   bytes of a unit; kHeader: bytes before its operands
+//   kGroups  groups of a unit; kSteps: steps (8 bytes of K) of a group
+//   kCut     whether the last group may have fewer steps than kSteps
+//   kScales  whether columns have a scale; kLeast: whether they have a minimum; kZero: code of 0
 //   Q operand(lines, step, c)       F scale(header, pair0, c)  F least(header, pair0, c)
 #pragma once
 #include "kernels/linear/mmla/chains.h"
@@ -58,7 +59,7 @@ CPUSERVE_INLINE void add_sums(F (&f)[RP][CP], const I (&acc)[RP][CP], const uint
   }
 }
 
-// Vectors before the steps of a prepared pair of rows.
+// Returns the number of vectors of factors before the steps of a prepared pair of rows.
 template <class V>
 constexpr int factors_of() {
   static_assert(!V::kLeast || V::kZero == 0, "codes with a minimum have no zero");
@@ -106,9 +107,9 @@ CPUSERVE_INLINE void group_tile(const MmlaTile& t) {
   store_sums(t, f);
 }
 
-// The groups of units [u0, u0 + units) of the rows, each as the scales of pairs {s0, s0, s1, s1};
-// with kLeast also s times the sum of the group, or with kZero what its integer sums start from;
-// then [steps][pairs][2][8 bytes].
+// Writes the groups of units [u0, u0 + units) of the rows to `to`. A group is, for each pair of
+// rows, the scales {s0, s0, s1, s1}; with kLeast then scale * sum of the group in the same order,
+// or with kZero the start values of the integer sums; then the codes [steps][pairs][2][8 bytes].
 template <class V>
 static inline void prepare_groups(const MmlaRows& r, int64_t u0, int64_t units, uint8_t* to) {
   constexpr int kGroup = V::kSteps * kStepBytes;
@@ -139,7 +140,8 @@ static inline void prepare_groups(const MmlaRows& r, int64_t u0, int64_t units, 
   });
 }
 
-// Packed groups of W. A line of 4-bit codes holds two steps, in its low and in its high nibbles.
+// The view of packed groups of W. A line of 4-bit codes has one step in its low nibbles and the
+// next step in its high nibbles.
 template <class W>
 struct PackedView {
   static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kCut = false;
@@ -157,11 +159,11 @@ struct PackedView {
       return s % 2 ? high_nibbles(x) : low_nibbles(x);
     }
   }
-  // Factors of four columns, which two pairs have; pair0 is even.
+  // Returns the factors of four columns from `column` on, which are two pairs of columns.
   static __attribute__((always_inline)) inline F scales(const uint8_t* header, int column) {
     return load_f16(reinterpret_cast<const uint16_t*>(header) + column);
   }
-  // Those of the columns of pair c, twice.
+  // Returns the factors of the two columns of pair c, twice: for the two rows of a product.
   static __attribute__((always_inline)) inline F pair(F four, int c) {
     return c % 2 ? last_halves(four, four) : first_halves(four, four);
   }
@@ -174,7 +176,7 @@ struct PackedView {
   }
 };
 
-// Unpacked groups: the factors of pairs of columns as vectors, then bytes.
+// The view of unpacked groups: fp32 factors of pairs of columns as vectors, then codes as bytes.
 template <class W>
 struct UnpackedView {
   static constexpr bool kScales = true, kLeast = W::kMinBytes != 0, kCut = false;

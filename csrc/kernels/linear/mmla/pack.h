@@ -1,4 +1,4 @@
-// Packs weights for matrix products, with 8 bytes of a column side by side, and reads them back.
+// Packs weights for matrix products of Arm, with 8 adjacent bytes of a column, and reads them back.
 #pragma once
 #include "kernels/linear/mmla/chains.h"
 #include "kernels/linear/mmla/groups.h"
@@ -12,14 +12,15 @@ inline size_t mmla_dense_bytes(int64_t k) noexcept {
 inline size_t mmla_channel_bytes(int64_t k) noexcept {
   return static_cast<size_t>(MmlaChannel::units(k) * kLineBytes) + kChannelScales;
 }
-// The place of unit i (4 bytes) of a column among the codes of a group, with 4 or 8 bytes of a
-// column side by side.
+// Return the offset of 4-byte unit i of a column in the codes of a group, in the layouts with 4 and
+// with 8 adjacent bytes of a column.
 CPUSERVE_INLINE int unit_of_4(int i, int column) { return (i * kPanel + column) * 4; }
 CPUSERVE_INLINE int unit_of_8(int i, int column) {
   return i / 2 * kLineBytes + column * kStepBytes + i % 2 * 4;
 }
-// Turns units 2 i and 2 i + 1 of one layout into the other: 8-bit codes lose or get their
-// zero of 128, and of 4-bit codes two quads change places. Doing it twice changes nothing.
+// Converts units x = 2 i and y = 2 i + 1 of a column between the two layouts: 8-bit codes change
+// between signed and plus 128; with 4-bit codes the high nibbles of x and the low nibbles of y are
+// exchanged. Calling it twice changes nothing.
 template <class W>
 CPUSERVE_INLINE void turn_units(uint32_t* x, uint32_t* y) {
   constexpr uint32_t kLow = 0x0f0f0f0fu;

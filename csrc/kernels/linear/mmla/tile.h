@@ -7,13 +7,13 @@
 namespace CPUSERVE_NS {
 namespace {
 
-constexpr int kStepBytes = 8;                    // of a row or column in one product
-constexpr int kOperandBytes = 2 * kStepBytes;    // of two of them
-constexpr int kColumnPairs = kPanel / 2;         // of a panel
-constexpr int kLineBytes = kPanel * kStepBytes;  // of a panel in one step
+constexpr int kStepBytes = 8;                    // bytes of a row or a column in one product
+constexpr int kOperandBytes = 2 * kStepBytes;    // an operand has two rows or two columns
+constexpr int kColumnPairs = kPanel / 2;         // pairs of columns of a panel
+constexpr int kLineBytes = kPanel * kStepBytes;  // bytes of a panel in one step of K
 constexpr int kBeat = 4;                         // steps between two prefetches
-constexpr size_t kPreparedBytes = 64 << 10;      // prepared rows
-constexpr size_t kUnpackedBytes = 16 << 10;      // unpacked weights of one panel
+constexpr size_t kPreparedBytes = 64 << 10;      // most bytes of prepared rows
+constexpr size_t kUnpackedBytes = 16 << 10;      // most bytes of unpacked weights of a panel
 
 struct MmlaScratch {
   float sums[kSumsFloats];
@@ -22,21 +22,21 @@ struct MmlaScratch {
 };
 static_assert(sizeof(MmlaScratch) <= kLinearScratch, "the scratch of a call holds all of it");
 
-// A tile over `units` units of K (a step of a chain kind, the groups after a header of a group
-// kind).
+// A tile over `units` units of K. A unit is a step of a chain kind, or all groups after a header of
+// a group kind.
 struct MmlaTile {
   const uint8_t* a;  // prepared rows
   const uint8_t* b;  // weights of the panel, packed or unpacked
   int pair0;         // first pair of columns
   int64_t units;
-  int64_t steps;  // of K; fewer than in all units where the last group is cut short
-  float* c;       // sums of the first row and column
+  int64_t steps;  // steps of K; fewer than the units have if the last group is cut short
+  float* c;       // the sum of the first row and column
   int c_stride;
-  bool resume;  // c holds the sums of the units before
+  bool resume;  // whether c has the sums of the units before
   LineFetch fetch;
 };
 
-// Rows to prepare: `rows` rows from `x` on, of `padded` elements.
+// Rows to prepare: `rows` rows from `x` on. A row has `padded` elements, including padding.
 struct MmlaRows {
   const uint8_t* x;
   size_t stride;
@@ -46,7 +46,8 @@ struct MmlaRows {
 };
 CPUSERVE_INLINE int pairs_of(int64_t rows) { return static_cast<int>((rows + 1) / 2); }
 
-// Calls put(pair, first row, second row) for each pair of rows.
+// Calls put(pair, first row, second row) for each pair of rows. The last row of an odd number of
+// rows is paired with itself.
 template <class Put>
 CPUSERVE_INLINE void for_each_pair(const MmlaRows& r, const Put& put) {
   for (int p = 0; p < pairs_of(r.rows); p++) {
@@ -55,8 +56,8 @@ CPUSERVE_INLINE void for_each_pair(const MmlaRows& r, const Put& put) {
   }
 }
 
-// Interleaves `steps` steps of two rows, rounded up to an even number; `stride` bytes from a step
-// to the next.
+// Interleaves `steps` steps, rounded up to an even number, of two rows: the 8 bytes of the first
+// row, then those from the second row. `stride` is the bytes from one step to the next in `to`.
 CPUSERVE_INLINE void interleave(const uint8_t* first, const uint8_t* second, int64_t steps,
                                 uint8_t* to, size_t stride) {
   for (int64_t s = 0; s < steps; s += 2, to += 2 * stride) {
@@ -66,7 +67,8 @@ CPUSERVE_INLINE void interleave(const uint8_t* first, const uint8_t* second, int
   }
 }
 
-// Sums are in `c` row by row; in registers each vector has two columns of two rows.
+// Loads the sums of a tile. In `c` they are row by row; in registers each vector has two columns of
+// two rows.
 template <int RP, int CP, class Sum>
 CPUSERVE_INLINE void load_sums(const MmlaTile& t, Sum (&sum)[RP][CP]) {
 #pragma GCC unroll 8
@@ -94,8 +96,8 @@ CPUSERVE_INLINE void store_sums(const MmlaTile& t, const Sum (&sum)[RP][CP]) {
   }
 }
 
-// The products of one step; weight(c) is the operand of column pair c. The shorter side stays in
-// registers.
+// Adds the products of one step; weight(c) returns the operand of column pair c. The operands of
+// the shorter side of the tile (rows or columns) stay in registers.
 template <int RP, int CP, class Sum, class Weight>
 CPUSERVE_INLINE void step_products(Sum (&sum)[RP][CP], const uint8_t* a, const Weight& weight) {
   if constexpr (RP > CP) {

@@ -1,13 +1,13 @@
-// The kinds of GGUF with blocks of 256 on matrix tiles: they are unpacked to codes times their
-// integer scales, so that a block is one group.
+// The kinds of GGUF with blocks of 256 on matrix tiles. Weights are unpacked to codes times their
+// integer scales, so that a whole block is one group.
 #pragma once
 #include "kernels/linear/tiles/groups.h"
 
 namespace CPUSERVE_NS {
 namespace {
 
-// GGUF kinds with blocks of 256. Line numbers count lines of 64 weights, as if each took one
-// byte, although most kinds unpack a weight to two.
+// A GGUF kind with blocks of 256. Line numbers count lines of 64 weights, as if a weight took one
+// byte, although most kinds unpack a weight to two bytes.
 template <class G>
 struct BlockTiles {
   using W = Planes<G>;
@@ -17,7 +17,8 @@ struct BlockTiles {
   static constexpr bool kGroups = true;
   static constexpr int kVectorRows = kPlaneVectorRows, kShapeLines = kTileLines;
   static constexpr int kUnitLines = W::kUnit / 4;
-  // Codes times scales are in [-128, 128] (Q3_K, at 128 in its negative) or in 16 bits.
+  // Codes times scales fit 16 bits, and for some kinds one byte. Q3_K has products from -124 to
+  // 128, so their negatives are stored in the byte.
   static constexpr bool kWide = G::kLow == 4;
   static constexpr bool kNegated = !kWide && G::kZero != 0;
   static constexpr int kBytes = kWide ? 2 : 1;
@@ -29,7 +30,8 @@ struct BlockTiles {
   typedef uint16_t LineBits __attribute__((vector_size(64), aligned(1), may_alias));
   typedef int32_t LineInts __attribute__((vector_size(64), aligned(1), may_alias));
 
-  // The scale of each column of a sub-block, twice: the four bytes of a column are two words.
+  // Returns the scale of each column of a sub-block, twice, because the four bytes of a column are
+  // two words of 16 bits.
   CPUSERVE_INLINE LineWords scale_line(const uint8_t* unit, int64_t sub) {
     alignas(64) int32_t scales[kPanel];
     for (int column = 0; column < kPanel; column += kLanes) {
@@ -40,8 +42,8 @@ struct BlockTiles {
     const LineInts x = *reinterpret_cast<const LineInts*>(scales);
     return (LineWords)((x << 16) | (x & 0xffff));
   }
-  // Puts quads [kQuad, kEnd) of a group times their scale: high bytes at `to`, low ones after
-  // the whole unit; or the one byte.
+  // Writes quads [kQuad, kEnd) of a group times their scale: with kWide the high bytes at `to` and
+  // the low bytes after the high bytes of the whole unit, otherwise the only byte at `to`.
   template <int kQuad, int kEnd>
   CPUSERVE_INLINE void put_quads(const uint8_t* from, LineWords scale, LineWords of_zero,
                                  uint8_t* to) {
@@ -89,15 +91,16 @@ struct BlockTiles {
     }
   }
 
-  // Integers of a unit that have left the tiles, and have not been added yet: of both bytes of a
-  // panel, or of the panels of a job.
+  // The integer sums of a unit that have left the tiles but have not been added yet: the sums with
+  // the high and with the low bytes of one panel (kWide), or the sums of all panels of a job.
   struct Waiting {
     int64_t unit;
-    int panel;             // of the job
-    const DotTiles* dots;  // nullptr: none
+    int panel;             // number of the panel in the job
+    const DotTiles* dots;  // nullptr: no sums are waiting
   };
 
-  // Adds the integers of `waiting` to the fp32 sums of the rows of one tile, as PlaneBlocks does.
+  // Adds the integer sums of `waiting` to the fp32 sums of the rows of one tile, with the same
+  // operations as PlaneBlocks.
   template <int NP>
   static __attribute__((noinline)) void add_rows(const TileJob& t, const Waiting& waiting,
                                                  int row_tile) {
@@ -114,7 +117,7 @@ struct BlockTiles {
       const uint8_t* unit = t.w + static_cast<size_t>(waiting.panel + p) * t.panel_bytes +
                             waiting.unit * W::kUnitBytes;
       const int32_t* dots = (*waiting.dots)[row_tile * kJobColumns + p];
-      constexpr int64_t kNext = kTileRows16 * kPanel;  // from high bytes to low ones
+      constexpr int64_t kNext = kTileRows16 * kPanel;  // from high-byte sums to low-byte sums
       for (int v = 0; v < kWays; v++) {
         F scale, least;
         W::factors(unit, v * kLanes, &scale, &least);
@@ -179,7 +182,7 @@ struct BlockTiles {
     for (int i = 0; i < RT; i++) add_rows<NP>(t, before, i);
   }
 
-  // As tile_products; low bytes are unsigned.
+  // Computes products like tile_products, but the low bytes are unsigned.
   template <int RT, int kColumns>
   static __attribute__((always_inline)) inline void products(const uint8_t* x, size_t x_stride,
                                                              const uint8_t* w0, const uint8_t* w1) {

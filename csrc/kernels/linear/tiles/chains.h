@@ -1,5 +1,5 @@
-// The chain kinds on matrix tiles, with sums that stay in tiles over a block of K: bf16, and int8
-// with one scale per row.
+// The chain kinds on matrix tiles: bf16, and int8 with one scale per row. Their sums stay in tiles
+// over a block of K.
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/dense.h"
@@ -8,8 +8,8 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// The last `lines` lines of K, fewer than a tile's, padded with zeros: the bytes after them in
-// memory is another panel, or nothing.
+// Copies the last `lines` lines of K of rows and weights, which are fewer than a tile has, and pads
+// them with zeros: the bytes after them belong to another panel, or are not readable.
 template <int NP>
 CPUSERVE_INLINE void copy_tails(const TileJob& t, int64_t line, int64_t lines) {
   const size_t bytes = static_cast<size_t>(lines) * 4;
@@ -25,7 +25,7 @@ CPUSERVE_INLINE void copy_tails(const TileJob& t, int64_t line, int64_t lines) {
   }
 }
 
-// A chain kind's job: the sums stay in tiles from line0 to line1.
+// Runs the job of a chain kind. The sums stay in tiles from line0 to line1.
 template <class Product, int RT, int NP>
 CPUSERVE_INLINE void chain_products(const TileJob& t) {
   const size_t stride = static_cast<size_t>(t.c_stride) * sizeof(float);
@@ -65,7 +65,7 @@ struct Bf16Tiles {
   }
 };
 
-// w8_channel: integers over the whole row, then both scales.
+// w8_channel: integer sums over the whole row, which are finally multiplied by both scales.
 struct ChannelTiles {
   using Vectors = Channel<0>;
   using FewRows = ChannelTiles;

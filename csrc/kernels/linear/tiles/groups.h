@@ -1,5 +1,6 @@
-// The kinds with a scale for every 32 to 256 of K on matrix tiles: the sums of a group leave the
-// tiles, and vectors add them to fp32 sums while the tiles compute the next groups.
+// The kinds with a scale for every 32 to 256 of K on matrix tiles. The sums of a group are stored
+// from the tiles to memory, and vectors add them to fp32 sums while the tiles compute the next
+// groups.
 #pragma once
 #include "kernels/linear/tiles/unpack.h"
 
@@ -14,14 +15,14 @@ CPUSERVE_INLINE void store_dots(DotTiles& dots) {
   if constexpr (RT == 2 && NP == 2) tile_store<3>(dots[3], kTileLineBytes);
 }
 
-// A kind with groups of kGroup of K. Line numbers count unpacked lines.
+// A kind with groups of Raw::kGroup elements of K. Line numbers count unpacked lines.
 template <class Raw>
 struct GroupTiles {
   using Vectors = typename Raw::Vectors;
   using FewRows = GroupTiles<typename Raw::FewRows>;  // the kind for up to kJobRows rows
   static constexpr ActFormat kAct = Raw::kAct;
   static constexpr bool kGroups = true;
-  static constexpr int kLines = Raw::kLines;  // of a group
+  static constexpr int kLines = Raw::kLines;  // lines of a group
   static constexpr int kShapeLines = kLines < kTileLines ? kLines : kTileLines;
   static constexpr int kVectorRows = Raw::kVectorRows;
   static constexpr int64_t kBlockLines = kLines < kPairBlockLines ? kPairBlockLines : kLines;
@@ -37,9 +38,9 @@ struct GroupTiles {
     }
   }
 
-  // The steps of the fp32 chains that the integers of groups g to g + G - 1 are, as in
-  // linear/group.h and linear/channel.h, for the rows of one tile and NP panels. Two groups at a
-  // time load and store each sum once.
+  // Adds the sums of groups [g, g + G) to the fp32 sums for the rows of one tile and NP panels,
+  // with the same operations as linear/group.h and linear/channel.h. With two groups at a time,
+  // each fp32 sum is loaded and stored once for both.
   template <int NP, int G>
   static __attribute__((noinline)) void add_rows(const TileJob& t, int64_t g, int row_tile,
                                                  const DotTiles* dots) {
@@ -59,7 +60,8 @@ struct GroupTiles {
     const int rows = t.rows - row0 < kTileRows16 ? t.rows - row0 : kTileRows16;
     const uint8_t* of_row = row_of(t, row0) + t.x_padded + g * 4;
     const int64_t to_sums = t.x_padded / Raw::kGroup * 4;
-    // Copies: a store to c cannot change them, which the compiler does not know of t's.
+    // Local copies, because the compiler cannot know that a store to c does not change the members
+    // of t.
     const size_t x_stride = t.x_stride;
     const int64_t c_stride = t.c_stride;
     float* c = t.c + row0 * c_stride;
@@ -94,14 +96,14 @@ struct GroupTiles {
     }
   }
 
-  // Loads the tile registers with rows and weights of K from `line` on.
+  // Loads rows and weights from `line` of K on to the tile registers.
   template <int RT, int NP>
   static __attribute__((always_inline)) inline void load_tiles(const TileJob& t, int64_t line) {
     const uint8_t* w = t.lines + (line - t.line0) * kTileLineBytes;
     size_t next_panel = sizeof t.scratch->lines[0];
     if constexpr (Raw::kAsStored) {
       const auto stored = static_cast<int64_t>((t.panel_bytes - kChannelScales) / kTileLineBytes);
-      if ((line / kLines + 1) * kLines <= stored) {  // else the last group, which was filled up
+      if ((line / kLines + 1) * kLines <= stored) {  // not the last group, if that was padded
         w = t.w + line * kTileLineBytes;
         next_panel = t.panel_bytes;
       }
@@ -109,10 +111,10 @@ struct GroupTiles {
     load_operands<RT, NP, NP == 2>(t.x + line * 4, t.x_stride, w, w + next_panel, kTileLineBytes);
   }
 
-  // Groups with integers that have left the tiles and have not been added yet.
+  // The groups with sums that have left the tiles but have not been added yet.
   struct Waiting {
     int64_t g;
-    int groups;  // 0: none
+    int groups;  // number of groups from g on; 0: none
     const DotTiles* dots;
   };
   template <int NP>
@@ -139,16 +141,18 @@ struct GroupTiles {
       DotTiles* dots = t.scratch->dots[turn];
       for (int j = 0; j < groups; j++) {
         zero_sums<RT, NP>();
-        // The next product's tiles are loaded ahead, before a group is added. Prefetches are issued
-        // after the product: issued before it, they took the fill buffers that its loads need.
+        // The tiles of the next product are loaded before a group is added. Prefetches are issued
+        // after the product, because before it they would take the fill buffers that its loads
+        // need.
         for (int64_t end = line + kLines; line < end && line < t.line1;) {
           multiply_operands<typename Raw::Product, RT, NP>();
           t.fetch->step();
           line += kShapeLines;
           if (line < t.line1) load_tiles<RT, NP>(t, line);
         }
-        // The two groups before are added while the products of this one are under way: one tile
-        // of rows with each group, so that few instructions separate two products.
+        // The two previous groups are added while the tiles compute this group: the first tile of
+        // rows with the first group, the second tile with the second group, so that few
+        // instructions are between two products.
         if (RT == 1 || groups == 1) {
           if (j == 0) add<NP>(t, before, 0);
           if (RT == 2) add<NP>(t, before, 1);
@@ -165,7 +169,7 @@ struct GroupTiles {
     }
   }
 
-  // w8_channel_g128: the column's scale comes last.
+  // Only for w8_channel_g128: multiplies the finished sums by the scales of the columns.
   template <int NP>
   static void multiply_channels(const TileJob& t) {
     for (int p = 0; p < NP; p++) {

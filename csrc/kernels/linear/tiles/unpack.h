@@ -1,5 +1,5 @@
-// How the weights of group kinds are unpacked to the lines of matrix tiles, as signed bytes or
-// bf16, and where their scales and minima are.
+// Unpacks the weights of group kinds to the lines of matrix tiles, as signed bytes or bf16, and
+// reads their scales and minima.
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/coded.h"
@@ -12,8 +12,7 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Lines of 64 bytes as the compiler's own vectors: all that unpacking needs, at any width of
-// register.
+// Lines of 64 bytes as vectors of the compiler, which generates code for any width of registers.
 #pragma GCC diagnostic ignored "-Wpsabi"  // nothing here crosses a call
 typedef uint8_t LineBytes __attribute__((vector_size(64), aligned(1), may_alias));
 CPUSERVE_INLINE LineBytes line_at(const uint8_t* p) {
@@ -21,7 +20,8 @@ CPUSERVE_INLINE LineBytes line_at(const uint8_t* p) {
 }
 CPUSERVE_INLINE void put_line(uint8_t* p, LineBytes x) { *reinterpret_cast<LineBytes*>(p) = x; }
 
-// Quad kQuad of a group of a kind of linear/planes.h, with lines that begin at `from`.
+// Returns quad kQuad of a group, for a kind with planes of bits. The lines of the group begin at
+// `from`.
 template <class W, int kQuad>
 CPUSERVE_INLINE LineBytes quad_line(const uint8_t* from) {
   LineBytes x;
@@ -32,7 +32,7 @@ CPUSERVE_INLINE LineBytes quad_line(const uint8_t* from) {
   return x;
 }
 
-// The layout of a group kind W in memory: raw bytes of a unit, and a group's lines as signed bytes.
+// Unpacks the groups of a kind W of linear/group.h to signed bytes.
 template <class W>
 struct RawGroup {
   using Unit = UnitOf<W>;
@@ -75,10 +75,10 @@ struct ChannelProduct : S8U8Product {};
 template <>
 struct ChannelProduct<false> : S8S8Product {};
 
-// w8_channel_g128: lines without scales between them, and a last group that may be cut short.
-// kStored: tiles read the lines in place, as bytes with 128 as 0, and the zero
-// point is taken off the sums. Up to 32 rows read each weight only once, so unpacking it first took
-// half of the time.
+// w8_channel_g128: there are no scales between the lines, and the last group may be cut short.
+// kStored: tiles read the packed lines in place, as bytes with 128 for 0, and the zero point is
+// subtracted from the sums. Up to 32 rows read each weight only once, so unpacking it first would
+// take half of the time.
 template <bool kStored>
 struct RawChannel {
   static constexpr int kGroup = kWideGroup, kLines = kGroup / 4;
@@ -89,7 +89,7 @@ struct RawChannel {
   using FewRows = RawChannel<true>;
   static constexpr ActFormat kAct = Vectors::kAct;
   static int64_t lines(int64_t k) { return (k + kGroup - 1) / kGroup * kLines; }
-  // With kStored, only a group that is cut short has to be unpacked.
+  // With kStored, only a group that is cut short has to be copied and padded.
   static void unpack(const uint8_t* panel, int64_t group, int64_t k, uint8_t* to) {
     const int64_t lines = (k + 3) / 4 - group * kLines;
     if (kStored && lines >= kLines) return;
@@ -103,7 +103,8 @@ struct RawChannel {
   }
 };
 
-// The kinds of linear/planes.h without small factors; their units have one or several groups of 32.
+// Unpacks the kinds of linear/planes.h without small factors. Their units have one or several
+// groups of 32.
 template <class G>
 struct RawPlanes {
   using W = Planes<G>;
@@ -135,7 +136,7 @@ struct RawPlanes {
   CPUSERVE_INLINE F add_least(F least, F x, F sum) { return fma(least, x, sum); }
 };
 
-// Float codes with lines of bf16. K ends with a whole tile.
+// Unpacks float codes (linear/coded.h) to lines of bf16. K is padded to whole tiles.
 template <class C>
 struct RawCoded {
   static constexpr int kGroup = C::kGroup, kLines = kGroup / 2;
