@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # building a program needs no numpy
 def rope_tables(
     rope: Rope, positions: npt.NDArray[np.int32], *, long: bool
 ) -> tuple[Float32, Float32]:
-    """(cos, sin), each [len(positions), rotary / 2] and multiplied by the attention factor.
+    """Return (cos, sin), each [len(positions), rotary / 2], multiplied by the attention factor.
 
     Angles are fp32 products of position and frequency, as in transformers. long: a LongRoPE turns
     by the frequencies of long sequences.

@@ -169,7 +169,7 @@ class CompressedWeights(IntWeights):
         """Whether `values` has one value for each group, shared by all rows of the matrix.
 
         Raises:
-            ModelError: there are more or fewer of them.
+            ModelError: the number of values is neither one nor n for each group.
         """
         n, _, groups = self.layout(stem)
         count = math.prod(values.shape)

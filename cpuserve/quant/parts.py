@@ -90,7 +90,7 @@ class PartWeights:
         self._names = set(self._stored)
         self._experts: dict[str, TensorPart] = {}  # by the name of an expert's matrix or bias
         self._cut: dict[str, QuantTensor] = {}  # their tensors, kept as there may be 20,000
-        self._of: dict[str, list[str]] = {}  # their names, by the stored stack
+        self._of: dict[str, list[str]] = {}  # by stored stack, the keys of its parts
         self._stacks: dict[str, QuantTensor] = {}
         for name in self._stored:
             match = _STACK.fullmatch(name)
