@@ -95,7 +95,7 @@ class Lowered:
 
     @property
     def dot(self) -> str:
-        """The dot-product type of most weights, as the probes call it."""
+        """The dot-product type of most weights, as the hardware probes call it."""
         counts: dict[str, int] = {}
         for weights in filter(None, self.op_weights):
             dot = DOT_OF_KIND.get(weights.kind, "f32")

@@ -87,7 +87,7 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 class CompressedWeights(IntWeights):
-    """Weights with matrices in the forms above, each recognized by its tensors."""
+    """Weights with matrices stored in the ways above, which their tensors show."""
 
     leaders = (
         ("weight", "I8"),

@@ -49,7 +49,7 @@ def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> Quan
 
 
 def transposed(stored: QuantTensor) -> BuiltTensor:
-    """A dense matrix [in, out], or stack of such matrices, as one of matrices [out, in]."""
+    """A dense matrix [in, out], or each matrix of a stack, transposed to [out, in]."""
     *outer, n_in, n_out = stored.shape
     count = math.prod(outer)
     element = f"u{stored.nbytes // math.prod(stored.shape)}"

@@ -179,8 +179,7 @@ class LatentBuilder(AttentionBuilder):
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))
         rank = self._width(kv) - rotary
         for what, width in (("nope", nope), ("rank", rank)):
-            # The product of a head reads its columns rounded up to HEAD_GROUP, and all of these
-            # columns must belong to the head.
+            # The product reads the columns of a head rounded up to HEAD_GROUP: all must be its own.
             if width + -width % HEAD_GROUP > width + rotary:
                 msg = (
                     f"layer {layer}: {what} is {width}, but must be a multiple of {HEAD_GROUP}, or "
