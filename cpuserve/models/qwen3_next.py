@@ -146,7 +146,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
 
 
 def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add attention of h to x, after multiplying it by the sigmoid of its gates.
+    """Add gated attention of h to x: the sigmoid of the gates multiplies the result of attention.
 
     layer: its number among the layers with attention.
     """

@@ -166,7 +166,7 @@ def _divided(params: Params, key: str, base: list[float]) -> tuple[float, ...]:
 
 
 def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """LongRoPE: each frequency is divided by its own factor; cos and sin are multiplied by another.
+    """LongRoPE: each frequency is divided by its own factor; cos and sin get an attention factor.
 
     Sequences beyond the original context have other factors. As the KV cache holds keys that are
     rotated already, a server needs one set for all sequences: see `long_rope` of EngineConfig.
