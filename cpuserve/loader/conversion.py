@@ -22,7 +22,7 @@ def has_safetensors(names: list[str]) -> bool:
 def find_conversion(
     repo: str, names_at: Callable[[str], list[str]]
 ) -> tuple[str, list[str]] | None:
-    """(revision "refs/pr/N", its files) of an open conversion pull request, or None.
+    """Return (revision "refs/pr/N", its files) of an open conversion pull request, or None.
 
     names_at(revision) lists the files of a revision. Exceptions of names_at and of the hub library
     are passed on.

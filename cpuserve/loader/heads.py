@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cpuserve.models.spec import ModelSpec
     from cpuserve.quant.base import QuantTensor, Weights
 
-OWN_HEAD = "own_head"  # a key of configs in memory only
+OWN_HEAD = "own_head"  # a key that only configs in memory have
 ROWS_AT_ONCE = 4096  # rows of both matrices that are compared at a time
 
 

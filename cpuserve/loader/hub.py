@@ -238,7 +238,7 @@ def _only_pickles(names: list[str]) -> bool:
 
 
 def _converted(repo: str, names: list[str]) -> tuple[str | None, list[str]]:
-    """(revision, files) of the safetensors conversion on the hub; (None, all) if there is none."""
+    """Return (revision, files) of a safetensors conversion on the hub; (None, `names`) if none."""
     try:
         found = _within_deadline(
             lambda: find_conversion(repo, lambda revision: _file_names(repo, revision))
@@ -309,7 +309,7 @@ _NO_CONNECTION = frozenset(
 
 
 def _kinds(error: Exception) -> set[str]:
-    """The names of the error's classes, which are stable across versions of the hub library."""
+    """The classes of the error by name, which are stable across versions of the hub library."""
     return {c.__name__ for c in type(error).__mro__}
 
 

@@ -81,7 +81,7 @@ class AdapterReader:
         return replace(adapter, stored=self._stored(adapter))
 
     def copy(self, name: str, path: Path) -> Generator[None, None, Adapter]:
-        """Copy an adapter to memory, with pauses, and return it; ModelError as `open`.
+        """Copy an adapter to memory, with pauses, and return it; ModelError as in `open`.
 
         Files that change while they are served, or that shrink while they are read, do no harm.
         """

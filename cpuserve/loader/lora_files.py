@@ -110,7 +110,7 @@ class Adapter:
 
     @property
     def modules(self) -> frozenset[str]:
-        """The linears that the adapter changes: the names of their weights without ".weight"."""
+        """The linears that the adapter changes: the keys of their weights without ".weight"."""
         return frozenset(self.stored)
 
     def matrix(self, module: str, side: str) -> Float32 | None:

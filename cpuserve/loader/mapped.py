@@ -132,7 +132,7 @@ class MappedFile:
 
 
 class FileCopy:
-    """The content of one weight file in memory, which no later change of the file reaches."""
+    """The content of one weight file in memory, unaffected by later changes of the file."""
 
     def __init__(self, path: Path, content: bytearray, digest: bytes) -> None:
         self.path = path

@@ -28,7 +28,7 @@ _GGUF_BLOCK = {
 _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[\w.]+?)(?P<kind>\.weight|\.bias|)")
 # The suffixes of NVFP4 scales in GGUF files, and in Programs.
 _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
-# Ends of Hugging Face names that have no suffix ".weight" or ".bias".
+# Hugging Face tensors that end in one of these have no suffix ".weight" or ".bias".
 _BARE = ("_bias", "A_log", "mamba.D", ".sinks", "layer_scalar", "correct_output_scale")
 
 # Tensors that no Program reads: buffers that some exporters store, although they follow from the
@@ -75,8 +75,8 @@ def checkpoint_to_hf(name: str) -> str:
 
     Checkpoints without an output head (embedding models) and older OPT files omit "model.", and
     GPT-2 checkpoints omit "transformer.". Models of images and text have "language_model" in the
-    names of the part for text. Names of BERT and RoBERTa begin with "bert." or "roberta." if the
-    checkpoint has a head.
+    names of the part for text. Tensors of BERT and RoBERTa begin with "bert." or "roberta." if
+    the checkpoint has a head.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     name = name.removeprefix("bert.").removeprefix("roberta.")

@@ -77,7 +77,7 @@ class PackedFiles:
         self._size = size
 
     def any(self) -> bool:
-        """Whether there is a file of this layout, from whatever model."""
+        """Whether there is a file of this layout, made from any model."""
         with suppress(OSError):
             return any(self.folder.glob(f"{self._layout[:24]}-*.weights"))
         return False

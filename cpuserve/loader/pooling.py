@@ -36,7 +36,7 @@ GGUF_TYPES = {1: "mean", 2: "first", 3: "last"}  # LLAMA_POOLING_TYPE_*
 
 
 def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, str]:
-    """(pooling, reason for it as a text); the pooling is "none" if the model generates text.
+    """Return (pooling, reason as a text); the pooling is "none" if the model generates text.
 
     file: the GGUF file at `path`, if it is open already; opening one takes 10 ms.
 

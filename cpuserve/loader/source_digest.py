@@ -99,7 +99,7 @@ class SourceDigest:
         self.check_unchanged()
         latest = max((max(times) for *_, times in self._seen), default=0)
         if started - latest > SETTLED_NS:
-            with suppress(OSError):  # the next start reads the content again
+            with suppress(OSError):  # without a record, the next start reads the content again
                 self._write(digest)
         return digest
 

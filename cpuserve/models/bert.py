@@ -126,7 +126,7 @@ def _spec(config: Mapping[str, Any], architecture: str, *, offset: int) -> Model
 
 
 def read_encoder_heads(config: Mapping[str, Any]) -> tuple[int, int]:
-    """(hidden_size, num_attention_heads), which divides it."""
+    """Return (hidden_size, num_attention_heads); ModelError unless the heads divide the width."""
     width = read_int(config, "hidden_size", high=1 << 20)
     heads = read_int(config, "num_attention_heads", high=65536)
     if width % heads:

@@ -132,7 +132,7 @@ def read_kinds(
 def read_flags(
     config: Mapping[str, Any], key: str, default: Callable[[int], bool]
 ) -> tuple[bool, ...]:
-    """config[key], a 0 or 1 (or false, true) for each layer; default: used without the key."""
+    """config[key], a 0 or 1 (or false, true) for each layer; default: the flag without the key."""
     layers = read_int(config, "num_hidden_layers", high=4096)
     flags = config.get(key)
     if flags is None:
@@ -168,7 +168,7 @@ def read_dtype(config: Mapping[str, Any]) -> str:
 
 
 def read_heads(config: Mapping[str, Any], width: int) -> tuple[int, int, int]:
-    """(q_heads, kv_heads, head_dim), checked for the divisibility that attention needs."""
+    """Return (q_heads, kv_heads, head_dim); ModelError if attention cannot divide them evenly."""
     q_heads = read_int(config, "num_attention_heads", high=65536)
     kv_heads = read_int(config, "num_key_value_heads", q_heads, high=65536)
     if q_heads % kv_heads:

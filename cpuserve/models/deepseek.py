@@ -156,7 +156,7 @@ def _read(
         "interleaved": interleaved,
         "q_rank": q_rank,
         "nope": nope,
-        "split": read_bool(config, "kv_b_split", False),  # a key of GGUF files' configs only
+        "split": read_bool(config, "kv_b_split", False),  # only configs of GGUF files have this key
         "rank": rank,
         "values": read_int(config, "v_head_dim", high=1 << 16),
         "scale": (nope + rotary) ** -0.5 * attention_mscale(config),

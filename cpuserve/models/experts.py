@@ -80,7 +80,7 @@ def add_mixture(
     then: Then | None = None,
     biased: bool = False,
 ) -> None:
-    """Add to x the mixture of experts `at` of h; parts: the names of an expert's gate, up and down.
+    """Add to x the mixture of experts `at` of h; parts: the suffixes of gate, up and down matrices.
 
     score, scale, bias and groups belong to the router (`Builder.mixture`), `router` is its name.
     then: the activation, if it is not the gated one of the config. biased: the router and all

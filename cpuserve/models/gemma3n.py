@@ -21,7 +21,9 @@ from cpuserve.program.parts import rows
 
 POSITIONS = 32768
 PATTERN = 5  # without layer_types in the config, every fifth layer is global
-SPARSE_LAYERS, SPARSITY = 10, 0.95  # by default, the first 10 layers set 95 % of their gates to 0
+# Without activation_sparsity_pattern in the config, the first 10 layers of a model with more layers
+# set 95 % of their gates to 0.
+SPARSE_LAYERS, SPARSITY = 10, 0.95
 FLOOR = 1e-5  # the least mean square of a stream that is scaled to the size of the first one
 ROOT2 = 2.0**0.5
 
@@ -30,7 +32,7 @@ ROOT2 = 2.0**0.5
 class Gemma3n:
     """Gemma 3n, text: streams mixed around each layer (AltUp), sparse MLPs, per-layer embeddings.
 
-    Source: transformers modeling_gemma3n. Keys of ModelSpec.extra, after those for Gemma 4:
+    Source: transformers modeling_gemma3n. Keys of ModelSpec.extra in addition to the Gemma 4 keys:
     streams: the number of streams; active: the index of the stream that layers compute;
     laurel_rank; deviations: for each layer the cutoff of its gates, in standard deviations above
     their mean (None = no cutoff); corrected: whether the active stream is scaled before it gates
@@ -132,7 +134,7 @@ def _deviations(config: Mapping[str, Any], layers: int) -> tuple[float | None, .
 
 
 def _between(s: ModelSpec, name: str) -> list[str]:
-    """The names of the matrices between the first stream and each of the other streams."""
+    """The matrices between the first stream and each of the other streams, as weight names."""
     others = range(cast("int", s.extra["streams"]) - 1)
     if s.extra["stacked"]:
         return [rows(f"model.{name}", 0, s.width, index=i) for i in others]

@@ -107,7 +107,7 @@ def _windows(config: Mapping[str, Any]) -> tuple[int, ...]:
 def _heads(
     config: Mapping[str, Any], windows: tuple[int, ...]
 ) -> tuple[tuple[int, int], tuple[int, int], bool]:
-    """((KV heads, head_dim) of layers with a window, the same for global layers, one_kv).
+    """Return ((KV heads, head_dim) of layers with a window, the same for global layers, one_kv).
 
     one_kv: global layers have no v_proj. transformers saves the sizes of global layers in
     per_layer_config, by the number of the layer.

@@ -23,7 +23,7 @@ ALIASES = {
 
 
 def read_spec(config: Mapping[str, Any]) -> tuple[ModelSpec, bool]:
-    """(hyperparameters of the model, whether cpuserve has a Program for it).
+    """Return (hyperparameters of the model, whether cpuserve has a Program for it).
 
     Raises ModelError, which lists the supported architectures, if neither cpuserve nor an
     installed transformers implements the model.

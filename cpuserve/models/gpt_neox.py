@@ -17,7 +17,7 @@ from cpuserve.program.parts import rows
 
 @register_model("GPTNeoXForCausalLM")
 class GptNeoX:
-    """GPT-NeoX and Pythia: layer norms; attention and MLP may read the same rows.
+    """GPT-NeoX and Pythia: layer norms; attention and MLP may read the same x (in parallel).
 
     Source: transformers modeling_gpt_neox.
     """

@@ -39,7 +39,7 @@ class Granite:
 
 @register_model("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
 class GraniteMoe:
-    """Granite 3 with experts, and perhaps one that all tokens share.
+    """Granite 3 with routed experts, and perhaps an expert that all tokens share.
 
     Source: transformers modeling_granitemoe, modeling_granitemoeshared.
     """
@@ -111,7 +111,7 @@ def _spec(
     the result itself to x / m: the next norm returns the same if its epsilon is divided by m^2.
     """
     bias = read_bool(config, "attention_bias", False)
-    if extra is not None:  # a key of GGUF files' configs only
+    if extra is not None:  # only configs of GGUF files have mlp_input_split
         extra = {**extra, "split": read_bool(config, "mlp_input_split", False)}
     spec = read_decoder(
         config,

@@ -24,7 +24,7 @@ from cpuserve.program.parts import rows
 
 # Adds a part of a layer to x, such as its attention or MLP of h: (builder, spec, layer, h, x).
 LayerPart = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
-# Normalizes x with the weights of that name.
+# Appends a norm of x: (builder, x, name of the norm's weights).
 NormFn = Callable[[Builder, ValueId, str], ValueId]
 
 # "hidden_act" in config.json -> the name of the gated activation's kernel.
@@ -316,8 +316,8 @@ def build_sandwich(
 ) -> None:
     """Append the ops of a decoder that normalizes results of attention and MLP before adding them.
 
-    norms: the names of the norms before and after attention, before and after the MLP; None: no
-    norm there. softcap: the cap of the logits.
+    norms: the norms before and after attention, before and after the MLP, by name; None: there is
+    no norm. softcap: the cap of the logits.
     """
     x = b.embed("model.embed_tokens", scale=s.embed_scale)
     before, after, before_mlp, after_mlp = norms

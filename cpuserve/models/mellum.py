@@ -23,8 +23,8 @@ class Mellum:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a Mellum config.
 
-        Layers have a window if layer_types says so (missing: none), and are dense if
-        mlp_layer_types says so (missing: none).
+        Layers have a window if layer_types says so, and a dense MLP if mlp_layer_types says so;
+        without these keys, no layer has one.
         """
         bias = read_bool(config, "attention_bias", False)
         window = read_int(config, "sliding_window", 1024, low=0)

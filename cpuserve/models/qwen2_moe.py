@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, and one that all tokens share."""
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with routed experts, and an expert that all tokens share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpuserve.program.builder import Builder
 
 @register_model("Qwen2MoeForCausalLM")
 class Qwen2Moe:
-    """Qwen2 with experts, and one that all tokens share, with a gate.
+    """Qwen2 with routed experts, and a gated expert that all tokens share.
 
     Source: transformers modeling_qwen2_moe.
     """

@@ -42,7 +42,7 @@ class Qwen3Next:
         Without layer_types, every full_attention_interval-th layer (default 4) has attention.
         """
         extra = read_shared_experts(config, renormalize=read_bool(config, "norm_topk_prob", True))
-        split = read_bool(config, "linear_in_proj_split", False)  # only in GGUF files' configs
+        split = read_bool(config, "linear_in_proj_split", False)  # only in configs of GGUF files
         return _spec(config, "Qwen3NextForCausalLM", {**extra, "split": split})
 
     @staticmethod
@@ -73,7 +73,7 @@ class Qwen35:
 
 @register_model("Qwen3_5MoeForCausalLM")
 class Qwen35Moe:
-    """Qwen3.5 with experts, and one that all tokens share. Source: modeling_qwen3_5_moe."""
+    """Qwen3.5 with routed experts, and one for all tokens. Source: modeling_qwen3_5_moe."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -106,7 +106,7 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
             **extra,
             "attends": _attends(config),
             "delta": _read_delta(config),
-            # A key of GGUF files' configs only.
+            # Only configs of GGUF files have this key.
             "tiled": read_bool(config, "linear_value_heads_tiled", False),
         },
     )
@@ -146,7 +146,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
 
 
 def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add attention of h to x, after multiplying it by the sigmoid of its gates.
+    """Add gated attention of h to x: the sigmoid of the gates multiplies the result of attention.
 
     layer: its number among the layers with attention.
     """
@@ -168,7 +168,7 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
 
 
 def _project(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> tuple[ValueId, ValueId]:
-    """(inputs, gates) of a gated delta net, for checkpoints with rows grouped by key head."""
+    """Return (inputs, gates) of a delta net, for checkpoints with rows grouped by key head."""
     key, count = sizes["key_width"], sizes["key_heads"]
     value = sizes["value_heads"] // count * sizes["value_width"]  # columns of values per key head
     x = _regrouped(b, h, f"{at}.in_proj_qkvz", count, (key, key, value, value))

@@ -37,7 +37,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_positions: int) 
     share = read_float(params, "partial_rotary_factor", 1.0, high=1.0)
     kind = params.get("rope_type", params.get("type", "default"))
     turned = int(head_dim * share + 1e-6)  # 1e-6: a share such as 1/3 is rounded
-    # A proportional RoPE pairs dims i and i + head_dim / 2; only the first ones turn.
+    # A proportional RoPE pairs dims i and i + head_dim / 2; only the first pairs are rotated.
     rotary = head_dim if kind == "proportional" else turned
     if rotary < 2 or rotary % 2:
         want = f"a share of head_dim {head_dim} that gives an even number of dimensions"
@@ -166,7 +166,7 @@ def _divided(params: Params, key: str, base: list[float]) -> tuple[float, ...]:
 
 
 def _longrope(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """LongRoPE: each frequency is divided by its own factor; cos and sin are multiplied by another.
+    """LongRoPE: each frequency is divided by its own factor; cos and sin get an attention factor.
 
     Sequences beyond the original context have other factors. As the KV cache holds keys that are
     rotated already, a server needs one set for all sequences: see `long_rope` of EngineConfig.

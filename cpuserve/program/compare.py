@@ -46,7 +46,7 @@ class Tappable(Protocol):
     """An executor that can report the inputs and the output of each op."""
 
     def tap(self, arrays: HasWords, op_index: int, /) -> tuple[list[Float32], Float32]:
-        """(inputs of the op, output of the op) when it runs the step `arrays`, fp32 [T, width]."""
+        """Run the step `arrays`; return (inputs of the op, its output), each fp32 [T, width]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def _tolerance(interpreter: Interpreter, op: Op, expected: Float32) -> Float32:
 def _worst(
     got: Float32, expected: Float32, tolerance: Float32
 ) -> tuple[int, int, float, float, float] | None:
-    """(row, column, got, expected, tolerance) of the element that exceeds its tolerance most."""
+    """Return (row, column, got, expected, tolerance) of the worst element; None if all fit."""
     if got.shape != expected.shape:
         msg = f"the executor's op gave shape {got.shape}, but the interpreter {expected.shape}"
         raise ValueError(msg)

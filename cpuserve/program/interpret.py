@@ -78,8 +78,8 @@ class Interpreter:
     emulated mode (default dense_f32). kv_dtype: storage of keys and values in both modes: "f32",
     "f16", "bf16", or "int8", "fp8_e4m3", "fp8_e5m2" with one scale per token and head. The cache
     has `num_blocks` blocks of 32 tokens, and `num_states` slots for states of recurrent layers.
-    long_rope: LongRoPE turns by its frequencies of long sequences. Any thread may set `cancelled`,
-    which ends a run after its current op with RuntimeError.
+    long_rope: whether a LongRoPE uses its frequencies for long sequences. Any thread may set
+    `cancelled`, which ends a run after its current op with RuntimeError.
     """
 
     def __init__(
@@ -241,7 +241,10 @@ class Interpreter:
                 scales[:, half][at] = scale
 
     def stored(self, layer: int, seq: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys, values [keys, heads, d] of a sequence; scales of values unless they are applied."""
+        """Return (keys, values, scales) of a sequence; keys and values are [keys, heads, d].
+
+        scales [keys, heads]: factors that are not yet applied to the values, None without any.
+        """
         slots = torch.from_numpy(key_slots(self.step, seq, BLOCK, self._group_of[layer])).long()
         blocks, tokens = slots // BLOCK, slots % BLOCK
         stored = self._cache[layer][blocks, :, tokens]
@@ -273,7 +276,7 @@ class Interpreter:
     # -- weights -----------------------------------------------------------------------------
 
     def multiply(self, x: Tensor, name: str) -> Tensor:
-        """x W^T in fp32; in the emulated mode, x is rounded as for the kind of the weight."""
+        """x W^T in fp32; the emulated mode rounds x to the row format of the weight kind."""
         weight = self.matrix(name)
         kind = self.kinds.get(name, "")
         if ACT_FORMAT.get(kind) == "bf16":
@@ -321,5 +324,5 @@ class Interpreter:
 
 
 def halves(layer: CacheLayer) -> int:
-    """The rows that a layer stores for a token: key and value, or 1 if they are the same."""
+    """The number of rows that a layer stores for a token: 2, or 1 if its key is also the value."""
     return 1 if layer.latent else 2

@@ -29,8 +29,8 @@ class HeadPart:
 class MatrixLoad:
     """Pack these checkpoint tensors into native matrix `id`.
 
-    part: pack this part of the tensor, which is then the only one. values: the tensors are
-    dequantized first, because they cannot be packed together as they are.
+    part: pack this part alone; there is one tensor then. values: the tensors are dequantized first,
+    because they cannot be packed together as they are.
     """
 
     id: int
@@ -57,7 +57,7 @@ class VectorLoad:
 
 @dataclass(frozen=True, slots=True)
 class OpWeights:
-    """The packed matrix [n, k] of weight kind `kind` that an op multiplies; its size in bytes.
+    """The packed matrix [n, k] of weight kind `kind` that an op multiplies, with `num_bytes`.
 
     For an op with experts, n and `num_bytes` count the experts that one token chooses, and
     `expert_bytes` is the size of all experts of the op (0: it has none).

@@ -82,7 +82,7 @@ class Lowered:
     def step_bytes(self, sequences: int) -> float:
         """Bytes of packed weights that a decode step of `sequences` reads.
 
-        Of experts it counts the expected number, if tokens choose each expert equally often.
+        It counts the expected number of experts in use, if tokens choose all equally often.
         """
         return sum(w.read_bytes(sequences) for w in self.op_weights if w is not None)
 
@@ -95,7 +95,7 @@ class Lowered:
 
     @property
     def dot(self) -> str:
-        """The dot-product type of most weights, as the probes call it."""
+        """The dot-product type of most weights, as the hardware probes call it."""
         counts: dict[str, int] = {}
         for weights in filter(None, self.op_weights):
             dot = DOT_OF_KIND.get(weights.kind, "f32")

@@ -119,5 +119,5 @@ class Op(msgspec.Struct, frozen=True):
 
 
 def split_then(then: Then) -> tuple[str, bool]:
-    """(activation, whether it is gated): ("silu", True) for "silu_mul"."""
+    """Return (activation, whether it is gated), such as ("silu", True) for "silu_mul"."""
     return (then.removesuffix("_mul"), then.endswith("_mul"))

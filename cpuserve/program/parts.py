@@ -80,7 +80,7 @@ def parse(name: str) -> TensorPart | None:
 def stored_needs(needs: Iterable[WeightNeed]) -> tuple[WeightNeed, ...]:
     """The whole tensors that a checkpoint must store for `needs`, in their order.
 
-    The last row that is needed of a tensor is the last row of its shape here.
+    Each shape has as many rows as needed for the last row that is read.
     """
     found: dict[str, WeightNeed] = {}
     for need in needs:

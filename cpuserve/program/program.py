@@ -33,7 +33,7 @@ class WeightNeed:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """The cache of one layer for every token: `heads` keys and values of these widths.
+    """The KV cache of one layer: for every token, `heads` keys and values of these widths.
 
     window: only the last `window` tokens are read again (0 = all of them). latent: the keys are
     the values too, and are stored once.

@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # building a program needs no numpy
 def rope_tables(
     rope: Rope, positions: npt.NDArray[np.int32], *, long: bool
 ) -> tuple[Float32, Float32]:
-    """(cos, sin), each [len(positions), rotary / 2] and multiplied by the attention factor.
+    """Return (cos, sin), each [len(positions), rotary / 2], multiplied by the attention factor.
 
-    Angles are fp32 products of position and frequency, as in transformers. long: a LongRoPE turns
-    by the frequencies of long sequences.
+    Angles are fp32 products of position and frequency, as in transformers. long: whether a LongRoPE
+    uses its frequencies for long sequences.
     """
     import numpy as np
 

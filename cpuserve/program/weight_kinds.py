@@ -85,7 +85,7 @@ SourceType = Literal[
 class KindRecord:
     """A weight kind.
 
-    rows: the format of the rows that it multiplies, before activation bits (`row_formats.py`).
+    rows: the format of the activation rows that it multiplies (see `row_formats.act_format`).
     dot: the type of its dot products, as the hardware probes call it.
     source: the type of checkpoint rows that are packed into it; None if packers quantize floats.
     block: (weights, bytes) of a block of `source`; None where rows are not made of equal blocks.

@@ -87,7 +87,7 @@ def compressed_weights(store: TensorStore, config: dict[str, Any]) -> Weights:
 
 
 class CompressedWeights(IntWeights):
-    """Weights with matrices in the forms above, each recognized by its tensors."""
+    """Weights with matrices stored in the ways above, which their tensors show."""
 
     leaders = (
         ("weight", "I8"),
@@ -169,7 +169,7 @@ class CompressedWeights(IntWeights):
         """Whether `values` has one value for each group, shared by all rows of the matrix.
 
         Raises:
-            ModelError: there are more or fewer of them.
+            ModelError: the number of values is neither one nor n for each group.
         """
         n, _, groups = self.layout(stem)
         count = math.prod(values.shape)

@@ -2,7 +2,7 @@
 
 e4m3_g128   k / 128 of { fp32 scale; u8 q[128] }, the last block perhaps shorter; FP8 E4M3
 nf4_g64     k / 64 of { fp16 scale; u8 q[32] }; NF4 of QLoRA
-fp4_g64     the same; FP4 of bitsandbytes
+fp4_g64     the same layout; FP4 of bitsandbytes
 nvfp4       { fp32 scale; k / 16 of { E4M3 s; u8 q[8] } }; E2M1
 
 w = scale * value; for nvfp4, w = scale * (s * value). The first of two 4-bit codes in a byte is in
@@ -110,7 +110,7 @@ def widened(tensor: QuantTensor) -> tuple[Float32, Float32, int]:
 
 
 def read_values(tensor: QuantTensor) -> tuple[Float32, Float32, int]:
-    """(values of the codes [n, k], scales [n, groups], inputs of a group), in packed row order."""
+    """Return (values of codes [n, k], scales [n, groups], inputs of a group), rows as packed."""
     data = np.ascontiguousarray(in_row_order(tensor.data, tensor))
     n, k = len(data), tensor.shape[-1]
     if tensor.source == "e4m3_g128":

@@ -1,8 +1,9 @@
 """FP8 checkpoints (DeepSeek V3, Qwen3-FP8): E4M3 with a scale for each block or matrix.
 
-weight F8_E4M3 [n, k]; weight_scale_inv [n / 128, k / 128] for blocks of weight_block_size, or
-weight_scale, one number; w = scale * value. Scales of activations (input_scale) are not used, as
-activations are not rounded to FP8 here.
+A matrix of n outputs and k inputs is stored as weight F8_E4M3 [n, k], and as either
+weight_scale_inv [n / 128, k / 128], a scale for each block of weight_block_size, or weight_scale,
+one number; w = scale * value. Scales of activations (input_scale) are not used, as activations are
+not rounded to FP8 here.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def scaled(
 def by_rows(
     weight: StoredTensor, scale: Float32, block: tuple[int, int] | None, some: slice
 ) -> tuple[Float32, int]:
-    """(scales [some, blocks] of some rows of a matrix [n, k], number of inputs that share one).
+    """Return (scales [some, blocks] of some rows of a matrix [n, k], inputs that share a scale).
 
     scale: one number, one for each row [n, 1], or one for each block [n / rows, k / columns],
     rounded up. block: (rows, columns).

@@ -28,7 +28,8 @@ layers cost 9.6 % more nats per token than bf16 weights, and 4.2 % more with SEN
 w8a8: the scheme of this name in compressed-tensors: one scale per output and one per
 activation row in every layer, for models that tolerate it.
 
-Copies of `cpuserve quantize` have integer zero points in place of minimums (`quantize_zeros`).
+Copies that `cpuserve quantize` writes have integer zero points in place of minimums
+(`quantize_zeros`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 BLOCK = 32  # group size of the fine schemes
 CUTS = 4  # the number of clipped ranges that 4-bit quantization tries for a group
-CUT_STEP = np.float32(0.05)  # each of them is shorter than the one before by this share of all
+CUT_STEP = np.float32(0.05)  # each is narrower than the last by this share of the whole range
 # Significant bits of a scale with a zero point. A zero point has 4 bits, so scale * zero has at
 # most the 11 bits of fp16: a reader with this product in fp16, or the scale in bf16, is exact.
 SCALE_BITS = 7

@@ -49,7 +49,7 @@ def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> Quan
 
 
 def transposed(stored: QuantTensor) -> BuiltTensor:
-    """A dense matrix [in, out], or stack of such matrices, as one of matrices [out, in]."""
+    """A dense matrix [in, out], or each matrix of a stack, transposed to [out, in]."""
     *outer, n_in, n_out = stored.shape
     count = math.prod(outer)
     element = f"u{stored.nbytes // math.prod(stored.shape)}"
@@ -90,7 +90,7 @@ class PartWeights:
         self._names = set(self._stored)
         self._experts: dict[str, TensorPart] = {}  # by the name of an expert's matrix or bias
         self._cut: dict[str, QuantTensor] = {}  # their tensors, kept as there may be 20,000
-        self._of: dict[str, list[str]] = {}  # their names, by the stored stack
+        self._of: dict[str, list[str]] = {}  # by stored stack, the keys of its parts
         self._stacks: dict[str, QuantTensor] = {}
         for name in self._stored:
             match = _STACK.fullmatch(name)

@@ -135,8 +135,8 @@ def few_bits_source(k: int, groups: int, bits: int, *, symmetric: bool, name: st
 def int8_source(each: int, *, symmetric: bool) -> SourceType:
     """The source type of 8-bit rows with a scale and a zero point for `each` weights.
 
-    symmetric: the zero points of all codes are 128. The scales of Q8_0 are a few bytes more than
-    scales of groups of 128, but need no zero points.
+    symmetric: the zero points of all codes are 128. Such rows become Q8_0, which has more scales
+    than groups of 128, but no zero points.
     """
     if symmetric and each <= GROUP:
         return "gguf_q8_0"

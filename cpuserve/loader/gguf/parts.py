@@ -18,8 +18,8 @@ from cpuserve.loader.mapped import regular_file
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 # Far more than any model has, and few enough to be opened together.
 MAX_PARTS = 999
-# GGUF files that are no models have these in their names: vision encoders, statistics of
-# activations, and draft models for speculative decoding.
+# GGUF files with these words in their name are not models to serve, but vision encoders,
+# statistics of activations, or draft models for speculative decoding.
 _OTHERS = ("mmproj", "imatrix", "mtp-", "eagle3-")
 
 

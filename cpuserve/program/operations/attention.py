@@ -159,7 +159,7 @@ class Attention(Op, frozen=True):
             rows = at.step.queries(seq)
             k, v, v_scale = at.stored(self.layer, seq)
             if self.window:
-                # Blocks left of the window may have been freed: 0 times their content may be NaN.
+                # Blocks before the window may be freed, and 0 times their content may be NaN.
                 first = max(0, len(k) - (rows.stop - rows.start) - self.window + 1)
                 for read in (k, v) if v_scale is None else (k, v, v_scale):
                     read[:first] = 0.0
@@ -177,7 +177,7 @@ class Attention(Op, frozen=True):
         positions: Tensor,
         v_scale: Tensor | None,
     ) -> Tensor:
-        """Attention of one sequence: q [n, Hq, d] at `positions`, k and v [keys, Hk, d] from 0 on.
+        """Attention of one sequence: q [n, Hq, d] at `positions`; k, v [keys, Hk, d] of all keys.
 
         v_scale [keys, Hk]: scales of v that are not applied yet (emulated mode).
         """

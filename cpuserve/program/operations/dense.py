@@ -211,7 +211,7 @@ class ActivationOp(Op, frozen=True):
         to.emit(lambda: to.native.activation(x, to.value(self.out), activation, glu))
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Rows of any format."""
+        """The kernel can write rows of any format."""
         return True
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:

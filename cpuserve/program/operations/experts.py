@@ -65,11 +65,11 @@ class Dispatch(Op, frozen=True):
         to.emit(lambda: to.native.dispatch(x, to.value(self.routing), to.value(self.out)))
 
     def read_formats(self, value: ValueId, to: Lowering) -> set[str]:
-        """Of x, the format of the routed rows."""
+        """The format of the routed rows, for x; f32 for the routing."""
         return {to.choose_format(self.out)} if value == self.x else {"f32"}
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Rows of any format."""
+        """The kernel can write rows of any format."""
         return True
 
     def reference(self, at: Interpreter, x: Tensor, routing: Tensor) -> Tensor:

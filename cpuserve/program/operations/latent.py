@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cpuserve.program.interpret import Interpreter
     from cpuserve.program.lower import Lowering
 
-# The kernels multiply heads by columns that begin and end at whole vectors.
+# The kernels read the columns of a head in groups of this size (whole vectors).
 HEAD_GROUP = 32
 
 
@@ -170,16 +170,16 @@ class LatentBuilder(AttentionBuilder):
 
         q [T, q_heads * (nope + rotary)]; kv [T, rank + rotary] is the token's row; its first rank
         columns are normalized with the weight `norm`. kv_b: the matrix [q_heads * (nope + values),
-        rank] that makes keys and values of a row; or two of them, where the part of each head is
-        [rank, nope] for keys (transposed) and [values, rank] for values. The part of the keys
-        multiplies the queries instead, and the part of the values the result of attention, so rows
+        rank] that makes keys and values from a row; or two matrices, where the part of each head is
+        [rank, nope] for keys (transposed) and [values, rank] for values. The part for keys
+        multiplies the queries instead, and the part for values the result of attention, so rows
         stay compressed.
         """
         heads, rotary = self._spec.q_heads, rope.rotary
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))
         rank = self._width(kv) - rotary
         for what, width in (("nope", nope), ("rank", rank)):
-            # A product of a head reads its inputs rounded up, which must be the head's own.
+            # The product reads the columns of a head rounded up to HEAD_GROUP: all must be its own.
             if width + -width % HEAD_GROUP > width + rotary:
                 msg = (
                     f"layer {layer}: {what} is {width}, but must be a multiple of {HEAD_GROUP}, or "

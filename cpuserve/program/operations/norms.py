@@ -35,7 +35,7 @@ class RmsNorm(Op, frozen=True):
         to.emit(lambda: to.native.rms_norm(x, to.value(self.out), weight, self.eps))
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Rows of any format."""
+        """The kernel can write rows of any format."""
         return True
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class LayerNorm(Op, frozen=True):
         to.emit(lambda: to.native.layer_norm(x, to.value(self.out), weight, bias, self.eps))
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """Rows of any format."""
+        """The kernel can write rows of any format."""
         return True
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:

@@ -270,8 +270,9 @@ class RecurrentBuilder(BaseBuilder):
         state = len(self._states)
         weights = (conv, a_log, dt_bias, norm)
         self._ops.append(GatedDelta(x, gates, out, state, *sizes, *weights, self._eps(eps), tiled))
-        # A unit is a key head: the states of its value heads and the last inputs of its channels;
-        # of every open token its key, each value head's u and decay, and its channels' inputs.
+        # A unit is a key head. It keeps the states of its value heads and the last inputs of its
+        # channels; and for every open token (one after the closed state) the key, the u and decay
+        # of each value head, and the inputs of the channels.
         closed = each * key_width * value_width + (taps - 1) * channels
         row = whole_lines(key_width) + each * (whole_lines(value_width) + 1) + channels
         self._states.append(StateLayer(key_heads, closed, STATE_CHUNK * row))
@@ -337,8 +338,8 @@ class RecurrentBuilder(BaseBuilder):
         each = largest_part(heads // groups, STATE_HEADS)
         sizes = (heads, groups, key_width, value_width, each, column)
         self._ops.append(Mamba2(x, steps, out, state, *sizes, a_log, dt_bias, d, *limits))
-        # A unit keeps the states of some heads of a group; of every open token its B, and each
-        # head's u and decay.
+        # A unit keeps the states of some heads of a group; and for every open token (one after the
+        # closed state) its B, and the u and decay of each head.
         row = whole_lines(key_width) + each * (whole_lines(value_width) + 1)
         closed = each * key_width * value_width
         self._states.append(StateLayer(heads // each, closed, STATE_CHUNK * row))

@@ -44,7 +44,7 @@ class ConvInputs:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Weights:
-    """The weights of a Mamba2 layer in fp32, as the op calls them."""
+    """The weights of a Mamba2 layer in fp32; fields are as in the op."""
 
     a_log: Tensor
     dt_bias: Tensor
@@ -53,7 +53,7 @@ class Mamba2Weights:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Shape:
-    """The sizes of a Mamba2 layer and the limits of its steps, as the op calls them."""
+    """The sizes of a Mamba2 layer and the limits of its steps; fields are as in the op."""
 
     heads: int
     groups: int

@@ -53,7 +53,7 @@ def parts_of(n: int, start: int, table: Int32, gone: int, block: int) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
-    """The weights of a GatedDelta layer in fp32, as the op calls them."""
+    """The weights of a GatedDelta layer in fp32; fields are as in the op."""
 
     conv: Tensor
     a_log: Tensor
@@ -63,7 +63,7 @@ class DeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """The sizes of a GatedDelta layer, as the op calls them."""
+    """The sizes of a GatedDelta layer; fields are as in the op."""
 
     key_heads: int
     value_heads: int
@@ -78,13 +78,14 @@ class DeltaStates:
     """The states of one GatedDelta layer, by state slot, and its computation.
 
     The state at the last multiple of 16 tokens is closed. For each token since then ("open rows"),
-    the layer keeps its key, u, cumulated log decay G and inputs of the convolution. The output of a
-    token comes from the closed state, read once, and a sum over the open rows in ascending order:
+    the layer keeps its key, u, cumulated log decay G and inputs of the convolution. A token reads
+    the closed state S once, and adds a sum over the open rows in ascending order:
 
+        u_t = beta_t (v_t - mem_t)
         mem_t = exp(G_t) (S^T k_t) + sum over i < t of exp(G_t - G_i) (k_i . k_t) u_i
 
-    o_t is computed alike from q_t, with i <= t. The result therefore does not depend on how a
-    sequence is divided into steps, and rejected draft tokens are dropped with their rows.
+    The output o_t is as mem_t, with q_t for k_t and i <= t. The result therefore does not depend on
+    how a sequence is divided into steps, and rejected draft tokens are dropped with their rows.
     """
 
     def __init__(self, op: DeltaShape, slots: int, block: int) -> None:

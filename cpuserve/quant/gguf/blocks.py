@@ -289,7 +289,7 @@ def _fifth_bits(packed: Bytes) -> Bytes:
 
 
 def _six_bit_factors(blocks: Bytes) -> tuple[Float32, Float32]:
-    """(scales, negated minima) [n, 8] of Q4_K and Q5_K, from 6-bit numbers in 12 bytes."""
+    """Return (scales, negated minima), both [n, 8], of Q4_K and Q5_K from their 6-bit numbers."""
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
     leasts = np.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=1)

@@ -1,4 +1,4 @@
-"""GGUF files of Gemma 2 to 4, and of its embeddings."""
+"""GGUF files of Gemma 2 to 4, and of EmbeddingGemma."""
 
 from __future__ import annotations
 
