@@ -60,8 +60,8 @@ class Trial:
 def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]) -> BlockSizes:
     """Return the sizes that differ from the derived ones, and leave `native` with them.
 
-    native: an executor with the weights of that many layers and sizes that follow from the caches;
-    most_rows: the most rows of a step.
+    native: an executor with the weights of `layers` layers, and with the work sizes that follow
+    from the caches; most_rows: the most rows of a step.
     """
     first = dict(native.work_sizes)
     counts = {*DECODE_ROWS, PROMPT_ROWS, *(m for _, rows in VALUES.values() for m in rows)}

@@ -71,8 +71,8 @@ class PromptBudget:
     def finishes(self, left: int) -> bool:
         """Whether this step completes a prompt with `left` tokens, unless tokens or time run out.
 
-        Without running streams it does so only if the shortest prompt of the step then waits little
-        longer for the end of the step.
+        Without running streams, the step completes the prompt only if the shortest prompt of the
+        step then has to wait only a little longer for the end of the step.
         """
         most = self.short
         if self.alone and self.shortest:

@@ -40,7 +40,7 @@ class NgramIndex:
         self._chances = list(self._shared)
 
     def advance(self, ids: Sequence[int]) -> None:
-        """Take the new tokens of the text `ids`, and guess again."""
+        """Add the tokens that are new in the text `ids`, and look for a match of its end."""
         start, end = self._num_tokens, len(ids)
         self._num_tokens = end
         if start == 0:
@@ -62,7 +62,7 @@ class NgramIndex:
         return found
 
     def chance(self, place: int) -> float:
-        """Return how likely token `place` of the guess is right, if those before it are."""
+        """Return the probability that token `place` of the guess is right, if all before it are."""
         return self._chances[min(self._length + place, LONGEST)]
 
     def _check(self, ids: Sequence[int], at: int) -> None:

@@ -90,7 +90,7 @@ class Request:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has a slot, and therefore blocks."""
+        """Whether the request has a slot, and therefore blocks."""
         return self.slot != NO_SLOT
 
     @property
@@ -120,7 +120,7 @@ class Request:
 
     @property
     def excluding_fields(self) -> list[str]:
-        """Which fields can exclude every token of the next row; see exclusion.py."""
+        """The request fields that can exclude every token of the next row; see exclusion.py."""
         stops = self.stop_ids if self.num_output < self.params.min_tokens else frozenset()
         return excluding_fields(self.params, stops)
 

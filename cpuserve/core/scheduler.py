@@ -522,7 +522,7 @@ class Scheduler:
         return self._take_slot(request)
 
     def _take_slot(self, request: Request) -> bool:
-        """Give `request` a slot with sampler state; False, and an error for it, if that fails."""
+        """Give `request` a slot with sampler state; if that fails, end it with an error: False."""
         try:
             self._admit(request, self._free_slots[-1])
         except Exception as error:  # bad parameters of one request must not end the others

@@ -187,7 +187,7 @@ class EngineCore:
         def ends_for(message: AddRequest) -> bool:
             elapsed = time.perf_counter() - started
             if len(message.prompt) > 4 * self.limits.max_model_len:
-                return False  # it will be refused
+                return False  # the prompt (4 bytes a token) is too long and will be refused
             return self.scheduler.ends_for(self._read_early(message), elapsed)
 
         return ends_for
@@ -258,7 +258,7 @@ class EngineCore:
         for verdict in grammars.collect():
             request = self.scheduler.requests.get(verdict.request)
             if request is None:
-                continue  # aborted
+                continue  # the request was aborted
             if not verdict.error:
                 self.scheduler.make_ready(request)
                 continue
@@ -471,7 +471,7 @@ class EngineCore:
         }
 
     def check(self) -> dict[str, object]:
-        """Check all invariants; {"ok": True} or the fault."""
+        """Check all invariants; return {"ok": True}, or {"ok": False, "error": text}."""
         try:
             self.scheduler.check_invariants()
         except AssertionError as error:

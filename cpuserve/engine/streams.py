@@ -20,7 +20,7 @@ Post = Callable[[Inbound], None]
 
 
 class OutputStream:
-    """Outputs of one request. max_tokens bounds how many a slow reader can leave unread.
+    """Outputs of one request. Its max_tokens bounds how many a slow reader can leave unread.
 
     runs: the engine has the request, and has not finished it.
     """

@@ -48,7 +48,7 @@ def default_level(host: Host) -> str | None:
 
 
 def isa_level_of(host: Host) -> tuple[str, str]:
-    """Return the ISA level at which `host` runs models, or "none", and what that level offers."""
+    """Return (the ISA level at which `host` runs models, or "none"; a sentence on that level)."""
     level = default_level(host) or "none"
     if level == "avx512_vnni" and "avx512_bf16" in host.isa_levels:
         return level, SLOW_BF16

@@ -48,7 +48,7 @@ QUANTIZED_BYTES = {
     "int4_mixed": 0.95,
     "int4_mixed_fine": 1.0,
 }
-PROCESS_BYTES = 256 << 20  # both processes without weights, KV cache, activations and logits
+PROCESS_BYTES = 256 << 20  # front end and engine, without weights, KV cache, activations, logits
 AUTO_SHARE = 4  # automatic size: at most a quarter of the free memory
 AUTO_SHARE_FOR_ONE = 2  # or half of it, if a quarter does not hold one request of full length
 LEAST_TOKENS = 256  # a smaller KV cache is not useful
@@ -101,7 +101,7 @@ class _Budget:
 
     @property
     def is_free(self) -> str:
-        """ "20.40 GiB of the machine is free beside the weights"."""
+        """A text such as "20.40 GiB of the machine is free beside the weights"."""
         return f"{format_bytes(max(0, self.free))} {self.bound.what} is free beside the weights"
 
     def blocks(self, tokens: int) -> int:
@@ -120,7 +120,7 @@ class _Budget:
 
     @property
     def least_tokens(self) -> int:
-        """Length of a request that must fit: as requested, or short without a request."""
+        """The length that must fit: as requested; or LEAST_TOKENS, if no length was requested."""
         return self.wanted if self.explicit_len else min(self.wanted, LEAST_TOKENS)
 
 
@@ -178,7 +178,7 @@ def logit_bytes(facts: ModelFacts, max_num_seqs: int) -> int:
 
 
 def adapter_bytes(facts: ModelFacts, dtype: str) -> int:
-    """Return the bytes of the adapters, and of the file of one that is loaded later (fp32)."""
+    """Return the bytes of all adapters, and of the file (fp32) of one adapter to load later."""
     file = 4 * facts.adapter_weights // facts.adapter_slots if facts.adapter_slots else 0
     return facts.adapter_weights * DTYPE_BYTES[dtype] + file
 
@@ -321,7 +321,7 @@ def _holds(
 
 
 def _named(groups: list[KvGroup]) -> str:
-    """ "1 that keep everything (4 layers), 6 with a window of 512 tokens (up to 4 layers)"."""
+    """Return "1 that keep everything (4 layers), 6 with a window of 512 tokens (up to 4 ...)"."""
     parts: list[str] = []
     for window in sorted({group.window for group in groups}):
         sizes = [len(group.layers) for group in groups if group.window == window]
@@ -387,7 +387,7 @@ def _default_length(facts: ModelFacts) -> int:
 
 
 def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[int, bool]:
-    """Return (length, whether it was requested) if no sliding window may slide."""
+    """Return (longest request, whether it was requested) if the window must never slide."""
     ledger.decide("disable_sliding_window", True, f"no request is longer than {window} tokens")
     if asked is None or asked == -1:
         return window, False
@@ -401,7 +401,7 @@ def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[i
 
 
 def _formula(facts: ModelFacts, kv_dtype: str) -> str:
-    """ "2 x 30 layers x 3 heads x 64 x 2 bytes": the bytes of a token's keys and values."""
+    """Return the formula of a token's KV bytes: "2 x 30 layers x 3 heads x 64 x 2 bytes"."""
     element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
     groups: dict[tuple[int, int], int] = {}
     latent = any(kv.latent for kv in facts.kv_layers)

@@ -9,7 +9,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 
-MAX_CHARS = 1 << 18  # of a schema, regular expression, grammar, or of all choices
+MAX_CHARS = 1 << 18  # characters of a schema, a regular expression, a grammar, or all choices
 MAX_CHOICES = 4096
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 

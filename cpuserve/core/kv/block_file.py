@@ -33,7 +33,7 @@ class BlockName:
 
 
 class BlockFormat:
-    """The files of the blocks of a model in one folder.
+    """The format of the files with blocks of one model and its settings, which share a folder.
 
     seed: the bytes that the keys of the blocks start from.
     """
@@ -73,7 +73,7 @@ class BlockFormat:
         return head, struct.pack("<I", crc), name.content, data
 
     def unpack(self, name: BlockName, raw: bytes) -> bytes | None:
-        """Return the data of a file; None if it is damaged, or has another block or settings."""
+        """Return the data of a file; None if it is damaged, or of another block or settings."""
         if len(raw) < HEAD.size:
             return None
         *head, content_bytes, data_bytes, crc = HEAD.unpack_from(raw)

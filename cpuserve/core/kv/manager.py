@@ -172,7 +172,7 @@ class KvManager:
     def _served(self, entries: Sequence[CachedBlock], begin: int) -> int:
         """Return the longest prefix, in blocks, that every group can serve.
 
-        The sequence holds its part of the first `begin` blocks; `entries` are those after it.
+        The sequence already holds its first `begin` blocks; `entries` belong to the next blocks.
         Groups without a window have a block in every entry.
         """
         end = begin + len(entries)
@@ -209,7 +209,7 @@ class KvManager:
     ) -> int:
         """Replace blocks after `computed` tokens by blocks that others have published meanwhile.
 
-        Returns how many tokens need not run any more (the last one always has to).
+        Returns how many tokens need not run any more (the last token always has to run).
         """
         size = self.block_size
         begin = chain.num_entries
@@ -287,7 +287,7 @@ class KvManager:
         chain.own += made
 
     def _leave_out(self, blocks: list[BlockId], chain: PrefixChain) -> bool:
-        """Mark those of the next `blocks` of `chain` as FORGOTTEN that cannot be published.
+        """Mark the next `blocks` of `chain` as FORGOTTEN where they cannot be published.
 
         Returns whether any can be.
         """
@@ -339,7 +339,7 @@ class KvManager:
     def restorable(
         self, tables: Tables, chain: PrefixChain, token_ids: Sequence[int], computed: int
     ) -> RestorePlan | None:
-        """Return what can be restored after `computed` tokens (never the last token), or None.
+        """Return a plan to restore blocks after `computed` tokens (never the last token), or None.
 
         A sequence can continue only after tokens that every group has. A group that keeps all
         tokens needs all its blocks up to there, a group with a window needs the blocks in the
@@ -369,7 +369,7 @@ class KvManager:
         can serve all groups there is no plan: `catch_up` takes such blocks.
         """
         begin = chain.num_entries
-        held_from = [0] * len(self.windows)  # every group has all blocks from here on
+        held_from = [0] * len(self.windows)  # group: it has all blocks from this index on
         places: set[int] = set()
         plan = None
         for index in range(begin, most):
@@ -396,7 +396,7 @@ class KvManager:
     def restore(self, tables: Tables, chain: PrefixChain, plan: RestorePlan) -> bool:
         """Restore the next block of `chain` by `plan`; False if it is gone or damaged.
 
-        Until all blocks of the plan are there, the sequence cannot go on (`PrefixChain.plan`).
+        Until all blocks of the plan are there, the sequence cannot continue (`PrefixChain.plan`).
         """
         assert self.offload is not None, "nothing to restore from"
         index = chain.num_entries
@@ -406,7 +406,7 @@ class KvManager:
         blocks, old = [FORGOTTEN] * len(tables), None
         for group, table in enumerate(tables):
             if not self._whole[group] and index < self._first(group, plan.end * self.block_size):
-                continue  # no token after the plan sees it
+                continue  # no token after the plan sees this block
             if held[group] != FORGOTTEN:
                 self._put(table, index, held[group])
                 continue
@@ -470,7 +470,7 @@ class KvManager:
         computed: int = 0,
         snapshots: Iterable[int] = (),
     ) -> bool:
-        """Extend `tables` to hold `num_tokens` tokens; False, without a change, if it cannot.
+        """Extend `tables` to `num_tokens` tokens; False, without a change, if blocks are missing.
 
         Tables of windows are extended as far as the next step needs after `computed` tokens.
         snapshots: new blocks that keep the state at their end.
@@ -524,9 +524,9 @@ class KvManager:
             self._pools[group].release(reversed(left))
 
     def reach(self, tables: Tables, computed: int, num_tokens: int) -> int:
-        """Slide past `computed` tokens and extend `tables`, to `num_tokens` if possible.
+        """Free blocks as `slide` does, and extend `tables` to `num_tokens` tokens if possible.
 
-        Returns how many tokens they hold then: at least `computed`.
+        Returns how many tokens the tables hold then: at least `computed`.
         """
         if not self.slides:
             return num_tokens

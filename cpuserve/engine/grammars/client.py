@@ -121,12 +121,12 @@ class Grammars:
         self._room.set()
         self._done: deque[tuple[_Grammar, Process | None, str, bool]] = deque()
         self._thread: threading.Thread | None = None
-        self._process: Process | None = None  # assigned by the thread alone
+        self._process: Process | None = None  # assigned only by the thread that compiles
         self._closing = False
         self._live: Process | None = None  # the process with the grammars in use
         self._again: set[int] = set()  # numbers of grammars in use that are compiled again
         self._gone: list[int] = []  # ended requests that still have matchers in the process
-        self._asked = False  # a reply to Fill is expected
+        self._asked = False  # whether a reply to Fill is outstanding
         self._errors: dict[RequestId, str] = {}
         self._ended: set[RequestId] = set()
 
@@ -247,7 +247,7 @@ class Grammars:
             self._forget_old()
 
     def _leave(self, grammar: _Grammar, number: RequestId) -> None:
-        """Note that a request no longer needs this grammar; end a compilation for nobody."""
+        """Note that a request no longer needs this grammar; end a compilation that nobody needs."""
         grammar.users.discard(number)
         if number in grammar.waiting:
             grammar.waiting.remove(number)
@@ -398,7 +398,7 @@ class Grammars:
             ready = self.settle(GRACE_S)
         if not ready:
             return None
-        if self._live is None:  # all of them have errors
+        if self._live is None:  # all of these requests have errors
             return np.zeros((self._start.num_masks, self._start.mask_words), np.int32)
         for request in requests:
             if request.id in self._errors:
@@ -414,7 +414,7 @@ class Grammars:
         return request.id in self._ended
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and the thread that compiles."""
         self._closing = True
         self._queue.close()
         self._room.set()
