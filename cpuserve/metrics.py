@@ -45,7 +45,7 @@ ENGINE_COUNTERS = {
     "prefix_cache_queries": "prefix_queries",
     "prefix_cache_hits": "prefix_hits",
 }
-# The same for the counters of speculative decoding, with their help.
+# metric name -> (field of StepStats, help text), for speculative decoding
 DRAFT_COUNTERS = {
     "num_drafts": ("drafts", "Times that a sequence got draft tokens."),
     "num_draft_tokens": ("draft_tokens", "Draft tokens verified."),

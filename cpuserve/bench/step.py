@@ -219,7 +219,8 @@ class StepBench:
         for name, seconds in found.items():
             shape: dict[str, float | str] = {"kernel": name, "tokens": tokens}
             weights = sum(w.n * w.k for w in self._weights_of(name))
-            # Logits are computed for the last token only, so memory bandwidth bounds them.
+            # Logits are computed for the last token only, so bandwidth bounds their rate, not the
+            # dot peak.
             if weights and not name.startswith("logits"):
                 rates = [2e-9 * tokens * weights / s for s in seconds]
                 self._kernel("GOP/s", rates, roofs, f"{self.dot} dot peak", shape, seconds)

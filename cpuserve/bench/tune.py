@@ -27,7 +27,8 @@ ROUNDS = 7
 # 2 % faster now and then.
 GAIN = 0.97
 PROMPT_ROWS, LEAST_PROMPT_ROWS, DECODE_ROWS = 512, 64, (1, 8)
-# Factors to try, by size. Prompts depend on the first three, and decoding on the last.
+# Factors to try for each work size. The first three sizes affect prompts, the last affects
+# decoding.
 FACTORS: Mapping[str, Sequence[float]] = {
     "strip_bytes": (0.5, 2.0),
     "rows": (0.5,),

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 # more of one prompt. Longer parts would hold more memory, and would save about 1 % of the time.
 MOST_AHEAD = 512
 
-# Tokens after which recurrent layers close their states (kernels/table/recurrent.h: kStateChunk).
+# Recurrent layers update the stored state of a sequence after every so many tokens, and keep the
+# data of the tokens since then (kernels/table/recurrent.h: kStateChunk).
 STATE_CHUNK = 16
 # A request can hold four states: at the end of the cached prefix that it began with, where prompts
 # branch, at the end of its last full block, and in the block in progress.

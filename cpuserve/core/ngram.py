@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# A guess is as likely as guesses after a match of the same length have been in this text. Matches
-# of at least LONGEST tokens count as equally good.
+# The chance of a guess is the share of right guesses after matches of the same length in this text.
+# Matches of at least LONGEST tokens count as equally good.
 LONGEST = 16
 # The chance of a length is an average over about its last ten guesses. Every guess is compared with
 # the token that was then sampled, even if no step verified it, so learning needs no drafts.

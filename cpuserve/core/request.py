@@ -71,7 +71,7 @@ class Request:
     def __post_init__(self) -> None:
         params = self.params
         self.num_prompt = len(self.token_ids)
-        # An embedding has no tokens.
+        # A request for an embedding generates no tokens, so no token can end it.
         self.stop_ids = stop_ids(params, self.eos_ids if self.pooler is None else ())
         self.num_top = -1 if params.logprobs is None else params.logprobs
         self.prompt_rows = None if params.prompt_logprobs is None else [None]

@@ -74,7 +74,8 @@ class EngineCore:
         windows = [group.window for group in config.kv_groups] or [0]
         self.stats = Stats()
         self.kv = KvManager(
-            # One block represents all blocks that sliding windows have passed, or without state.
+            # One block is reserved: the table entries of blocks that a sliding window has passed,
+            # and of blocks without a state, refer to it.
             config.kv_blocks - (any(windows) or config.state_slots > 0),
             config.block_size,
             use=cache_use(windows, config.max_num_batched_tokens, config.block_size),

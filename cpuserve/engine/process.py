@@ -434,7 +434,7 @@ class _StderrRelay:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
         self.words = LastWords()
-        # A daemon thread, not the event loop: the child writes before the loop exists.
+        # A thread reads stderr, because the child writes before the event loop exists.
         self._thread = threading.Thread(
             target=self._run, args=(process.stderr,), name="cpuserve-engine-stderr", daemon=True
         )

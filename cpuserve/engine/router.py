@@ -26,7 +26,8 @@ class Router:
     ) -> None:
         self._block_size = block_size
         self._max_prefixes = max_prefixes
-        # prefix -> bit mask of the replicas that have computed it; least recently requested first
+        # hash of a prefix -> bit mask of the replicas that have computed it; least recently
+        # requested first
         self._homes: OrderedDict[int, int] = OrderedDict()
         self._turn = 0
         self._chosen = [0] * num_replicas

@@ -30,7 +30,7 @@ class OutputStream:
         self._outputs: deque[Output] = deque()
         self._error: RequestError | None = None
         self._has_all = False
-        # A plain future, which costs half as much as an Event.
+        # The future of a reader that waits; a plain future costs half as much as an Event.
         self._reader: asyncio.Future[None] | None = None
 
     def push(self, output: Output) -> None:

@@ -34,7 +34,7 @@ from cpuserve.platforms.topology import (
 # socket with eight channels of DDR5, and the round trip of a cache line to another socket.
 SOCKET_READ_BYTES_PER_S = 200e9
 MEETING_S = 2e-6  # extra time of a barrier over several sockets, compared with one inside a socket
-# Engines get new requests in turn, so all should be about as fast.
+# Engines get new requests in turn, so all of them should be about equally fast.
 ALIKE_SOCKETS = 0.75  # cores of the smallest socket / cores of the largest
 ONE_SOCKET = "the {} NUMA nodes are parts of one socket"
 

@@ -55,7 +55,8 @@ LEAST_TOKENS = 256  # a smaller KV cache is not useful
 # Bytes of a request with penalties: PLACE_BYTES for each token of the vocabulary, and COUNT_BYTES
 # for each different token of its text (csrc/runtime/sampler.cpp: make_counts).
 PLACE_BYTES, COUNT_BYTES = 4, 12
-# Rows of logits in memory, by max_num_seqs (csrc/runtime/executor.h: kLeastLogitRows).
+# Bounds of the rows of logits in memory; between them, there is one row for each of max_num_seqs
+# (csrc/runtime/executor.h: kLeastLogitRows).
 LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
 
 
@@ -240,7 +241,8 @@ def plan_memory(
         needs = mapped_needs(facts, needs)
     free = tightest(host, needs).free
     states = plan_states(options, ledger, state, free, max_num_seqs)
-    # A table ends with the longest request, which at most fills the free memory.
+    # RoPE tables have as many positions as the longest request, which can at most fill the free
+    # memory.
     longest = min(wanted, max(LEAST_TOKENS, use.most_tokens(max(0, free) // block, wanted)))
     needs = _with_requests(needs, facts, host, states, longest, least)
     near = _free_near(host, nodes, needs)
@@ -270,7 +272,7 @@ def _with_requests(
     longest: tokens of a request. least: bytes of the smallest KV cache.
     """
     other = needs.other + states.bytes + rope_bytes(facts, longest)
-    # Few requests have penalties, so their counts never keep a small machine from serving.
+    # Few requests have penalties, so the memory for their counts is limited to a share of the rest.
     left = max(0, tightest(host, replace(needs, other=other)).free - least)
     other += min(count_bytes(facts, states.max_num_seqs, longest), left // AUTO_SHARE)
     return replace(needs, other=other)

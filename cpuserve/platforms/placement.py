@@ -323,7 +323,7 @@ def _reserve(
     cores = sum(len(group) for group in groups)
     _core_for_each(ranks, cores, ledger)
     if asked is None:
-        # Without a request, each node keeps at least one compute core, and each rank has one.
+        # If no number was requested, each node and each rank keeps at least one compute core.
         spare = [len(group) - 1 for group in groups]
         count = min(sum(min(1, most) for most in spare), cores - ranks)
         why = "one per NUMA node in use"

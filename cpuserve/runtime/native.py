@@ -31,7 +31,7 @@ ProgressFn = Callable[[str, int, int], None]
 # One call packs matrices with so many bytes in the file. Reading these takes 5 ms at 3 GB/s, so the
 # overhead of a call (10 us) is small, and a disk with a short queue stays busy until the next call.
 BATCH_BYTES = 16 << 20
-# Batches that the disk reads while one is packed: 64 MB are 10 ms of a disk of 6 GB/s.
+# The disk reads so many batches ahead of the one that is packed: 64 MB, or 10 ms at 6 GB/s.
 BATCHES_AHEAD = 4
 EMPTY_INT = np.zeros(0, np.int32)
 EMPTY_FLOAT = np.zeros(0, np.float32)

@@ -31,8 +31,8 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     firsts, table_starts, entries = _changes(chunks)
     rows = [row for c in chunks for row in c.rows]
     slots = [c.slot for c in chunks for _ in c.rows]
-    # Most steps have no drafts and no adapters. A step of one token a sequence cannot have drafts,
-    # so it does not pay for the search.
+    # Most steps have no drafts and no adapters. A step with one token per sequence cannot have
+    # drafts, so the search is skipped.
     has_drafts = starts[-1] > len(chunks) and any(c.num_drafts for c in chunks)
     drafts = [row.draft for row in rows] if has_drafts else []
     adapters = [c.adapter for c in chunks]

@@ -12,7 +12,7 @@ from cpuserve.core.kv.prefix import BlockHash
 from cpuserve.core.kv.tier import Data, TierNeeds
 
 MAGIC = b"cpuskv1\n"
-# Errors of reading after which the file exists and may be readable later.
+# After these errors of reading, the file still exists and may be readable later.
 TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 SEED_BYTES = 32
 # Magic, fingerprint, key, key of the parent (zeros for a first block), hash of seed and salt,

@@ -49,8 +49,8 @@ class KvManager:
     after their last use until their memory is needed. `offload` may keep them for longer.
 
     use: the cache groups and their windows; None = one group that keeps everything. num_states:
-    slots for the states of recurrent layers, 0 = the model has none. state_chunk: the tokens after
-    which these close their states; it divides block_size.
+    slots for the states of recurrent layers, 0 = the model has none. state_chunk: a stored state is
+    updated every state_chunk tokens; it divides block_size.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class KvManager:
         self.block_size = block_size
         self.has_states = num_states > 0
         self.state_chunk = state_chunk
-        # A token needs the state before its own block: the state of the token block_size before it.
+        # A token needs the state at the end of the block before its own, at most block_size tokens
+        # back, so states have a window of block_size + 1 tokens.
         self.windows = self.use.windows + (block_size + 1,) * self.has_states
         self.slides = any(self.windows)
         # Groups that restore every block; at least one, as each entry of the index needs a block.
@@ -356,7 +357,7 @@ class KvManager:
         own = [table[index] for table in tables if index < len(table)]
         if entry is None and not self.index.can_insert(chain, own):
             return None
-        # Without windows, each block is a decision of its own.
+        # Without windows, each block is planned and restored separately.
         end = most if self.slides else index + 1
         return self._restore_plan(self.offload, chain, entry, end)
 

@@ -32,9 +32,9 @@ from cpuserve.log import get_logger
 from cpuserve.runtime.executor import Int32, mask_words
 
 MAX_GRAMMARS = 64  # with more compiled grammars, the oldest that no request uses are dropped
-# Above MAX_KEPT_BYTES for all compiled grammars, those that no request uses are dropped. Above
-# MAX_USED_BYTES, no grammar is compiled until a request has ended. A schema of 160 kB takes 5 MB
-# when it is compiled, and a grammar may grow to 40 MB while it matches many different texts.
+# If all compiled grammars take more than MAX_KEPT_BYTES, grammars that no request uses are dropped.
+# Above MAX_USED_BYTES, no grammar is compiled until a request has ended. A schema of 160 kB takes 5
+# MB when it is compiled, and a grammar may grow to 40 MB while it matches many different texts.
 MAX_KEPT_BYTES = 128 << 20
 MAX_USED_BYTES = 512 << 20
 # A step waits at most so long for its bitmasks: ten times the time of the slowest bitmask.

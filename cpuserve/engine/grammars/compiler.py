@@ -54,7 +54,7 @@ LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determi
 
 # For each of these patterns, the library knows which tokens match. It asks first whether all tokens
 # of a pattern may follow, and tries them one by one only if not. The first three patterns are not
-# among its own: they cover digits in a number, and letters in formats.
+# the library's own: they cover digits in numbers, and letters in formats.
 SLICES = [
     "[1-9][0-9]*",
     "[a-zA-Z][a-zA-Z0-9]{0,15}",
