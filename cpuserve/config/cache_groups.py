@@ -1,4 +1,4 @@
-"""The cache needs of a sequence, for the memory plan and the block manager."""
+"""How many KV blocks and states a sequence needs, for the memory plan and the block manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request: the state of one sequence in the engine. Delta: the additions of one step."""
+"""Request: the state of one sequence in the engine. Delta: the results that one step adds to it."""
 
 from __future__ import annotations
 

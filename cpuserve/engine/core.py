@@ -379,7 +379,7 @@ class EngineCore:
                 stats.prompt_tokens += delta.request.num_prompt
 
     def _count_offload(self) -> None:
-        """Update the statistics of offloaded blocks; blocks written while idle count from now."""
+        """Update the statistics of the tiers, with the blocks written while the engine was idle."""
         stats, offload = self.stats, self.kv.offload
         if offload is None:
             return

@@ -1,4 +1,4 @@
-"""Liveness: detect from its messages whether an engine with work makes progress.
+"""Liveness: detect from the messages of an engine whether it makes progress while it has work.
 
 While steps are short, their outputs are the sign of life. If nothing has arrived for a moment, the
 front end sends a Ping. A thread of the engine process replies, even during a step, and says

@@ -45,8 +45,8 @@ class BlockFiles:
         self._own = own
         self._lock = threading.Lock()
         self._sizes: OrderedDict[Path, int] = OrderedDict()
-        # None except during a rescan, when _sizes does not change. It then has the sizes of the
-        # files that were read since the rescan began, and None for each file that was removed.
+        # Only during a rescan, while _sizes must not change: the sizes of the files that were read
+        # since the rescan began, and None for each file that was removed since then.
         self._since: OrderedDict[Path, int | None] | None = None
         self.rescan()
 

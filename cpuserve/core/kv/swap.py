@@ -1,4 +1,4 @@
-"""SwapSpace: copies of KV blocks that were evicted from the cache, in other memory."""
+"""SwapSpace: copies of KV blocks that were evicted from the cache, in memory outside of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The interface of an offload tier, which keeps the content of blocks outside the cache.
 
-The states of recurrent layers at the end of a block of tokens are a block of their cache group.
+In the cache group of recurrent layers, the content of a block is their states at its last token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Constraints of JSON schemas on numbers and texts, as the grammar library can keep them."""
+"""Converts constraints of JSON schemas on numbers and texts to ones that the library enforces."""
 
 from __future__ import annotations
 
