@@ -177,8 +177,8 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of each prompt, of an embedding model; prompts: see `generate`.
 
-        prompt_name: the prompt of the checkpoint that goes before each text; None: its
-        default one, if it has one.
+        prompt_name: a named prompt of the checkpoint, which is put before each text; None: the
+        checkpoint's default prompt, if it has one.
 
         Raises:
             InvalidRequest: a prompt is invalid, or the model generates text.
@@ -246,7 +246,7 @@ class LLM:
     def _similarities(
         self, pairs: list[tuple[str, str]], instruction: str | None, use_tqdm: bool
     ) -> list[ScoringRequestOutput]:
-        """Return the cosine of the embeddings of each pair; its token ids include both."""
+        """Return the cosine of the embeddings of each pair, with the token ids of both texts."""
         if instruction is not None:
             raise InvalidRequest(NO_INSTRUCTION, param="instruction")
         texts, places = each_once(pairs)

@@ -35,7 +35,7 @@ def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Itera
                 timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
                 timer.daemon = True
                 timer.start()
-            except BaseException as other:  # the next signal, in this function
+            except BaseException as other:  # the handler of another signal has raised this
                 if number_of(other) is None:
                     raise
                 error = other

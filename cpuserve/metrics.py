@@ -45,7 +45,7 @@ ENGINE_COUNTERS = {
     "prefix_cache_queries": "prefix_queries",
     "prefix_cache_hits": "prefix_hits",
 }
-# The same for the counters of speculative decoding, with their help.
+# metric name -> (field of StepStats, help text), for speculative decoding
 DRAFT_COUNTERS = {
     "num_drafts": ("drafts", "Times that a sequence got draft tokens."),
     "num_draft_tokens": ("draft_tokens", "Draft tokens verified."),
@@ -62,9 +62,10 @@ class Collected(Protocol):
 
 
 class HttpMetrics:
-    """Counts the responses of the HTTP server, refusals included, under the name in vLLM.
+    """Counts the responses of the HTTP server, refusals included, in the metric of vLLM.
 
-    As there, `status` is the class of the response, such as "4xx"; `code` separates 429 from 400.
+    As in vLLM, the label `status` is the class of the response, such as "4xx". The label `code`
+    separates 429 from 400.
     """
 
     def __init__(self) -> None:

@@ -390,7 +390,7 @@ def _read(files: _ModelFiles) -> tuple[dict[str, Any], int, str | None]:
 def _table_bytes(program: Program, files: _ModelFiles, config: dict[str, Any]) -> int:
     """Return the bytes of the tables that the native executor does not pack (runtime/native.py).
 
-    They are counted as in _read: in the files, or packed.
+    The bytes are counted as in _read: as stored in safetensors files, or as packed from GGUF.
     """
     from cpuserve.models.bert import reads_types
     from cpuserve.program.operations.dense import looked_up

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 
-@cache  # it is read from a file, and each response has a fingerprint that depends on it
+@cache  # the version is read from a file, and each response has a fingerprint that depends on it
 def version() -> str:
     """Return the version that pip shows, or "0+source" for a checkout that is not installed."""
     from importlib import metadata  # takes 20 ms, and most commands do not need the version

@@ -82,7 +82,7 @@ class _Exchange(asyncio.Protocol):
         self._rest = b""  # bytes of an incomplete head, chunk or body
         self._pieces: list[bytes] = []
         self._code = 0
-        self._left = -1  # bytes of the body still to come; -1: the body ends with the connection
+        self._left = -1  # missing bytes of the body; -1: the body ends when the connection closes
         self._chunked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

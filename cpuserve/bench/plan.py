@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
 
 OVERHEAD_BATCHES = (1, 64)
-OVERHEAD_CONTEXT = 32  # short, since overheads do not depend on it and prompts take time
-OVERHEAD_STEPS = 10  # per round
+OVERHEAD_CONTEXT = 32  # tokens; few, since overheads do not depend on them and prompts take time
+OVERHEAD_STEPS = 10  # steps in each round
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Capacity:
         return self.sequence - 1
 
     def output(self, batch: int, context: int, steps: int) -> int:
-        """max_tokens that each of `batch` sequences needs so that all decode `steps` together.
+        """Return the max_tokens that each sequence needs so that all decode `steps` steps together.
 
         The first sequences already decode while the prompts of the others are computed. A step
         computes a full chunk of prompt tokens, or up to an eighth less when the scheduler rounds.
@@ -157,5 +157,5 @@ def _check_overheads(limits: Capacity, batch: int, rounds: int) -> None:
 
 
 def _most(works: Callable[[int], bool], asked: int) -> int:
-    """The largest n from 1 to `asked` with works(n), which holds for all smaller n; 0 if none."""
+    """Return the largest n of 1 .. `asked` with works(n), 0 if none; works() holds up to that n."""
     return bisect_left(range(1, asked + 1), True, key=lambda n: not works(n))

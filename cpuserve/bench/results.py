@@ -91,7 +91,7 @@ def _one(timing: Timing, metric: str) -> float:
 
 
 def goodput_bounds(pairs: Sequence[str]) -> dict[str, float]:
-    """{"ttft": 500.0} for ["ttft:500"]; ConfigError if a pair is malformed."""
+    """Return {"ttft": 500.0} for ["ttft:500"]; ConfigError if a pair is malformed."""
     bounds = {}
     for pair in pairs:
         name, _, value = pair.partition(":")
@@ -107,7 +107,7 @@ def goodput_bounds(pairs: Sequence[str]) -> dict[str, float]:
 
 
 def records(report: Report) -> list[Record]:
-    """One record per latency and rate; the output rate has its share of the bandwidth, if known."""
+    """Return a record per latency and rate; the output rate has its share of bandwidth."""
     run, where, shape = report.run, report.where, report.parameters
     found = [latency_record(m, report.latency(m), where, shape) for m in report.metrics]
     share = weight_reading(run.before, run.after, run.wall_s)

@@ -26,7 +26,7 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
 
 
 def private_flags(port: int, key: str) -> list[str]:
-    """Flags that fix the address and API key; they override environment and config files."""
+    """Return flags that set address and API key, and so override environment and config files."""
     return ["--host=127.0.0.1", f"--port={port}", "--uds=none", f"--api-key={key}"]
 
 
@@ -104,7 +104,7 @@ class ServerProcess:
             if found:
                 self.url = found[1]
                 self.ready_s = time.perf_counter() - self.started
-            if line.strip().startswith("API "):  # after the roofline, which loads the machine
+            if line.strip().startswith("API "):  # this line comes after the roofline's measurement
                 return
         code = self.process.wait()
         msg = f"the server to measure ended with exit code {code} before it was ready"

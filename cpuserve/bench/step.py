@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 PROBE_S = 0.1
 STEPS_A_PROBE = 10
-PROFILED_STEPS = 10  # per round of `kernels`
+PROFILED_STEPS = 10  # decode steps in each round of `kernels`
 BARRIERS = 2000
 WARM_UP_TOKENS = 64
 TOP_P_VOCAB = 151936  # the vocabulary of Qwen models
@@ -101,7 +101,7 @@ class TimedExecutor:
         self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        """All other members belong to the wrapped executor."""
+        """Return a member of the wrapped executor; only `step` and `seconds` are members here."""
         return getattr(self._executor, name)
 
     def step(self, arrays: Any) -> Any:
@@ -219,7 +219,8 @@ class StepBench:
         for name, seconds in found.items():
             shape: dict[str, float | str] = {"kernel": name, "tokens": tokens}
             weights = sum(w.n * w.k for w in self._weights_of(name))
-            # Logits are computed for the last token only, so memory bandwidth bounds them.
+            # Logits are computed for the last token only, so bandwidth bounds their rate, not the
+            # dot peak.
             if weights and not name.startswith("logits"):
                 rates = [2e-9 * tokens * weights / s for s in seconds]
                 self._kernel("GOP/s", rates, roofs, f"{self.dot} dot peak", shape, seconds)
@@ -262,7 +263,7 @@ class StepBench:
             found.setdefault(name, []).append(seconds)
 
     def _kernel_name(self, index: int) -> str:
-        """Name of an operation with its matrix shape; operations of equal name are one kernel."""
+        """Return an operation's name and matrix shape; if both are equal, it is the same kernel."""
         name, weights = str(self.native.op_name(index)), self.lowered.op_weights[index]
         return name if weights is None else f"{name} {weights.kind} {weights.n}x{weights.k}"
 
@@ -326,7 +327,7 @@ class StepBench:
         self.cost("outside_matrices", "us/layer", outside, shape)
 
     def _outside(self) -> float:
-        """Seconds per step in the executor outside linear, attention and logits operations."""
+        """Return the executor's seconds per step outside linear, attention and logits ops."""
         self.native.profile(True)
         before = self.native.op_times()
         inside = sum(self.step(all_stay=True)[1] for _ in range(OVERHEAD_STEPS))
@@ -413,7 +414,7 @@ class StepBench:
         of: str,
         shape: Mapping[str, float | str],
     ) -> None:
-        """Emit a rate in tokens per second and its share of the probe that ran right before."""
+        """Emit a rate in tokens per second, and its share of the roof that was probed before it."""
         rates = [tokens / whole for whole, _ in samples]
         found = record(
             f"{name}_rate",

@@ -27,7 +27,8 @@ ROUNDS = 7
 # 2 % faster now and then.
 GAIN = 0.97
 PROMPT_ROWS, LEAST_PROMPT_ROWS, DECODE_ROWS = 512, 64, (1, 8)
-# Factors to try, by size. Prompts depend on the first three, and decoding on the last.
+# Factors to try for each work size. The first three sizes affect prompts, the last affects
+# decoding.
 FACTORS: Mapping[str, Sequence[float]] = {
     "strip_bytes": (0.5, 2.0),
     "rows": (0.5,),
@@ -60,8 +61,8 @@ class Trial:
 def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]) -> BlockSizes:
     """Return the sizes that differ from the derived ones, and leave `native` with them.
 
-    native: an executor with the weights of that many layers and sizes that follow from the caches;
-    most_rows: the most rows of a step.
+    native: an executor with the weights of `layers` layers, and with the work sizes that follow
+    from the caches; most_rows: the most rows of a step.
     """
     first = dict(native.work_sizes)
     counts = {*DECODE_ROWS, PROMPT_ROWS, *(m for _, rows in VALUES.values() for m in rows)}

@@ -42,7 +42,8 @@ class Workload:
 
     range_ratio: lengths are uniform in [length (1 - r), length (1 + r)]. prefix_len: length of the
     shared prefix of each prompt, which is one of `num_prefixes`. turns: turns of a multi-turn
-    conversation. answer_len: replaces the response lengths of ShareGPT. path: its JSON file.
+    conversation. answer_len: replaces the response lengths of ShareGPT. path: the JSON file of
+    ShareGPT.
     """
 
     dataset: str = "random"
@@ -66,7 +67,7 @@ def plain_ids(rng: random.Random, count: int, vocab: int) -> list[int]:
 
 
 async def talks(workload: Workload, count: Count | None = None) -> list[Talk]:
-    """The conversations of `workload`; count(text) is the number of tokens of texts in a file.
+    """Return the conversations of `workload`; count(text) counts tokens, for texts of a file.
 
     Raises:
         ConfigError: the file is missing or is not in ShareGPT's format.
@@ -144,7 +145,7 @@ async def _sharegpt(w: Workload, rng: random.Random, count: Count) -> list[Talk]
 
 
 def _pairs(path: Path) -> list[tuple[str, str]]:
-    """(first turn, second turn) of every conversation that has two turns."""
+    """Return (first turn, second turn) of every conversation that has two turns."""
     try:
         listed: Any = json.loads(path.read_text())
         both = [talk["conversations"][:2] for talk in listed]

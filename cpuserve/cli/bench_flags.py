@@ -1,4 +1,4 @@
-"""The flags of `cpuserve bench`. They have vLLM's names where vLLM has the same benchmark."""
+"""The flags of `cpuserve bench`. They are as in vLLM for each benchmark that vLLM has as well."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from cpuserve.cli.bench_load import tell, workload_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.errors import ConfigError
 
-TOLD = 20  # progress lines per run
+TOLD = 20  # number of progress lines of a run
 
 
 def load_server(args: argparse.Namespace) -> int:
@@ -109,7 +109,7 @@ def _sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parameters(workload: Workload, pace: Pace) -> dict[str, float | str]:
-    """Return the parameters that comparable runs share."""
+    """Return the parameters that must be equal in two runs before their results are compared."""
     found: dict[str, float | str] = {
         "dataset": workload.dataset,
         "num_prompts": workload.num_prompts,

@@ -141,7 +141,7 @@ async def _run(prepared: Prepared, progress: ProgressBars, work: Any) -> None:
         progress.close()
         await work(Session(prepared.facts.name, context))
     except (asyncio.CancelledError, KeyboardInterrupt):
-        is_interrupted = True  # the process ends at once, and the engine may take long to load
+        is_interrupted = True  # the process ends now, and must not wait for an engine that loads
         raise
     finally:
         if not is_interrupted:

@@ -33,7 +33,7 @@ class Conversation:
     """The messages so far and how they are rendered."""
 
     def __init__(self, session: Session, system: str | None, sampling: Mapping[str, Any]) -> None:
-        """sampling: the fields of a call that say how to sample."""
+        """sampling: the sampling fields of each GenerateCall, such as temperature."""
         self._session = session
         self._sampling = sampling
         self._system = system or None

@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **kwargs)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise for an unknown command with the most similar one; argparse would list them all."""
+        """Raise a ConfigError for an unknown command; argparse would list all commands in it."""
         commands = action.choices if isinstance(action, argparse._SubParsersAction) else None
         if commands is None or value in commands:
             super()._check_value(action, value)
@@ -135,7 +135,7 @@ class Collect(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Store under the field's name."""
+        """Store the value under the field's name."""
         del parser
         if not option_string and values is None:
             return
@@ -208,7 +208,7 @@ class Ignore(argparse.Action):
 
 
 def add_options(parser: Parser, *, server: bool, model: bool = True) -> None:
-    """Add MODEL and the flags of all fields, in their groups; server: with those for the server.
+    """Add MODEL and the flags of all fields, by group; server: include the server's options.
 
     model: False for a command that finds MODEL among its arguments itself (see `take_model`).
     """
@@ -347,7 +347,7 @@ def as_arguments(args: argparse.Namespace) -> list[str]:
 
 
 def normalize(argv: Iterable[str]) -> list[str]:
-    """Return arguments as the parser knows them: --max_model_len=8 becomes --max-model-len=8.
+    """Return arguments in the parser's spelling: --max_model_len=8 becomes --max-model-len=8.
 
     -O3 of vLLM becomes -O=3: values are not attached to other flags with one dash.
     """

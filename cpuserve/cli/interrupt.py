@@ -53,7 +53,7 @@ def interrupted() -> bool:
 def exit_interrupted() -> None:
     """End the process now: its threads may take minutes to load or download, and are not needed."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
+        with suppress(OSError, ValueError, AttributeError):  # the stream is closed or has no reader
             stream.flush()
     os._exit(EXIT_INTERRUPTED)
 

@@ -72,7 +72,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _as_flags(argv: list[str]) -> list[str]:
-    """Return `help COMMAND` and `version` as the flags that do this."""
+    """Replace `help COMMAND` by COMMAND --help, and `version` by --version."""
     if argv[:1] == ["help"]:
         return [*argv[1:], "--help"]
     return ["--version"] if argv == ["version"] else argv

@@ -12,8 +12,8 @@ from cpuserve.program.program import Program
 
 Shapes = dict[str, tuple[int, ...]]
 
-MOST_WEIGHTS = 4  # in one line
-SHAPES = ("width", "vocab", "rows", "in_features", "features")  # already visible in the shapes
+MOST_WEIGHTS = 4  # names of weights in one line
+SHAPES = ("width", "vocab", "rows", "in_features", "features")  # fields that shapes already show
 
 
 def render(program: Program) -> str:

@@ -100,7 +100,7 @@ def page() -> str:
 
 
 def replaced(text: str) -> str:
-    """`text` with new tables between the markers; ValueError as `reference.between`."""
+    """Return `text` with new tables between the markers; ValueError as `reference.between`."""
     return between(text, BEGIN, END, page())
 
 
@@ -111,7 +111,7 @@ def _sentence(described: object) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of a Markdown table; the first row is its head."""
+    """Yield the lines of a Markdown table; the first row is its head."""
     head, *body = rows
     for cells in (head, ["---"] * len(head), *body):
         yield f"| {' | '.join(cells)} |"

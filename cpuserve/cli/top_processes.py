@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WINDOW_S = 0.3
-LEAST = 0.1  # CPUs; programs that use less are not listed
+LEAST = 0.1  # programs that use fewer CPUs are not listed
 MOST = 3
 
 
@@ -44,7 +44,7 @@ def _times(proc_root: Path) -> dict[int, tuple[str, int]]:
             continue
         try:
             text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         # The name may contain spaces and brackets; the fields after the last bracket do not.
         head, _, tail = text.rpartition(")")

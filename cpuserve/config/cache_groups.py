@@ -1,4 +1,4 @@
-"""The cache needs of a sequence, for the memory plan and the block manager."""
+"""How many KV blocks and states a sequence needs, for the memory plan and the block manager."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 # more of one prompt. Longer parts would hold more memory, and would save about 1 % of the time.
 MOST_AHEAD = 512
 
-# Tokens after which recurrent layers close their states (kernels/table/recurrent.h: kStateChunk).
+# Recurrent layers update the stored state of a sequence after every so many tokens, and keep the
+# data of the tokens since then (kernels/table/recurrent.h: kStateChunk).
 STATE_CHUNK = 16
 # A request can hold four states: at the end of the cached prefix that it began with, where prompts
 # branch, at the end of its last full block, and in the block in progress.
@@ -21,7 +22,7 @@ STATES_OF_ONE = 4
 class CacheUse:
     """The KV blocks of a sequence, which has a block table for each cache group.
 
-    windows: for each group, the most keys that a token sees, its own included (0 = all keys).
+    windows: the most keys that a token sees in each group, its own included (0 = all keys).
     ahead: the most tokens of one sequence in a step (0 = no limit). block_size: tokens of a block.
     """
 

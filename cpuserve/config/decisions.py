@@ -22,7 +22,7 @@ class Ledger:
         self.decisions: list[Decision] = []
 
     def asked(self, *names: str) -> str:
-        """Return "env CPUSERVE_ISA=avx2" for the first of `names` that was set."""
+        """Return source and value of the first of `names` that was set: "env CPUSERVE_ISA=avx2"."""
         name = next((n for n in names if getattr(self._options, n, None) is not None), names[0])
         source = self._sources.get(name, name)
         return f"{source}={getattr(self._options, name, None)}"

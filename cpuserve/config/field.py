@@ -80,7 +80,7 @@ class Field:
     def convert(self, name: str, text: str) -> str:
         """Translate `text`, given under alias `name`, to the text that the main name accepts.
 
-        Raises a ValueError with the expected values, without the alias.
+        Raises a ValueError with the expected values; the caller adds the alias.
         """
         for alias in self.aliases:
             if alias.name == name and alias.convert is not None:
@@ -90,7 +90,7 @@ class Field:
     def parse(self, value: object) -> Any:
         """Convert a text (flag, environment) or a plain value (file, `LLM(...)`) to this type.
 
-        Raises a ValueError with the expected values, without the field.
+        Raises a ValueError with the expected values; the caller adds the name of the field.
         """
         if self.words and str(value).strip().lower() in self.words:
             return str(value).strip().lower()

@@ -15,7 +15,7 @@ from cpuserve.core.exclusion import (
 from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest, PromptTooLong
 from cpuserve.sampling.params import SamplingParams
 
-if TYPE_CHECKING:  # the front end has lists of ids, the engine arrays
+if TYPE_CHECKING:  # the front end passes lists of ids, and the engine passes arrays
     import numpy as np
     import numpy.typing as npt
 
@@ -53,7 +53,7 @@ def check_request(prompt: Ids, params: SamplingParams, limits: Limits) -> None:
 
 
 def check_prompt(prompt: Ids, params: SamplingParams, limits: Limits) -> None:
-    """Do the part of check_request that differs between the prompts of one request."""
+    """Do the part of check_request that depends on the prompt; a request may have several."""
     _check_length(len(prompt), params, limits)
     _check_ids("prompt", prompt, limits.vocab)
 

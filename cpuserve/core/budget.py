@@ -17,7 +17,8 @@ OLDEST_SHARE = 4  # 1 / OLDEST_SHARE of a step is reserved for the oldest prompt
 # are 7 % slower than whole prompts (SmolLM2-135M on two AVX2 cores), and parts of 256 tokens 2 %.
 SHORT = COARSE
 LEAST_PART, MOST_PART = 64, COARSE
-# This few tokens take little longer than one, because every step reads all weights.
+# A prompt of so few tokens takes little longer than one token, because every step reads all
+# weights.
 TOGETHER = 16
 # A step may be ended early when a short prompt arrives. The step's prompts then compute the same
 # tokens again: in total at most 1 / LOSS_SHARE of each prompt.
@@ -71,8 +72,8 @@ class PromptBudget:
     def finishes(self, left: int) -> bool:
         """Whether this step completes a prompt with `left` tokens, unless tokens or time run out.
 
-        Without running streams it does so only if the shortest prompt of the step then waits little
-        longer for the end of the step.
+        Without running streams, the step completes the prompt only if the shortest prompt of the
+        step then has to wait only a little longer for the end of the step.
         """
         most = self.short
         if self.alone and self.shortest:

@@ -1,4 +1,4 @@
-"""Which fields of a request exclude every token, so that none can be sampled."""
+"""Find the fields of a request that exclude every token, so that none can be sampled."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# A guess is as likely as guesses after a match of the same length have been in this text. Matches
-# of at least LONGEST tokens count as equally good.
+# The chance of a guess is the share of right guesses after matches of the same length in this text.
+# Matches of at least LONGEST tokens count as equally good.
 LONGEST = 16
 # The chance of a length is an average over about its last ten guesses. Every guess is compared with
 # the token that was then sampled, even if no step verified it, so learning needs no drafts.
@@ -40,7 +40,7 @@ class NgramIndex:
         self._chances = list(self._shared)
 
     def advance(self, ids: Sequence[int]) -> None:
-        """Take the new tokens of the text `ids`, and guess again."""
+        """Add the tokens that are new in the text `ids`, and look for a match of its end."""
         start, end = self._num_tokens, len(ids)
         self._num_tokens = end
         if start == 0:
@@ -62,7 +62,7 @@ class NgramIndex:
         return found
 
     def chance(self, place: int) -> float:
-        """Return how likely token `place` of the guess is right, if those before it are."""
+        """Return the probability that token `place` of the guess is right, if all before it are."""
         return self._chances[min(self._length + place, LONGEST)]
 
     def _check(self, ids: Sequence[int], at: int) -> None:

@@ -1,4 +1,4 @@
-"""Request: the state of one sequence in the engine. Delta: the additions of one step."""
+"""Request: the state of one sequence in the engine. Delta: the results that one step adds to it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Request:
     def __post_init__(self) -> None:
         params = self.params
         self.num_prompt = len(self.token_ids)
-        # An embedding has no tokens.
+        # A request for an embedding generates no tokens, so no token can end it.
         self.stop_ids = stop_ids(params, self.eos_ids if self.pooler is None else ())
         self.num_top = -1 if params.logprobs is None else params.logprobs
         self.prompt_rows = None if params.prompt_logprobs is None else [None]
@@ -90,7 +90,7 @@ class Request:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has a slot, and therefore blocks."""
+        """Whether the request has a slot, and therefore blocks."""
         return self.slot != NO_SLOT
 
     @property
@@ -120,7 +120,7 @@ class Request:
 
     @property
     def excluding_fields(self) -> list[str]:
-        """Which fields can exclude every token of the next row; see exclusion.py."""
+        """The request fields that can exclude every token of the next row; see exclusion.py."""
         stops = self.stop_ids if self.num_output < self.params.min_tokens else frozenset()
         return excluding_fields(self.params, stops)
 

@@ -63,7 +63,7 @@ class ResultProcessor:
         delta, finish = Delta(request, []), None
         for row in results:
             if row.token < 0 or finish is not None:
-                break  # the next step samples this token, if any can be
+                break  # the next step samples the token of this row, if it can
             delta.tokens.append(row.token)
             finish = request.append(row.token)
         count = len(delta.tokens)

@@ -106,7 +106,8 @@ class Scheduler:
         self._marks: list[ChainMark] = []  # marks of the prompts' prefix chains before the step
         self._refused: list[Delta] = []
         self._num_unready = 0
-        # The bitmasks of the next step are not there: requests that need one are passed over.
+        # Whether bitmasks of the next step are missing: then requests that need one are passed
+        # over.
         self.masks_late = False
 
     # --- requests in and out ------------------------------------------------------------------
@@ -322,7 +323,7 @@ class Scheduler:
         block_size, slides = self.kv.block_size, self.kv.slides
         batch, batch_requests, running = self._batch, self._batch_requests, self.running
         index = keys = 0
-        # Not a for loop: preemption removes requests from the end of `running`.
+        # This is no for loop, because preemption removes requests from the end of `running`.
         while index < len(running):
             request = running[index]
             index += 1
@@ -522,7 +523,7 @@ class Scheduler:
         return self._take_slot(request)
 
     def _take_slot(self, request: Request) -> bool:
-        """Give `request` a slot with sampler state; False, and an error for it, if that fails."""
+        """Give `request` a slot with sampler state; if that fails, end it with an error: False."""
         try:
             self._admit(request, self._free_slots[-1])
         except Exception as error:  # bad parameters of one request must not end the others

@@ -121,7 +121,7 @@ _Built = tuple["Executor", int, Iterable[int], dict[str, object], AdapterSlots]
 
 
 def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) -> _Built:
-    """Return (native or torch executor, vocabulary size, end ids, facts of the model, slots)."""
+    """Return (native or torch executor, vocabulary size, end ids, model facts, adapter slots)."""
     from cpuserve.loader.load import check_weights, open_checkpoint
     from cpuserve.models import build_program, spec_from_config
     from cpuserve.models.bert import reads_types

@@ -152,7 +152,7 @@ class SocketChannel:
 
     def wake(self) -> None:
         """Make `receive` return; from any thread."""
-        self._inbox.put(Abort([]))  # aborts nothing
+        self._inbox.put(Abort([]))  # this message aborts nothing
 
     def send(self, message: Outbound) -> None:
         """Send one frame. EOFError if the parent has ended."""

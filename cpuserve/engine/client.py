@@ -55,8 +55,8 @@ class EngineClient(Protocol):
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return the report `what` ("roofline", "report" or "check"), or change adapters.
 
-        "load_adapter" (details: name, path, in_place) and "unload_adapter" (name) return {}. If
-        they fail, they change nothing and return "error" (text) and "fault" (bool: the adapter's).
+        "load_adapter" (details: name, path, in_place) and "unload_adapter" (name) return {}. On
+        failure they change nothing and return "error" and "fault" (whether the adapter is wrong).
         """
 
     @property

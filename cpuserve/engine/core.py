@@ -74,7 +74,8 @@ class EngineCore:
         windows = [group.window for group in config.kv_groups] or [0]
         self.stats = Stats()
         self.kv = KvManager(
-            # One block represents all blocks that sliding windows have passed, or without state.
+            # One block is reserved: the table entries of blocks that a sliding window has passed,
+            # and of blocks without a state, refer to it.
             config.kv_blocks - (any(windows) or config.state_slots > 0),
             config.block_size,
             use=cache_use(windows, config.max_num_batched_tokens, config.block_size),
@@ -187,7 +188,7 @@ class EngineCore:
         def ends_for(message: AddRequest) -> bool:
             elapsed = time.perf_counter() - started
             if len(message.prompt) > 4 * self.limits.max_model_len:
-                return False  # it will be refused
+                return False  # the prompt (4 bytes a token) is too long and will be refused
             return self.scheduler.ends_for(self._read_early(message), elapsed)
 
         return ends_for
@@ -258,7 +259,7 @@ class EngineCore:
         for verdict in grammars.collect():
             request = self.scheduler.requests.get(verdict.request)
             if request is None:
-                continue  # aborted
+                continue  # the request was aborted
             if not verdict.error:
                 self.scheduler.make_ready(request)
                 continue
@@ -378,7 +379,7 @@ class EngineCore:
                 stats.prompt_tokens += delta.request.num_prompt
 
     def _count_offload(self) -> None:
-        """Update the statistics of offloaded blocks; blocks written while idle count from now."""
+        """Update the statistics of the tiers, with the blocks written while the engine was idle."""
         stats, offload = self.stats, self.kv.offload
         if offload is None:
             return
@@ -471,7 +472,7 @@ class EngineCore:
         }
 
     def check(self) -> dict[str, object]:
-        """Check all invariants; {"ok": True} or the fault."""
+        """Check all invariants; return {"ok": True}, or {"ok": False, "error": text}."""
         try:
             self.scheduler.check_invariants()
         except AssertionError as error:

@@ -150,12 +150,12 @@ class InlineClient:
 
     @property
     def trouble(self) -> str:
-        """The reason why it does not serve now."""
+        """The reason why the engine does not serve now."""
         return self._router.dead or "the engine is not ready"
 
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
-        """Empty: this engine is never restarted."""
+        """Return no replicas, because this engine is never restarted."""
         return ()
 
     async def close(self) -> None:
@@ -298,7 +298,7 @@ class _QueueChannel:
         return messages
 
     def wake(self) -> None:
-        self._inbox.put(Abort([]))  # aborts nothing
+        self._inbox.put(Abort([]))  # this message aborts nothing
 
     def send(self, message: Outbound) -> None:
         if isinstance(message, StepOutput):

@@ -173,9 +173,9 @@ class Fatal(msgspec.Struct, tag="fatal", array_like=True):
 
 Outbound = StageProgress | Ready | StepOutput | Reply | Pong | Fatal
 
-# An engine cannot send a longer message, and would end. The longest messages carry the logprobs of
-# prompts: with 20 alternatives they take 400 bytes a token, so 400 MB for a prompt of a million
-# tokens, the most that today's models accept.
+# An engine that has to send a longer message ends with an error. The longest messages carry the
+# logprobs of prompts: with 20 alternatives they take 400 bytes a token, so 400 MB for a prompt of a
+# million tokens, the most that today's models accept.
 MAX_FRAME_BYTES = 1 << 30
 LENGTH_BYTES = 4
 

@@ -1,4 +1,4 @@
-"""Liveness: detect from its messages whether an engine with work makes progress.
+"""Liveness: detect from the messages of an engine whether it makes progress while it has work.
 
 While steps are short, their outputs are the sign of life. If nothing has arrived for a moment, the
 front end sends a Ping. A thread of the engine process replies, even during a step, and says
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 class HangLimits:
     """Times in seconds.
 
-    tick_s: between two checks. suspect_s: time without a sign of life after which the engine gets
-    no new requests until there is one. end_s: time after which the engine is ended.
+    tick_s: time between two checks. suspect_s: after this time without a sign of life, the engine
+    gets no new requests until there is one. end_s: after this time, the engine is killed.
     """
 
     tick_s: float = 1.0

@@ -29,7 +29,7 @@ class Channel(Protocol):
 def run_loop(core: EngineCore, channel: Channel, rest: Callable[[], None] | None = None) -> None:
     """Serve until Shutdown. While idle it waits in receive() and uses no CPU.
 
-    rest: called each time before it waits.
+    rest: called each time before the loop waits.
     """
     channel.watch(core.interrupt)
     core.wake = channel.wake

@@ -150,7 +150,7 @@ def make_offload(config: EngineConfig, executor: Executor) -> Offload | None:
 
 
 def fingerprint(config: EngineConfig, sizes: tuple[int, ...]) -> bytes:
-    """Return 32 bytes; engines in which a token could have other keys, values or states differ."""
+    """Return 32 bytes that differ between engines with other keys, values or states for a token."""
     facts = {
         "version": version(),
         "kv_form": KV_FORM,

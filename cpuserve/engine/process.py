@@ -75,7 +75,7 @@ class DiedAtStart(StartupError):
 
 
 class ProcessClient:
-    """EngineClient over a child process. `spawn` creates it and needs no event loop."""
+    """EngineClient of an engine in a child process. `spawn` creates it, without an event loop."""
 
     def __init__(
         self,
@@ -197,12 +197,12 @@ class ProcessClient:
 
     @property
     def hung(self) -> bool:
-        """Whether it has work but stopped responding; it may recover, or be killed later."""
+        """Whether the engine has work but does not respond; it may recover, or be killed later."""
         return self.alive and self._liveness.hung
 
     @property
     def trouble(self) -> str:
-        """The reason why it does not serve now."""
+        """The reason why the engine does not serve now."""
         if self._dead is None and self._liveness.hung:
             return f"the engine {self._liveness.symptom}"
         return self._dead or "the engine is not ready"
@@ -319,7 +319,7 @@ class ProcessClient:
         self._fail(self._how_it_ended())
 
     def _fail(self, how: str) -> None:
-        """Fail all waiting streams and questions; `how` says how the engine ended."""
+        """Fail all waiting streams and Ask messages; `how` says how the engine ended."""
         if self._dead is not None:
             return
         self._dead = how
@@ -434,7 +434,7 @@ class _StderrRelay:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
         self.words = LastWords()
-        # A daemon thread, not the event loop: the child writes before the loop exists.
+        # A thread reads stderr, because the child writes before the event loop exists.
         self._thread = threading.Thread(
             target=self._run, args=(process.stderr,), name="cpuserve-engine-stderr", daemon=True
         )

@@ -67,7 +67,7 @@ class ReplicaEngine(EngineClient, Protocol):
 
     @property
     def hung(self) -> bool:
-        """Whether it is alive and has work, but stopped responding."""
+        """Whether the engine is alive and has work, but does not respond."""
 
     async def wait_ended(self) -> str:
         """Wait until the engine has ended and is reaped; return a text that says how."""
@@ -99,7 +99,7 @@ class _Replica:
         self.open = 0  # sequences that have not ended
         self.waiting_tokens = 0  # prompt tokens of sequences that have no output yet
         self.restarts = 0
-        self.deaths = 0  # in a row, including failed starts
+        self.deaths = 0  # how often the engine died in a row, including failed starts
         self.given_up = False
         self.restoring = False  # it was restarted, and has not loaded all adapters yet
         self.missing: set[str] = set()  # adapters that could not be loaded again
@@ -108,17 +108,17 @@ class _Replica:
 
     @property
     def serves(self) -> bool:
-        """Whether it gets new requests."""
+        """Whether the replica gets new requests."""
         return self.engine.alive and not self.engine.hung and not self.restoring
 
     @property
     def load(self) -> float:
-        """The load, in equivalents of one running sequence."""
+        """The load, in units of one running sequence."""
         return self.open + self.waiting_tokens / SEQUENCE_TOKENS
 
     @property
     def why(self) -> str:
-        """The reason why it does not serve."""
+        """The reason why the replica does not serve."""
         return self.engine.trouble if self.engine.alive else self.trouble
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 SEQUENCE_TOKENS = 256  # prompt tokens that are about as much load as a running sequence
 SLACK = 2.0  # running sequences; a smaller difference of loads does not outweigh a cached prefix
-MAX_PREFIXES = 1 << 16  # remembered blocks; the cache of a replica seldom holds more
+MAX_PREFIXES = 1 << 16  # blocks to remember; the cache of a replica seldom holds more
 
 
 class Router:
@@ -26,7 +26,8 @@ class Router:
     ) -> None:
         self._block_size = block_size
         self._max_prefixes = max_prefixes
-        # prefix -> bit mask of the replicas that have computed it; least recently requested first
+        # hash of a prefix -> bit mask of the replicas that have computed it; least recently
+        # requested first
         self._homes: OrderedDict[int, int] = OrderedDict()
         self._turn = 0
         self._chosen = [0] * num_replicas
@@ -36,7 +37,8 @@ class Router:
     ) -> int:
         """Return the replica for this prompt, and remember that it has the prompt.
 
-        loads: the running sequences of each replica, None = it does not serve. At least one serves.
+        loads: the load of each replica in running sequences, None = the replica does not serve. At
+        least one replica serves.
         """
         serving = [i for i, load in enumerate(loads) if load is not None]
         prefixes = list(self._prefixes(prompt_ids, salt))

@@ -20,7 +20,7 @@ Post = Callable[[Inbound], None]
 
 
 class OutputStream:
-    """Outputs of one request. max_tokens bounds how many a slow reader can leave unread.
+    """Outputs of one request. Its max_tokens bounds how many a slow reader can leave unread.
 
     runs: the engine has the request, and has not finished it.
     """
@@ -30,7 +30,7 @@ class OutputStream:
         self._outputs: deque[Output] = deque()
         self._error: RequestError | None = None
         self._has_all = False
-        # A plain future, which costs half as much as an Event.
+        # The future of a reader that waits; a plain future costs half as much as an Event.
         self._reader: asyncio.Future[None] | None = None
 
     def push(self, output: Output) -> None:

@@ -1,4 +1,4 @@
-"""Which library provides malloc to this process, and whether that matters."""
+"""Find the library that provides malloc to this process, and say whether that matters."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _v2_memory(group: Path) -> tuple[int, int] | None:
 
 
 def _v1_memory(group: Path) -> tuple[int, int] | None:
-    # Inside a container, only this file shows the limits of ancestors.
+    # Inside a container, only memory.stat shows the limits of ancestors.
     of_all = _stat(group / "memory.stat", "hierarchical_memory_limit")
     limits = [_int(group / "memory.limit_in_bytes"), of_all]
     return _limit_and_free(

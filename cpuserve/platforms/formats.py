@@ -156,7 +156,7 @@ def _online_scheme(options: EngineOptions, facts: ModelFacts, model_impl: str) -
 
 def scheme_for(asked: str, matrix_weights: int) -> str:
     """Return the scheme for `asked` (one of MADE_WHILE_LOADING) in a model with so many weights."""
-    # w8a8 is one exact scheme; int8 and int4 leave the choice of groups to us.
+    # w8a8 is a fixed scheme; int8 and int4 leave the choice of groups to cpuserve.
     small = matrix_weights < FRAGILE_WEIGHTS and asked != "w8a8"
     return f"{asked}_fine" if small else asked
 

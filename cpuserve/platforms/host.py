@@ -53,9 +53,9 @@ class Cpu(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One NUMA node. distances: to all nodes of the host, in their order; 10 = to itself.
+    """One NUMA node. distances: from it to each node of the host, in their order; 10 = to itself.
 
-    Memory is as in its meminfo, which is wrong in a ballooned VM (see `node_memory`).
+    The memory sizes are from the node's meminfo, which is wrong in a ballooned VM (`node_memory`).
     """
 
     id: NodeId
@@ -246,7 +246,7 @@ def _read_cpus(system: Path, allowed: list[int]) -> tuple[Cpu, ...]:
 
 
 def _l3(folder: Path) -> int:
-    """Return the lowest CPU that shares this CPU's L3 cache, as the number of the group."""
+    """Return the lowest CPU that shares this CPU's L3 cache, which identifies the cache; or -1."""
     for index in range(6):
         cache = folder / f"cache/index{index}"
         if _int(cache / "level", 0) == 3:
@@ -290,7 +290,7 @@ def _memory(meminfo: dict[str, int]) -> tuple[int, int]:
     if "MemTotal" in meminfo:
         total = meminfo["MemTotal"]
         return total, min(total, meminfo.get("MemAvailable", meminfo.get("MemFree", total)))
-    import psutil  # here, so that start-up does not import it on systems with /proc
+    import psutil  # imported here, so that systems with /proc do not import it at the start
 
     memory = psutil.virtual_memory()
     return int(memory.total), int(memory.available)
@@ -331,7 +331,7 @@ def _emulated(arch: str, cpuinfo: str) -> str:
         if machine != arch and re.search(rf"^{key}\s*:", cpuinfo, re.MULTILINE):
             return f"built for {arch}, on a machine of {machine}"
     model = _cpu_model(cpuinfo)
-    if model.startswith(("VirtualApple", "QEMU TCG")):  # Rosetta; an emulated machine
+    if model.startswith(("VirtualApple", "QEMU TCG")):  # Rosetta; a machine emulated by QEMU
         return f"the CPU is {model}"
     return ""
 

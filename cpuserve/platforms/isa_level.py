@@ -40,15 +40,15 @@ def default_level(host: Host) -> str | None:
     """Return the ISA level that runs models fastest on `host`; None if it has only "scalar"."""
     fast = [level for level in host.isa_levels if level != "scalar"]
     # A core of Granite Rapids starts one VDPBF16PS (64 operations) in about two cycles, and two
-    # products of fp32 (32 operations each) in every cycle: 106 and 190 GFLOPS. AMD's cores start as
-    # many of the one as of the other, so there bf16 is twice as fast.
+    # products of fp32 (32 operations each) in every cycle: 106 and 190 GFLOPS. Cores of AMD start
+    # as many VDPBF16PS as products of fp32, so bf16 is twice as fast there.
     if fast[-1:] == ["avx512_bf16"] and host.cpu_vendor == "GenuineIntel":
         return "avx512_vnni"
     return fast[-1] if fast else None
 
 
 def isa_level_of(host: Host) -> tuple[str, str]:
-    """Return the ISA level at which `host` runs models, or "none", and what that level offers."""
+    """Return (the ISA level at which `host` runs models, or "none"; a sentence on that level)."""
     level = default_level(host) or "none"
     if level == "avx512_vnni" and "avx512_bf16" in host.isa_levels:
         return level, SLOW_BF16

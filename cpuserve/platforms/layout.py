@@ -34,7 +34,7 @@ from cpuserve.platforms.topology import (
 # socket with eight channels of DDR5, and the round trip of a cache line to another socket.
 SOCKET_READ_BYTES_PER_S = 200e9
 MEETING_S = 2e-6  # extra time of a barrier over several sockets, compared with one inside a socket
-# Engines get new requests in turn, so all should be about as fast.
+# Engines get new requests in turn, so all of them should be about equally fast.
 ALIKE_SOCKETS = 0.75  # cores of the smallest socket / cores of the largest
 ONE_SOCKET = "the {} NUMA nodes are parts of one socket"
 
@@ -119,7 +119,7 @@ def _mode(options: EngineOptions, host: Host) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The facts that the choice depends on."""
+    """The facts that the choice of a layout depends on."""
 
     options: EngineOptions
     host: Host
@@ -221,7 +221,7 @@ def _automatic(machine: _Machine) -> _Choice:
 
 
 def _ranks_or_replicas(machine: _Machine, sockets: Sequence[Sequence[Core]]) -> _Choice:
-    """Choose the layout that loses less where the other one is faster.
+    """Choose ranks or engines: the layout that is slower by a smaller factor where it is slower.
 
     N engines have N times the throughput of one socket, and compute one request as fast as one
     socket. N ranks compute both `gain` times as fast. So engines are chosen if gain < N / gain.

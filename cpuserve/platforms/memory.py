@@ -48,14 +48,15 @@ QUANTIZED_BYTES = {
     "int4_mixed": 0.95,
     "int4_mixed_fine": 1.0,
 }
-PROCESS_BYTES = 256 << 20  # both processes without weights, KV cache, activations and logits
+PROCESS_BYTES = 256 << 20  # front end and engine, without weights, KV cache, activations, logits
 AUTO_SHARE = 4  # automatic size: at most a quarter of the free memory
 AUTO_SHARE_FOR_ONE = 2  # or half of it, if a quarter does not hold one request of full length
 LEAST_TOKENS = 256  # a smaller KV cache is not useful
 # Bytes of a request with penalties: PLACE_BYTES for each token of the vocabulary, and COUNT_BYTES
 # for each different token of its text (csrc/runtime/sampler.cpp: make_counts).
 PLACE_BYTES, COUNT_BYTES = 4, 12
-# Rows of logits in memory, by max_num_seqs (csrc/runtime/executor.h: kLeastLogitRows).
+# Bounds of the rows of logits in memory; between them, there is one row for each of max_num_seqs
+# (csrc/runtime/executor.h: kLeastLogitRows).
 LEAST_LOGIT_ROWS, MOST_LOGIT_ROWS = 32, 128
 
 
@@ -101,7 +102,7 @@ class _Budget:
 
     @property
     def is_free(self) -> str:
-        """ "20.40 GiB of the machine is free beside the weights"."""
+        """A text such as "20.40 GiB of the machine is free beside the weights"."""
         return f"{format_bytes(max(0, self.free))} {self.bound.what} is free beside the weights"
 
     def blocks(self, tokens: int) -> int:
@@ -120,7 +121,7 @@ class _Budget:
 
     @property
     def least_tokens(self) -> int:
-        """Length of a request that must fit: as requested, or short without a request."""
+        """The length that must fit: as requested; or LEAST_TOKENS, if no length was requested."""
         return self.wanted if self.explicit_len else min(self.wanted, LEAST_TOKENS)
 
 
@@ -178,7 +179,7 @@ def logit_bytes(facts: ModelFacts, max_num_seqs: int) -> int:
 
 
 def adapter_bytes(facts: ModelFacts, dtype: str) -> int:
-    """Return the bytes of the adapters, and of the file of one that is loaded later (fp32)."""
+    """Return the bytes of all adapters, and of the file (fp32) of one adapter to load later."""
     file = 4 * facts.adapter_weights // facts.adapter_slots if facts.adapter_slots else 0
     return facts.adapter_weights * DTYPE_BYTES[dtype] + file
 
@@ -240,7 +241,8 @@ def plan_memory(
         needs = mapped_needs(facts, needs)
     free = tightest(host, needs).free
     states = plan_states(options, ledger, state, free, max_num_seqs)
-    # A table ends with the longest request, which at most fills the free memory.
+    # RoPE tables have as many positions as the longest request, which can at most fill the free
+    # memory.
     longest = min(wanted, max(LEAST_TOKENS, use.most_tokens(max(0, free) // block, wanted)))
     needs = _with_requests(needs, facts, host, states, longest, least)
     near = _free_near(host, nodes, needs)
@@ -270,7 +272,7 @@ def _with_requests(
     longest: tokens of a request. least: bytes of the smallest KV cache.
     """
     other = needs.other + states.bytes + rope_bytes(facts, longest)
-    # Few requests have penalties, so their counts never keep a small machine from serving.
+    # Few requests have penalties, so the memory for their counts is limited to a share of the rest.
     left = max(0, tightest(host, replace(needs, other=other)).free - least)
     other += min(count_bytes(facts, states.max_num_seqs, longest), left // AUTO_SHARE)
     return replace(needs, other=other)
@@ -321,7 +323,7 @@ def _holds(
 
 
 def _named(groups: list[KvGroup]) -> str:
-    """ "1 that keep everything (4 layers), 6 with a window of 512 tokens (up to 4 layers)"."""
+    """Return "1 that keep everything (4 layers), 6 with a window of 512 tokens (up to 4 ...)"."""
     parts: list[str] = []
     for window in sorted({group.window for group in groups}):
         sizes = [len(group.layers) for group in groups if group.window == window]
@@ -387,7 +389,7 @@ def _default_length(facts: ModelFacts) -> int:
 
 
 def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[int, bool]:
-    """Return (length, whether it was requested) if no sliding window may slide."""
+    """Return (longest request, whether it was requested) if the window must never slide."""
     ledger.decide("disable_sliding_window", True, f"no request is longer than {window} tokens")
     if asked is None or asked == -1:
         return window, False
@@ -401,7 +403,7 @@ def _length_in_window(ledger: Ledger, asked: int | None, window: int) -> tuple[i
 
 
 def _formula(facts: ModelFacts, kv_dtype: str) -> str:
-    """ "2 x 30 layers x 3 heads x 64 x 2 bytes": the bytes of a token's keys and values."""
+    """Return the formula of a token's KV bytes: "2 x 30 layers x 3 heads x 64 x 2 bytes"."""
     element, scale = KV_BYTES[kv_dtype], _scale_bytes(kv_dtype)
     groups: dict[tuple[int, int], int] = {}
     latent = any(kv.latent for kv in facts.kv_layers)

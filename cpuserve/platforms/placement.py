@@ -96,7 +96,9 @@ def place(
     dp: int = 1,
     only: Sequence[NodeId] | None = None,
 ) -> Placement:
-    """Place the threads of `dp` replicas of `tp` ranks, automatic ones on the nodes of `only`.
+    """Place the threads of `dp` replicas with `tp` ranks each.
+
+    only: the NUMA nodes for automatic binding; None = all.
 
     Raises:
         ConfigError: a CPU or node that this process may not use, a wrong number of CPU lists, or
@@ -292,7 +294,7 @@ def _sizes(threads: int, ranks: int) -> list[int]:
 
 
 def _visible(options: EngineOptions, ledger: Ledger, host: Host) -> list[list[Core]]:
-    """Return the cores of the requested nodes, in that order; of all nodes without a request."""
+    """Return the cores of the requested nodes in the requested order; by default, of all nodes."""
     groups = by_node(physical_cores(host))
     if options.visible_memory_nodes is None:
         return groups
@@ -321,7 +323,7 @@ def _reserve(
     cores = sum(len(group) for group in groups)
     _core_for_each(ranks, cores, ledger)
     if asked is None:
-        # Without a request, each node keeps at least one compute core, and each rank has one.
+        # If no number was requested, each node and each rank keeps at least one compute core.
         spare = [len(group) - 1 for group in groups]
         count = min(sum(min(1, most) for most in spare), cores - ranks)
         why = "one per NUMA node in use"

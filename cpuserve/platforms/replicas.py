@@ -14,7 +14,7 @@ from cpuserve.platforms.placement import Placement, Rank, rank_cpus
 def share_of(host: Host, replicas: int) -> Host:
     """Return `host` with the memory that one of `replicas` equal engines may use.
 
-    Limits of a process are not divided, because each engine is a process.
+    The limits of a process (ulimit) are not divided, because each engine is a process.
     """
     if replicas == 1:
         return host

@@ -149,7 +149,7 @@ def _long_rope(ledger: Ledger, facts: ModelFacts, length: int) -> bool:
 
 
 def _adapters(options: EngineOptions, ledger: Ledger, facts: ModelFacts, dtype: str) -> None:
-    """Decide on the adapters, and on the room for those that are loaded later."""
+    """Record the decisions on adapters, and on the memory for adapters that are loaded later."""
     if facts.adapters:
         ledger.decide(
             "lora_modules", list(facts.adapters), "requests name an adapter as their model"

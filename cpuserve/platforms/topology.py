@@ -22,7 +22,7 @@ FAR = 1.5
 class Core:
     """The CPUs of one physical core that this process may use, lowest first.
 
-    node: its own NUMA node, or the nearest one with memory if that has none. capacity: work per
+    node: its own NUMA node, or the nearest node with memory if its own has none. capacity: work per
     time, 1024 for the machine's fastest cores.
     """
 
@@ -117,8 +117,9 @@ def by_node(cores: Sequence[Core], order: Sequence[NodeId] | None = None) -> lis
 def worth_using(cores: Sequence[Core]) -> list[Core]:
     """Return the cores that are fastest together if each gets an equal part of the work.
 
-    All wait at a barrier for the slowest one, so slow cores help only if there are many: 8 fast
-    cores with 8 of half the speed are as fast as the 8 alone. Of equal choices the smaller wins.
+    All cores wait at a barrier for the slowest one, so slow cores help only if there are many: 8
+    fast cores with 8 cores of half the speed are as fast as the 8 fast cores alone. Of two choices
+    that are equally fast, the smaller is taken.
     """
     best: list[Core] = []
     for least in sorted({c.capacity for c in cores}, reverse=True):

@@ -17,7 +17,7 @@ from cpuserve.config.values import format_bytes
 from cpuserve.version import version
 
 FILE = "work_sizes.json"
-MOST_BYTES = 1 << 20  # that are read of the file, which has a few hundred bytes
+MOST_BYTES = 1 << 20  # only so much of the file is read; it has a few hundred bytes
 AGAIN = "`cpuserve bench kernels --tune` makes a new one"
 
 BlockSizes = dict[str, int]
@@ -71,7 +71,7 @@ def store_tuned(cpu_model: str, known: Tuned, level: str, sizes: BlockSizes) -> 
     new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         new.write_bytes(data)
-        new.replace(path)  # so that a start at the same time reads the old file or the new one
+        new.replace(path)  # atomic: a start at the same time reads the old file or the new one
     finally:
         new.unlink(missing_ok=True)
     return path

@@ -145,7 +145,7 @@ class Executor(Protocol):
     def cancel(self, on: bool = True) -> None:
         """End the running step (or the next one) as soon as possible; from any thread.
 
-        on=False, between steps, revokes that.
+        on=False, between steps, revokes a call that came too late to end a step.
         """
 
     def tap(self, arrays: StepArrays, op_index: int) -> tuple[list[Float32], Float32]:

@@ -31,7 +31,7 @@ ProgressFn = Callable[[str, int, int], None]
 # One call packs matrices with so many bytes in the file. Reading these takes 5 ms at 3 GB/s, so the
 # overhead of a call (10 us) is small, and a disk with a short queue stays busy until the next call.
 BATCH_BYTES = 16 << 20
-# Batches that the disk reads while one is packed: 64 MB are 10 ms of a disk of 6 GB/s.
+# The disk reads so many batches ahead of the one that is packed: 64 MB, or 10 ms at 6 GB/s.
 BATCHES_AHEAD = 4
 EMPTY_INT = np.zeros(0, np.int32)
 EMPTY_FLOAT = np.zeros(0, np.float32)
@@ -40,7 +40,7 @@ BANDWIDTH_S = 0.25  # seconds of reading weights to measure the bandwidth
 
 
 class NativeExecutor:
-    """Executor over `_C.Executor`; created and used on the thread inside `team.run`."""
+    """Executor that uses `_C.Executor`; created and used on the thread that called `team.run`."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class NativeExecutor:
         return self._cache is not None and self._cache.unsaved
 
     def save(self) -> None:
-        """Keep the packed weights in a file for the next start; on any thread, during steps."""
+        """Write the packed weights to a file for the next start; on any thread, during steps."""
         if self._cache is not None:
             self._cache.save(self.native)
 
@@ -389,7 +389,7 @@ def pack_matrices(
     total, done = sum(m.num_bytes for m in matrices), 0
     batches = list(_batches(matrices))
 
-    @lru_cache(maxsize=1)  # the heads of a quantized matrix come one after another
+    @lru_cache(maxsize=1)  # the parts (HeadPart) of a quantized matrix come one after another
     def values(name: str) -> Float32:
         return dequantize(weights.get(name))
 

@@ -31,8 +31,8 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     firsts, table_starts, entries = _changes(chunks)
     rows = [row for c in chunks for row in c.rows]
     slots = [c.slot for c in chunks for _ in c.rows]
-    # Most steps have no drafts and no adapters. A step of one token a sequence cannot have drafts,
-    # so it does not pay for the search.
+    # Most steps have no drafts and no adapters. A step with one token per sequence cannot have
+    # drafts, so the search is skipped.
     has_drafts = starts[-1] > len(chunks) and any(c.num_drafts for c in chunks)
     drafts = [row.draft for row in rows] if has_drafts else []
     adapters = [c.adapter for c in chunks]
@@ -82,8 +82,8 @@ def _changes(chunks: Sequence[SeqChunk]) -> tuple[list[int], list[int], list[Blo
 def unpack(outputs: StepOutputs, tops: Sequence[int]) -> StepResult:
     """Return the results of a step's logit rows, in order, as plain Python numbers.
 
-    tops: from its StepArrays. The batch itself is not read here: the step has evicted it from
-    the caches, and 32 rows of it took 20 us.
+    tops: from the StepArrays of the step. The batch itself is not read here, because the step has
+    evicted it from the CPU's caches: reading 32 rows of it took 20 us.
     """
     if outputs.vectors is not None:
         return [VectorResult(0, vector=row) for row in outputs.vectors[: len(tops)].copy()]

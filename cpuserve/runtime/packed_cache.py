@@ -120,7 +120,7 @@ class PackedCache:
         self.unsaved = self._source is not None
 
     def save(self, native: Packed) -> None:
-        """Write the arenas to a file, until `close`; a failure is one line of the log."""
+        """Write the arenas to a file; `close` ends this early. A failure is one line of the log."""
         with self._saving:
             try:
                 self._save(native)
@@ -134,7 +134,7 @@ class PackedCache:
         assert self._source is not None
         source = self._source.compute(self._stop.is_set)
         file = self._files.create(source, wait=False)
-        if file is None:  # another engine writes the same
+        if file is None:  # another engine is writing the same file
             return
         try:
             offset = HEADER_BYTES
@@ -188,7 +188,7 @@ class PackedCache:
                 del native
                 continue
             file = self._files.create(source, wait=True)
-            if file is None:  # another engine has made it
+            if file is None:  # another engine has made the file
                 continue
             try:
                 native = create(file.fd, True)

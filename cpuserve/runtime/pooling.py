@@ -73,7 +73,7 @@ class Mean:
         rows = np.asarray(vectors, np.float64)
         if self._count:
             rows[0] += self._sum
-        self._sum = np.add.reduce(rows, axis=0)  # row after row, since rows are consecutive
+        self._sum = np.add.reduce(rows, axis=0)  # numpy adds row after row along this axis
         self._count += len(rows)
 
     def result(self) -> bytes | None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ProgressFn = Callable[[str, int, int], None]
 
 ROWS_AT_ONCE = 32  # rows of logits that are in memory at a time
-MAX_TOP = 20  # most alternatives of a row, kMaxTop in table/sampling.h
+MAX_TOP = 20  # the most alternatives of a row: kMaxTop in csrc/kernels/table/sampling.h
 ONLINE = (
     "w8_g32",
     "w4m_g32",
@@ -259,7 +259,7 @@ def _bytes_of(part: torch.Tensor) -> Bytes:
 
 
 class TorchExecutor(TorchSampling, Executor):
-    """Executor over the Interpreter. It computes in fp32; 16-bit weights are kept in 16 bits.
+    """Executor that uses the Interpreter. It computes in fp32; 16-bit weights stay in 16 bits.
 
     Keys and values have the configured type.
     """
@@ -343,7 +343,7 @@ def load_tensors(
 
 
 def as_torch(tensor: QuantTensor, kind: str = "") -> Matrix:
-    """Return a copy of the tensor: in fp32, in its 16 bits, or as codes and scales.
+    """Return a copy of the tensor: in fp32, in its own 16-bit type, or as codes and scales.
 
     kind: the weight kind that a dense tensor is quantized to, if any.
     """

@@ -35,7 +35,7 @@ OTHER_STATE = (
 
 
 class TransformersExecutor(TorchSampling, Executor):
-    """Executor over a transformers causal language model of a local directory.
+    """Executor that runs a causal language model of transformers from a local directory.
 
     It reads safetensors only and never runs code of the checkpoint. Raises ModelError for a model
     that transformers cannot load, or that has other state than keys and values.

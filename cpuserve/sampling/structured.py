@@ -9,12 +9,12 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 
-MAX_CHARS = 1 << 18  # of a schema, regular expression, grammar, or of all choices
+MAX_CHARS = 1 << 18  # characters of a schema, a regular expression, a grammar, or all choices
 MAX_CHOICES = 4096
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
-# Between the parts of JSON: nothing, a space, or a line break and its indentation. A model that may
-# write any white space may write nothing else until max_tokens.
+# White space between the parts of JSON: none, a space, or a line break and its indentation. A model
+# that may write any white space may write nothing else until max_tokens.
 WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 
 # A line of a Lark grammar that ends with PARAMETERS_OF and the name of a function contains the

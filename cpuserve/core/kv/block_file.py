@@ -12,7 +12,7 @@ from cpuserve.core.kv.prefix import BlockHash
 from cpuserve.core.kv.tier import Data, TierNeeds
 
 MAGIC = b"cpuskv1\n"
-# Errors of reading after which the file exists and may be readable later.
+# After these errors of reading, the file still exists and may be readable later.
 TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 SEED_BYTES = 32
 # Magic, fingerprint, key, key of the parent (zeros for a first block), hash of seed and salt,
@@ -33,7 +33,7 @@ class BlockName:
 
 
 class BlockFormat:
-    """The files of the blocks of a model in one folder.
+    """The format of the files with blocks of one model and its settings, which share a folder.
 
     seed: the bytes that the keys of the blocks start from.
     """
@@ -73,7 +73,7 @@ class BlockFormat:
         return head, struct.pack("<I", crc), name.content, data
 
     def unpack(self, name: BlockName, raw: bytes) -> bytes | None:
-        """Return the data of a file; None if it is damaged, or has another block or settings."""
+        """Return the data of a file; None if it is damaged, or of another block or settings."""
         if len(raw) < HEAD.size:
             return None
         *head, content_bytes, data_bytes, crc = HEAD.unpack_from(raw)

@@ -154,7 +154,7 @@ class DiskCache:
     # --- writing ------------------------------------------------------------------------------
 
     def wants(self, entry: CachedBlock, group: int) -> bool:
-        """Whether the block of `entry` should be put: it is not saved yet, and writing works."""
+        """Whether `put` should be called for the block: it is not saved yet, and writing works."""
         pending = file_key(entry.key, group) in self._pending
         return not (self._failed or pending or self._has(entry.key, group))
 
@@ -168,7 +168,7 @@ class DiskCache:
     def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:
         """Queue `data`, the content of the block of `entry` in a cache group, for writing.
 
-        wait_s: how long to wait while the queue is full; False if it still is after that.
+        wait_s: how long to wait while the queue is full. Returns False if it is still full then.
         """
         parent = entry.parent.key if entry.parent is not None else b""
         name = self._format.name(entry.key, group, parent, entry.salt, entry.content)
@@ -306,7 +306,7 @@ def _read_seed(path: Path, new: bytes = b"") -> bytes:
             )
             temporary.replace(path)
         else:
-            os.link(temporary, path)  # fails if another process was first
+            os.link(temporary, path)  # this fails if another process has just created `path`
     except FileExistsError:
         log.debug("another process has just created %s", path)
     except OSError:  # FAT and some network file systems have no hard links

@@ -22,11 +22,11 @@ from cpuserve.log import get_logger
 _MODEL = re.compile(r"[0-9a-f]{32}")
 _BLOCK = re.compile(r"(?:[0-9a-f]{2})+\.kv")
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
-ITEMS_AT_ONCE = 256  # a tenth of a millisecond of Python
+ITEMS_AT_ONCE = 256  # so many items take Python a tenth of a millisecond
 _STALE_S = 3600.0  # an older temporary file was left by a process that died
 
 T = TypeVar("T")
-_Found = tuple[int, int, Path, int]  # time of use, place in the old list, path, bytes
+_Found = tuple[int, int, Path, int]  # time of use in ns, index in the old list, path, bytes
 
 log = get_logger("kv")
 
@@ -34,8 +34,8 @@ log = get_logger("kv")
 class BlockFiles:
     """The block files below `root`, a claimed folder where other processes write as well.
 
-    The list is as of the last rescan, with this process's own changes since. num_bytes: size of all
-    files. num_own: number of files in the folder `own`. The methods are thread-safe.
+    The list has the files of the last rescan and this process's own changes since then. num_bytes:
+    size of all files. num_own: number of files in the folder `own`. The methods are thread-safe.
     """
 
     def __init__(self, root: Path, own: Path) -> None:
@@ -45,8 +45,8 @@ class BlockFiles:
         self._own = own
         self._lock = threading.Lock()
         self._sizes: OrderedDict[Path, int] = OrderedDict()
-        # None except during a rescan, when _sizes does not change. It then has the sizes of the
-        # files that were read since the rescan began, and None for each file that was removed.
+        # Only during a rescan, while _sizes must not change: the sizes of the files that were read
+        # since the rescan began, and None for each file that was removed since then.
         self._since: OrderedDict[Path, int | None] | None = None
         self.rescan()
 
@@ -92,7 +92,7 @@ class BlockFiles:
                     return
                 path = next(iter(self._sizes))
                 self._pop(path)
-            with suppress(OSError):  # without the lock: a disk can take long
+            with suppress(OSError):  # the lock is not held here, because a disk can take long
                 path.unlink()
 
     def rescan(self) -> None:

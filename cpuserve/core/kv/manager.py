@@ -49,8 +49,8 @@ class KvManager:
     after their last use until their memory is needed. `offload` may keep them for longer.
 
     use: the cache groups and their windows; None = one group that keeps everything. num_states:
-    slots for the states of recurrent layers, 0 = the model has none. state_chunk: the tokens after
-    which these close their states; it divides block_size.
+    slots for the states of recurrent layers, 0 = the model has none. state_chunk: a stored state is
+    updated every state_chunk tokens; it divides block_size.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class KvManager:
         self.block_size = block_size
         self.has_states = num_states > 0
         self.state_chunk = state_chunk
-        # A token needs the state before its own block: the state of the token block_size before it.
+        # A token needs the state at the end of the block before its own, at most block_size tokens
+        # back, so states have a window of block_size + 1 tokens.
         self.windows = self.use.windows + (block_size + 1,) * self.has_states
         self.slides = any(self.windows)
         # Groups that restore every block; at least one, as each entry of the index needs a block.
@@ -172,7 +173,7 @@ class KvManager:
     def _served(self, entries: Sequence[CachedBlock], begin: int) -> int:
         """Return the longest prefix, in blocks, that every group can serve.
 
-        The sequence holds its part of the first `begin` blocks; `entries` are those after it.
+        The sequence already holds its first `begin` blocks; `entries` belong to the next blocks.
         Groups without a window have a block in every entry.
         """
         end = begin + len(entries)
@@ -209,7 +210,7 @@ class KvManager:
     ) -> int:
         """Replace blocks after `computed` tokens by blocks that others have published meanwhile.
 
-        Returns how many tokens need not run any more (the last one always has to).
+        Returns how many tokens need not run any more (the last token always has to run).
         """
         size = self.block_size
         begin = chain.num_entries
@@ -287,7 +288,7 @@ class KvManager:
         chain.own += made
 
     def _leave_out(self, blocks: list[BlockId], chain: PrefixChain) -> bool:
-        """Mark those of the next `blocks` of `chain` as FORGOTTEN that cannot be published.
+        """Mark the next `blocks` of `chain` as FORGOTTEN where they cannot be published.
 
         Returns whether any can be.
         """
@@ -339,7 +340,7 @@ class KvManager:
     def restorable(
         self, tables: Tables, chain: PrefixChain, token_ids: Sequence[int], computed: int
     ) -> RestorePlan | None:
-        """Return what can be restored after `computed` tokens (never the last token), or None.
+        """Return a plan to restore blocks after `computed` tokens (never the last token), or None.
 
         A sequence can continue only after tokens that every group has. A group that keeps all
         tokens needs all its blocks up to there, a group with a window needs the blocks in the
@@ -356,7 +357,7 @@ class KvManager:
         own = [table[index] for table in tables if index < len(table)]
         if entry is None and not self.index.can_insert(chain, own):
             return None
-        # Without windows, each block is a decision of its own.
+        # Without windows, each block is planned and restored separately.
         end = most if self.slides else index + 1
         return self._restore_plan(self.offload, chain, entry, end)
 
@@ -369,7 +370,7 @@ class KvManager:
         can serve all groups there is no plan: `catch_up` takes such blocks.
         """
         begin = chain.num_entries
-        held_from = [0] * len(self.windows)  # every group has all blocks from here on
+        held_from = [0] * len(self.windows)  # group: it has all blocks from this index on
         places: set[int] = set()
         plan = None
         for index in range(begin, most):
@@ -396,7 +397,7 @@ class KvManager:
     def restore(self, tables: Tables, chain: PrefixChain, plan: RestorePlan) -> bool:
         """Restore the next block of `chain` by `plan`; False if it is gone or damaged.
 
-        Until all blocks of the plan are there, the sequence cannot go on (`PrefixChain.plan`).
+        Until all blocks of the plan are there, the sequence cannot continue (`PrefixChain.plan`).
         """
         assert self.offload is not None, "nothing to restore from"
         index = chain.num_entries
@@ -406,7 +407,7 @@ class KvManager:
         blocks, old = [FORGOTTEN] * len(tables), None
         for group, table in enumerate(tables):
             if not self._whole[group] and index < self._first(group, plan.end * self.block_size):
-                continue  # no token after the plan sees it
+                continue  # no token after the plan sees this block
             if held[group] != FORGOTTEN:
                 self._put(table, index, held[group])
                 continue
@@ -470,7 +471,7 @@ class KvManager:
         computed: int = 0,
         snapshots: Iterable[int] = (),
     ) -> bool:
-        """Extend `tables` to hold `num_tokens` tokens; False, without a change, if it cannot.
+        """Extend `tables` to `num_tokens` tokens; False, without a change, if blocks are missing.
 
         Tables of windows are extended as far as the next step needs after `computed` tokens.
         snapshots: new blocks that keep the state at their end.
@@ -524,9 +525,9 @@ class KvManager:
             self._pools[group].release(reversed(left))
 
     def reach(self, tables: Tables, computed: int, num_tokens: int) -> int:
-        """Slide past `computed` tokens and extend `tables`, to `num_tokens` if possible.
+        """Free blocks as `slide` does, and extend `tables` to `num_tokens` tokens if possible.
 
-        Returns how many tokens they hold then: at least `computed`.
+        Returns how many tokens the tables hold then: at least `computed`.
         """
         if not self.slides:
             return num_tokens

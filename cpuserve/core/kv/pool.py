@@ -33,7 +33,7 @@ class BlockPool:
         self._first, end = first, first + num_blocks
         self._free = [BlockId(i) for i in range(end - 1, first - 1, -1)]
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
-        self._references = [0] * end  # by id, those below `first` unused
+        self._references = [0] * end  # by block id; entries below `first` are not used
         self._kept = bytearray(end)
         self._on_evict = on_evict
         self._continuations = continuations

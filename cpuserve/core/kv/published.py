@@ -89,7 +89,7 @@ class PublishedBlocks:
         self._prune(parent)
 
     def _prune(self, entry: CachedBlock | None) -> None:
-        """Remove entries that hold no block and lead to none, from `entry` back."""
+        """Remove `entry` and its ancestors, as far as they have neither blocks nor children."""
         while entry is not None and not entry.forgotten and not entry.children and not entry.held:
             parent = entry.parent
             self.index.forget(entry)

@@ -8,7 +8,7 @@ from cpuserve.ids import BlockId
 
 
 class BlockTable(list[BlockId]):
-    """A list of blocks that knows its changes since it was sent.
+    """A list of blocks that knows which entries changed since it was last sent to the executor.
 
     An executor keeps the table of each sequence, and each step sends it the entries from `sent` on
     (runtime/pack.py). So blocks may be added as to any list, but other changes have to be made by

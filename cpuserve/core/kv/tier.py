@@ -1,6 +1,6 @@
 """The interface of an offload tier, which keeps the content of blocks outside the cache.
 
-The states of recurrent layers at the end of a block of tokens are a block of their cache group.
+In the cache group of recurrent layers, the content of a block is their states at its last token.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class Tier(Protocol):
         """Whether `put` takes a block of a cache group at once."""
 
     def wants(self, entry: CachedBlock, group: int) -> bool:
-        """Whether the block of `entry` should be put: it is not here, and can be kept."""
+        """Whether `put` should be called for the block: it is not here, and can be kept."""
 
     def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:
         """Keep `data`, the content of the block of `entry`.
 
-        wait_s: how long to wait until the tier is ready; False if it still is not after that.
+        wait_s: how long to wait until the tier is ready. Returns False if it is not ready then.
         """
 
     def filled(self, entry: CachedBlock, group: int) -> None:

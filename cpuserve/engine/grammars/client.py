@@ -32,9 +32,9 @@ from cpuserve.log import get_logger
 from cpuserve.runtime.executor import Int32, mask_words
 
 MAX_GRAMMARS = 64  # with more compiled grammars, the oldest that no request uses are dropped
-# Above MAX_KEPT_BYTES for all compiled grammars, those that no request uses are dropped. Above
-# MAX_USED_BYTES, no grammar is compiled until a request has ended. A schema of 160 kB takes 5 MB
-# when it is compiled, and a grammar may grow to 40 MB while it matches many different texts.
+# If all compiled grammars take more than MAX_KEPT_BYTES, grammars that no request uses are dropped.
+# Above MAX_USED_BYTES, no grammar is compiled until a request has ended. A schema of 160 kB takes 5
+# MB when it is compiled, and a grammar may grow to 40 MB while it matches many different texts.
 MAX_KEPT_BYTES = 128 << 20
 MAX_USED_BYTES = 512 << 20
 # A step waits at most so long for its bitmasks: ten times the time of the slowest bitmask.
@@ -121,12 +121,12 @@ class Grammars:
         self._room.set()
         self._done: deque[tuple[_Grammar, Process | None, str, bool]] = deque()
         self._thread: threading.Thread | None = None
-        self._process: Process | None = None  # assigned by the thread alone
+        self._process: Process | None = None  # assigned only by the thread that compiles
         self._closing = False
         self._live: Process | None = None  # the process with the grammars in use
         self._again: set[int] = set()  # numbers of grammars in use that are compiled again
         self._gone: list[int] = []  # ended requests that still have matchers in the process
-        self._asked = False  # a reply to Fill is expected
+        self._asked = False  # whether a reply to Fill is outstanding
         self._errors: dict[RequestId, str] = {}
         self._ended: set[RequestId] = set()
 
@@ -247,7 +247,7 @@ class Grammars:
             self._forget_old()
 
     def _leave(self, grammar: _Grammar, number: RequestId) -> None:
-        """Note that a request no longer needs this grammar; end a compilation for nobody."""
+        """Note that a request no longer needs this grammar; end a compilation that nobody needs."""
         grammar.users.discard(number)
         if number in grammar.waiting:
             grammar.waiting.remove(number)
@@ -398,7 +398,7 @@ class Grammars:
             ready = self.settle(GRACE_S)
         if not ready:
             return None
-        if self._live is None:  # all of them have errors
+        if self._live is None:  # all of these requests have errors
             return np.zeros((self._start.num_masks, self._start.mask_words), np.int32)
         for request in requests:
             if request.id in self._errors:
@@ -414,7 +414,7 @@ class Grammars:
         return request.id in self._ended
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and the thread that compiles."""
         self._closing = True
         self._queue.close()
         self._room.set()

@@ -54,7 +54,7 @@ LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determi
 
 # For each of these patterns, the library knows which tokens match. It asks first whether all tokens
 # of a pattern may follow, and tries them one by one only if not. The first three patterns are not
-# among its own: they cover digits in a number, and letters in formats.
+# the library's own: they cover digits in numbers, and letters in formats.
 SLICES = [
     "[1-9][0-9]*",
     "[a-zA-Z][a-zA-Z0-9]{0,15}",
@@ -227,7 +227,7 @@ class Compiler:
 
         tail: the number at the end of a JSON text, from `tails`; None = the text is not JSON.
         """
-        if matcher.is_error():  # even if the bitmask allows nothing
+        if matcher.is_error():  # check this first: after an error, the bitmask allows nothing
             raise GrammarError(_short(matcher.get_error()))
         if not self._set_ends(matcher, mask, stop_ids) and not mask.any():
             msg = "no token can follow the text so far"
@@ -239,7 +239,7 @@ class Compiler:
     def _set_ends(self, matcher: Any, mask: Mask, stop_ids: Sequence[int]) -> bool:
         """Allow all stop tokens where the text may end, and no stop token of the model elsewhere.
 
-        Returns False if that may have left nothing allowed.
+        Returns False if the bitmask may allow nothing now.
         """
         if self._knows_end:
             can_end = bool(mask[self._end // 32] & _BITS[self._end % 32])
@@ -348,7 +348,7 @@ def with_schemas(grammar: str) -> str:
 
 
 def with_special(grammar: str, special: Mapping[str, int]) -> str:
-    """Return a Lark grammar in which special tokens match where literals contain their texts.
+    """Return a Lark grammar where special tokens match if literals contain their texts.
 
     special: the ids of special tokens by their texts. The library matches a literal with other
     tokens only, even if it is the text of a special token.
@@ -374,9 +374,9 @@ def with_special(grammar: str, special: Mapping[str, int]) -> str:
 
 
 def with_other_tokens(grammar: str, special: Mapping[str, int]) -> str:
-    """Return a Lark grammar in which rules with the mark OTHER_TOKENS match special tokens.
+    """Return a Lark grammar where rules with the mark OTHER_TOKENS match special tokens.
 
-    The one with the text after the mark is excepted.
+    The token with the text after the mark is excepted.
     """
 
     def completed(line: str) -> str:

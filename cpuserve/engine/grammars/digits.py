@@ -23,7 +23,7 @@ MAX_EXPONENT = 3
 _TAIL = re.compile(rb"[-+.0-9eE]*\Z")
 _NUMBER = re.compile(rb"-?(\d+)(?:\.(\d*))?(?:[eE][-+]?(\d*))?")
 _LEADING = re.compile("[0-9]+")
-# The texts that can follow a number, with the ways in which tokenizers write a line break.
+# The texts that can follow a number; tokenizers write a line break in several ways.
 _ENDS = (",", "}", "]", "\n", "\u010a", "<0x0A>")
 _INTERESTING = ('"', *"0123456789", *_ENDS)
 
@@ -33,8 +33,8 @@ Mask = npt.NDArray[np.int32]
 class Digits:
     """Bounds the digits of numbers, for one tokenizer.
 
-    texts: the tokens from 0 on, as the tokenizer writes them. end_ids: tokens that end a
-    response.
+    texts: the text of each token id, from 0 on, as the tokenizer writes it. end_ids: tokens that
+    end a response.
     """
 
     def __init__(self, texts: Iterable[str], vocab: int, end_ids: Sequence[int]) -> None:

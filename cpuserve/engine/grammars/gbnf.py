@@ -116,7 +116,7 @@ class _Rule:
 
 
 class _Parser:
-    """Reads one grammar."""
+    """Parses one GBNF grammar."""
 
     def __init__(self, text: str) -> None:
         self._text = text

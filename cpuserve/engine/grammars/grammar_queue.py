@@ -20,7 +20,7 @@ MAX_OF_CALLER = 32
 
 
 class QueueFull(Exception):
-    """Too many grammars wait; the message says how many, and of whom."""
+    """Too many grammars wait; the message says how many, and whether all are of one client."""
 
 
 class GrammarQueue(Generic[T]):

@@ -45,7 +45,7 @@ RECEIVE_BYTES = 1 << 16
 # A bitmask takes 50 us, and at most 10 ms; during a compilation, Alive comes every ALIVE_S. After
 # REPLY_S without a message, the process does not run at all.
 REPLY_S = 2.0
-START_S = 60.0  # imports, and loading a tokenizer
+START_S = 60.0  # the first reply may take so long: imports, and loading a tokenizer
 
 ENDED = "the process for grammars has ended"
 SILENT = "the process for grammars does not answer"
@@ -100,7 +100,7 @@ class Process:
         """
         self._send(self._compiling, grammar, self._patience_s)
         while isinstance(reply := self._receive(self._compiling, self._patience_s), Alive):
-            self._patience_s = REPLY_S  # it has started
+            self._patience_s = REPLY_S  # the process has started
         assert isinstance(reply, Compiled), f"{reply} is no reply to Compile"
         assert reply.number == grammar.number, "a reply to another Compile"
         self.memory = reply.memory

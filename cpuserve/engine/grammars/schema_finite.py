@@ -70,7 +70,7 @@ class _Finite:
         )
 
     def _parts(self, schema: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-        """Yield this schema and those of allOf and $ref, all of which a value must fit."""
+        """Yield this schema and the schemas of its allOf and $ref; a value must fit them all."""
         if isinstance(schema, bool) or not depth:
             return
         yield schema

@@ -1,4 +1,4 @@
-"""Constraints of JSON schemas on numbers and texts, as the grammar library can keep them."""
+"""Converts constraints of JSON schemas on numbers and texts to ones that the library enforces."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def names_pattern(names: dict[str, Any]) -> str | None:
 
 
 def check_value(value: Any) -> str:
-    """Return why a value of const or enum cannot be kept, "" if it can."""
+    """Return why a grammar cannot enforce a value of const or enum exactly, "" if it can."""
     left = [value]
     while left:
         some = left.pop()
@@ -120,7 +120,7 @@ def number(key: str, value: Any, schema: dict[str, Any], *, whole: bool) -> dict
     Raises:
         ValueError: it cannot be enforced.
     """
-    if isinstance(value, bool) and key.startswith("exclusive"):  # draft 4
+    if isinstance(value, bool) and key.startswith("exclusive"):  # as in JSON Schema draft 4
         bound = schema.get(key[9:].lower())
         return number(key, bound, schema, whole=whole) if value and bound is not None else {}
     if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):

@@ -58,7 +58,7 @@ def convert(text: str, *, closed: bool = True) -> dict[str, Any]:
     except RecursionError as error:
         msg = "it is too complex: it nests too deeply"
         raise SchemaError(msg) from error
-    except ValueError as error:  # also an integer of thousands of digits
+    except ValueError as error:  # invalid JSON, or an integer of thousands of digits
         msg = f"it is no JSON: {error}"
         raise SchemaError(msg) from error
 
@@ -85,7 +85,7 @@ class _Converter:
     def whole(self) -> dict[str, Any]:
         """Return the converted document."""
         schema = self.place(self._root, "#", self.rest)
-        if (name := self._names.get(("#", self.closed))) is not None:  # it contains itself
+        if (name := self._names.get(("#", self.closed))) is not None:  # the root refers to itself
             schema = {"$ref": REFERENCE + name}
         whole = without_endless(schema, self._definitions)
         return whole if isinstance(whole, dict) else {}
