@@ -54,7 +54,7 @@ CPUSERVE_INLINE int stream_panels_of(int rows) {
   return 1;
 }
 
-// Computes a linear for few rows: one pass over the weights, limited by memory. Every line is
+// Computes a linear for few rows: one pass over the weights, limited by memory. Every cache line is
 // prefetched before its use, even if it is in the next panel.
 template <class Kind>
 CPUSERVE_INLINE void stream(const LinearArgs& a) {
