@@ -21,9 +21,10 @@
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
-// A tile starts from zero, or from the sums of the previous K block in `c`. Each output element is
-// one chain of additions over ascending K, so the shapes of tiles and the K blocks never change a
-// bit.
+// A tile has MR int8 or float rows and NP panels, and prefetches lines of NPF panels. kNear: it is
+// part of one pass over the weights. A tile starts from zero, or from the sums of the previous K
+// block in `c`. Each output element is one chain of additions over ascending K, so the shapes of
+// tiles and the K blocks never change a bit.
 #pragma once
 #include "kernels/linear/finish.h"
 #include "kernels/linear/linear_tile.h"
