@@ -26,7 +26,7 @@ ResidencyOfProcess residency_of_process();
 
 class Buffer {
  public:
-  static constexpr size_t kPage = size_t{2} << 20;  // one huge page, where the system has them
+  static constexpr size_t kPage = size_t{2} << 20;  // one huge page, if the system has huge pages
 
   Buffer() = default;
   // Reserves zeroed memory, aligned to 2 MB and advised to use huge pages. Reserving commits no

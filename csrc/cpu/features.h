@@ -14,7 +14,7 @@ struct CpuInfo {
   std::string model;                  // brand string, may be empty
   std::vector<std::string> features;  // as lscpu spells them; only those that the OS supports
   bool tiles_refused = false;  // the CPU has AMX, but the OS does not let this process use it
-  int64_t l1d_bytes = 0, l2_bytes = 0, l3_bytes = 0;  // as seen by one core; 0 = unknown
+  int64_t l1d_bytes = 0, l2_bytes = 0, l3_bytes = 0;  // caches that one core uses; 0 = unknown
 
   bool has(std::string_view feature) const;
 };
@@ -38,7 +38,8 @@ bool lacks_permission_for_tiles(const X86Source& source, const std::vector<std::
 // 0.
 std::vector<std::string> apple_features(bool (*has)(const char* key));
 
-// Returns the features of this CPU, which are read once, on first use. Thread-safe.
+// Returns the features of this CPU, which are read only once, at the first call. Any thread may
+// call this function.
 const CpuInfo& cpu_info();
 
 // Returns all ISA levels of this architecture, lowest first ("scalar", "avx2", ...), including

@@ -141,9 +141,9 @@ class Team {
   int call_threads_ = 1;
   std::atomic<bool> stop_{false};
   ThreadRoster roster_;
-  std::vector<RankThreads> rank_threads_;  // by member; published by epoch_
+  std::vector<RankThreads> rank_threads_;  // by member; epoch_ publishes it
   std::vector<int64_t> lost_;
-  std::vector<int> arrivals_;  // by core complex
+  std::vector<int> arrivals_;  // by core complex: threads that take part in the next call
   int64_t call_wall_ns_ = 0, call_waited_ns_ = 0;
   std::atomic<bool> running_{false};
   int process_ = 0;  // the process that opened the region; a forked child does not have its threads

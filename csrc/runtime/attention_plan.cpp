@@ -65,7 +65,7 @@ AttentionPlan::AttentionPlan(AttentionGeometry geometry, const AttentionLimits& 
   const int64_t tiles = limits.tokens * geometry.group() / kMinTileRows + limits.seqs;
   const int64_t pieces = threads_ > 1 ? (kMostPiecesPerShare + 2) * threads_ : 0;
   const auto units = static_cast<size_t>(tiles * geometry.kv_heads + pieces);
-  whole_.reserve(units);  // as large as units_, because build() swaps them
+  whole_.reserve(units);  // as large as units_, because build() swaps the two vectors
   units_.reserve(units);
   // Fewer units are split than there are threads, and a merge unit has at least one row.
   const int64_t split_rows = std::max<int64_t>(kMaxSplitRows, geometry.group());

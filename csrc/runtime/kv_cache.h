@@ -70,13 +70,13 @@ class KvCache {
   int64_t num_blocks_, used_ = 0;
   size_t block_bytes_ = 0;
   KvType type_;
-  std::vector<int32_t> groups_;               // by layer
+  std::vector<int32_t> groups_;               // by layer: its group
   std::vector<Buffer> arenas_;                // by rank
   std::vector<size_t> rank_bytes_;            // by rank: its part of a block, of any group
   std::vector<std::vector<bool>> committed_;  // by rank: whether each 2 MB page has memory
   std::vector<size_t> first_bare_;            // by rank: all pages before this one have memory
   std::vector<std::vector<size_t>> pages_;    // by rank: pages that get memory next
-  std::vector<bool> has_memory_;              // by slab
+  std::vector<bool> has_memory_;              // by slab: whether want() has noted one of its blocks
   std::vector<size_t> wanted_;                // slabs that get memory before the next step
   std::vector<std::vector<KvLayer>> heads_;   // [layer][head]
 };

@@ -49,7 +49,7 @@ struct Matrix {
   int64_t out_width() const { return glu ? n / 2 : n; }
 };
 
-// An fp32 vector [count]. If `packed_from` is kNone, its elements come from the checkpoint.
+// An fp32 vector [count]. If `packed_from` is kNone, Weights::load_vector sets its elements.
 // Otherwise it is a bias of a glu matrix: a copy of the vector `packed_from`, reordered to match
 // the columns of the packed matrix (16 of the gate, 16 of up, and so on) and padded with zeros.
 struct Vector {

@@ -47,7 +47,7 @@ class StateCache {
 
   int64_t slots_;
   size_t snapshot_bytes_ = 0;
-  std::vector<size_t> closed_bytes_;      // by layer
+  std::vector<size_t> closed_bytes_;      // by layer: bytes of the closed state of a unit
   std::vector<int64_t> open_at_;          // by layer: floats from `closed` to `open` of a unit
   std::vector<std::vector<Unit>> units_;  // [layer][unit]
   std::vector<Buffer> arenas_;

@@ -21,9 +21,10 @@
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
-// A tile starts from zero, or from the sums of the previous K block in `c`. Each output element is
-// one chain of additions over ascending K, so the shapes of tiles and the K blocks never change a
-// bit.
+// A tile has MR int8 or float rows and NP panels, and prefetches lines of NPF panels. kNear: it is
+// part of one pass over the weights. A tile starts from zero, or from the sums of the previous K
+// block in `c`. Each output element is one chain of additions over ascending K, so the shapes of
+// tiles and the K blocks never change a bit.
 #pragma once
 #include "kernels/linear/finish.h"
 #include "kernels/linear/linear_tile.h"
@@ -54,7 +55,7 @@ CPUSERVE_INLINE int stream_panels_of(int rows) {
   return 1;
 }
 
-// Computes a linear for few rows: one pass over the weights, limited by memory. Every line is
+// Computes a linear for few rows: one pass over the weights, limited by memory. Every cache line is
 // prefetched before its use, even if it is in the next panel.
 template <class Kind>
 CPUSERVE_INLINE void stream(const LinearArgs& a) {

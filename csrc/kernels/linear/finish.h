@@ -43,8 +43,8 @@ CPUSERVE_INLINE void finish(const Epilogue& ep, bool plain, int64_t row0, int ro
   }
 }
 
-// Adds the sums of the second term of a row, which are `stride` floats further, to the sums of its
-// first term.
+// Adds the sums of the second term of a row, which are `stride` floats after `c`, to the sums of
+// its first term.
 CPUSERVE_INLINE void join_terms(float* c, int stride, int panels) {
   for (int i = 0; i < panels * kPanel; i += kLanes) {
     store(c + i, add(load(c + i), load(c + stride + i)));

@@ -104,7 +104,7 @@ struct LatentStoreArgs {
 // of its keys. Row r of a sequence is token `t0 + r / group` and query head
 // `kv_head * group + r % group`.
 struct AttentionArgs {
-  Rows q;  // as written by rope_store
+  Rows q;  // the queries that rope_store or latent_store has written
   KvLayer kv;
   int32_t kv_head, group;      // group = q_heads / kv_heads
   int64_t row0, rows;          // the unit has rows [row0, row0 + rows); row 0 is of token t0
