@@ -37,7 +37,7 @@ OPERATIONS = {
     "vcvtph2ps": 2,
     "vpmovdw": 2,
 }
-# Cycles in which the tile unit waits between two jobs. The last product is ready after 52 cycles,
+# Cycles that the tile unit waits between two jobs. The last product is ready after 52 cycles,
 # its sums are stored in 16, and the sums of the next job are loaded in 45; meanwhile the unit works
 # on the three other tiles of sums, 16 cycles each. No renaming of tiles is assumed.
 BUBBLE = 52 + 16 + 45 - 3 * 16

@@ -36,7 +36,7 @@ BYTES = {"vpdpbusd": 1, "vpmaddubsw": 1, "vpmaddwd": 2}
 class Kind:
     """A weight kind.
 
-    struct, probes: parts of the C++ names of its struct and of its probe loops (the linker merges
+    struct, probes: parts of the C++ symbols of its struct and of its probe loops (the linker merges
     equal functions). multiply: the instructions of its products. quads: how many products of 4
     values are added to one sum before a scale is applied; 0 = no scale. level: which of the two
     levels of a CPU in CPUS has its code.
@@ -98,7 +98,7 @@ def read_level(build: Path, name: str) -> dict[str, Function]:
 
 
 def count(code: list[Instruction], name: str) -> int:
-    """Return the number of instructions with names that begin with `name`."""
+    """Return the number of instructions that begin with `name`."""
     return sum(i.name.startswith(name) for i in code)
 
 

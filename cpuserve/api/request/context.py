@@ -113,7 +113,7 @@ async def read_call(
 ) -> AsyncGenerator[tuple[RequestContext, T], None]:
     """Yield the request and its decoded body; its bytes stay reserved until the block ends.
 
-    conversation: the field with the messages, for which _most_objects sets the limit.
+    conversation: the field with the messages; _most_objects sets its limit of objects.
 
     Raises:
       ServiceUnavailable: the server cannot serve requests now.
