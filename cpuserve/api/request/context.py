@@ -94,11 +94,11 @@ class RequestContext:
 
 
 class Named(Protocol):
-    """A body that may name a model."""
+    """A decoded body with an optional model name."""
 
     @property
     def model(self) -> str | None:
-        """The name; None = the first model."""
+        """The name of the model; None = the first model."""
 
 
 class _ModelName(msgspec.Struct):

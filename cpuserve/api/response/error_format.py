@@ -48,7 +48,7 @@ _FORMATS = (ANTHROPIC, OLLAMA)
 def error_format_of(path: str, header_names: Collection[bytes]) -> ErrorFormat:
     """Return the format of the errors of `path` in a request with these headers (lower case).
 
-    path: also a full URL, as clients of a proxy send it.
+    path: a path, or a full URL as clients of a proxy send it.
     """
     if not path.startswith("/") and "://" in path:
         path = "/" + path.partition("://")[2].partition("/")[2]
