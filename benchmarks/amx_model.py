@@ -37,13 +37,14 @@ OPERATIONS = {
     "vcvtph2ps": 2,
     "vpmovdw": 2,
 }
-# A product is ready after 52 cycles, is stored in 16, and the next job's sums are loaded in 45;
-# meanwhile the unit works on the job's other three tiles of sums, 16 cycles each. No renaming of
-# tiles is assumed.
+# Cycles that the tile unit waits between two jobs. The last product is ready after 52 cycles,
+# its sums are stored in 16, and the sums of the next job are loaded in 45; meanwhile the unit works
+# on the three other tiles of sums, 16 cycles each. No renaming of tiles is assumed.
 BUBBLE = 52 + 16 + 45 - 3 * 16
-BYTES_A_CYCLE = 8 / 2.0  # memory, decode
+BYTES_A_CYCLE = 8 / 2.0  # from memory in decode: 8 GB/s for a core of 2 GHz
 
-# Kinds with a scale for a group of K: name, struct, group, bytes of a group of 16 columns.
+# Kinds with a scale for a group of K: (name, struct, values of K in a group, bytes of 16 columns
+# of a group).
 GROUPS = [
     ("int8, scales for 128 (`int8`)", "RawChannel", 128, 2048),
     ("4-bit, scales for 128 (`int4`)", "W4Wide", 128, 1088),
@@ -55,30 +56,30 @@ Use = dict[str, float]
 
 
 def add(*uses: Use) -> Use:
-    """The sum of uses of units."""
+    """Return the sum of the uses, unit by unit."""
     return {unit: sum(use.get(unit, 0.0) for use in uses) for unit in RATES}
 
 
 def times(count: float, use: Use) -> Use:
-    """A use, `count` times."""
+    """Return `use` multiplied by `count`."""
     return {unit: count * amount for unit, amount in use.items()}
 
 
 def cycles(use: Use) -> tuple[float, str]:
-    """How long a use takes, and which unit sets the pace."""
+    """Return (cycles that a use takes, the unit that takes longest)."""
     return max((amount / RATES[unit], unit) for unit, amount in use.items())
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of the listing."""
+    """One instruction in the listing of objdump."""
 
     address: int
     name: str
     operands: str
 
     def use(self) -> Use:
-        """The units that it occupies."""
+        """Return how much of each unit the instruction occupies."""
         if self.name.startswith("tdp"):
             return {"tile unit": 1, "front end": 1}
         if self.name.startswith("tileload"):
@@ -108,7 +109,7 @@ class Function:
     code: list[Instruction] = field(default_factory=list)
 
     def loops(self) -> list[tuple[int, int]]:
-        """Address ranges [first, last] of its loops, smallest first."""
+        """Return the address ranges [first, last] of the function's loops, smallest first."""
         found: dict[int, int] = {}
         for i in self.code:
             match = re.match(r"([0-9a-f]+) <", i.operands)
@@ -120,11 +121,11 @@ class Function:
         return sorted(ranges, key=lambda r: r[1] - r[0])
 
     def within(self, loop: tuple[int, int]) -> list[Instruction]:
-        """The instructions of a loop."""
+        """Return the instructions of a loop."""
         return [i for i in self.code if loop[0] <= i.address <= loop[1]]
 
     def loop_with(self, name: str) -> list[Instruction]:
-        """The loop with the most instructions of this name for its length: the unrolled one."""
+        """Return the loop with the largest share of instructions of this name: the unrolled one."""
         best: list[Instruction] = []
         most = 0.0
         for loop in self.loops():
@@ -136,7 +137,7 @@ class Function:
 
 
 def read(path: str) -> list[Function]:
-    """The functions of an object file."""
+    """Return the functions of an object file."""
     command = ["objdump", "-d", "-C", "--no-show-raw-insn", path]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     functions: list[Function] = []
@@ -150,7 +151,7 @@ def read(path: str) -> list[Function]:
 
 
 def counted(code: list[Instruction], per: str, units: int = 1) -> tuple[Use, int]:
-    """The use of a loop's body for one of its `units` instructions `per`, and how many it has."""
+    """Return (use of a loop's body for `units` instructions `per`, number of such sets in it)."""
     here = sum(i.name.startswith(per) for i in code)
     return times(units / here, add(*(i.use() for i in code))), here // units
 
@@ -162,7 +163,7 @@ class Model:
         self.functions = read(path)
 
     def find(self, *parts: str) -> Function:
-        """The largest function with all these parts in its name, in this order."""
+        """Return the largest function with all these parts in its name, in this order."""
         pattern = re.compile(".*".join(map(re.escape, parts)))
         found = [f for f in self.functions if pattern.search(f.name)]
         if not found:
@@ -170,16 +171,17 @@ class Model:
         return max(found, key=lambda f: len(f.code))
 
     def step(self, kind: str, rows: int, panels: int) -> Use:
-        """One tile of K of a job of `rows` tiles of rows by `panels` panels."""
+        """Return the use of a job's step over a tile of K: `rows` row tiles by `panels` panels."""
         job = self.find(f"{kind}", f"::job<{rows}, {panels}>")
         use, steps = counted(job.loop_with("tdp"), "tdp", rows * panels)
         assert steps == 1, f"{kind}: {steps} steps in the inner loop"
         return use
 
     def chain(self, kind: str, element: int, k: int, epilogue: float) -> tuple[float, float]:
-        """(cycles of products, all cycles) of 32 rows by 2 panels of a chain kind.
+        """Return (cycles of products, all cycles) of 32 rows by 2 panels, without groups of K.
 
-        element: bytes. epilogue: vector operations a column and row of the kind's own.
+        element: bytes of a weight. epilogue: vector operations that the kind adds for each line of
+        sums.
         """
         tiles = k * element // 64
         blocks = -(-tiles // 12)
@@ -193,16 +195,19 @@ class Model:
         return tiles * 64.0, total + self.finish(epilogue)
 
     def finish(self, vectors: float) -> float:
-        """The kind's own epilogue and the plain one, of 32 rows by 2 panels, as fp32.
+        """Return the cycles of the kind's own epilogue and the plain one, of 32 rows by 2 panels.
 
-        64 lines are read in L1, and written (fetched and evicted).
+        64 lines of fp32 sums are read from L1, and 64 lines are written (fetched and evicted).
         """
         own = {"vectors": 64 * vectors, "loads": 192, "stores": 64} if vectors else {}
         plain = {"loads": 64, "stores": 64, "front end": 64 * 4, "L2 bytes": 64 * 64 * 2}
         return (cycles(own)[0] if own else 0.0) + cycles(plain)[0]
 
     def grouped(self, kind: str, group: int, k: int) -> tuple[float, float]:
-        """The same for a kind with a scale for every `group` of K; a block has 256 of K."""
+        """Return the result of `chain` for a kind with a scale for each `group` values of K.
+
+        A block has 256 values of K.
+        """
         step = self.step("W4Wide", 2, 2)
         if group < 64:  # half a tile of K takes the tile unit as long as a whole one
             half = {"loads": 4 * TILE_LINES - 2 * TILE_LINES // 2}  # half as many lines of weights
@@ -225,7 +230,7 @@ class Model:
         return float(k), total + self.finish(1.0 if "Channel" in kind else 0.0)
 
     def pair(self, kind: str, group: int) -> float:
-        """Cycles of two groups of a panel in decode, with one row."""
+        """Return the cycles of two groups of a panel in decode, with one row."""
         step = self.step("W4Wide", 1, 1)
         code = self.find(kind, "add_rows<2, 2>").loop_with(
             "vcvtdq2ps"
@@ -239,7 +244,7 @@ class Model:
         return cycles(add(times(2, of_group), added))[0]
 
     def attention_step(self, hd: int, kv: str) -> float:
-        """Cycles of 8 rows and a chunk of 256 keys in decode."""
+        """Return the cycles of 8 rows and a chunk of 256 keys in decode; hd: the head size."""
         soften, steps = self.softening(kv), 16 * hd / 32
         step = {"tile unit": 2, "loads": 3 * TILE_LINES + 40, "front end": 3 * TILE_LINES + 130}
         use = add(times(8, soften), times(steps, step), {"stores": (8 + hd / 32) * 2 * TILE_LINES})
@@ -250,15 +255,15 @@ class Model:
         return cycles(use)[0]
 
     def softening(self, kv: str) -> Use:
-        """Probabilities of one row for a chunk of 256 keys, from its scores."""
+        """Return the use of computing one row's probabilities for 256 keys from its scores."""
         code = self.find("soften_one<", kv).loop_with("vscalefps")
         exps, _ = counted(code, "vscalefps")
         tops, _ = counted(self.find("attend_unit<", "OnTiles", kv).loop_with("vmaxps"), "vmaxps")
         return add(times(16, add(exps, tops)), {"front end": 60, "vectors": 16})
 
     def attention(self, hd: int, kv: str) -> tuple[float, float, str]:
-        """(cycles of products, all cycles, pace) of 32 rows and a chunk of 256 keys."""
-        # Between two calls of its step function a product tile's path takes about 90 instructions.
+        """Return (cycles of products, all cycles, slowest unit) of 32 rows and 256 keys."""
+        # Between two calls of the step function, about 90 other instructions run.
         step: Use = {"tile unit": 4, "loads": 4 * TILE_LINES + 20, "stores": 6}
         step["front end"] = 4 * TILE_LINES + 4 + 90
         steps = 16 * hd / 32
@@ -273,7 +278,7 @@ class Model:
 
 
 def share(done: float, total: float) -> str:
-    """A share in percent."""
+    """Return done / total as a text in percent."""
     return f"{100 * done / total:.0f} %"
 
 
@@ -291,7 +296,7 @@ def prompts(m: Model) -> None:
 
 
 def decode(m: Model) -> None:
-    """Print the table of decode: the work of a core while memory brings the bytes."""
+    """Print the table of decode: cycles of computing, and cycles of memory for the same bytes."""
     print("| kernel, decode | computing | memory | computing takes |")
     print("|---|---|---|---|")
     for name, kind in (("bf16", "Bf16Tiles"), ("int8, a scale a row (`w8a8`)", "ChannelTiles")):

@@ -78,8 +78,8 @@ class Arena {
   uint8_t* data_;
 };
 
-// Fills with values that are finite and of mixed sign, both as bf16 and as any eight-bit code. Each
-// thread writes the pages that it reads later.
+// Fills memory with values that are finite and of mixed sign, whether they are read as bf16 or as
+// an eight-bit code. Each thread writes the pages that it reads later.
 void fill(uint16_t* p, size_t n) {
 #pragma omp parallel for schedule(static)
   for (size_t i = 0; i < n; i++) {
@@ -125,7 +125,8 @@ KvLayer layer_of(uint8_t* base, const Shape& s, size_t layer, size_t layers) {
   return {base + layer * slab, layers * slab, half, 2 * run, run, s.kv_heads, s.hd, s.hd, s.type};
 }
 
-// Keys and values of as many layers as fit, in memory that all shapes share; queries and results.
+// Queries, results, and the keys and values of as many layers as fit into memory that all shapes
+// share.
 struct Buffers {
   Buffers(const Shape& s, int tokens, size_t layers)
       : layers(layers),
@@ -173,8 +174,8 @@ AttentionArgs args_of(const Shape& s, Buffers& b, size_t layer, int head, void* 
   return a;
 }
 
-// One new token after `context` - 1 in every layer. Each KV head is an attention unit, as in the
-// runtime's plan if the heads load the threads evenly.
+// Attention of one new token, number `context`, in every layer. Each KV head is an attention unit,
+// as in the runtime's plan if the heads load the threads evenly.
 void decode(const Shape& s, Buffers& b) {
 #pragma omp parallel
   {

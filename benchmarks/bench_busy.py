@@ -3,9 +3,9 @@
 
 usage: bench_busy.py MODEL [--rounds 5] [--output-tokens 128] [--flag=value of serve]
 
-Sends one request at a time through HTTP, alternating between an idle machine and one where another
-process spins (not pinned, with the same priority). With n CPUs the fair fraction is n / (n + 1).
-If threads wait for a preempted one, the longest gap between tokens shows it.
+Sends one request at a time through HTTP, alternating between an idle machine and a machine where
+another process spins (not pinned, with the same priority). With n CPUs the fair fraction is
+n / (n + 1). If threads wait for a preempted thread, the longest gap between tokens shows it.
 """
 
 import argparse
@@ -41,14 +41,14 @@ def neighbour():
 
 
 def decode(target, rng, vocab, tokens):
-    """(tokens per second, longest gap between tokens in ms) of one request."""
+    """Return (tokens per second, longest gap between tokens in ms) of one request."""
     prompt = plain_ids(rng, PROMPT_TOKENS, vocab)
     timing = asyncio.run(complete(target, prompt, tokens))
     return timing.decode_rate, 1e3 * max(timing.itl)
 
 
 def measure(target, args):
-    """Rounds of ((rate, gap) on the idle machine, (rate, gap) next to the busy process)."""
+    """Return for each round ((rate, gap) on the idle machine, (rate, gap) next to the process)."""
     rng = random.Random(0)
     decode(target, rng, args.vocab_size, 16)
     rounds = []

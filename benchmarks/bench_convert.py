@@ -79,7 +79,7 @@ def gptq(n: int, k: int, bits: int = 4, *, ordered: bool = False) -> tuple[str, 
         "m.scales": ("F16", (groups, n)),
     }
     given = {}
-    if bits == 8:  # a stored 255 is a zero point of 256, which no kernel has
+    if bits == 8:  # a stored 255 means a zero point of 256, which no kernel supports
         given["m.qzeros"] = np.full((groups, n // 4), 0x7F7F7F7F, np.uint32)
     if ordered:
         parts["m.g_idx"] = ("I32", (k,))
@@ -162,7 +162,7 @@ FORMATS: dict[str, Callable[[int, int], tuple[str, dict, Parts, dict]]] = {
     "ct-nvfp4": nvfp4,
     "mxfp4": mxfp4,
 }
-# Types of GGUF files, and the bytes of their blocks of so many weights.
+# GGUF types: (weights in a block, bytes of a block).
 GGUF = {"TQ1_0": (256, 54), "TQ2_0": (256, 66), "Q1_0": (128, 18), "NVFP4": (64, 36)}
 
 
@@ -177,7 +177,10 @@ def opened(name: str, n: int, k: int):
 
 
 def reader(name: str, size: int) -> tuple[Callable[[object], int], int]:
-    """(reads the matrix with a pool of threads or None and returns its bytes, its weights)."""
+    """Return (read, number of weights) of a matrix of `size` rows and columns in a format.
+
+    read(pool) converts the matrix and returns the bytes of its rows; pool None = on this thread.
+    """
     parts = name == "awq-parts"
     weights = opened(name.removesuffix("-parts"), size, size)
     names = ["m.weight"]
@@ -197,7 +200,7 @@ def reader(name: str, size: int) -> tuple[Callable[[object], int], int]:
 
 
 def least(read: Callable[[object], int], pool: ThreadPoolExecutor | None, rounds: int) -> float:
-    """Seconds of the fastest round: of the CPU for one thread, else of the clock."""
+    """Return the seconds of the fastest round: CPU time without a pool, else wall-clock time."""
     best, clock = float("inf"), time.perf_counter if pool else time.thread_time
     for _ in range(rounds):
         start = clock()

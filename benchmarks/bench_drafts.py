@@ -5,14 +5,14 @@ usage: bench_drafts.py [MODEL] [--rounds 6] [--output-tokens 200] [--batch 1 ...
                        [--speculative-config JSON]
 
 Two engines in this process, one with and one without drafts, run the same requests in turn. The
-texts: `code` asks for a program again with a change, and `quote` for a passage; these texts end
-by themselves. `prose` is a story at temperature 1, and `random` is sampled at a temperature at
-which nothing repeats; these have --output-tokens. Every text of the two engines must have the
-same tokens, or the script fails. `drafts_rate` has one sample per round; its facts are tokens per
-second of both engines, drafts per token, and the share of the drafts that were right. The engines
-are started twice, in either order, and each pair runs half of the rounds: where the memory of an
-engine is makes up to 5 % of a difference between two equal ones. The first round of a pair, which
-fills the prefix caches and teaches the engines their costs, does not count.
+texts: `code` asks the model to repeat a program with a change, and `quote` to repeat a passage;
+these texts end by themselves. `prose` is a story at temperature 1, and `random` is sampled at a
+temperature at which nothing repeats; these two have --output-tokens. Both engines must generate
+the same tokens, or the script fails. `drafts_rate` has one sample per round; its facts are tokens
+per second of both engines, drafts per token, and the share of drafts that were accepted. The
+engines are started twice, in either order, and each pair runs half of the rounds, because the
+location of its memory changes the rate of an engine by up to 5 %. The first round of a pair, which
+fills the prefix caches and the cost models of the engines, does not count.
 """
 
 import argparse
@@ -60,7 +60,7 @@ TEXTS = {
 
 
 def answer(llm, text, batch, tokens):
-    """(tokens per second, token ids of each text) for `batch` texts."""
+    """Return (tokens per second, token ids of each response) for `batch` copies of a text."""
     prompt, sampling = TEXTS[text]
     requests = [[{"role": "user", "content": prompt}]] * batch
     params = [
@@ -100,7 +100,7 @@ class Found:
         self.accepted += accepted
 
     def record(self, text, batch, args, place):
-        """The record of all rounds."""
+        """Return the record of all rounds."""
         facts = {
             "plain_tokens_per_s": round(percentile(self.rates[0], 50), 1),
             "drafting_tokens_per_s": round(percentile(self.rates[1], 50), 1),
@@ -120,13 +120,13 @@ class Found:
 
 
 def counted(llm):
-    """(drafts, right ones) of the engine so far."""
+    """Return (draft tokens, accepted draft tokens) of the engine so far."""
     stats = llm._client.stats
     return stats.draft_tokens, stats.accepted_tokens
 
 
 def engine(args, drafts):
-    """An engine of its own process, with drafts or without."""
+    """Return a new LLM, with drafts or without."""
     return LLM(args.model, speculative_config=args.speculative_config if drafts else None)
 
 

@@ -20,7 +20,7 @@ from cpuserve.cli.bench_flags import number
 
 
 def measure(llm, args):
-    """The record of all rounds."""
+    """Return the record of all rounds."""
     rates, ids = [], random.Random(0)
     for round_number in range(args.rounds + 1):
         prompts = [[ids.randrange(5, 500) for _ in range(args.tokens)] for _ in range(args.batch)]

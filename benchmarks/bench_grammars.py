@@ -4,25 +4,29 @@
 usage: bench_grammars.py [--model MODEL] [--rounds 3] [--flag=value of serve]
 
 The vocabulary is random: words, numbers, punctuation and other scripts, with their bytes in GPT-2's
-alphabet. 32 schemas, equal but for the name of one property, are compiled, and documents that fit
-are cut into tokens. `mask` and `mask_median` are the CPU time of one mask, mean and median over all
-masks of the first document of each schema: its automaton knows the first mask alone, as in the
-process for grammars. `mask_again` is the mean of the same masks once more, `accept` the mean of
-taking a token. The rest is measured with the process, as an engine uses it. `token_of_32` is the
-time from asking for the masks of 32 requests, each with its own grammar, to the reply, divided by
-32: the mean over all steps of three documents for each request. `token_of_32_cpu` is the CPU time
-that the process takes for it, on all threads, and `token_of_32_shared` is `token_of_32` where all
-requests have one grammar; the library fills its masks on one thread. `batch_p99` is the 99th
-percentile of the time of 32 masks. `compile` and `first` are the time that a client waits for a
-grammar, in a process that already runs and in one that has to start.
+alphabet. 32 schemas, equal but for the name of one property, are compiled, and documents that match
+them are cut into tokens. These metrics are measured in this process:
+- `mask`, `mask_median`: the CPU time of one mask, mean and median over all masks of the first
+  document of each schema. Only the first mask of a schema was computed before, as in the grammar
+  process of an engine.
+- `mask_again`: the mean when the same masks are computed again.
+- `accept`: the mean time of advancing by one token.
+The others are measured with the grammar process, as an engine uses it:
+- `token_of_32`: the time from the request for the masks of 32 sequences, each with its own grammar,
+  to the reply, divided by 32; the mean over all steps of three documents for each sequence.
+- `token_of_32_cpu`: the CPU time of all threads of the process for the same.
+- `token_of_32_shared`: `token_of_32` if all sequences share one grammar. The library then fills the
+  masks on one thread.
+- `batch_p99`: the 99th percentile of the time of 32 masks.
+- `compile`, `first`: the time that a client waits for a grammar, in a process that already runs and
+  in a process that has to start.
 
-With --model, streams decode alone, then next to requests without a schema, next to the first
-request with one (the process starts, and loads the tokenizer), and next to more requests with new
-schemas, one after another. `gap` is the median gap of the streams alone. The others are gaps
-divided by it: the median, the 95th and 99th percentile and the longest, `alone_`, next to requests
-without a schema (`free_`), next to the `first_` one with a schema, and next to those that
-`compile_`. The cost of a compilation for streams is the difference to `free_`; other work on the
-machine shows in `alone_`.
+With --model, streams decode alone (`alone_`), then next to requests without a schema (`free_`),
+next to the first request with a schema, when the process starts and loads the tokenizer
+(`first_`), and next to further requests with new schemas, one after another (`compile_`). `gap` is
+the median gap between tokens of the streams alone. The other metrics are gaps divided by `gap`: the
+median, the 95th and 99th percentile and the longest. The cost of a compilation for streams is the
+difference from `compile_` to `free_`; other work on the machine shows in `alone_`.
 """
 
 import argparse
@@ -56,7 +60,7 @@ LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 
 
 def schema(number):
-    """A schema as applications have them; each number makes another one."""
+    """Return a schema as applications send it; each number makes a different schema."""
     return {
         "type": "object",
         "properties": {
@@ -90,7 +94,7 @@ def word(rng):
 
 
 def document(rng, number):
-    """A text that fits schema(number)."""
+    """Return a random JSON text that matches schema(number)."""
     node = None
     for _ in range(rng.randrange(4)):
         node = {"value": " ".join(word(rng) for _ in range(5)), "next": node}
@@ -148,7 +152,7 @@ class Pieces:
         self._ids = {tokenizer.token_bytes(i): i for i in range(END)}
 
     def next_id(self, text, mask):
-        """The id of the longest allowed token at the beginning of `text`, and its length."""
+        """Return the id of the longest allowed token at the beginning of `text`, and its length."""
         for length in range(min(len(text), 24), 0, -1):
             found = self._ids.get(text[:length])
             if found is not None and mask[found // 32] >> found % 32 & 1:
@@ -158,7 +162,7 @@ class Pieces:
 
 
 def walk(compiler, matcher, pieces, text):
-    """CPU seconds of every mask and of every token taken on the way through `text`; the ids."""
+    """Match `text`; return (CPU seconds of each mask, of each accepted token, the token ids)."""
     masks, taken, ids = [], [], []
     mask = np.zeros(compiler.words, np.int32)
     while text:
@@ -181,9 +185,10 @@ def timed(function):
 
 
 def in_process(folder, pieces, rng):
-    """A round: us of a mask, one again, a token taken, and the median mask; documents as ids.
+    """Run a round; return ([us of a mask, mask again, token, median mask], texts, shared).
 
-    The documents are lists for each request: of a grammar for each, and of grammar 0 for all.
+    texts, shared: the documents of each request as token ids: request i has grammar i in texts, and
+    grammar 0 in shared.
     """
     compiler = Compiler(folder, VOCAB, [END])
     times, texts, shared = ([], []), [], []
@@ -207,7 +212,7 @@ def in_process(folder, pieces, rng):
 
 
 def of_process(folder, texts, shared):
-    """A round with the process: figures of 32 masks, ms to compile, s of the first grammar."""
+    """Run a round with the process; return us per token (3), ms of p99 and compile, s of first."""
     threads = max(len(os.sched_getaffinity(0)) // 2, 1)  # as the engine does
     start = Start(str(folder), VOCAB, [END], BATCH, mask_words(VOCAB), None, threads, None)
     first, process = timed(lambda: compiled(Process(start), 0))
@@ -222,9 +227,9 @@ def of_process(folder, texts, shared):
 
 
 def batches(process, texts, grammars):
-    """Seconds until BATCH masks are there, for each step until a request has no document left.
+    """Return the seconds until BATCH masks are filled, for each step until a request has no tokens.
 
-    texts: the documents of each request, one after another.
+    texts: the documents of each request, which are matched one after another.
     """
     steps = []
     for i, (documents, grammar) in enumerate(zip(texts, grammars, strict=True)):
@@ -249,7 +254,7 @@ def batches(process, texts, grammars):
 
 
 def cpu_seconds(process):
-    """The CPU time that the process has used until now, with its threads."""
+    """Return the CPU seconds that all threads of the process have used so far."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
@@ -264,9 +269,10 @@ def compiled(process, number):
 
 
 async def beside(server, rng, numbers):
-    """Gaps in ms of streams while requests arrive; `numbers`: of their schemas, None = without.
+    """Return the gaps in ms of all streams while requests arrive one after another.
 
-    Without numbers: the gaps of three seconds.
+    numbers: the schema number of each request, None = without a schema. [] = no requests: the gaps
+    of three seconds.
     """
     target = await first_model(server.url, server.key)
     timings = [Timing(0.0) for _ in range(STREAMS)]
@@ -295,7 +301,7 @@ async def beside(server, rng, numbers):
 
 
 def round_of(command, rng):
-    """Gaps of streams alone, next to requests without a schema, with the first, with 40 more."""
+    """Return the gaps of streams for each case: alone, free, first and compile."""
     with ServerProcess(command) as server:
         asyncio.run(beside(server, rng, [None] * 20))  # the engine learns its costs
         numbers = {"alone": [], "free": [None] * 60, "first": [0], "compile": range(1, 41)}

@@ -3,15 +3,15 @@
 
 usage: bench_itl.py MODEL [--streams 8] [--prompt-tokens 4096] [--rounds 3] [--flag=value of serve]
 
-A prompt arrives while the streams decode. The measured gaps are those between tokens of all streams
-from then until the first token of the prompt. `itl_p99` is their 99th percentile, divided by the
+A prompt arrives while the streams decode. The gaps between tokens of all streams are measured from
+its arrival until its first token. `itl_p99` is the 99th percentile of these gaps, divided by the
 larger of the target and twice the median gap before the prompt. `itl_longest` is the longest gap
 divided by that median. `ttft_beside_streams` is the prompt's TTFT divided by the TTFT of such a
-prompt alone, measured right afterwards on a second server with chunks of the mean length of the
-first server's chunks (both servers are otherwise idle). There is one sample per round. The first
-round does not count: the engine learns its costs there. `itl_longest_before` is the longest gap
-without a prompt, which shows the noise of the machine. The fact `stolen_ms` is the CPU time that
-the host of a virtual machine took away while the prompt ran.
+prompt alone. The latter is measured right afterwards on a second, idle server, with prompt chunks
+of the mean length of the first server's chunks. There is one sample per round. A round before the
+measured ones teaches the engine its costs. `itl_longest_before` is the longest gap without a
+prompt, divided by the same median, which shows the noise of the machine. The fact `stolen_ms` is
+the CPU time that the host of a virtual machine took away while the prompt ran.
 """
 
 import argparse
@@ -34,18 +34,21 @@ VOCAB = 32000  # upper bound of the random token ids
 
 
 def gaps_between(timing, begin, end):
-    """Gaps of a stream that overlap [begin, end], in milliseconds."""
+    """Return the gaps between tokens of a stream that overlap [begin, end], in milliseconds."""
     pairs = zip(timing.stamps, timing.stamps[1:], strict=False)
     return [1e3 * (b - a) for a, b in pairs if b > begin and a < end]
 
 
 def stolen_s():
-    """CPU seconds that the host of this virtual machine has taken so far."""
+    """Return the CPU seconds that the host of this virtual machine has taken so far."""
     return getattr(psutil.cpu_times(), "steal", 0.0)
 
 
 async def beside(server, args, rng):
-    """A round: (gaps before the prompt, gaps during it, its TTFT, its steps, stolen ms)."""
+    """Run a prompt next to streams.
+
+    Returns (gaps in ms before the prompt, gaps during it, its TTFT in s, its steps, stolen ms).
+    """
     target = await first_model(server.url, server.key)
     timings = [Timing(0.0) for _ in range(args.streams)]
     streams = [
@@ -82,14 +85,14 @@ async def learn(server, args, rng):
 
 
 async def alone(server, args, rng):
-    """TTFT of such a prompt on an idle server; the second of two, when memory is mapped."""
+    """Return the TTFT of the second of two prompts on an idle server: memory is mapped by then."""
     target = await first_model(server.url, server.key)
     times = [await complete(target, plain_ids(rng, args.prompt_tokens, VOCAB), 1) for _ in range(2)]
     return times[-1].ttft
 
 
 def round_of(server, command, args, rng):
-    """(gaps before, gaps during, TTFT next to streams, TTFT alone, mean chunk, stolen ms)."""
+    """Return (gaps before, gaps during, TTFT with streams, TTFT alone, mean chunk, stolen ms)."""
     before, during, ttft, steps, stolen = asyncio.run(beside(server, args, rng))
     chunk = max(1, round(args.prompt_tokens / steps))
     with ServerProcess([*command, f"--long-prefill-token-threshold={chunk}"]) as second:
@@ -97,7 +100,7 @@ def round_of(server, command, args, rng):
 
 
 def bounded(values, bounds):
-    """Each value divided by its bound."""
+    """Return each value divided by its bound."""
     return [v / b for v, b in zip(values, bounds, strict=True)]
 
 

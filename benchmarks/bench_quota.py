@@ -4,17 +4,17 @@
 usage: bench_quota.py MODEL [--quota 1.5] [--rounds 5] [--pair | --servers N] [--flag of serve]
 
 Runs two servers with the same model: one in its own control group (v1 or v2) with the quota, and
-one without. Each chooses its number of threads. They get one request at a time through HTTP, in
-alternation. `itl_p99_of_allowance` is the 99th percentile of gaps between tokens, divided by three
-median gaps plus one period of the quota.
+one without a quota. Each chooses its number of threads. They get one request at a time through
+HTTP, in alternation. `itl_p99_of_allowance` is the 99th percentile of gaps between tokens, divided
+by the sum of three median gaps and one period of the quota.
 
-With --pair both servers have the quota, each in a control group of its own, as two containers have
-on a machine without cpusets. `prefill_of_pair` and `decode_of_pair` are the rates of both together,
-each with a request, as multiples of the rate of one alone: 2 if they disturb each other in nothing.
+With --pair both servers have the quota, each in its own control group, like two containers on a
+machine without cpusets. `prefill_of_pair` and `decode_of_pair` are the sum of both rates, while
+each server has a request, divided by the rate of one server alone: 2 if neither slows the other.
 
-With --servers N, N servers share all CPUs by quotas that sum to them, and compute prompts at the
-same time for --seconds in each round. `part_of_share` is, for each server, its part of all computed
-prompt tokens, divided by its part of the quotas: 1 if each gets what its quota pays for.
+With --servers N, N servers have equal quotas that add up to all CPUs, and compute prompts at the
+same time for --seconds in each round. `part_of_share` is the share of one server in all computed
+prompt tokens, divided by its share of the quotas: 1 if each server gets the CPU time of its quota.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def started_in(group, arguments):
 
 
 def rates(target, rng, args):
-    """(decode rate, prefill rate, gaps): of one request each, in tokens per second and ms."""
+    """Return (decode rate, prefill rate, gaps between tokens): in tokens/s, tokens/s and ms."""
     decode = asyncio.run(complete(target, plain_ids(rng, 32, args.vocab_size), args.output_tokens))
     prompt = plain_ids(rng, args.prompt_tokens, args.vocab_size)
     prefill = asyncio.run(complete(target, prompt, 1))
@@ -77,7 +77,7 @@ def rates(target, rng, args):
 
 
 async def answers(targets, prompt_tokens, output_tokens, rng, args):
-    """Send a request to each of `targets` at the same time; its seconds to the last token."""
+    """Send a request to each of `targets` at the same time; return the seconds of each request."""
     prompts = [plain_ids(rng, prompt_tokens, args.vocab_size) for _ in targets]
     sent = zip(targets, prompts, strict=True)
     timings = await asyncio.gather(*(complete(to, ids, output_tokens) for to, ids in sent))
@@ -85,10 +85,10 @@ async def answers(targets, prompt_tokens, output_tokens, rng, args):
 
 
 def together(targets, rng, args):
-    """(decode rate, prefill rate) of a request to each of `targets`, in tokens per second.
+    """Return the sums (decode rate, prefill rate) of all `targets`, which each get a request.
 
-    The decode rate includes a short prompt: gaps between tokens say little where this process waits
-    for a CPU itself.
+    Rates are in tokens/s. The decode rate includes the time of a short prompt: gaps between tokens
+    say little if this process itself has to wait for a CPU.
     """
     decode = asyncio.run(answers(targets, 32, args.output_tokens, rng, args))
     prefill = asyncio.run(answers(targets, args.prompt_tokens, 1, rng, args))
@@ -96,7 +96,7 @@ def together(targets, rng, args):
 
 
 def pair(args, serve, rng):
-    """Records of two servers under the quota, which work alone in turn and then together."""
+    """Yield the records of two servers under the quota, which work alone in turn, then together."""
     with (
         quota_of(args.quota, "-a") as a,
         quota_of(args.quota, "-b") as b,
@@ -117,7 +117,7 @@ def pair(args, serve, rng):
 
 
 async def prompts(target, until, rng, args):
-    """Compute prompts until then, one after the other; tokens per second."""
+    """Compute prompts one after the other until the time `until`; return prompt tokens/s."""
     began, count = time.perf_counter(), 0
     while count == 0 or time.perf_counter() < until:
         await complete(target, plain_ids(rng, args.prompt_tokens, args.vocab_size), 1)
@@ -126,13 +126,13 @@ async def prompts(target, until, rng, args):
 
 
 async def at_once(targets, rng, args):
-    """The rates of all targets, which compute prompts at the same time."""
+    """Return the prompt rate of each target while all compute prompts at the same time."""
     until = time.perf_counter() + args.seconds
     return await asyncio.gather(*(prompts(target, until, rng, args) for target in targets))
 
 
 def shared(args, serve, rng):
-    """Records of servers under equal quotas that sum to the CPUs."""
+    """Yield the records of servers under equal quotas that add up to all CPUs."""
     cpus = len(os.sched_getaffinity(0))
     args.quota = cpus / args.servers
     with ExitStack() as stack:
@@ -153,13 +153,13 @@ def shared(args, serve, rng):
 
 
 def shape_of(args):
-    """The parameters of the records."""
+    """Return the parameters of the records."""
     sizes = {"output_tokens": args.output_tokens, "prompt_tokens": args.prompt_tokens}
     return {"quota": args.quota, **sizes}
 
 
 def alone(args, serve, rng):
-    """Records of one server under the quota, compared with one without."""
+    """Yield the records of a server under the quota, compared with a server without a quota."""
     with (
         quota_of(args.quota) as group,
         started_in(group, serve) as limited,

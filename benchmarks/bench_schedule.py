@@ -12,8 +12,9 @@ thread: from its message to the first search in the prefix cache.
 
 The other lines are parts of a decode step of many streams: `schedule()`, `pack()`, and `step()` of
 the native executor, which checks the step and runs a model of one embedding. They are measured at
-a long and at a short context, so the difference is the cost of long block tables. `64x32k` has one
-cache group, `8x128k` one full and five of sliding windows, as Gemma 3.
+a long and at a short context, so the difference is the cost of long block tables. `64x32k` means 64
+streams of 32k tokens with one cache group; `8x128k` has one full and five sliding-window groups, as
+in Gemma 3.
 """
 
 import argparse
@@ -78,7 +79,7 @@ def measure(windows, tokens, waiting, rounds):
     """Return the seconds of each `schedule()`: (without, with) waiting prompts."""
     steps = 2 * (rounds + 3)
     text, cached = list(range(tokens)), tokens * 15 // 16
-    rest = (steps + 8) * BUDGET  # of each waiting prompt, more than of the one that runs
+    rest = (steps + 8) * BUDGET  # of each waiting prompt: more than the running one
     scheduler = make(windows, cached + rest, waiting)
     first = request(0, text[:cached], 1)
     scheduler.add(first)
@@ -97,7 +98,7 @@ def measure(windows, tokens, waiting, rounds):
 
 
 def arrival(tokens, rounds):
-    """Return seconds of the engine's thread for a prompt that arrives."""
+    """Return the seconds of the engine thread for each of `rounds` prompts that arrive."""
     from cpuserve.core.admission import Limits, check_request
 
     scheduler = make((0,), tokens, 4)

@@ -28,7 +28,7 @@ SHORTS_ALONE = 3  # number of short requests that run alone in a round; their me
 
 
 async def round_of(server, args, rng):
-    """(short alone, long alone, short with long, long with short): TTFT in seconds."""
+    """Return (short alone, long alone, short with long, long with short): TTFT in seconds."""
     target = await first_model(server.url, server.key)
 
     async def short():

@@ -24,7 +24,7 @@ from cpuserve.bench.schema import Record, percentile
 
 @dataclass(frozen=True)
 class Compared:
-    """One side of a comparison: a median and its range; sign -1 means that less is better."""
+    """One side of a comparison: a median and its range; sign -1 = less is better, 1 = more is."""
 
     median: float
     low: float
@@ -33,13 +33,13 @@ class Compared:
 
 
 def key(record: Record) -> tuple:
-    """The key that identifies a measurement; only records with equal keys are compared."""
+    """Return the key that identifies a measurement; only records with equal keys are compared."""
     stable = {k: v for k, v in record.parameters.items() if k != "seed"}
     return record.metric, record.model, tuple(sorted(stable.items()))
 
 
 def load(path: str) -> dict[tuple, Record]:
-    """The last record of each measurement in a file; reports unused lines on stderr."""
+    """Return the last record of each measurement in a file; report unused lines on stderr."""
     found = {}
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         if not line.strip():
@@ -57,7 +57,7 @@ def load(path: str) -> dict[tuple, Record]:
 
 
 def compared(before: Record, after: Record) -> tuple[Compared, Compared]:
-    """Both sides of a comparison: fractions if both are of the same roof, else the medians."""
+    """Return both sides: fractions if both records have one of the same roof, else the medians."""
     if before.of == after.of and None not in (before.fraction, after.fraction):
         sides = [(r.fraction, r.fraction_p5, r.fraction_p95, 1) for r in (before, after)]
     else:
@@ -67,9 +67,9 @@ def compared(before: Record, after: Record) -> tuple[Compared, Compared]:
 
 
 def spread(record: Record) -> tuple[float, float]:
-    """The range of the median by noise. If samples are rounds, it is the range from p5 to p95.
+    """Return the range of the median by noise: (p5, p95) of the samples if these are rounds.
 
-    Samples that are requests differ for other reasons than noise, so for them it is the 95 %
+    Samples that are requests differ for other reasons than noise, so for them the range is the 95 %
     confidence interval of the median.
     """
     values = record.facts.get("values")
@@ -81,7 +81,7 @@ def spread(record: Record) -> tuple[float, float]:
 
 
 def gain(before: Compared, after: Compared) -> float:
-    """The change relative to `before`; negative if worse, infinite if `before` is 0."""
+    """Return the change relative to `before`; negative if worse, infinite if `before` is 0."""
     change = (after.median - before.median) * after.sign
     if change == 0:
         return 0.0
@@ -89,7 +89,7 @@ def gain(before: Compared, after: Compared) -> float:
 
 
 def verdict(before: Compared, after: Compared, threshold: float) -> str:
-    """ "better" or "WORSE"; "same" within the threshold, "noise" if the ranges overlap."""
+    """Return "better" or "WORSE"; "same" within the threshold, "noise" if the ranges overlap."""
     change = gain(before, after)
     if abs(change) <= threshold:
         return "same"

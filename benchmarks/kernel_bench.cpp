@@ -9,11 +9,11 @@
 // (csrc/kernels/table/work_sizes.h) in their order; -1 keeps the size that this CPU gets by
 // default.
 //
-// For each kind: GB/s of packed weights at m = 1..16, with the share of a plain read, and GFLOP/s
-// at m = 16..512, with the share of a dot product that uses registers only. Weights are read from
-// several copies, which are much larger than the last-level cache. Results are the best of several
-// runs, by the CPU time of each thread: they exclude the time of other processes on the core,
-// but include the effect of processes that take memory bandwidth.
+// Prints for each weight kind: GB/s of packed weights for m = 1..16 rows, with the share of a plain
+// read, and GFLOP/s for m = 16..512, with the share of a dot product that uses registers only.
+// Weights are read from several copies, which are much larger than the last-level cache. Results
+// are the best of several runs, by the CPU time of each thread: they exclude the time of other
+// processes on the core, but include the effect of processes that take memory bandwidth.
 #include <sys/mman.h>
 #include <time.h>
 
@@ -58,7 +58,8 @@ uint8_t* reserve(size_t bytes) {
   return reinterpret_cast<uint8_t*>(at);
 }
 
-// Runs work(thread) on all threads at once and returns the CPU seconds of the slowest thread.
+// A group of threads: time(work) runs work(thread) on all of them at once, and returns the CPU
+// seconds of the slowest thread.
 class Crew {
  public:
   explicit Crew(int threads) : threads_(threads), seconds_(static_cast<size_t>(threads)) {

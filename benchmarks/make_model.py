@@ -55,9 +55,9 @@ _LLAMA3_ROPE = {
 
 
 def _decoder(kind: str, sizes: tuple[int | None, ...], **more: Any) -> dict[str, Any]:
-    """A Llama-like config; sizes: (vocab, width, intermediate, layers, heads, kv heads).
+    """Return a Llama-like config; sizes: (vocab, width, intermediate, layers, heads, kv heads).
 
-    A size that is None is not in the config.
+    A size that is None is left out of the config.
     """
     keys = (
         "vocab_size",
@@ -78,7 +78,7 @@ def _decoder(kind: str, sizes: tuple[int | None, ...], **more: Any) -> dict[str,
 
 
 def _encoder(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
-    """The config of an encoder in fp32; sizes: (vocab, width, intermediate, layers, heads)."""
+    """Return an encoder's config in fp32; sizes: (vocab, width, intermediate, layers, heads)."""
     keys = (
         "vocab_size",
         "hidden_size",
@@ -95,7 +95,7 @@ def _encoder(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
 
 
 def _opt(sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
-    """An OPT config; sizes: (vocab, width, intermediate, layers, heads)."""
+    """Return an OPT config; sizes: (vocab, width, intermediate, layers, heads)."""
     keys = ("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads")
     return {
         "architectures": ["OPTForCausalLM"],
@@ -110,7 +110,7 @@ def _opt(sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
 
 
 def _yarn(original: int) -> dict[str, Any]:
-    """DeepSeek V2's rope_scaling: YaRN that keeps cos and sin, and scales the scores instead."""
+    """Return the rope_scaling of DeepSeek V2: YaRN that scales the scores, not cos and sin."""
     return {
         "type": "yarn",
         "factor": 40,
@@ -202,7 +202,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         rms_norm_eps=1e-6,
         tie_word_embeddings=True,
     ),
-    # 2.1 GB in bf16: as many experts as Qwen3-30B-A3B, chosen alike, in fewer and narrower layers.
+    # 2.1 GB in bf16: the experts and the router of Qwen3-30B-A3B in fewer and narrower layers.
     "qwen3-moe-2gb": _decoder(
         "Qwen3Moe",
         (32000, 1024, 3072, 7, 16, 4),
@@ -639,7 +639,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def make_model(config: Mapping[str, Any], directory: Path, seed: int = 0) -> Path:
-    """Write the checkpoint of `config` with random weights into `directory`; returns it.
+    """Write the checkpoint of `config` with random weights into `directory`; return the directory.
 
     The config gets the tokenizer's end-of-text id. Raises ModelError for an invalid config.
     """
@@ -702,8 +702,8 @@ def write_weights(program: Program, directory: Path, dtype: str, seed: int) -> N
 
 
 class _Kinds(NamedTuple):
-    """Names of tensors with values of another kind: offsets of norms from 1, and matrices as [in,
-    out].
+    """Names of tensors that need other values: norm weights that are stored as offsets from 1, and
+    matrices that are stored as [inputs, outputs].
     """
 
     offsets: set[str | None]
@@ -755,11 +755,11 @@ def _write_safetensors(
 
 
 def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.NDArray[np.float32]]:
-    """The tensor in chunks of fp32; its random values depend only on its name and the seed.
+    """Yield the tensor in chunks of fp32; its random values depend only on its name and the seed.
 
     Matrices have variance 1 / inputs, so products keep the variance of their input. Norm weights
-    and scales are near 1 (near 0 if they are offsets from 1) and biases near 0, but not equal
-    to these values, so a test notices a missing one. Recurrent states halve in about 20 tokens.
+    and scales are near 1 (near 0 if they are offsets from 1) and biases near 0, but not equal to
+    these values, so a test notices a missing tensor. Recurrent states halve in about 20 tokens.
     """
     stream = np.random.default_rng([seed, zlib.crc32(need.name.encode())])
     parts = ("norm", "Norm", ".ln_", "_ln.")
@@ -773,9 +773,9 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
         inputs = need.shape[0 if need.name in kinds.transposed else -1]
         spread = math.sqrt(3.0 / inputs)  # uniform in +-spread has variance spread^2 / 3
         if need.name.endswith("modality_router.weight"):
-            spread *= inputs  # its input is divided by their number (Gemma 3n)
+            spread *= inputs  # Gemma 3n divides its input by `inputs`
         if need.name.endswith("_coefs.weight"):
-            spread /= 4  # or its streams grow from layer to layer
+            spread /= 4  # otherwise the AltUp streams grow from layer to layer
     left = math.prod(need.shape)
     while left:
         values = stream.random(min(left, CHUNK), np.float32)

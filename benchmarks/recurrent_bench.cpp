@@ -12,10 +12,9 @@
 //   OMP_PROC_BIND=true ./recurrent_bench [--isa LEVEL] [--shape qwen3_next|granite4]
 //     [--batch N] [--layers N] [--rounds N] [--small-pages] [--compact]
 //
-// A row of k, q, v and of the results is part of a layer's long row, which prefill finds in L3.
-// With
-// --compact, the rows of each chunk share one small buffer, as in the engine; its convolution
-// writes them there just before.
+// By default, the k, q, v and results of a unit are parts of the long rows of a layer, which
+// prefill finds in L3. With --compact, the rows of all chunks share one small buffer, as in the
+// engine, where the convolution writes each chunk just before.
 #include <omp.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -83,8 +82,8 @@ float* reserve(int64_t floats, bool huge) {
   return reinterpret_cast<float*>(at);
 }
 
-// The inputs of one unit for some tokens. Rows are as wide as those of the convolution of
-// Qwen3-Next. If `compact`, they have the columns of the unit alone, and all chunks share them.
+// The inputs of one unit for some tokens. Rows are as wide as the convolution of Qwen3-Next. If
+// `compact`, rows have the columns of the unit only, and all chunks share the same rows.
 struct Inputs {
   const bool compact;
   const int64_t stride, out_stride;  // floats from row to row
@@ -125,8 +124,8 @@ struct Inputs {
 typedef float Vec __attribute__((vector_size(64), aligned(4), may_alias));
 constexpr int64_t kVec = 16;
 
-// The recurrent form of one token of one head, W vectors of columns at a time; the second pass of
-// the delta rule finds them in L2. With kFetch it asks for the rows 8 ahead.
+// Computes one token of one head in the recurrent form, W vectors of columns at a time; the second
+// pass of the delta rule finds these columns in L2. With kFetch it prefetches 8 rows ahead.
 template <int W, bool kDelta, bool kFetch>
 void rewrite_state(float* state, const RecurrentShape& s, const float* k, const float* q,
                    const float* v, float g, float beta, float* out) {
@@ -159,7 +158,8 @@ void rewrite_state(float* state, const RecurrentShape& s, const float* k, const 
   }
 }
 
-// `fetching`: whole rows, and the rows ahead are asked for; otherwise as in the usual kernels.
+// Rewrites the states of a unit. fetching: whole rows at a time, with a prefetch of the next rows;
+// otherwise 64 columns at a time, without a prefetch.
 void rewrite_unit(float* state, const RecurrentArgs& a, bool fetching) {
   const RecurrentShape& s = a.shape;
   const auto form = s.delta
@@ -249,8 +249,8 @@ class Bench {
     return text;
   }
 
-  // Calls f(memory of a unit, and of the next one) for the units of a thread: in each layer, and of
-  // each sequence, the same ones.
+  // Calls f(state of a unit, state of the next unit) for the units of a thread, which are the same
+  // in each layer and each sequence.
   template <class F>
   void for_units(int thread, int threads, const F& f) const {
     const int64_t first = shape_.units * thread / threads;
@@ -292,7 +292,7 @@ class Bench {
     return seconds;
   }
 
-  // Seconds a token: a whole chunk, so one of them closes the states.
+  // Seconds per token, from a whole chunk of tokens: the last token also closes the states.
   double decode_chunked() const {
     const double seconds = time_threads([&](int thread, int threads) {
       for (int64_t t = 0; t < kStateChunk; t++) {
@@ -314,7 +314,7 @@ class Bench {
     return seconds / static_cast<double>(kSteps);
   }
 
-  // The first layer of the first sequence.
+  // Seconds of a prompt in the first layer of the first sequence.
   double prefill_layer() const {
     return time_threads([&](int thread, int threads) {
       for (int64_t u = shape_.units * thread / threads; u < shape_.units * (thread + 1) / threads;
@@ -328,8 +328,8 @@ class Bench {
       }
     });
   }
-  // Two for each multiply-add: of q (and k) with the state and with the rows up to the token, of
-  // these products with u, and of closing.
+  // Counts two operations for each multiply-add: products of q (and k) with the state and with the
+  // rows up to the token, products of these results with u, and the closing of states.
   double prefill_operations() const {
     const RecurrentShape& s = shape_.unit;
     const double vectors = s.delta ? 2 : 1, depth = s.key_width, width = s.value_width;

@@ -1,8 +1,8 @@
 // Microseconds to sample a token from one row of logits, by distribution and filter. Prints one
-// JSON record a line with medians of 300 draws. On one thread: `alone`, all of it; `scan` and
-// `weigh`, the passes that the threads of a team share; `rest`, the work of one thread after them.
-// With logits that two threads have written, as a product does: `one_of_two`, all of it on one
-// thread; `both`, with shared passes. `modelled`: these two for 8, 16 and 64 threads.
+// JSON record a line with medians of 300 draws. On one thread: `alone`, the whole sampling; `scan`
+// and `weigh`, the passes that the threads of a team share; `rest`, the work of one thread after
+// them. With logits that two threads have written, as a product does: `one_of_two`, the whole
+// sampling on one thread; `both`, with shared passes. `modelled`: these two for 8, 16, 64 threads.
 // After a build in BUILD, from the repository root:
 //   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/sample_bench.cpp BUILD/libcpuserve_core.a
 //     -o sample_bench      (and -Wl,--wrap=NAME for the functions that CMakeLists.txt wraps)
@@ -48,7 +48,8 @@ struct Cost {
   double alone, scan, weigh, rest, one_of_two, both;
 };
 
-// Of two threads, one fetches half of the data from the cache of the other; of more, a larger part.
+// Microseconds to fetch data that all threads have written: with two threads, one thread fetches
+// half of the data from the cache of the other (of_two); with more threads, a larger part.
 double fetches_us(double of_two, int threads) {
   return std::max(0.0, of_two) * 2 * (threads - 1) / threads;
 }
@@ -57,7 +58,8 @@ double one_thread_us(const Cost& cost, int threads) {
   return cost.alone + fetches_us(cost.one_of_two - cost.alone, threads);
 }
 
-// The threads claim pieces, so a pass takes as long as the most pieces of one thread.
+// Microseconds with shared passes. The threads claim pieces, so a pass takes as long as the thread
+// with the most pieces.
 double shared_us(const Cost& cost, int pieces, int threads) {
   const auto computing = [&](int of) {
     const int most = (pieces + of - 1) / of;
@@ -78,8 +80,8 @@ struct Filter {
   float min_p;
 };
 
-// A row of Gaussian logits and what sampling needs. Deviation 1 is the flattest distribution of
-// real models; 4 leaves some hundred ids at top_p.
+// A row of Gaussian logits and the other inputs of sampling. A standard deviation of 1 is the
+// flattest distribution of real models; with 4, top_p keeps some hundred ids.
 struct Job {
   Job(int vocab, double deviation, const Filter& filter) : source(static_cast<size_t>(vocab)) {
     std::mt19937 random(7);

@@ -21,8 +21,8 @@ namespace {
 constexpr int kThreads[] = {2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192};
 constexpr int kRanks[] = {1, 2, 4, 8};
 
-// "2" where one rank and several lose as much, else "2-5": percent for one rank and for the worst
-// of several.
+// A cell of the table: the idle share in percent, or the range of it over the numbers of ranks,
+// such as "2-5".
 std::string cell(const ModelShape& model, const StepKind& step, int threads) {
   double least = 1, most = 0;
   for (const int ranks : kRanks) {
@@ -50,8 +50,9 @@ void print_table(const StepKind& step) {
   }
 }
 
-// A table of CPUs with slow cores: how much sooner a layer ends if they help (the mean of all
-// models and the model that gains least), and the share of time that threads are idle.
+// Prints a table of CPUs with slow cores: the time of a layer on the fast cores alone divided by
+// its time on all cores (the mean of all models and the model that gains least), and the idle
+// share.
 void print_hybrids() {
   std::printf("\n| CPU | threads |");
   for (const StepKind& step : step_kinds()) std::printf(" %s |", step.name);

@@ -2,13 +2,13 @@
 //
 //   step_agreement [MODEL [LAYERS [ROUNDS]]]        default: 'Llama 3.2 1B' 4 11
 //
-// One executor runs a step on one thread, another the same step on two, in turns. The times of the
-// operations on one thread and what probes say of two (their bandwidth, the time of a barrier, how
-// much slower a thread multiplies while the other one works) are all that the prediction knows;
-// how the threads share the work, it simulates (work_simulator.h). Each round is predicted from its
-// own times, because the machine's speed drifts. Prints for each step the medians of all rounds:
-// predicted, measured, and the difference. Needs two idle CPUs. After a build in BUILD, from the
-// repository root:
+// One executor runs a step on one thread, and another runs the same step on two threads, in turns.
+// The prediction uses the times of the operations on one thread, and three probes of two threads:
+// their bandwidth, the time of a barrier, and how much slower a thread multiplies while the other
+// one works. It simulates how the threads share the work (work_simulator.h). Each round is
+// predicted from its own times, because the machine's speed drifts. Prints for each step the
+// medians of all rounds: predicted, measured, and the difference. Needs two idle CPUs. After a
+// build in BUILD, from the repository root:
 //   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/step_agreement.cpp BUILD/libcpuserve_core.a
 //     -o step_agreement      (and -Wl,--wrap=NAME for the functions that CMakeLists.txt wraps)
 #include <algorithm>
@@ -114,7 +114,7 @@ std::vector<int32_t> words_of(int32_t tokens, int32_t before) {
   return w;
 }
 
-// The facts about the machine in the prediction.
+// The measured facts about the machine that the prediction uses.
 struct Probes {
   std::vector<double> alone;  // seconds of each operation on one thread
   double bandwidth, barrier;  // of two threads
@@ -128,7 +128,7 @@ Machine machine_of(int threads) {
   return m;
 }
 
-// The seconds of a linear on two threads that takes `alone` seconds on one.
+// Predicts the seconds of a linear on two threads, if it takes `alone` seconds on one thread.
 double predict_linear(const Matrix& matrix, const LinearKernel& kernel, int64_t rows, double alone,
                       double bandwidth) {
   const double elements = static_cast<double>(kPanel * matrix.k);

@@ -26,7 +26,8 @@ from amx_model import Function, Instruction, read
 ITERATIONS = 200
 NO_WORK = ("j", "nop", "data16", "cs")  # jumps are predicted, the others pad
 EIGHT, FOUR = ("byte_loop<W8Group>",), ("byte_loop<W4Group<false>>", "byte_loop<W8Group>")
-# Instructions that multiply, in order of preference, and how many are a product of vectors.
+# {beginning of an instruction that multiplies: how many of them make one product of two vectors}.
+# The first one that a loop contains counts.
 FLOATS = {"vdpbf16ps": 1, "vfmadd": 1}
 BYTES = {"vpdpbusd": 1, "vpmaddubsw": 1, "vpmaddwd": 2}
 
@@ -35,10 +36,10 @@ BYTES = {"vpdpbusd": 1, "vpmaddubsw": 1, "vpmaddwd": 2}
 class Kind:
     """A weight kind.
 
-    struct, probes: as they are called in the code (equal functions have one name). multiply: the
-    instructions of its products. quads: products of 4 values added to one sum before a scale is
-    applied; 0: no scale.
-    level: the level with its code, as an index into the levels of a CPU.
+    struct, probes: parts of the C++ symbols of its struct and of its probe loops (the linker merges
+    equal functions). multiply: the instructions of its products. quads: how many products of 4
+    values are added to one sum before a scale is applied; 0 = no scale. level: which of the two
+    levels of a CPU in CPUS has its code.
     """
 
     title: str
@@ -58,8 +59,9 @@ KINDS = [
     Kind("Q4_0", "Grouped<W4Group<false>>", FOUR, quads=8),
 ]
 
-# name in llvm-mca, its CPUs, and the levels with the code of products of bf16 and of
-# bytes there. LLVM 19 takes Zen 4's model for Zen 5, and Sapphire Rapids's for Granite Rapids.
+# (name in llvm-mca, CPUs and level in the table, (level with the code of bf16 products, level with
+# the code of byte products)). LLVM 19 uses the model of Zen 4 for Zen 5, and the model of Sapphire
+# Rapids for Granite Rapids.
 CPUS: list[tuple[str, str, tuple[str, str]]] = [
     ("haswell", "Haswell, Broadwell: `avx2`", ("avx2", "avx2")),
     ("znver3", "Zen 3: `avx2`", ("avx2", "avx2")),
@@ -76,12 +78,12 @@ CPUS: list[tuple[str, str, tuple[str, str]]] = [
 
 
 def plain(name: str) -> str:
-    """A function's name without namespaces and spaces."""
+    """Return a function's name without namespaces and spaces."""
     return re.sub(r"cpuserve::|isa_\w+::|\(anonymous namespace\)::| ", "", name)
 
 
 def fixed(i: Instruction) -> Instruction:
-    """An instruction with a name that is not its prefix."""
+    """Return an instruction without the prefix {vex}, which objdump shows as its name."""
     if i.name != "{vex}":
         return i
     name, operands = i.operands.split(maxsplit=1)
@@ -90,18 +92,21 @@ def fixed(i: Instruction) -> Instruction:
 
 @functools.cache
 def read_level(build: Path, name: str) -> dict[str, Function]:
-    """The functions of a level's object file by plain name."""
+    """Return the functions of a level's object file by plain name."""
     path = build / f"CMakeFiles/cpuserve_isa_{name}.dir/csrc/kernels/isa/{name}.cpp.o"
     return {plain(f.name): Function(f.name, list(map(fixed, f.code))) for f in read(str(path))}
 
 
 def count(code: list[Instruction], name: str) -> int:
-    """The instructions with a name that begins like this."""
+    """Return the number of instructions that begin with `name`."""
     return sum(i.name.startswith(name) for i in code)
 
 
 def products_in(code: list[Instruction], kind: Kind, of: list[Instruction] | None = None) -> int:
-    """The products of vectors among instructions: of the kind that is in `of` too, if given."""
+    """Return the number of products of vectors in `code`.
+
+    of: count the first instruction of kind.multiply that these instructions contain; None = `code`.
+    """
     for name, parts in kind.multiply.items():
         if count(code if of is None else of, name):
             return count(code, name) // parts
@@ -109,7 +114,7 @@ def products_in(code: list[Instruction], kind: Kind, of: list[Instruction] | Non
 
 
 def cycles(code: list[Instruction], cpu: str) -> float:
-    """Cycles that llvm-mca expects of one pass of a loop, of many passes."""
+    """Return the cycles that llvm-mca expects for a pass of a loop, on average of ITERATIONS."""
     work = [i for i in code if not i.name.startswith(NO_WORK)]
     return _cycles("\n".join(f"{i.name} {re.sub('<.*>', '', i.operands)}" for i in work), cpu)
 
@@ -125,9 +130,9 @@ def _cycles(text: str, cpu: str) -> float:
 
 
 def of_product(function: Function, kind: Kind, cpu: str, sums: int, quads: int) -> float:
-    """Cycles of one product in a function's loop over products for `sums` sums.
+    """Return the cycles of one product in a function's loop over products for `sums` sums.
 
-    quads: products with one sum until something else is done with it; 0: there is nothing else.
+    quads: the products added to one sum before a scale is applied to it; 0 = no scale.
     """
     loops = [function.within(loop) for loop in function.loops()]
     inner, *around = [code for code in loops if products_in(code, kind)] or [[]]
@@ -145,7 +150,10 @@ def of_product(function: Function, kind: Kind, cpu: str, sums: int, quads: int) 
 
 
 def peak_of(functions: dict[str, Function], kind: Kind, cpu: str) -> float:
-    """Cycles of a product: of its instruction alone, or of the probe's loop if it has several."""
+    """Return the cycles of a product at the peak.
+
+    They are the cycles of its instruction alone, or of the probe's loop if it has several.
+    """
     probe = next(f for name in kind.probes for n, f in functions.items() if name in n and f.loops())
     inner = next(code for code in map(probe.within, probe.loops()) if products_in(code, kind))
     alone = [i for i in inner if i.name.startswith(("vdpbf16ps", "vfmadd", "vpdpbusd"))]
@@ -157,9 +165,9 @@ def peak_of(functions: dict[str, Function], kind: Kind, cpu: str) -> float:
 def tile_cycles(
     functions: dict[str, Function], kind: Kind, cpu: str, vectors: int, rows: int
 ) -> float | None:
-    """Cycles of a product in the largest tile of this many rows, or of any number if `rows` is 0.
+    """Return the cycles of a product in the largest tile of `rows` rows; None if there is none.
 
-    For a number of rows, the tile that takes weights from memory, if the kind has one.
+    The tile takes weights from memory. rows 0: the largest tile for many rows.
     """
     pattern = re.compile(re.escape(kind.struct) + r"::tile<(\d+),(\d+),(true|false),\d+>")
     tiles = {
@@ -176,7 +184,7 @@ def tile_cycles(
 
 
 def table(build: Path, kinds: list[tuple[Kind, int]]) -> None:
-    """Print the shares of these kinds and numbers of rows on every CPU."""
+    """Print a table of shares of the peak: a row for each CPU, a column for each (kind, rows)."""
     names = [f"{k.title}, {rows} rows" if rows else k.title for k, rows in kinds]
     print(f"| CPU, level | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}")
     for cpu, title, levels in CPUS:

@@ -4,18 +4,18 @@
 usage: weight_loss.py reorder BASE.gguf OUT.gguf
        weight_loss.py measure OUT.gguf [--schemes NAME ...] [--files FILE.gguf ...]
 
-The only published weights at hand come from a Q4_1 file, which are already multiples of a scale
-per group of 32. To quantize them again in the same groups loses nothing, so it says nothing about a
-scheme. `reorder` writes the same
-model with its hidden, feed-forward and value channels in another order, as F32: every product has
-the same terms, so the model computes the same (the likelihoods agree to 1e-6), but no group has the
-weights that shared a scale.
+The only published weights at hand come from a Q4_1 file, so they are already multiples of a scale
+per group of 32. Quantizing them again in the same groups loses nothing, and so says nothing about a
+scheme. `reorder` writes the same model as F32 with its hidden, feed-forward and value channels in
+another order. Every product has the same terms, so the model computes the same (the likelihoods
+agree to 1e-6), but no group consists of weights that shared a scale.
 
-`measure` scores tests/data/fidelity.txt by transformers in fp32 with the weights as each scheme of
-quantization at load packs them, and as each further file has them (such as files that the llama.cpp
-quantizer writes from OUT). It prints nats per token, by how much that exceeds the result with bf16
-weights, and the mean KL divergence from bf16's distributions. Activations are not quantized here;
-accuracy.py measures both together. A row takes half a minute on two cores.
+`measure` scores tests/data/fidelity.txt with transformers in fp32. The weights have the values that
+each scheme of quantization at load makes of them, or the values in each further file (such as files
+that the llama.cpp quantizer writes from OUT). It prints nats per token, the difference to the
+result with bf16 weights, and the mean KL divergence from the distributions with bf16 weights.
+Activations are not quantized here; accuracy.py measures both together. A row takes half a minute on
+two cores.
 """
 
 import argparse
@@ -85,7 +85,10 @@ COUNTS = ("block_count", "attention.head_count", "attention.head_count_kv")
 
 
 def reordered(tensors, count):
-    """The tensors of a GGUF llama with hidden, feed-forward and value channels in another order."""
+    """Return the tensors of a GGUF llama with channels in another order (see the module's text).
+
+    count: the values of the metadata keys in COUNTS.
+    """
     random = np.random.default_rng(SEED)
     hidden = random.permutation(tensors["token_embd.weight"].shape[1])
     reads = ("token_embd", "output", "attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
@@ -160,7 +163,7 @@ def print_losses(base, schemes, files):
 
 
 def named(checkpoint, change):
-    """The fp32 weights of a checkpoint as transformers calls them, changed by change(name, x)."""
+    """Return {name in transformers: change(name, x)} of the fp32 weights x of a checkpoint."""
     weights = {}
     for name in checkpoint.weights.names():
         tensor = checkpoint.weights.get(name)
@@ -171,13 +174,13 @@ def named(checkpoint, change):
 
 
 def in_bf16(_, x):
-    """Fp32 values rounded to bf16."""
+    """Return fp32 values rounded to bf16, as fp32."""
     bits = x.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
 
 
 def packed(name, x, scheme):
-    """A tensor as a scheme of quantization at load packs it from bf16."""
+    """Return the fp32 values of a tensor after `scheme` has quantized it from bf16."""
     rows = in_bf16(name, x)
     if x.ndim < 2:
         return rows
@@ -185,7 +188,7 @@ def packed(name, x, scheme):
 
 
 def llama(config):
-    """An empty model of transformers that computes in fp32."""
+    """Return a model of transformers in fp32 with this config; its weights are set later."""
     import transformers
 
     kept = {k: v for k, v in config.items() if k not in ("architectures", "torch_dtype", "dtype")}
@@ -193,7 +196,7 @@ def llama(config):
 
 
 def ids_of(path):
-    """The token ids of each passage."""
+    """Return the token ids of each passage."""
     from cpuserve.tokenizer.load import load_tokenizer
 
     tokenizer, _ = load_tokenizer(str(path), None)

@@ -2,15 +2,13 @@
 // (LinearPlan, AttentionPlan) and its rule for claims (WorkQueue: a thread's own share first, then
 // the shares of the threads after it), with modelled costs instead of kernels.
 //
-// Costs. A claim takes the longer of its arithmetic and its reads from memory. A core reads as fast
-// as its own limit, its part of the link of its core complex (the cores with one L3) and its part
-// of its rank's memory allow, where parts are equal among the threads that still work. So threads
-// that wait cost nothing while the others keep the memory busy, and everything where arithmetic is
-// the limit.
-//
-// The idle share of an operation is the part of its time that it ends later than if the work of
-// its claims were divided evenly over all threads: 1 - max(bytes / bandwidth, seconds / threads) /
-// end.
+// Costs. A claim takes the longer of the times of its arithmetic and of its reads from memory.
+// Three limits bound the read rate of a core: its own, its part of the link of its core complex
+// (the cores that share an L3), and its part of its rank's memory. The parts are equal among the
+// threads that still work. So a waiting thread costs nothing while the others keep the memory busy,
+// but its whole arithmetic rate is lost if arithmetic is the limit.
+// The idle share of an operation is the part of its time that an even division of the same work
+// over all threads would save: 1 - max(bytes / bandwidth, seconds / threads) / end.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -36,7 +34,7 @@ struct Machine {
   double claim_seconds = 50e-9;  // an atomic in a cache line that other cores write as well
   double merge_seconds = 31e-9;  // folding one partial result of attention (4 us for 128)
   int64_t tile_rows = 6, tile_panels = 4;
-  std::vector<double> speeds;  // by thread, as a part of the figures above; empty: all 1
+  std::vector<double> speeds;  // of each thread, as a factor of the rates above; empty: all 1
 
   double speed(int thread) const {
     return speeds.empty() ? 1 : speeds[static_cast<size_t>(thread)];
@@ -106,8 +104,8 @@ struct Time {
   double lost() const { return end > 0 ? 1 - least / end : 0; }  // idle, or computed in addition
 };
 
-// The threads of one rank in one phase. share(i) returns the items that member i owns, cost(begin,
-// end) the work of a claim.
+// The threads (members) of one rank in one operation. share(i) returns the range of items that
+// member i owns, and cost(begin, end) the work of claiming these items.
 template <class Share, class Cost>
 class Phase {
  public:
@@ -130,8 +128,8 @@ class Phase {
   // something left to claim, the rate of a claim is fixed when it begins.
   double run(Work* total) {
     total_ = total;
-    // By time; of threads that finish together, those come first that still have a share of their
-    // own.
+    // Events in order of time; if threads finish together, threads that still have a share of their
+    // own come first.
     using Event = std::tuple<double, bool, int>;
     std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
     double now = 0;
@@ -171,7 +169,7 @@ class Phase {
  private:
   struct Job {
     Work work;
-    double left = 0, whole = 0;  // part of it that is not done; seconds that all of it takes
+    double left = 0, whole = 0;  // the part of the work that is left (0 to 1); seconds of all of it
   };
   static constexpr double kMoment = 1e-12;  // seconds that do not count
   static size_t at(int i) { return static_cast<size_t>(i); }
@@ -241,7 +239,7 @@ class Phase {
   const Share& share_;
   const Cost& cost_;
   std::vector<int64_t> next_;
-  std::vector<int> owner_;  // by member: the share it claims from, counted from its own
+  std::vector<int> owner_;  // by member: the share it claims from, as an offset from its own
   std::vector<Job> jobs_;
   std::vector<int> readers_;  // by core complex: threads that read from memory
   int all_readers_ = 0;
@@ -400,7 +398,8 @@ struct Layer {
   }
 };
 
-// Weights of 2 bytes (bf16), or fewer: then the MLP passes on quantized activations.
+// Simulates a layer with weights of 2 bytes (bf16) or of fewer bytes; with fewer, the activations
+// between the matrices of the MLP are quantized.
 inline Layer run_layer(const Machine& m, const ModelShape& s, const Sequences& sequences,
                        double weight_bytes = 2) {
   int64_t rows = 0;

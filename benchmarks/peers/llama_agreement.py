@@ -38,7 +38,7 @@ def main():
 
 
 def reference(base, folder, types):
-    """Write the files of each type and what llama.cpp makes of them."""
+    """Write a file of each type, and the likelihoods and tokens of llama.cpp with that file."""
     folder.mkdir(exist_ok=True)
     for kind in types:
         path = folder / f"{kind}.gguf"
@@ -62,9 +62,10 @@ def quantize(base, path, kind):
 
 
 def read_by_llama(path):
-    """The tokens that are scored, their likelihoods, the prompts, and what follows them.
+    """Return a record: scored windows of tokens, their losses, prompts and greedy continuations.
 
-    It follows twice: "again" is from a model with attention summed in another order.
+    Each prompt has two continuations; "again" is from a model with flash_attn, which sums attention
+    in another order.
     """
     import llama_cpp.llama_cpp as low
     import numpy as np
@@ -72,7 +73,7 @@ def read_by_llama(path):
 
     defaults = low.llama_model_default_params
 
-    def plain():  # without copies for other kernels: that for AMX crashes on some hosts
+    def plain():  # no repacked weights: the kernels for AMX crash on some hosts
         params = defaults()
         params.use_extra_bufts = False
         return params
@@ -105,7 +106,7 @@ def read_by_llama(path):
 
 
 def sure_prompts(model, ids):
-    """The first PROMPTS parts of the text with continuations that do not depend on rounding."""
+    """Return the first PROMPTS parts of the text where rounding cannot change the continuation."""
     parts = (ids[i : i + PROMPT] for i in range(0, len(ids) - PROMPT, PROMPT // 4))
     sure = (part for part in parts if greedy_of_llama(model, part, SURE)[1] >= SURE)
     found = list(itertools.islice(sure, PROMPTS))
@@ -115,9 +116,9 @@ def sure_prompts(model, ids):
 
 
 def greedy_of_llama(model, prompt, least=-1.0):
-    """The most likely tokens after a prompt, and the least lead of one, in nats.
+    """Return (greedy tokens after a prompt, the smallest lead of one over the next, in nats).
 
-    It stops after a token that leads by less than `least`.
+    It stops after a token that leads by less than `least` nats.
     """
     model.reset()
     model.eval(prompt)
@@ -150,12 +151,12 @@ def compare(folder):
 
 
 def equal(answers, others):
-    """How many of the texts are the same."""
+    """Return how many of the token lists are the same."""
     return sum(a == b for a, b in zip(answers, others, strict=True))
 
 
 def read_by_cpuserve(path, record, bits):
-    """The likelihoods of the record's tokens, and what follows both sets of its prompts."""
+    """Return (losses of the record's tokens, {"sure", "any": continuations of its prompts})."""
     from cpuserve import LLM, SamplingParams
 
     scored = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
@@ -174,7 +175,7 @@ def read_by_cpuserve(path, record, bits):
 
 
 def mean(values):
-    """The mean of a list."""
+    """Return the mean of a list."""
     return sum(values) / len(values)
 
 

@@ -69,7 +69,7 @@ def prefill(engine, tokens):
 
 
 def decode(engine, prompt, output, sequences):
-    """Output tokens per second of `sequences` that decode together."""
+    """Return the output tokens per second of `sequences` sequences that decode together."""
     engine.clear()
     for s in range(sequences):
         engine.run([(i, s, i == prompt - 1) for i in range(prompt)])

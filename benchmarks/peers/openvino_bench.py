@@ -19,7 +19,7 @@ rng = random.Random(0)
 
 
 def generate(pipe, tokens, output):
-    """(seconds, metrics) of `output` tokens after a random prompt."""
+    """Return (seconds, metrics) of `output` tokens after a random prompt."""
     config = genai.GenerationConfig()
     config.max_new_tokens = config.min_new_tokens = output
     config.do_sample, config.ignore_eos, config.apply_chat_template = False, True, False

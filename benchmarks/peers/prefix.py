@@ -26,7 +26,7 @@ TURN, MORE = 4096, 64
 
 
 async def ratios(target, args):
-    """{"shared": rate with a common prefix / rate without, "second turn": TTFT / first TTFT}."""
+    """Return {"shared": rate with / without a common prefix, "second turn": TTFT / first TTFT}."""
     rng = random.Random()
 
     def tokens(n):

@@ -116,7 +116,7 @@ class ScriptEngine:
 
 
 async def rates(target, args):
-    """Rates by HTTP in tokens per second: decode and prefill of one request, output of several."""
+    """Return rates through HTTP in tokens/s: decode and prefill of a request, output of several."""
     rng = random.Random()
 
     def prompt(tokens):
@@ -134,9 +134,9 @@ async def rates(target, args):
 
 
 def together(timings):
-    """Tokens per second of all streams while all of them run.
+    """Return the tokens per second of all streams during the time when all of them run.
 
-    A chunk of a stream may hold several tokens.
+    A chunk of a stream may contain several tokens.
     """
     first, last = max(t.stamps[0] for t in timings), min(t.stamps[-1] for t in timings)
     if last <= first:
@@ -204,7 +204,7 @@ def row(name, rounds, own, metrics):
 
 
 def read_rate():
-    """The current memory read bandwidth of this machine in bytes per second."""
+    """Return the current memory read bandwidth of this machine in bytes per second."""
     out = subprocess.check_output(
         [sys.executable, "-m", "cpuserve", "bench", "roofline", "--json"], stderr=subprocess.DEVNULL
     )

@@ -20,7 +20,7 @@ FULL_PRECISION = {"BF16", "F16", "F32"}
 
 
 def type_of(path):
-    """The type in the name of a GGUF file, such as Q4_0 in model.Q4_0.gguf or model-Q4_0.gguf."""
+    """Return the type in a GGUF file's name, such as Q4_0 in model.Q4_0.gguf or model-Q4_0.gguf."""
     found = re.search(r"[.-]([A-Za-z]+\d+(_\w+)?)\.gguf$", Path(path).name)
     if not found:
         raise SystemExit(f"{path}: its name does not end with its type, as in model.Q4_0.gguf")
@@ -28,7 +28,7 @@ def type_of(path):
 
 
 def comparisons(directory, files):
-    """Name -> arguments of run.py."""
+    """Return {name of a comparison: arguments of run.py}."""
     by_type = {type_of(file): file for file in files}
     plain = next((by_type[t] for t in ("BF16", "F16") if t in by_type), None)
     found = {"bf16": [directory, "--peers", "vllm"]}

@@ -1,1 +1,1 @@
-"""The HTTP front end: the server's life, requests, responses, and a folder a dialect."""
+"""The HTTP front end: start and stop, requests, responses, and a folder for each dialect."""

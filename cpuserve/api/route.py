@@ -90,7 +90,7 @@ async def generate(
 ) -> Response:
     """Return the response to a body that asks for texts, vectors or scores.
 
-    field_names: from fields of GenerateCall to the dialect's names of them, for error messages.
+    field_names: {field of GenerateCall: the dialect's name of it}, for error messages.
 
     Raises:
       RequestError: the model cannot be found, or the body is invalid; see `prepare`.

@@ -1,4 +1,4 @@
-"""The caller (client) of the request that this task serves; some queues share by caller."""
+"""The caller (client) of the request that this task serves, for queues with a share per caller."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ async def chat_prompt(
 ) -> Prompt:
     """Return the token ids of the messages, rendered with the chat template; most: see `encode`.
 
-    opening: the forced beginning of the response, such as the start of a call. waits: if the prompt
-    allows a thought, `opening` and the grammar of the response come after the thought.
+    opening: the forced beginning of the response, such as the start of a call. waits: `opening` and
+    the grammar of the response come after the thought, if the prompt allows a thought.
 
     num_bytes: the size of the request's body; small and large requests render on separate threads.
     """

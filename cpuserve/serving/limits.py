@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from cpuserve.config.server import ServerOptions
 
-# A prompt token takes 2 to 6 bytes of text in any language. In JSON it takes at most about 64
-# bytes: in many short messages that escape all non-ASCII characters. The minimum allows for
+# A prompt token takes 2 to 6 bytes of text in any language. In JSON it takes at most about 64,
+# when many short messages escape all non-ASCII characters. The minimum allows for
 # requests with many prompts or long lists of token ids: their size is independent of the context.
 BODY_BYTES_PER_TOKEN = 64
 LEAST_BODY_BYTES = 4 << 20

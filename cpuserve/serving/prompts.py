@@ -55,7 +55,7 @@ async def prompts_of(
 
 
 def _kept_tokens(context: ModelContext, call: GenerateCall) -> int | None:
-    """Return the number of tokens to which the texts of a call are cut; None = not cut."""
+    """Return how many tokens of each text of a call are kept; None = all tokens."""
     asked, most = call.truncate_prompt_tokens, context.max_model_len
     if asked is None or asked == -1:
         return None if asked is None else most

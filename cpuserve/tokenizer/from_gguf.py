@@ -48,7 +48,7 @@ _KINDS = {
         add_sep=True,
     ),
 }
-# The names of special tokens: in GGUF (which spells "seperator" so), and in chat templates.
+# The name of each special token in GGUF (which spells "seperator" so), and in chat templates.
 _SPECIAL = {
     "bos": "bos_token",
     "eos": "eos_token",

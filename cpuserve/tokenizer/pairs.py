@@ -58,7 +58,7 @@ class PairEncoder:
         *,
         most: int | None = None,
     ) -> list[int]:
-        """Return the token ids of a pair; most: the limit to which the texts are cut, None = none.
+        """Return the token ids of a pair; most: cut the texts to this number of ids, None = no cut.
 
         Raises:
             InvalidRequest: the model takes no instruction, or a text is not valid Unicode.

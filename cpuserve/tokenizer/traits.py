@@ -30,7 +30,7 @@ _CALL = {"id": "c2f1call0", "type": "function", "function": {"name": "f", "argum
 class Traits:
     """The kinds of messages that one template accepts.
 
-    texts, parts: the roles for which the template writes content that is a text, or a list of
+    texts, parts: the roles with content that the template writes if it is a text, or a list of
     parts. system, late_system: it writes a system message at the beginning, and elsewhere.
     alternates: it refuses or drops one of two consecutive user messages. developer: it knows the
     role "developer". thoughts: the keys from which it reads thoughts. text_arguments: it writes the

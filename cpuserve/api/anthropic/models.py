@@ -84,7 +84,7 @@ async def get_model(request: Request, name: str) -> Response:
 
 
 def _page(names: list[str], query: QueryParams) -> tuple[list[str], bool]:
-    """Return the model names of the page, and whether more follow in the page's direction."""
+    """Return the models of the page, and whether more follow in the direction of the page."""
     given = query.get("limit", str(_PAGE))
     limit = int(given) if given.isdecimal() and len(given) < 5 else 0
     if not 1 <= limit <= _MAX_PAGE:

@@ -1,4 +1,4 @@
-"""The life of the server. A start, in this order; `serve.serve` is the function:
+"""Start and stop of the server. `serve.serve` does these steps in order:
 
 1. `http/listener.py` binds the port, so that a port in use is reported at once.
 2. `startup_server.py` responds to requests on a thread until the front end can: /health is 503.

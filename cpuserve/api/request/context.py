@@ -94,11 +94,11 @@ class RequestContext:
 
 
 class Named(Protocol):
-    """A body that may name a model."""
+    """A decoded body with an optional model name."""
 
     @property
     def model(self) -> str | None:
-        """The name; None = the first model."""
+        """The name of the model; None = the first model."""
 
 
 class _ModelName(msgspec.Struct):
@@ -113,7 +113,7 @@ async def read_call(
 ) -> AsyncGenerator[tuple[RequestContext, T], None]:
     """Yield the request and its decoded body; its bytes stay reserved until the block ends.
 
-    conversation: the field with the messages, for which _most_objects sets the limit.
+    conversation: the field with the messages; _most_objects sets its limit of objects.
 
     Raises:
       ServiceUnavailable: the server cannot serve requests now.

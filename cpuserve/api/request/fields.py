@@ -276,7 +276,7 @@ def refused_by(schema: type) -> Iterable[Refused]:
 
 
 def refused_names(asked: object) -> set[str]:
-    """Return the names of the fields that `refused_by` returns; a GenerateCall never gets them."""
+    """Return the name of each field that `refused_by` returns; a GenerateCall never gets them."""
     return {rule.name for rule in refused_by(type(asked))}
 
 

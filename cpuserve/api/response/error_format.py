@@ -20,9 +20,9 @@ class ErrorFormat:
     """How a dialect writes errors, and on which paths.
 
     error: encodes an error. beginnings: paths that begin with these use `error`, existing or not;
-    all other paths use the OpenAI format. id_headers: headers in which responses of these paths
-    return the request's id, besides x-request-id. shared: beginnings of OpenAI paths that belong to
-    this dialect if the request has `header`.
+    all other paths use the OpenAI format. id_headers: headers that return the request's id in
+    responses of these paths, besides x-request-id. shared: beginnings of OpenAI paths that belong
+    to this dialect if the request has `header`.
     """
 
     error: Envelope = error_json
@@ -48,7 +48,7 @@ _FORMATS = (ANTHROPIC, OLLAMA)
 def error_format_of(path: str, header_names: Collection[bytes]) -> ErrorFormat:
     """Return the format of the errors of `path` in a request with these headers (lower case).
 
-    path: also a full URL, as clients of a proxy send it.
+    path: a path, or a full URL as clients of a proxy send it.
     """
     if not path.startswith("/") and "://" in path:
         path = "/" + path.partition("://")[2].partition("/")[2]

@@ -54,7 +54,7 @@ class ToolParser(Protocol):
 
     @property
     def num_calls(self) -> int:
-        """The number of calls that have begun: the parser knows their names."""
+        """The number of calls that have begun: the parser has read the name."""
 
     def force(self, opening: str) -> list[Piece]:
         """Return the pieces of `opening`, the beginning of a call that the server has forced."""
@@ -134,8 +134,8 @@ class ToolFormat(Protocol):
 class WholeFormat(ToolFormat, Protocol):
     """A format that also covers the text and thoughts of responses, with and without tools.
 
-    form_opening: the text that begins a structured output. thought_end: the texts with which the
-    server ends a thought.
+    form_opening: the text that begins a structured output. thought_end: the texts that the server
+    writes to end a thought.
     """
 
     form_opening: str

@@ -136,7 +136,7 @@ def _leading_text(text: str) -> tuple[str, int]:
 
 
 def _value(text: str) -> str:
-    """Return a value, in which keys and words have no quotes, as JSON; else as a JSON string."""
+    """Return a value with unquoted keys and words as JSON; any other text as a JSON string."""
     parts = re.split(r'("(?:[^"\\]|\\.)*(?:"|$))', text)
     parts[::2] = [_BARE_KEY.sub(r'"\1":', part) for part in parts[::2]]
     return json_of_python("".join(parts)) or json.dumps(text.strip(), ensure_ascii=False)

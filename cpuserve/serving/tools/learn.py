@@ -76,8 +76,8 @@ class LearnedFormat:
     how `calls` was found, for logs and errors. gap: the white space that the template writes
     between a text and a call. tags: the tags around thoughts; None = the template has none. whole:
     the format of all responses, with or without tools; None = responses are text, with thoughts
-    between tags. why_tags: how the tags were found. thought_end: the texts with which the server
-    ends a thought. guided: a grammar keeps calls valid, because the model was not trained for them.
+    between tags. why_tags: how the tags were found. thought_end: the texts that the server writes
+    to end a thought. guided: a grammar keeps calls valid: the model was not trained for them.
     """
 
     calls: ToolFormat | None
@@ -121,7 +121,7 @@ def learn_format(
 ) -> LearnedFormat:
     """Return how a model with this template writes responses; this renders some conversations.
 
-    calls, reasoning: the names of parsers (config/parsers.py); "auto" = find them, "none" = no
+    calls, reasoning: a parser of config/parsers.py each; "auto" = find the format, "none" = no
     calls, or no thoughts.
     """
     source = template.tool_source
@@ -234,7 +234,7 @@ class _ProbeConversations:
         return found.begins_texts(self._before)
 
     def thought_end(self, tags: ThinkTags) -> ThoughtEnd:
-        """Return the texts with which the template ends a thought and begins the text after it."""
+        """Return the texts that the template writes between a thought and the text after it."""
         turn = {"role": "assistant", "content": _TEXT, **dict.fromkeys(THOUGHTS, _THOUGHT)}
         whole = self._render([*self._asked, turn], tools=self.shows_tools) or ""
         before, close, after = whole.partition(_THOUGHT)[2].partition(tags.close)

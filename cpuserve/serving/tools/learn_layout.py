@@ -23,7 +23,7 @@ _LIST = re.compile(r"\[\s*$")
 
 @dataclass(frozen=True, slots=True)
 class CallProbe:
-    """The calls of the functions `names` with `arguments`, as a template writes them.
+    """Calls with known names and arguments, as a template writes them.
 
     one, two: the text of a response with one call, and with two calls ("" = the template cannot
     write two). ids: the ids of the calls.

@@ -57,7 +57,7 @@ class ThoughtUse:
     """How a response treats thoughts.
 
     told: whether the client gets them. budget: the most tokens of thoughts, None = any number.
-    last_words: the text with which the server ends a thought at its budget.
+    last_words: the text that the server adds when it ends a thought at its budget.
     """
 
     told: bool = True

@@ -255,7 +255,7 @@ def _told_as_strict() -> Iterator[None]:
 
 
 def _checked_names(tools: list[Any]) -> dict[str, None]:
-    """Return the names of the functions as keys, in their order; InvalidRequest for a bad tool."""
+    """Return the name of each function as a key, in order; InvalidRequest for an invalid tool."""
     if len(tools) > MAX_TOOLS:
         msg = f"tools has {len(tools)} entries: at most {MAX_TOOLS} are allowed"
         raise InvalidRequest(msg, param="tools")

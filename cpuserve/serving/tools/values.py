@@ -142,7 +142,7 @@ def _any(text: str, *kinds: type) -> str | None:
 def _of_python(text: str, begins: str) -> str | None:
     """Return a value in Python syntax, which some templates write, as JSON, or None.
 
-    begins: the characters with which the value may begin.
+    begins: the characters that may begin the value.
     """
     return json_of_python(text) if text.strip()[:1] in tuple(begins) else None
 

@@ -45,7 +45,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
-    # The most tokens of a thought, under the names that vLLM and llama.cpp use.
+    # The most tokens of a thought: one field of vLLM, and two fields of llama.cpp.
     thinking_token_budget: int | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None

@@ -133,7 +133,7 @@ class ChatWriter:
 
 
 def _thought_part(event: Thought) -> bytes:
-    """Return the members of a chunk with a part of a thought, under both names clients read."""
+    """Return the members of a chunk with a part of a thought, once for each name in use."""
     text = to_json(event.text)
     return (
         b',"delta":{"reasoning_content":%b,"reasoning":%b},"logprobs":null,"finish_reason":null'

@@ -94,8 +94,8 @@ def items_of(
 ) -> list[OutputItem]:
     """Return the items of a whole response; a response without text has one empty message.
 
-    logprobs: of all tokens of the text; a response with logprobs has only one message, because the
-    schema refuses them together with tools. seals: see Item.
+    logprobs: one entry for each token of the text. A response with logprobs has only one message,
+    because the schema refuses logprobs together with tools. seals: see Item.
     """
     items: list[Item] = []
     for index, part in enumerate(choice.parts or [""]):

@@ -1,4 +1,4 @@
-"""The Response at its beginning: the settings of the request, and no output yet."""
+"""Make the Response at its beginning: it has the settings of the request, and no output yet."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include_reasoning: bool | None = None
-    # The most tokens of a thought, under the names that vLLM and llama.cpp use.
+    # The most tokens of a thought: one field of vLLM, and two fields of llama.cpp.
     thinking_token_budget: int | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
