@@ -229,7 +229,7 @@ FAULTS = [
         "csrc/runtime/worker.cpp",
         "    if (is_idle(ops[static_cast<size_t>(i)])) continue;\n",
         "",
-        "tests/runtime/test_native_executor.py -k cost_no_phase",
+        "tests/runtime/test_native_running.py -k cost_no_phase",
     ),
     Fault(
         "cpuserve/loader/lora_files.py",
