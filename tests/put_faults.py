@@ -615,7 +615,7 @@ FAULTS = [
         "cpuserve/api/anthropic/conversation.py",
         "    uses.check_answered()\n    return joined",
         "    return joined",
-        "tests/api/test_api_messages.py -k without_its_result",
+        "tests/api/test_api_messages_tools.py -k without_its_result",
     ),
     Fault(
         "cpuserve/serving/registry.py",
