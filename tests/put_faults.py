@@ -639,7 +639,7 @@ FAULTS = [
         "cpuserve/api/openai/responses/conversation.py",
         "        found.check_answered()\n",
         "",
-        "tests/api/test_api_responses.py -k bad_request",
+        "tests/api/test_api_responses_errors.py -k bad_request",
     ),
     Fault(
         "cpuserve/api/request/content_parts.py",
