@@ -241,7 +241,7 @@ FAULTS = [
         "cpuserve/engine/replicas.py",
         "await self._restore(replica)",
         "pass",
-        "tests/engine/test_replicas.py -k started_again_loads",
+        "tests/engine/test_replica_adapters.py -k started_again_loads",
     ),
     # --- drafts -------------------------------------------------------------------------------
     Fault(
