@@ -796,13 +796,13 @@ FAULTS = [
         "cpuserve/quant/gptq.py",
         '0 if settings.get("checkpoint_format") == "gptq_v2" else 1',
         '1 if settings.get("checkpoint_format") == "gptq" else 0',
-        "tests/quant/test_readers.py",
+        "tests/quant/test_gptq_awq.py",
     ),
     Fault(
         "cpuserve/quant/packed.py",
         "join_bits(np.take(spread_bits(packed, bits), columns, axis=1), bits)",
         "packed",
-        "tests/quant/test_readers.py -k activation_order_keeps",
+        "tests/quant/test_gptq_awq.py -k activation_order_keeps",
     ),
     Fault(
         "cpuserve/quant/packed.py",
@@ -850,7 +850,7 @@ FAULTS = [
         "cpuserve/quant/packed.py",
         "whole and zero.max(initial=0) <= MOST_ZERO",
         "whole",
-        "tests/quant/test_readers.py -k zero_point_of_256",
+        "tests/quant/test_gptq_awq.py -k zero_point_of_256",
     ),
     Fault(
         "cpuserve/program/operations/dense.py",
