@@ -70,12 +70,12 @@ TESTS = (
     *("tests/engine/test_core.py", "tests/engine/test_inline.py"),
     *("-k", "not torch and not transformers and not executors"),
 )
-HOST, EXECUTOR = "tests/platforms/test_host.py", "tests/runtime/test_native_executor.py"
+HOST, RUNNING = "tests/platforms/test_host.py", "tests/runtime/test_native_running.py"
 LEFT_OUT = {
     "tests/runtime/test_batch_invariance.py": "is a job of its own",
     "tests/runtime/test_executors_agree.py": "imports torch",
     "tests/platforms/test_plugins.py": "needs pip in the Python under test",
-    f"{EXECUTOR}::test_kv_memory_for_the_next_step_is_got_ready_while_idle": (
+    f"{RUNNING}::test_kv_memory_for_the_next_step_is_got_ready_while_idle": (
         "qemu says that MADV_POPULATE_WRITE is done, and does nothing"
     ),
     f"{HOST}::test_limits_of_the_process_are_read": "qemu accepts these limits and ignores them",

@@ -42,6 +42,8 @@ class Fault(NamedTuple):
 
 
 SCHEDULER = "tests/core/test_scheduler.py"
+PREFIXES = "tests/core/test_scheduler_prefixes.py"
+ORDER = "tests/core/test_scheduler_order.py"
 KV = "tests/core/test_kv.py"
 DRAFTS = "tests/core/test_drafts.py"
 GRAMMARS = "tests/engine/test_grammars.py"
@@ -227,7 +229,7 @@ FAULTS = [
         "csrc/runtime/worker.cpp",
         "    if (is_idle(ops[static_cast<size_t>(i)])) continue;\n",
         "",
-        "tests/runtime/test_native_executor.py -k cost_no_phase",
+        "tests/runtime/test_native_running.py -k cost_no_phase",
     ),
     Fault(
         "cpuserve/loader/lora_files.py",
@@ -239,7 +241,7 @@ FAULTS = [
         "cpuserve/engine/replicas.py",
         "await self._restore(replica)",
         "pass",
-        "tests/engine/test_replicas.py -k started_again_loads",
+        "tests/engine/test_replica_adapters.py -k started_again_loads",
     ),
     # --- drafts -------------------------------------------------------------------------------
     Fault(
@@ -307,61 +309,61 @@ FAULTS = [
         "cpuserve/core/scheduler.py",
         "            never_written.update(blocks)\n",
         "",
-        f"{SCHEDULER} -k starts_again",
+        f"{PREFIXES} -k starts_again",
     ),
     Fault(
         "cpuserve/core/scheduler.py",
         "            never_written.update(self._blocks_from(request, chunk.start))\n",
         "",
-        f"{SCHEDULER} -k rewound",
+        f"{PREFIXES} {ORDER} -k rewound",
     ),
     Fault(
         "cpuserve/core/scheduler.py",
         "            self.kv.published.unpublish_since(request.chain, mark)\n",
         "",
-        f"{SCHEDULER} -k rewound",
+        f"{PREFIXES} {ORDER} -k rewound",
     ),
     Fault(
         "cpuserve/core/scheduler.py",
         "            request.num_lost += done * len(chunk.token_ids)\n",
         "",
-        f"{SCHEDULER} -k rewound",
+        f"{PREFIXES} {ORDER} -k rewound",
     ),
     Fault(
         "cpuserve/core/scheduler.py",
         "free -= self.kv.needs(len(request.token_ids)) + groups",
         "free -= 1",
-        f"{SCHEDULER} -k room",
+        f"{SCHEDULER} {ORDER} -k room",
     ),
     Fault(
         "cpuserve/core/scheduler.py",
         "elapsed > predicted * self._loss_allowed or ",
         "",
-        f"{SCHEDULER} -k ended_for",
+        f"{ORDER} -k ended_for",
     ),
     Fault(
         "cpuserve/core/budget.py",
         "self.long = min(self.long, max(share, LEAST_CHUNK // OLDEST_SHARE))",
         "pass",
-        f"{SCHEDULER} -k passes_a_long",
+        f"{ORDER} -k passes_a_long",
     ),
     Fault(
         "cpuserve/core/budget.py",
         "most = min(most, max(5 * self.shortest // 4, TOGETHER))",
         "pass",
-        f"{SCHEDULER} -k passes_a_long",
+        f"{ORDER} -k passes_a_long",
     ),
     Fault(
         "cpuserve/core/budget.py",
         "            max(self.tokens // OLDEST_SHARE, 1),\n",
         "            0,\n",
-        f"{SCHEDULER} -k 'oldest_always or however_many'",
+        f"{SCHEDULER} {ORDER} -k 'oldest_always or however_many'",
     ),
     Fault(
         "cpuserve/core/budget.py",
         "request.num_lost, 0.0)",
         "0.0, 0.0)",
-        f"{SCHEDULER} -k many_short",
+        f"{ORDER} -k many_short",
     ),
     Fault(
         "cpuserve/engine/interrupt.py",
@@ -385,25 +387,25 @@ FAULTS = [
         "cpuserve/core/admission.py",
         "    wanted = min(wanted, max(limits.max_model_len - 1, num_prompt))\n",
         "",
-        f"{SCHEDULER} -k cut_to_the_context",
+        "tests/core/test_admission.py -k cut_to_the_context",
     ),
     Fault(
         "cpuserve/core/prompt_blocks.py",
         "        reads = request.reads_prefixes\n",
         "        reads = True\n",
-        f"{SCHEDULER} -k scored_prompt",
+        f"{PREFIXES} -k scored_prompt",
     ),
     Fault(
         "cpuserve/core/queue.py",
         "math.log2(1 + abs(request.priority))",
         "abs(request.priority)",
-        f"{SCHEDULER} -k waiting_makes",
+        f"{ORDER} -k waiting_makes",
     ),
     Fault(
         "cpuserve/core/cost.py",
         "weight = _RATE_GAIN * min(1.0, tokens / _TOKENS)",
         "weight = _RATE_GAIN",
-        f"{SCHEDULER} -k rate",
+        "tests/core/test_scheduler_chunks.py -k rate",
     ),
     Fault(
         "cpuserve/core/kv/manager.py",
@@ -583,7 +585,7 @@ FAULTS = [
         "cpuserve/sampling/params.py",
         "            or self.min_tokens\n            or self.repetition_penalty",
         "            or self.repetition_penalty",
-        f"{SCHEDULER} -k bars",
+        f"{PREFIXES} -k bars",
     ),
     Fault(
         "cpuserve/api/response/stream.py",
@@ -613,7 +615,7 @@ FAULTS = [
         "cpuserve/api/anthropic/conversation.py",
         "    uses.check_answered()\n    return joined",
         "    return joined",
-        "tests/api/test_api_messages.py -k without_its_result",
+        "tests/api/test_api_messages_tools.py -k without_its_result",
     ),
     Fault(
         "cpuserve/serving/registry.py",
@@ -637,7 +639,7 @@ FAULTS = [
         "cpuserve/api/openai/responses/conversation.py",
         "        found.check_answered()\n",
         "",
-        "tests/api/test_api_responses.py -k bad_request",
+        "tests/api/test_api_responses_errors.py -k bad_request",
     ),
     Fault(
         "cpuserve/api/request/content_parts.py",
@@ -794,13 +796,13 @@ FAULTS = [
         "cpuserve/quant/gptq.py",
         '0 if settings.get("checkpoint_format") == "gptq_v2" else 1',
         '1 if settings.get("checkpoint_format") == "gptq" else 0',
-        "tests/quant/test_readers.py",
+        "tests/quant/test_gptq_awq.py",
     ),
     Fault(
         "cpuserve/quant/packed.py",
         "join_bits(np.take(spread_bits(packed, bits), columns, axis=1), bits)",
         "packed",
-        "tests/quant/test_readers.py -k activation_order_keeps",
+        "tests/quant/test_gptq_awq.py -k activation_order_keeps",
     ),
     Fault(
         "cpuserve/quant/packed.py",
@@ -848,7 +850,7 @@ FAULTS = [
         "cpuserve/quant/packed.py",
         "whole and zero.max(initial=0) <= MOST_ZERO",
         "whole",
-        "tests/quant/test_readers.py -k zero_point_of_256",
+        "tests/quant/test_gptq_awq.py -k zero_point_of_256",
     ),
     Fault(
         "cpuserve/program/operations/dense.py",

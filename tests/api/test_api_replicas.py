@@ -12,7 +12,7 @@ from cpuserve.config.server import ServerOptions
 from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
 from tests.api.fakes import FakeEngine
-from tests.api.test_api_server import Served, events
+from tests.api.server_process import Served, events
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.patience import wait_gone, wait_until
 from tests.helpers.served import running_server

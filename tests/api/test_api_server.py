@@ -1,7 +1,6 @@
-"""Start, signals and crashes of the server, with real processes; the engine's model is fake."""
+"""The start of the server, its addresses and its metrics: real processes with a fake model."""
 
 import errno
-import http.client
 import json
 import logging
 import os
@@ -9,9 +8,6 @@ import resource
 import select
 import signal
 import socket
-import subprocess
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -19,133 +15,12 @@ import pytest
 
 from cpuserve.api.http.listener import MOST_FILES, open_listener, raise_file_limit, url_of
 from cpuserve.api.lifecycle import serve, startup_server
-from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.config.server import ServerOptions
 from cpuserve.errors import ConfigError
 from cpuserve.serving.load_progress import LoadProgress
 from tests.api.fakes import Api
-from tests.helpers.children import child_options
+from tests.api.server_process import listening, served
 from tests.helpers.patience import PATIENCE_S, wait_gone, wait_until
-from tests.helpers.tiny import tiny_model
-
-LONG_S = 600.0  # beyond every wait of a test: who waits for this to pass fails
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
-
-
-class Served:
-    """A server process, with methods to send requests and to end it."""
-
-    def __init__(
-        self,
-        model="fake",
-        uds=None,
-        drain_s=LONG_S,
-        drain_delay_s=0.0,
-        keys=(),
-        replicas=1,
-        restart=True,
-        limits=(),
-        port=None,
-        download="none",
-        also=None,
-        **config,
-    ):
-        self.port = port or free_port()
-        self.uds = uds
-        self._connections = []
-        tiny = str(tiny_model("llama"))
-        config = {"max_model_len": 1000, "kv_blocks": 512, **config}
-        config = {"tokenizer_path": tiny, "served_model_names": ["fake"], **config}
-        options = {"model": model, "port": self.port, "uds": uds, "drain_s": drain_s}
-        options |= {"drain_delay_s": drain_delay_s, "keys": list(keys), "replicas": replicas}
-        options |= {"restart": restart, "limits": limits, "download": download}
-        options |= {"also": also}
-        options = json.dumps({**options, "config": config})
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.api.serve_fake", options],
-            **child_options(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout.readline() == "preparing\n"
-        if download == "none":
-            self.another_engine()
-
-    def another_engine(self):
-        """Return the pid of the next engine that starts; `ends_with` also waits for its end."""
-        self.engine_pid = int(self.process.stdout.readline().split()[1])
-        return self.engine_pid
-
-    def ready(self):
-        """Wait until the server serves requests."""
-        line = self.process.stdout.readline()
-        assert line.startswith("ready "), self.process.stderr.read()
-        self.url = line.split()[1]
-        return self
-
-    def connect(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        if self.uds:
-            connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.connect(self.uds)
-        self._connections.append(connection)
-        return connection
-
-    def close(self):
-        """Kill what still runs and close every connection."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
-        for connection in self._connections:
-            connection.close()
-
-    def get(self, path):
-        connection = self.connect()
-        connection.request("GET", path)
-        response = connection.getresponse()
-        body = response.read()
-        connection.close()
-        return response.status, body
-
-    def post(self, connection=None, **fields):
-        """Send a POST to /v1/completions and return the response without reading its body."""
-        connection = connection or self.connect()
-        body = json.dumps({"prompt": [11, 12, 13], "ignore_eos": True, **fields})
-        headers = {"content-type": "application/json"}
-        connection.request("POST", "/v1/completions", body, headers)
-        return connection.getresponse()
-
-    def stop(self, number=signal.SIGTERM):
-        self.process.send_signal(number)
-
-    def ends_with(self, code):
-        """The process ends with `code`, and so does its engine."""
-        _, err = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == code, err
-        wait_gone(self.engine_pid)
-        assert "Traceback" not in err, err
-        return err
-
-
-@contextmanager
-def served(*args, **kwargs):
-    server = Served(*args, **kwargs)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-def events(text):
-    lines = [line for line in text.split("\n\n") if line]
-    assert lines[-1] == "data: [DONE]", lines[-3:]
-    return [json.loads(line[6:]) for line in lines[:-1]]
 
 
 def test_an_idle_server_answers_where_it_should_and_ends_at_once_with_0():
@@ -161,12 +36,6 @@ def test_an_idle_server_answers_where_it_should_and_ends_at_once_with_0():
         assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
         server.stop()
         server.ends_with(0)
-
-
-def listening(pid):
-    """Return the addresses on which the process accepts connections."""
-    connections = psutil.Process(pid).net_connections("inet")
-    return [tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN]
 
 
 def test_while_loading_health_is_503_and_a_signal_ends_it():
@@ -267,252 +136,6 @@ def test_a_model_that_is_refused_is_one_line_and_frees_the_port():
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=lambda s: s.name
-)
-def test_a_running_stream_may_finish_after_a_signal(number):
-    with served("fake:slow") as server:
-        server.ready()
-        response = server.post(stream=True, max_tokens=40)
-        first = response.readline()
-        for pid in (server.engine_pid, server.process.pid):  # a terminal signals both
-            os.kill(pid, number)
-        text = (first + response.read()).decode()
-        assert events(text)[-1]["choices"][0]["finish_reason"] == "length"
-        server.ends_with(0)
-
-
-def test_a_stream_that_takes_too_long_is_ended_with_an_error():
-    with served("fake:slow", drain_s=0.3) as server:
-        server.ready()
-        response = server.post(stream=True, max_tokens=900)
-        first = response.readline()
-        server.stop()
-        text = (first + response.read()).decode()
-        assert events(text)[-1]["error"]["code"] == "service_unavailable"
-        server.ends_with(0)
-
-
-def test_while_it_stops_new_requests_are_refused():
-    with served("fake:slow", drain_s=1.0) as server:
-        server.ready()
-        idle = server.connect()
-        idle.request("GET", "/health")
-        idle.getresponse().read()
-        response = server.post(stream=True, max_tokens=900)
-        response.readline()
-        server.stop()
-        wait_until(lambda: not listening(server.process.pid))
-        with pytest.raises((OSError, http.client.HTTPException)):
-            server.get("/health")
-        with pytest.raises((OSError, http.client.HTTPException)):
-            server.post(idle)
-        server.ends_with(0)
-
-
-@pytest.mark.parametrize("drain_delay_s", [0, LONG_S], ids=["draining", "in the delay"])
-def test_a_second_signal_ends_it_with_an_error_in_each_stream(drain_delay_s):
-    with served("fake:slow", drain_delay_s=drain_delay_s) as server:
-        server.ready()
-        responses = [server.post(stream=True, max_tokens=900) for _ in range(3)]
-        begun = [response.readline() for response in responses]
-        server.stop(signal.SIGINT)
-        if drain_delay_s:
-            wait_until(lambda: server.get("/health")[0] == 503)
-        else:
-            wait_until(lambda: not listening(server.process.pid))
-        server.stop(signal.SIGINT)
-        for first, response in zip(begun, responses, strict=True):
-            error = events((first + response.read()).decode())[-1]["error"]
-            assert error["code"] == "service_unavailable"
-        server.ends_with(130)
-
-
-def test_during_the_drain_delay_health_is_503_and_requests_are_answered():
-    with served("fake:slow", drain_delay_s=LONG_S) as server:
-        server.ready()
-        kept = server.connect()
-        assert server.post(kept, max_tokens=1).read()
-        server.stop()
-        wait_until(lambda: server.get("/health")[0] == 503)
-        assert json.loads(server.get("/health")[1])["status"] == "draining"
-        assert server.get("/live")[0] == 200
-        response = server.post(kept, stream=True, max_tokens=4)
-        assert response.headers["connection"] == "close"
-        assert server.post(max_tokens=2).status == 200
-        assert events(response.read().decode())[-1]["choices"][0]["finish_reason"] == "length"
-        server.stop()
-        server.ends_with(143)
-
-
-def test_after_the_drain_delay_the_port_closes_and_streams_go_on():
-    with served("fake:slow", drain_delay_s=0.2) as server:
-        server.ready()
-        response = server.post(stream=True, max_tokens=100)
-        first = response.readline()
-        server.stop()
-        wait_until(lambda: not listening(server.process.pid))
-        with pytest.raises(OSError, match="refused"):
-            server.get("/health")
-        text = (first + response.read()).decode()
-        assert events(text)[-1]["choices"][0]["finish_reason"] == "length"
-        server.ends_with(0)
-
-
-def test_a_request_that_is_still_coming_is_answered_before_the_end():
-    with served() as server:
-        server.ready()
-        body = json.dumps({"prompt": [11, 12, 13], "max_tokens": 3}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as client:
-            client.sendall(head.encode() + body[:10])
-            # The next connection's answer shows that the server has read the beginning.
-            assert server.get("/health")[0] == 200
-            server.stop()
-            wait_until(lambda: not listening(server.process.pid))
-            client.sendall(body[10:])
-            assert client.makefile("rb").readline() == b"HTTP/1.1 200 OK\r\n"
-        server.ends_with(0)
-
-
-def test_signals_that_were_ignored_at_the_start_stay_ignored(monkeypatch):
-    ignored = {signal.SIGHUP: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
-    monkeypatch.setattr(signal, "getsignal", lambda n: ignored.get(n, signal.SIG_DFL))
-    assert set(stop_signals()) == {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT}
-
-
-def ends_with_the_engines_death(response):
-    """Read a stream whose engine is killed meanwhile, and check the error event at its end."""
-    error = events(response.read().decode())[-1]["error"]
-    kind = error["type"], error["code"]
-    assert kind == ("ServiceUnavailableError", "service_unavailable"), "as outside a stream"
-    assert "SIGKILL" in error["message"]
-
-
-def test_a_killed_engine_is_started_again_and_its_streams_end_with_an_error():
-    with served("fake:slow") as server:
-        server.ready()
-        labels = '{engine="0",model_name="fake"}'
-        restarts = f"cpuserve:replica_restarts_total{labels} %.1f"
-        assert restarts % 0 in server.get("/metrics")[1].decode()
-        response = server.post(stream=True, max_tokens=900)
-        response.readline()
-        os.kill(server.engine_pid, signal.SIGKILL)
-        ends_with_the_engines_death(response)
-        server.another_engine()
-        wait_until(lambda: server.get("/health") == (200, b""))
-        assert json.loads(server.post(max_tokens=5).read())["usage"]["completion_tokens"] == 5
-        metrics = server.get("/metrics")[1].decode()
-        assert f"vllm:num_requests_running{labels} 0.0" in metrics
-        assert f"cpuserve:replica_up{labels} 1.0" in metrics
-        assert restarts % 1 in metrics
-        server.stop()
-        log = server.ends_with(0)
-        assert "the engine was killed by SIGKILL" in log
-        assert "the engine serves again after" in log
-
-
-def test_while_a_killed_engine_starts_requests_get_503_with_the_reason(tmp_path):
-    with served(f"fake:once:{tmp_path / 'started'}") as server:
-        server.ready()
-        os.kill(server.engine_pid, signal.SIGKILL)
-        server.another_engine()
-        status, body = server.get("/health")
-        response = server.post()
-        assert (status, response.status) == (503, 503)
-        assert json.loads(body)["status"] == "restarting"
-        for text in (body, response.read()):
-            message = json.loads(text)["error"]["message"]
-            assert "SIGKILL" in message
-            assert "started again" in message
-        server.stop()
-        server.ends_with(0)
-
-
-def test_a_stopped_engine_makes_health_503_until_it_goes_on():
-    with served("fake:slow", limits=(0.02, 0.3, 1e9)) as server:
-        server.ready()
-        response = server.post(stream=True, max_tokens=100)
-        first = response.readline()
-        os.kill(server.engine_pid, signal.SIGSTOP)
-        wait_until(lambda: server.get("/health")[0] == 503)
-        assert "has not answered for" in json.loads(server.get("/health")[1])["error"]["message"]
-        assert server.post().status == 503
-        assert server.get("/v1/cpu")[0] == 503
-        os.kill(server.engine_pid, signal.SIGCONT)
-        wait_until(lambda: server.get("/health")[0] == 200)
-        text = (first + response.read()).decode()
-        assert events(text)[-1]["choices"][0]["finish_reason"] == "length"
-
-
-def test_an_engine_that_stays_stopped_is_replaced_and_its_streams_end_with_an_error():
-    with served("fake:slow", limits=(0.02, 0.3, 1.0)) as server:
-        server.ready()
-        response = server.post(stream=True, max_tokens=900)
-        first = response.readline()
-        os.kill(server.engine_pid, signal.SIGSTOP)
-        error = events((first + response.read()).decode())[-1]["error"]
-        assert error["type"] == "ServiceUnavailableError"
-        assert "has not answered for" in error["message"]
-        wait_gone(server.engine_pid)
-        server.another_engine()
-        wait_until(lambda: server.get("/health") == (200, b""))
-        assert json.loads(server.post(max_tokens=5).read())["usage"]["completion_tokens"] == 5
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_an_engine_that_dies_again_and_again_while_it_starts_first_ends_the_server(replicas):
-    with served("fake:dies", replicas=replicas) as server:
-        _, err = server.process.communicate(timeout=PATIENCE_S)
-        assert server.process.returncode == 2, err
-        assert err.splitlines()[-1].startswith("cpuserve: error: the engine did not start: ")
-        assert "exit code 9" in err.splitlines()[-1]
-        assert "starting attempt 3 of 3" in err
-
-
-def test_without_restarts_streams_get_an_error_and_the_server_ends_with_1():
-    with served("fake:slow", restart=False) as server:
-        server.ready()
-        labels = '{engine="0",model_name="fake"}'
-        restarts = f"cpuserve:replica_restarts_total{labels} %.1f"
-        assert restarts % 0 in server.get("/metrics")[1].decode()
-        response = server.post(stream=True, max_tokens=900)
-        response.readline()
-        os.kill(server.engine_pid, signal.SIGKILL)
-        ends_with_the_engines_death(response)
-        assert server.get("/health")[0] == 503
-        assert "SIGKILL" in server.ends_with(1)
-
-
-def test_when_the_engine_crashes_whole_answers_are_503():
-    with served("fake:exit:4", restart=False) as server:
-        server.ready()
-        response = server.post(max_tokens=50)
-        assert response.status == 503
-        assert "exit code 7" in json.loads(response.read())["error"]["message"]
-        server.ends_with(1)
-
-
-def test_a_failed_step_fails_its_requests_only():
-    with served("fake:raise:3") as server:
-        server.ready()
-        response = server.post(max_tokens=50)
-        assert response.status == 500
-        assert json.loads(response.read())["error"]["code"] == "server_error"
-        assert json.loads(server.post(max_tokens=5).read())["usage"]["completion_tokens"] == 5
-        server.stop()
-        server.process.communicate(timeout=PATIENCE_S)
-        assert server.process.returncode == 0
-
-
-def test_when_the_front_end_is_killed_the_engine_ends():
-    with served("fake:slow") as server:
-        server.ready()
-        server.process.kill()
-        wait_gone(server.engine_pid)
-
-
-@pytest.mark.parametrize(
     ("model", "line"),
     [("fake:startup", "the model is not there"), ("fake:broken", "ZeroDivisionError: a bug")],
 )
@@ -558,25 +181,6 @@ def test_a_unix_socket_serves_and_is_removed(tmp_path):
         server.stop()
         server.ends_with(0)
     assert not path.exists()
-
-
-def test_a_server_that_drains_leaves_the_unix_socket_of_its_successor(tmp_path):
-    path = str(tmp_path / "api.sock")
-    with served("fake:slow", uds=path) as old:
-        old.ready()
-        response = old.post(stream=True, max_tokens=900)
-        response.readline()
-        old.stop()
-        wait_until(lambda: not Path(path).exists())
-        with served(uds=path) as new:
-            new.ready()
-            old.stop()
-            assert events(response.read().decode())[-1]["error"]["code"] == "service_unavailable"
-            old.ends_with(143)
-            assert new.get("/health")[0] == 200
-            new.stop()
-            new.ends_with(0)
-    assert not Path(path).exists()
 
 
 def test_metrics_count_exactly_and_are_zero_after_aborts():

@@ -12,7 +12,7 @@ import pytest
 
 from cpuserve.cli import healthcheck
 from cpuserve.config import env
-from tests.api.test_api_server import free_port, served
+from tests.api.server_process import free_port, served
 from tests.helpers.children import child_options
 
 LISTENER = """

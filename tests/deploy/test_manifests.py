@@ -10,7 +10,7 @@ import yaml
 from cpuserve.cli import main as cli
 from cpuserve.cli.flags import asked, normalize
 from cpuserve.config.server import ServerOptions
-from tests.api.test_api_server import served
+from tests.api.server_process import served
 from tests.helpers.patience import wait_until
 
 ROOT = Path(__file__).parents[2]

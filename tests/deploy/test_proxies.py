@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.test_api_server import Served, events, free_port
+from tests.api.server_process import Served, events, free_port
 from tests.helpers.patience import PATIENCE_S, wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

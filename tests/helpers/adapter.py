@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers import gguf_convert
+from tests.helpers import gguf_archs, gguf_convert
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -86,7 +86,7 @@ def as_gguf(adapter: Path, arch: str, path: Path, types: str = "F32", **changes:
         ),
         **{key.replace("__", "."): value for key, value in changes.items()},
     }
-    file_arch = str(values.pop("general.architecture", gguf_convert.FILE_ARCHS.get(arch, arch)))
+    file_arch = str(values.pop("general.architecture", gguf_archs.FILE_ARCHS.get(arch, arch)))
     writer = gguf.GGUFWriter(path, file_arch)
     for key, value in values.items():
         if value is not None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.api.test_api_server import events, free_port
+from tests.api.server_process import events, free_port
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.tiny import tiny_model

@@ -15,7 +15,7 @@ from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.interpret import Interpreter
 from cpuserve.quant import dequantize
-from tests.helpers import gguf_convert, gguf_file
+from tests.helpers import gguf_archs, gguf_convert, gguf_file
 from tests.helpers.oracle import first_state, interpreter_of
 from tests.helpers.steps import Sequence, all_rows, step
 
@@ -38,10 +38,10 @@ def files(tmp_path_factory):
 
 
 def test_there_is_a_file_of_every_architecture():
-    assert {gguf_convert.FILE_ARCHS.get(arch, arch) for arch in gguf_convert.ARCHS} == set(ARCHS)
+    assert {gguf_archs.FILE_ARCHS.get(arch, arch) for arch in gguf_archs.ARCHS} == set(ARCHS)
 
 
-@pytest.mark.parametrize("arch", gguf_convert.ARCHS)
+@pytest.mark.parametrize("arch", gguf_archs.ARCHS)
 def test_the_logits_are_those_of_the_safetensors(files, arch):
     checkpoint = open_checkpoint(files(arch))
     program = build_program(spec_from_config(checkpoint.config))
@@ -51,7 +51,7 @@ def test_the_logits_are_those_of_the_safetensors(files, arch):
 
     def logits(interpreter):
         sequence = Sequence(0, list(TOKENS), [5, 2, 9, 1], first_state(interpreter))
-        run = interpreter.hidden if arch in gguf_convert.ENCODERS else interpreter.run
+        run = interpreter.hidden if arch in gguf_archs.ENCODERS else interpreter.run
         return run(step(sequence.chunk(100, all_rows(100))))
 
     expected = logits(interpreter_of(gguf_convert.checkpoint_of(arch)))

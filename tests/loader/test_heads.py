@@ -17,7 +17,7 @@ from cpuserve.loader.load import check_weights, open_checkpoint, read_config
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.prepare import prepare
 from cpuserve.quant import dequantize
-from tests.helpers import gguf_convert
+from tests.helpers import gguf_archs, gguf_convert
 from tests.helpers.depth import deep_but
 from tests.helpers.oracle import transformers_logits
 from tests.helpers.tiny import FAMILIES, KINDS, tiny_model
@@ -27,7 +27,7 @@ TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(30)]
 # All families: each can be tied. In some, a config without the key is.
 TIED = {family: {"tie_word_embeddings": True} for family in FAMILIES}
 # GGUF files have no word for it: a file without an output matrix is tied.
-GGUF = {arch: family for arch, (family, _, _) in gguf_convert.ARCHS.items() if family in FAMILIES}
+GGUF = {arch: family for arch, (family, _, _) in gguf_archs.ARCHS.items() if family in FAMILIES}
 
 
 def names(spec_config):
@@ -117,7 +117,7 @@ def test_the_banner_and_the_decisions_say_so(tmp_path):
 
 @pytest.mark.parametrize("arch", GGUF)
 def test_gguf_files_have_the_head_that_is_in_them(tmp_path, arch):
-    changes = gguf_convert.ARCHS[arch][1]
+    changes = gguf_archs.ARCHS[arch][1]
     source = with_head(GGUF[arch], tmp_path / "m", every_row, **changes)
     gguf_convert.convert(arch, tmp_path / "m.gguf", source=source)
     checkpoint = open_checkpoint(tmp_path / "m.gguf")

@@ -14,7 +14,7 @@ MAY_READ_CLOCKS = {
     "fuzz/run.py": "no test: runs cases until the time is over",
     "on_arm.py": "no test: prints how long each job takes on an emulated CPU",
     "helpers/vm_guest.py": "no test: prints how long an emulated machine takes",
-    "runtime/test_native_executor.py": "two measurements of the same step are compared",
+    "runtime/test_native_running.py": "two measurements of the same step are compared",
 }
 
 

@@ -1,0 +1,48 @@
+"""A scheduler with a fake model, requests for it, and runs of its steps."""
+
+from cpuserve.core.kv.manager import KvManager
+from cpuserve.core.request import Request
+from cpuserve.core.scheduler import Scheduler
+from cpuserve.sampling.params import SamplingParams
+from tests.helpers.fake_executor import FakeModel
+
+
+def make(num_blocks=64, max_num_seqs=8, budget=32, block_size=4, **options):
+    model = FakeModel(num_blocks, block_size, max_num_seqs, budget)
+    kv = KvManager(num_blocks, block_size)
+    scheduler = Scheduler(
+        kv, model, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **options
+    )
+    return scheduler, model
+
+
+def request(number, num_prompt, max_tokens=20, *, arrival=0.0, priority=0, prompt=None, **params):
+    sampling = SamplingParams(max_tokens=max_tokens, **params)
+    prompt = prompt or [number + 1] * num_prompt
+    return Request(
+        number, prompt, sampling, max_tokens, seed=number, arrival=arrival, priority=priority
+    )
+
+
+def step(scheduler, model):
+    """Run one step; return (tokens per slot in batch order, deltas)."""
+    batch = scheduler.schedule()
+    sizes = [len(c.token_ids) for c in batch.chunks]
+    return sizes, scheduler.update(model.run(batch) if batch.chunks else [])
+
+
+def computed_in(scheduler, model, most=1000):
+    """Run until all requests have ended; return (prompt tokens computed, deltas)."""
+    total, deltas = 0, []
+    for _ in range(most):
+        if not scheduler.has_work:
+            return total, deltas
+        batch = scheduler.schedule()
+        total += sum(len(c.token_ids) for c in batch.chunks if c.start < 12)
+        deltas += scheduler.update(model.run(batch) if batch.chunks else [])
+        scheduler.check_invariants()
+    raise AssertionError("it does not end")
+
+
+def big(**options):
+    return make(num_blocks=600, budget=2048, block_size=32, **options)

@@ -1,0 +1,484 @@
+"""GGUF files of each architecture: names of tensors, changes of tiny configs, and keys."""
+
+from __future__ import annotations
+
+from math import inf
+
+TOP = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "model.embedding_norm": "token_embd_norm",
+    "lm_head": "output",
+    "gpt_neox.embed_in": "token_embd",
+    "gpt_neox.final_layer_norm": "output_norm",
+    "embed_out": "output",
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.word_embeddings": "token_embd",
+    "transformer.ln_f": "output_norm",
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+    "emb_ln": "token_embd_norm",
+    "model.embeddings.tok_embeddings": "token_embd",
+    "model.embeddings.norm": "token_embd_norm",
+    "model.final_norm": "output_norm",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+}
+LLAMA = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    **{f"mlp.shared_expert.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
+    **{f"mlp.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
+GRANITE_HYBRID = {
+    **LLAMA,
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
+}
+LFM2 = {
+    **LLAMA,
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")},
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.gate": "ffn_gate_inp",
+}
+GEMMA = {
+    **LLAMA,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+INPUTS = {
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}
+GEMMA3N = {
+    **GEMMA,
+    **INPUTS,
+    "altup.correction_coefs": "altup_correct_coef",
+    "altup.prediction_coefs": "altup_predict_coef",
+    "altup.modality_router": "altup_router",
+    "altup.router_norm": "altup_router_norm",
+    "laurel.linear_left": "laurel_l",
+    "laurel.linear_right": "laurel_r",
+    "laurel.post_laurel_norm": "laurel_post_norm",
+}
+GEMMA4 = {
+    **GEMMA,
+    **INPUTS,
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "router.proj": "ffn_gate_inp",
+}
+# Those without a suffix.
+GEMMA4_BARE = {
+    "correct_output_scale": "altup_correct_scale.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "scale": "ffn_gate_inp.scale",
+    "per_expert_scale": "ffn_down_exps.scale",
+    "gate_up_proj": "ffn_gate_up_exps.weight",
+    "down_proj": "ffn_down_exps.weight",
+}
+OLMO2 = {
+    **LLAMA,
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+GPT2 = {
+    "ln_1": "attn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+FALCON = {
+    "input_layernorm": "attn_norm",
+    "ln_attn": "attn_norm_2",
+    "ln_mlp": "attn_norm",
+    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
+BERT = {
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+NOMIC_BERT = {
+    "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output",
+    "norm1": "attn_output_norm",
+    "mlp.fc11": "ffn_up",
+    "mlp.fc12": "ffn_gate",
+    "mlp.fc2": "ffn_down",
+    "norm2": "layer_output_norm",
+}
+MODERN_BERT = {
+    "attn_norm": "attn_norm",
+    "attn.Wqkv": "attn_qkv",
+    "attn.Wo": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "mlp.Wi": "ffn_up",
+    "mlp.Wo": "ffn_down",
+}
+DELTA = {
+    **LLAMA,
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_qkvz": "ssm_in",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+NAMES = {
+    "granitehybrid": GRANITE_HYBRID,
+    "granitehybrid-dense": {
+        **GRANITE_HYBRID,
+        "shared_mlp.output_linear": "ffn_down",
+    },
+    "lfm2": LFM2,
+    "lfm2moe": LFM2,
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
+    "phi3": {**LLAMA, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "glm4": {
+        **LLAMA,
+        "post_self_attn_layernorm": "post_attention_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+        "mlp.gate_up_proj": "ffn_up",
+    },
+    "glm4moe": {**LLAMA, "post_attention_layernorm": "post_attention_norm"},
+    "gpt-oss": {
+        **LLAMA,
+        "post_attention_layernorm": "post_attention_norm",
+        "mlp.router": "ffn_gate_inp",
+    },
+    "qwen35": DELTA,
+    "qwen35moe": DELTA,
+    "qwen3next": DELTA,
+    "qwen3next-fused": DELTA,
+    "gptneox": {
+        **LLAMA,
+        "attention.query_key_value": "attn_qkv",
+        "attention.dense": "attn_output",
+        "mlp.dense_h_to_4h": "ffn_up",
+        "mlp.dense_4h_to_h": "ffn_down",
+    },
+    "bert": BERT,
+    "bert-roberta": BERT,
+    "modern-bert": MODERN_BERT,
+    "nomic-bert": NOMIC_BERT,
+    "gemma-embedding": GEMMA,
+    "gemma3n": GEMMA3N,
+    "gemma4": GEMMA4,
+    "gemma4-moe": GEMMA4,
+    "gpt2": GPT2,
+    "falcon": FALCON,
+    "falcon-40b": FALCON,
+    "olmo2": OLMO2,
+    "olmo3": OLMO2,
+    "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+}
+NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
+# Files of llama.cpp have a layer without a window last before those that share its cache.
+GEMMA_KINDS = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention", "full_attention"]
+MIXTRAL_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
+# llama.cpp has one width for keys and values.
+DELTA_CHANGES = {
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+DELTA_KEYS = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 6,
+    "ssm.inner_size": 192,
+    "full_attention_interval": 4,
+}
+DEEPSEEK_KEYS = {"leading_dense_block_count": 1, "expert_shared_count": 1}
+V2_KEYS = {
+    **DEEPSEEK_KEYS,
+    "expert_shared_count": 2,
+    "expert_weights_scale": 1.5,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 40.0,
+    "rope.scaling.original_context_length": 64,
+    "rope.scaling.yarn_log_multiplier": 0.0707,
+}
+GRANITE_KEYS = {
+    "embedding_scale": 12.0,
+    "residual_scale": 0.22,
+    "attention.scale": 0.0625,
+    "logit_scale": 2.0,
+}
+# llama.cpp has twice the width of the model for all heads.
+MAMBA_CHANGES = {"mamba_expand": 2, "mamba_n_heads": 16, "mamba_d_state": 32}
+MAMBA_KEYS = {
+    **GRANITE_KEYS,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 16,
+    "ssm.inner_size": 128,
+    "rope.scaling.finetuned": False,
+}
+# Family of the tiny model, changes of its config, and what the file says besides the sizes.
+ARCHS = {
+    "llama": ("llama", {}, {}),
+    "mixtral": ("mixtral", {"sliding_window": None}, {}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen2moe": ("qwen2-moe", {}, {}),
+    "qwen3": ("qwen3", {}, {}),
+    "qwen3moe": ("qwen3-moe", {}, {}),
+    "qwen35": ("qwen3.5", DELTA_CHANGES, DELTA_KEYS),
+    "qwen35moe": ("qwen3.5-moe", DELTA_CHANGES, {**DELTA_KEYS, "nextn_predict_layers": 1}),
+    "qwen3next": ("qwen3-next", DELTA_CHANGES, {**DELTA_KEYS, "full_attention_interval": 2}),
+    "qwen3next-fused": ("qwen3-next", DELTA_CHANGES, {**DELTA_KEYS, "full_attention_interval": 2}),
+    "gemma2": (
+        "gemma2",
+        {"query_pre_attn_scalar": 32},
+        {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": (
+        "gemma3",
+        {
+            "query_pre_attn_scalar": 32,
+            "rope_scaling": None,
+            "sliding_window_pattern": 6,
+            "num_hidden_layers": 7,
+        },
+        {},
+    ),
+    "phi3": ("phi3", {"sliding_window": None}, {}),  # llama.cpp ignores the window
+    "granite": ("granite", {}, GRANITE_KEYS),
+    "granitemoe": ("granite-moe", {}, GRANITE_KEYS),
+    "granitemoe-shared": (
+        "granite-moe",
+        {"architectures": ["GraniteMoeSharedForCausalLM"], "shared_intermediate_size": 80},
+        {**GRANITE_KEYS, "expert_shared_feed_forward_length": 80},
+    ),
+    "granitehybrid": (
+        "granite4-hybrid",
+        MAMBA_CHANGES,
+        {**MAMBA_KEYS, "expert_shared_feed_forward_length": 80},
+    ),
+    "granitehybrid-dense": (
+        "granite4-hybrid",
+        {**MAMBA_CHANGES, "num_local_experts": 0, "intermediate_size": 80, "mamba_n_groups": 1},
+        {**MAMBA_KEYS, "ssm.group_count": 1},
+    ),
+    "lfm2": ("lfm2", {"block_auto_adjust_ff_dim": False}, {"shortconv.l_cache": 3}),
+    "lfm2moe": (
+        "lfm2-moe",
+        {"routed_scaling_factor": 1.0},
+        {
+            "shortconv.l_cache": 3,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 4}, {}),
+    "glm4": ("glm4", {}, {}),
+    "glm4moe": (
+        "glm4-moe",
+        {},
+        {
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        },
+    ),
+    "deepseek2": (
+        "deepseek-v3",
+        {},
+        {
+            **DEEPSEEK_KEYS,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "attention.key_length_mla": 96,
+            "attention.value_length_mla": 32,
+            "expert_gating_func": 2,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+        },
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        {},
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 64,
+            "expert_feed_forward_length": 96,
+        },
+    ),
+    "deepseek2-v2": (
+        "deepseek-v2",
+        {"q_lora_rank": 48},
+        {**V2_KEYS, "attention.key_length_mla": 48, "attention.value_length_mla": 32},
+    ),
+    "deepseek2-joined": ("deepseek-v2", {}, V2_KEYS),
+    "deepseek2-glm": (
+        "glm4-moe-lite",
+        {},
+        {
+            **DEEPSEEK_KEYS,
+            "attention.key_length_mla": 112,
+            "attention.value_length_mla": 64,
+            "nextn_predict_layers": 1,
+            "expert_weights_scale": 1.8,
+            "expert_weights_norm": True,
+        },
+    ),
+    "stablelm": ("stablelm", {"num_key_value_heads": 4}, {"use_parallel_residual": False}),
+    "mellum": (
+        "mellum",
+        {"mlp_layer_types": ["sparse"] * 3},
+        {
+            "attention.sliding_window_pattern": [True, False, True],
+            "rope.freq_base_swa": 1e4,
+        },
+    ),
+    "gptneox": ("gpt-neox", {}, {"use_parallel_residual": True}),
+    "starcoder2": ("starcoder2", {"sliding_window": None}, {}),
+    "gemma3n": (
+        "gemma3n",
+        {"layer_types": GEMMA_KINDS, "intermediate_size": [96, 96, 64, 96, 96, 96]},
+        {
+            "attention.sliding_window_pattern": [
+                kind == "sliding_attention" for kind in GEMMA_KINDS
+            ],
+            "altup.active_idx": 0,
+            "altup.num_inputs": 4,
+            "embedding_length_per_layer_input": 16,
+            "attention.shared_kv_layers": 2,
+            "activation_sparsity_scale": [0.5244005, -inf, -0.5244005, -inf, 1.2815516, -inf],
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma4": (
+        "gemma4",
+        {"layer_types": GEMMA_KINDS[1:]},
+        {"rope.freq_base_swa": 1e4, "final_logit_softcapping": 3.0},
+    ),
+    "gemma4-moe": (
+        "gemma4-moe",
+        {"final_logit_softcapping": 30.0},
+        {"rope.freq_base_swa": 1e4, "final_logit_softcapping": 30.0},
+    ),
+    "gpt2": ("gpt2", {}, {}),
+    "falcon": ("falcon", {"ffn_hidden_size": 160, "tie_word_embeddings": False}, {}),
+    "falcon-40b": ("falcon-40b", {}, {}),
+    "olmo2": ("olmo2", {}, {}),
+    "olmo3": (
+        "olmo3",
+        {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 64,
+            "attention.sliding_window_pattern": [True, False] * 2,
+        },
+    ),
+    "olmoe": ("olmoe", {"num_key_value_heads": 4}, {}),
+    "bert": ("bert", {}, {"pooling_type": 2}),
+    "bert-roberta": ("xlm-roberta", {}, {"pooling_type": 1}),
+    "modern-bert": (
+        "modernbert",
+        {"norm_bias": True, "attention_bias": True, "mlp_bias": True},
+        {
+            "pooling_type": 2,
+            "attention.sliding_window": 40,
+            "attention.sliding_window_pattern": 3,
+            "rope.freq_base_swa": 1e4,
+            "rope.scaling.type": "none",
+        },
+    ),
+    "gemma-embedding": (
+        "embeddinggemma",
+        {"num_hidden_layers": 6, "sliding_window_pattern": 6, "query_pre_attn_scalar": 32},
+        {"pooling_type": 1},
+    ),
+    "nomic-bert": ("nomic-bert", {}, {}),
+    "command-r": ("cohere", {}, {"logit_scale": 0.25}),
+    "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
+}
+# The architecture that files of variants have.
+FILE_ARCHS = {
+    "mixtral": "llama",
+    "bert-roberta": "bert",
+    "olmo3": "olmo2",
+    "falcon-40b": "falcon",
+    "gemma4-moe": "gemma4",
+    "qwen3next-fused": "qwen3next",
+    "granitemoe-shared": "granitemoe",
+    **dict.fromkeys(("deepseek2-v2", "deepseek2-joined", "deepseek2-glm"), "deepseek2"),
+    "granitehybrid-dense": "granitehybrid",
+}
+EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
+INTERLEAVED = ("llama", "mixtral", "smollm3")  # and those of Granite
+ADDED_NORMS = (
+    "gemma2",
+    "gemma3",
+    "gemma-embedding",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "qwen3next-fused",
+)
+BERTS = ("bert", "bert-roberta", "modern-bert", "nomic-bert")
+ENCODERS = (*BERTS, "gemma-embedding")
+LAYER_NORM = (
+    *BERTS,
+    *("gptneox", "stablelm", "starcoder2", "command-r", "cohere2", "gpt2", "falcon", "falcon-40b"),
+)
+OTHER_KEYS = ("gpt2", "falcon", "falcon-40b", *BERTS)  # of the sizes in config.json
