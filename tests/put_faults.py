@@ -679,7 +679,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/tokenizer/rendering/client.py",
-        "        if kind == RENDERED:  # another kind may mean that it did not compile\n    ",
+        "        if kind == RENDERED:  # otherwise the template may not have compiled\n    ",
         "",
         "tests/tokenizer/test_rendering.py -k told_apart",
     ),
