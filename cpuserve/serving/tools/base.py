@@ -6,7 +6,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 from cpuserve.sampling.structured import OTHER_TOKENS
 from cpuserve.serving.events import Text, Thought, ToolCallDelta
@@ -128,6 +128,31 @@ class ToolFormat(Protocol):
         schemas: JSON schemas of the arguments of each function, if the format reads them. around:
         see Around; None = Around().
         """
+
+
+class UnforcedCalls:
+    """The part of a ToolFormat that has no grammars, so that no call can be forced."""
+
+    forces = False
+
+    def opening(self, function: str | None) -> NoReturn:
+        """Not implemented."""
+        raise NotImplementedError
+
+    def grammar(
+        self,
+        schemas: OptionalSchemas,
+        function: str | None,
+        *,
+        several: bool,
+        whole: bool = False,
+    ) -> NoReturn:
+        """Not implemented."""
+        raise NotImplementedError
+
+    def text_grammar(self, schemas: OptionalSchemas) -> NoReturn:
+        """Not implemented."""
+        raise NotImplementedError
 
 
 @runtime_checkable

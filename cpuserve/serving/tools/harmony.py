@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NoReturn
 
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
-    OptionalSchemas,
     Schemas,
+    UnforcedCalls,
     new_call_id,
 )
 from cpuserve.serving.tools.json_scan import ObjectScanner
@@ -35,12 +34,11 @@ _BEGINNINGS = (START, CHANNEL, MESSAGE, "to=")  # of a header; the prompt ends w
 _LONGEST_HEADER = 1024
 
 
-class Harmony:
+class Harmony(UnforcedCalls):
     """The format. calls: False = the request has no tools, so calls are left out."""
 
     name = "harmony"
     reads_schemas = False
-    forces = False
     form_opening = _FINAL
     thought_end = ThoughtEnd(f"<|end|>{START}assistant", f"{START}assistant", _FINAL)
     markers = frozenset({START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS})
@@ -59,25 +57,6 @@ class Harmony:
     def asks_for_calls(self, instructions: str) -> bool:
         """Return whether these are the instructions of gpt-oss."""
         return "namespace functions" in instructions and "commentary" in instructions
-
-    def opening(self, function: str | None) -> NoReturn:
-        """Not implemented: calls in this format cannot be forced."""
-        raise NotImplementedError
-
-    def grammar(
-        self,
-        schemas: OptionalSchemas,
-        function: str | None,
-        *,
-        several: bool,
-        whole: bool = False,
-    ) -> NoReturn:
-        """Not implemented: there is no grammar for calls in this format."""
-        raise NotImplementedError
-
-    def text_grammar(self, schemas: OptionalSchemas) -> NoReturn:
-        """Not implemented: there is no grammar for calls in this format."""
-        raise NotImplementedError
 
     def parser(
         self,
@@ -180,18 +159,12 @@ class HarmonyParser(CallParser):
 
     def _in_call(self) -> bool:
         """Report the arguments of a call, which are one JSON object, as they arrive."""
-        text, scanner, told = self._held, self._scanner, 0
-        for at, char in enumerate(text):
-            scanner.push(char)
-            if scanner.broken or scanner.closed:
-                told = at + (not scanner.broken)
-                break
-        else:
-            self._continue_call(text)
-            self._held = ""
-            return False
+        text, scanner = self._held, self._scanner
+        told = scanner.read(text)
         self._continue_call(text[:told])
         self._held = text[told:]
+        if not (scanner.broken or scanner.closed):
+            return False
         if scanner.closed:
             self._close_call()
         self._shows = self._thinks = False

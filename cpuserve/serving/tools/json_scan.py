@@ -35,6 +35,17 @@ class ObjectScanner:
         inside = self._quoted or self._depth
         return self._expects == "value" and bool(self._value) and not inside
 
+    def read(self, text: str) -> int:
+        """Read `text` up to the object's end or a character that cannot follow; return where."""
+        # One character at a time, so that nothing depends on where the text is cut.
+        for at, char in enumerate(text):
+            self.push(char)
+            if self.broken:
+                return at
+            if self.closed:
+                return at + 1
+        return len(text)
+
     def push(self, char: str) -> None:
         """Read the next character."""
         self.ended = None

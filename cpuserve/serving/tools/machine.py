@@ -171,7 +171,7 @@ class CallParser(ABC):
 
     def _think_before(self, *ends: str) -> None:
         """Report held text as a thought, except for its end if one of `ends` may begin there."""
-        held, kept = self._held, _overlap(self._held, ends)
+        held, kept = self._held, overlap(self._held, ends)
         self._think(held[: len(held) - kept])
         self._held = held[len(held) - kept :]
 
@@ -215,7 +215,7 @@ class CallParser(ABC):
 
     def _say_before(self, *ends: str) -> None:
         """Report the held text, except for its end if one of `ends` may begin there."""
-        held, kept = self._held, _overlap(self._held, ends)
+        held, kept = self._held, overlap(self._held, ends)
         self._say(held[: len(held) - kept])
         self._held = held[len(held) - kept :]
 
@@ -259,7 +259,7 @@ class CallParser(ABC):
             self._pieces.append(ToolCallDelta(self._index, self.num_calls - 1, arguments))
 
 
-def _overlap(text: str, ends: Sequence[str]) -> int:
+def overlap(text: str, ends: Sequence[str]) -> int:
     """Return how many characters at the end of `text` may begin one of `ends`."""
     most = min(max(map(len, ends)) - 1, len(text))
     beginnings = (

@@ -62,17 +62,11 @@ class NamedJsonParser(LayoutParser):
 
     def _in_object(self) -> bool:
         text, scanner = self._held, self._scanner
-        for at, char in enumerate(text):
-            scanner.push(char)
-            if scanner.broken or scanner.closed:
-                told = at + (not scanner.broken)
-                break
-        else:
-            self._continue_call(text)
-            self._held = ""
-            return False
+        told = scanner.read(text)
         self._continue_call(text[:told])
         self._held = text[told:]
+        if not (scanner.broken or scanner.closed):
+            return False
         if scanner.closed:
             self._finish_call()
         else:

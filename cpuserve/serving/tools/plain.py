@@ -4,41 +4,21 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from cpuserve.serving.tools.base import NO_SCHEMAS, OptionalSchemas, Schemas
+from cpuserve.serving.tools.base import NO_SCHEMAS, Schemas, UnforcedCalls
 from cpuserve.serving.tools.machine import CallParser
 from cpuserve.serving.tools.thoughts import Around
 
 
-class Plain:
+class Plain(UnforcedCalls):
     """The format of responses to requests without tools: text and thoughts."""
 
     name = "plain"
     reads_schemas = False
-    forces = False
     markers: frozenset[str] = frozenset()
 
     def asks_for_calls(self, instructions: str) -> bool:  # noqa: ARG002
         """Return False, because the format has no calls."""
         return False
-
-    def opening(self, function: str | None) -> NoReturn:
-        """Not implemented, because the format has no calls."""
-        raise NotImplementedError
-
-    def grammar(
-        self,
-        schemas: OptionalSchemas,
-        function: str | None,
-        *,
-        several: bool,
-        whole: bool = False,
-    ) -> NoReturn:
-        """There are no calls."""
-        raise NotImplementedError
-
-    def text_grammar(self, schemas: OptionalSchemas) -> NoReturn:
-        """There are no calls."""
-        raise NotImplementedError
 
     def parser(
         self,

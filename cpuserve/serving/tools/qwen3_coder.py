@@ -21,20 +21,20 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from cpuserve.sampling.structured import PARAMETERS_OF, WHITE_SPACE
+from cpuserve.sampling.structured import PARAMETERS_OF
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     JsonSchema,
     OptionalSchemas,
     Schemas,
-    definitions,
     marked_calls_rule,
     new_call_id,
     text_rules,
 )
-from cpuserve.serving.tools.machine import CallParser
+from cpuserve.serving.tools.tag_rules import TagTexts, value_rule
 from cpuserve.serving.tools.thoughts import Around
-from cpuserve.serving.tools.values import Types, as_json, may_be_null, parts_of, types_of
+from cpuserve.serving.tools.typed_values import TypedValues, inside
+from cpuserve.serving.tools.values import types_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END = "<function=", "</function>"
@@ -43,7 +43,7 @@ PARAMETER, VALUE_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"[^<>\r\n]{1,128}")
 _SPACE = " \t\r\n"
 _VALUE_ENDS = (VALUE_END, PARAMETER, END)
-_TEXT_OR_NULL = {"string", "null"}
+_TAGS = TagTexts(PARAMETER, (("", ">\n"),), f"\n{VALUE_END}\n")
 # A string value may not contain a tag, because the tag would end it.
 _TEXT = r"TEXT: /(.|\n)*/ & ~/(.|\n)*(<parameter=|<\/function>)(.|\n)*/"
 
@@ -111,7 +111,7 @@ def _call_rules(schemas: OptionalSchemas, *, named: bool) -> list[str]:
         for k, (key, of_value) in enumerate(_properties(schema).items()):
             tag, rule = json.dumps(f"{PARAMETER}{key}>\n"), f"value_{i}_{k}"
             parts.append(f"( {tag} {rule} )" + ("" if key in required else "?"))
-            rules.append(_value_rule(rule, of_value, schema) + PARAMETERS_OF + name)
+            rules.append(value_rule(_TAGS, rule, of_value, schema) + PARAMETERS_OF + name)
         rules.append(f'call_{i}: {" ".join(parts)} "{END}"')
     if any("]: TEXT" in rule for rule in rules):
         rules.append(_TEXT)
@@ -125,40 +125,7 @@ def _properties(schema: JsonSchema) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _value_rule(rule: str, schema: Any, of_all: JsonSchema) -> str:
-    """Return the rule of a value and its end tag."""
-    end = json.dumps(f"\n{VALUE_END}\n")
-    types = types_of(schema, of_all)
-    if "string" not in types:
-        options = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
-        json_rule = f"{rule}_json: %json {_dumped(schema, definitions(of_all), options)}"
-        return f"{rule}: {rule}_json {end}\n{json_rule}"
-    choices: list[Any] = []
-    for part in parts_of(schema, of_all):
-        for word in ("pattern", "format", "minLength", "maxLength"):
-            if word in part:
-                msg = f"{word} of a string is not supported in this model's format of calls"
-                raise ValueError(msg)
-        choices += [part["const"]] if "const" in part else part.get("enum") or ()
-    if choices:
-        return f"{rule}: ( {_listed(choices, types)} ) {end}"
-    return f"{rule}[suffix={end}]: TEXT"
-
-
-def _listed(choices: list[Any], types: Types) -> str:
-    """Return a Lark alternative of the values as written without quotes, plus null if allowed."""
-    texts = [c if isinstance(c, str) else json.dumps(c) for c in choices]
-    return " | ".join(map(json.dumps, dict.fromkeys([*texts, *(["null"] * ("null" in types))])))
-
-
-def _dumped(schema: Any, *more: dict[str, Any]) -> str:
-    whole: dict[str, Any] = dict(schema) if isinstance(schema, dict) else {}
-    for members in more:
-        whole |= members
-    return json.dumps(whole)
-
-
-class Qwen3CoderParser(CallParser):
+class Qwen3CoderParser(TypedValues):
     """A parser: in text, after <tool_call>, between arguments, in an argument, or after a call."""
 
     markers = (OPEN, FUNCTION)
@@ -174,14 +141,12 @@ class Qwen3CoderParser(CallParser):
         self._schemas = schemas
         self._schema: JsonSchema = {}  # the schema of the call's arguments
         self._num_arguments = 0
-        self._types: Types = frozenset()  # the types of the argument
-        self._value: list[str] = []  # pieces of an argument that is converted at its end
         super().__init__(index, opening, new_id, around)
 
     def _end(self) -> None:
         """Report the held text: the rest of a string, text, or an incomplete call as text."""
         if self._state == self._in_string:
-            self._continue_call(_inside(self._held))
+            self._continue_call(inside(self._held))
         elif self._state in (self._in_text, self._in_thought, self._opened, self._named):
             self._say_lead(self._held)
 
@@ -259,45 +224,17 @@ class Qwen3CoderParser(CallParser):
             self._state = self._in_other
         return True
 
-    def _in_string(self) -> bool:
-        value, ended = self._up_to_end()
-        self._continue_call(_inside(value) + ('"' if ended else ""))
-        return ended
-
-    def _in_other(self) -> bool:
-        value, ended = self._up_to_end()
-        self._value.append(value)
-        if ended:
-            self._continue_call(as_json("".join(self._value), self._types))
-        elif self._types != _TEXT_OR_NULL or may_be_null("".join(self._value)):
-            return False
-        else:
-            self._continue_call('"' + _inside("".join(self._value)))
-            self._state = self._in_string
-        self._value.clear()
-        return ended
-
     def _up_to_end(self) -> tuple[str, bool]:
         """Return the part of the value that is certain, and whether the value ends with it.
 
         The value ends at its end tag or, because models forget it, at the next tag.
         """
-        ends = [(at, tag) for tag in _VALUE_ENDS if (at := self._held.find(tag)) >= 0]
-        if ends:
-            at, tag = min(ends)
-            value = _without_break(self._held[:at])
-            self._held = self._held[at + len(tag) * (tag == VALUE_END) :]
-            self._state = self._between
-            return value, True
-        # Hold back text that may be the beginning of the end tag, and a line break before it.
-        held = self._held
-        longest = min(max(map(len, _VALUE_ENDS)) - 1, len(held))
-        tails = (n for n in range(longest, 0, -1) if _may_end(held[len(held) - n :]))
-        shown = len(held) - next(tails, 0)
-        if held[:shown].endswith(("\r", "\n")):
-            shown = max(0, shown - len("\r\n"))
-        self._held = held[shown:]
-        return held[:shown], False
+        value, end = self._certain(_VALUE_ENDS, breaks=True)
+        if end is None:
+            return value, False
+        self._held = self._held[len(end) * (end == VALUE_END) :]
+        self._state = self._between
+        return value, True
 
     def _behind(self) -> bool:
         """Drop the end marker, and white space before it; anything else is text again."""
@@ -305,18 +242,3 @@ class Qwen3CoderParser(CallParser):
             self._state = self._in_text
             return True
         return False
-
-
-def _may_end(text: str) -> bool:
-    """Return whether a tag that ends a value may begin with `text`."""
-    return any(tag.startswith(text) for tag in _VALUE_ENDS)
-
-
-def _inside(text: str) -> str:
-    """Return `text` as the inside of a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _without_break(text: str) -> str:
-    """Return `text` without one line break at its end."""
-    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text

@@ -21,10 +21,10 @@ from cpuserve.serving.tools.layout import LayoutFormat, chunks
 from cpuserve.serving.tools.layout_parser import LayoutParser
 from cpuserve.serving.tools.tag_rules import TagTexts, tag_rules
 from cpuserve.serving.tools.thoughts import Around
-from cpuserve.serving.tools.values import Types, as_json, may_be_null, types_of
+from cpuserve.serving.tools.typed_values import TypedValues, inside
+from cpuserve.serving.tools.values import types_of
 
 _TEXT = frozenset({"string"})
-_TEXT_OR_NULL = {"string", "null"}
 _LONGEST_HEAD = 400
 
 
@@ -51,7 +51,7 @@ class Tags(TagTexts):
         return TagParser(self, found, index, opening, schemas, around)
 
 
-class TagParser(LayoutParser):
+class TagParser(LayoutParser, TypedValues):
     """A LayoutParser with the states in a call: between arguments, in a head, or in a value."""
 
     def __init__(
@@ -71,15 +71,13 @@ class TagParser(LayoutParser):
         self._value_ends = (tail, tags.open.strip(), self._closes)
         self._opened = 0  # how many chunks of `open` were read
         self._schema: JsonSchema = {}
-        self._types: Types = frozenset()
         self._num_arguments = 0
-        self._value: list[str] = []
         self._stops: tuple[str, ...] = self._value_ends
         super().__init__(found, index, opening, schemas, around)
 
     def _end(self) -> None:
         if self._state == self._in_string:
-            self._continue_call(_inside(self._held))
+            self._continue_call(inside(self._held))
         else:
             super()._end()
 
@@ -167,49 +165,19 @@ class TagParser(LayoutParser):
             self._state = self._in_other
         return True
 
-    def _in_string(self) -> bool:
-        value, ended = self._up_to_end()
-        self._continue_call(_inside(value) + ('"' if ended else ""))
-        return ended
-
-    def _in_other(self) -> bool:
-        value, ended = self._up_to_end()
-        self._value.append(value)
-        if ended:
-            self._continue_call(as_json("".join(self._value), self._types))
-        elif self._types != _TEXT_OR_NULL or may_be_null("".join(self._value)):
-            return False
-        else:
-            self._continue_call('"' + _inside("".join(self._value)))
-            self._state = self._in_string
-        self._value.clear()
-        return ended
-
     def _up_to_end(self) -> tuple[str, bool]:
         """Return the part of the value that is certain, and whether the value ends with it.
 
         The value ends at its tail or, because models forget it, at the next tag.
         """
-        held, ends = self._held, self._stops
-        found = [(at, end) for end in ends if (at := held.find(end)) >= 0]
-        if found:
-            at, end = min(found)
-            is_tail = end not in (self._value_ends[1:])
-            self._held = held[at + len(end) * is_tail :]
-            self._state = self._between if ends is self._value_ends else self._behind_quote
-            return self._without_break(held[:at]), True
-        longest = min(max(map(len, ends)) - 1, len(held))
-        tails = (n for n in range(longest, 0, -1) if _may_end(held[len(held) - n :], ends))
-        shown = len(held) - next(tails, 0)
-        if self._writing.breaks and held[:shown].endswith(("\r", "\n")):
-            shown = max(0, shown - len("\r\n"))
-        self._held = held[shown:]
-        return held[:shown], False
-
-    def _without_break(self, text: str) -> str:
-        if not (self._writing.breaks and text.endswith("\n")):
-            return text
-        return text.removesuffix("\n").removesuffix("\r")
+        ends = self._stops
+        value, end = self._certain(ends, breaks=self._writing.breaks)
+        if end is None:
+            return value, False
+        if end not in self._value_ends[1:]:
+            self._held = self._held[len(end) :]
+        self._state = self._between if ends is self._value_ends else self._behind_quote
+        return value, True
 
     def _behind_quote(self) -> bool:
         """Drop the tail of a value after its quote."""
@@ -220,12 +188,3 @@ class TagParser(LayoutParser):
         self._held = held.removeprefix(tail)
         self._state = self._between
         return True
-
-
-def _may_end(text: str, ends: tuple[str, ...]) -> bool:
-    return any(end.startswith(text) for end in ends)
-
-
-def _inside(text: str) -> str:
-    """Return `text` as the inside of a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -77,7 +77,7 @@ def tag_rules(tags: TagTexts, schemas: OptionalSchemas) -> tuple[list[str], list
             head = json.dumps(f"{tags.open}{key}{tags.head_of(types)}")
             rule = f"value_{i}_{k}"
             parts.append(f"( {head} {rule} )" + ("" if key in required else "?"))
-            rules.append(_value_rule(tags, rule, of_value, schema) + PARAMETERS_OF + name)
+            rules.append(value_rule(tags, rule, of_value, schema) + PARAMETERS_OF + name)
         rules.append(f"arguments_{i}: {' '.join(parts)}" if parts else f'arguments_{i}: ""')
     if any("]: TEXT" in rule or " TEXT " in rule for rule in rules):
         rules.append(_text(tags))
@@ -111,7 +111,7 @@ def _escaped(text: str) -> str:
     return re.sub(r"([!-/:;=?@\[-`{-~])", r"\\\1", text).replace("\n", "\\n")
 
 
-def _value_rule(tags: TagTexts, rule: str, schema: Any, of_all: JsonSchema) -> str:
+def value_rule(tags: TagTexts, rule: str, schema: Any, of_all: JsonSchema) -> str:
     """Return the rule of a value and its tail."""
     end = json.dumps(tags.tail)
     types = types_of(schema, of_all)

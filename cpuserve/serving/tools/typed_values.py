@@ -1,0 +1,86 @@
+"""The states of a parser in an argument that is written without quotes, between tags.
+
+The argument is reported as JSON, with the types in the function's schema.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+from cpuserve.serving.tools.base import new_call_id
+from cpuserve.serving.tools.machine import CallParser, overlap
+from cpuserve.serving.tools.thoughts import Around
+from cpuserve.serving.tools.values import Types, as_json, may_be_null
+
+_TEXT_OR_NULL = {"string", "null"}
+
+
+class TypedValues(CallParser):
+    """A CallParser with the states in a value: a string, or a value that is converted at its end.
+
+    A parser sets `_types` to the types of a value before it enters one of the states.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        opening: str = "",
+        new_id: Callable[[], str] = new_call_id,
+        around: Around | None = None,
+    ) -> None:
+        self._types: Types = frozenset()
+        self._value: list[str] = []  # pieces of an argument that is converted at its end
+        super().__init__(index, opening, new_id, around)
+
+    @abstractmethod
+    def _up_to_end(self) -> tuple[str, bool]:
+        """Return the part of the value that is certain, and whether the value ends with it."""
+
+    def _in_string(self) -> bool:
+        value, ended = self._up_to_end()
+        self._continue_call(inside(value) + ('"' if ended else ""))
+        return ended
+
+    def _in_other(self) -> bool:
+        value, ended = self._up_to_end()
+        self._value.append(value)
+        if ended:
+            self._continue_call(as_json("".join(self._value), self._types))
+        elif self._types != _TEXT_OR_NULL or may_be_null("".join(self._value)):
+            return False
+        else:
+            self._continue_call('"' + inside("".join(self._value)))
+            self._state = self._in_string
+        self._value.clear()
+        return ended
+
+    def _certain(self, ends: Sequence[str], *, breaks: bool) -> tuple[str, str | None]:
+        """Take the part of a value that is certain; return it and the text that ends the value.
+
+        The text is the one of `ends` that comes first, which stays held, or None. breaks: a line
+        break before it does not belong to the value.
+        """
+        held = self._held
+        found = [(at, end) for end in ends if (at := held.find(end)) >= 0]
+        if found:
+            at, end = min(found)
+            self._held = held[at:]
+            return (_without_break(held[:at]) if breaks else held[:at]), end
+        # Hold back text that may be the beginning of an end, and a line break before it.
+        shown = len(held) - overlap(held, ends)
+        if breaks and held[:shown].endswith(("\r", "\n")):
+            shown = max(0, shown - len("\r\n"))
+        self._held = held[shown:]
+        return held[:shown], None
+
+
+def inside(text: str) -> str:
+    """Return `text` as the inside of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _without_break(text: str) -> str:
+    """Return `text` without one line break at its end."""
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
