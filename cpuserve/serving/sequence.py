@@ -38,7 +38,7 @@ class SequenceRun:
         self.params = sequence.params
         self.is_first = True
         self._context = context
-        self._job = sequence
+        self._sequence = sequence
         self._tools = tools
         self._tokens: list[int] = []  # all tokens of the response so far
         self._held: list[Event] = []  # events kept until it is known whether the model thinks
@@ -50,7 +50,7 @@ class SequenceRun:
 
     def _begin(self, opening: str) -> TextProcessor:
         """Return a new TextProcessor, which reads the response from its first token."""
-        sequence, tools, context = self._job, self._tools, self._context
+        sequence, tools, context = self._sequence, self._tools, self._context
         found = TextProcessor(
             context.get_tokenizer(), sequence.prompt.ids, sequence.params, sequence.index
         )
@@ -77,10 +77,10 @@ class SequenceRun:
     @property
     def timeout_s(self) -> float | None:
         """The seconds that are left of the sequence's timeout; None = no timeout."""
-        limit = self._job.timeout_s
+        limit = self._sequence.timeout_s
         if limit is None or self.is_first:
             return limit
-        return max(1e-3, limit - (time.monotonic() - self._job.started))
+        return max(1e-3, limit - (time.monotonic() - self._sequence.started))
 
     def push(self, output: Output) -> tuple[list[Event], int]:
         """Return the events of the engine's next output, and how many of its tokens are kept.
@@ -103,14 +103,14 @@ class SequenceRun:
 
     def turn(self) -> tuple[list[Event], int]:
         """Begin the next request; return the events and the number of tokens that are added."""
-        tools, sequence, why = self._tools, self._job, self._processor.turn
+        tools, sequence, why = self._tools, self._sequence, self._processor.turn
         assert tools is not None
         self.is_first = False
         opening = "" if sequence.after_thought is None else tools.opening
         if why is NextTurn.NONE:
             self._tokens.clear()
             self._processor = self._begin(opening)
-            self._next(self._encoded(opening))
+            self._next(self._encoded(opening), scores=sequence.params.prompt_logprobs)
             return [], 0
         end = tools.learned_format.thought_end
         text = tools.thoughts.last_words + end.closed if why is NextTurn.OPEN else end.gap
@@ -124,14 +124,21 @@ class SequenceRun:
     def _encoded(self, text: str) -> list[int]:
         return self._context.get_tokenizer().encode(text, add_special_tokens=False)
 
-    def _next(self, given: Sequence[int] = ()) -> None:
-        """Set the ids and the parameters of the next request."""
-        sequence, used = self._job, len(self._tokens)
+    def _next(self, given: Sequence[int] = (), scores: int | None = None) -> None:
+        """Set the ids and the parameters of the next request.
+
+        given: ids that count as a part of the prompt. scores: the alternatives of the prompt's
+        logprobs; None if the client has them already, or wants none.
+        """
+        sequence, used = self._sequence, len(self._tokens)
         params = sequence.after_thought or sequence.params
         self.ids = [*sequence.prompt.ids, *self._tokens, *given]
+        bounds = self._context.bounds
+        room = min(bounds.max_model_len, bounds.kv_tokens + 1) - len(self.ids)
+        most = max(0, min((params.max_tokens or 0) - used, room))
         self.params = msgspec.structs.replace(
             params,
-            max_tokens=max(0, (params.max_tokens or 0) - used),
-            min_tokens=0,
-            prompt_logprobs=None,
+            max_tokens=most,
+            min_tokens=min(most, max(0, params.min_tokens - used)),
+            prompt_logprobs=scores,
         )

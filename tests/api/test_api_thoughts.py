@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cpuserve.engine.ipc import Output
-from tests.api.fakes import events_of, tokenizer
+from tests.api.fakes import events_of, logprob_of, tokenizer
 from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
 from tests.helpers.call_templates import GPT_OSS
 from tests.helpers.tiny import tiny_end_ids
@@ -294,3 +294,29 @@ def test_thoughts_come_back_to_the_template():
     told = api.post("/api/chat", messages=HI, model="tiny", stream=False).json()["message"]
     api.post("/api/chat", messages=[*HI, told, more], model="tiny", stream=False)
     assert history in prompt_of(api)
+
+
+def test_min_tokens_counts_the_thought_and_the_form_together():
+    api = tool_api(turns(f"{THOUGHT}\n</think>\n\n", '{"a": 1}'), source=OPENED)
+    api.chat(min_tokens=100, **FORM)
+    (ids, first), (more, second) = api.engine.asked
+    assert first.min_tokens == 100
+    assert second.min_tokens == 100 - (len(more) - len(ids))
+
+
+def test_a_response_that_begins_again_has_its_prompts_logprobs_and_fits_the_context():
+    def script(engine, number, prompt, params):
+        scores = [None, *(logprob_of(token, 0) for token in prompt[1:])]
+        (first, *outputs) = says("No." if not number else CALL[41:], 1)(
+            engine, number, prompt, params
+        )
+        first.prompt_logprobs = scores if params.prompt_logprobs is not None else None
+        yield from (first, *outputs)
+
+    api = tool_api(script, source=OPENS)
+    required = {"tools": [WEATHER], "tool_choice": "required"}
+    body = api.chat(prompt_logprobs=0, **required).json()
+    (_, first), (ids, second) = api.engine.asked
+    assert first.prompt_logprobs == second.prompt_logprobs == 0
+    assert len(body["prompt_logprobs"]) == len(ids)
+    assert len(ids) + second.max_tokens == api.context.max_model_len
