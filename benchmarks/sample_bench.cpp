@@ -35,8 +35,8 @@ double thread_us() {
 }
 
 // Microseconds of a barrier when all threads arrive at once: they count one after another in their
-// complex, then the complexes do, and the released value returns the same way. The times of an
-// arrival are those of parallel/barrier.h.
+// complex, then the complexes do, and the released value returns the same way. parallel/barrier.h
+// has the times of an arrival.
 double barrier_us(int threads) {
   constexpr int kComplex = 8;
   constexpr double kNear = 0.03, kFar = 0.1;

@@ -58,7 +58,7 @@ class StepWork:
 
     rows: decode rows; keys: keys that they read. tokens: prompt tokens; pairs: their (query, key)
     pairs. scores: prompt tokens with requested log probabilities; each needs logits.
-    drafts: draft tokens after decode rows, in steps without prompt tokens.
+    drafts: draft tokens that the step verifies; they follow the token of their decode row.
     """
 
     rows: int = 0

@@ -52,7 +52,7 @@ def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, s
 
 
 def usual_length(path: Path) -> int | None:
-    """The tokens to which sentence-transformers cuts texts; None if the checkpoint has no limit.
+    """Return the number of tokens that sentence-transformers keeps of a text; None = all of them.
 
     Raises:
         ModelError: the setting is no number of tokens.

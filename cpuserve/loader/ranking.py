@@ -1,8 +1,8 @@
 """Reads the heads of rerankers, which score pairs of texts.
 
-Heads follow transformers' ...ForSequenceClassification, and Qwen3-Reranker's model card: the
-published model generates text, and its score is the probability of "yes" where the reply
-is "yes" or "no". The last activation follows CrossEncoder of sentence-transformers.
+Heads follow transformers' ...ForSequenceClassification. Qwen3-Reranker has no such head: as its
+model card says, the score is the probability that its next token is "yes", if only "yes" and "no"
+are considered. The last activation follows CrossEncoder of sentence-transformers.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from cpuserve.platforms.host import Host
 
-# Every level; within an architecture, lowest first. Each text compares a level with the next one
-# that matters. The factors follow from the number of products per cycle: one VNNI instruction does
-# the work of three others, BF16 multiplies twice as many values as fp32, and AMX eight times as
-# many as AVX-512.
+# Every level; within an architecture, lowest first. Each text says what a level lacks against the
+# next level that is clearly faster. Its factors, such as half the rate, are ratios of products per
+# cycle: one VNNI instruction does the work of three older ones, BF16 multiplies twice as many
+# values as fp32, and AMX eight times as many as AVX-512.
 LEVEL_MEANINGS = {
     "scalar": "no vector kernels: for tests only",
     "avx2": "AVX2, no AVX-512: prompts run at about half the rate or less",

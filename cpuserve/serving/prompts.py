@@ -16,7 +16,7 @@ from cpuserve.tokenizer.tokenizer import named_prompt
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
-# The limit on token ids of a prompt that is to be cut; no request body can hold more.
+# The longest prompt in tokens that may be truncated. No request body can hold a longer one.
 MAX_CUT_TOKENS = 1 << 30
 
 

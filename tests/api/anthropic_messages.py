@@ -1,4 +1,4 @@
-"""Requests to Anthropic's messages, and what their answers say."""
+"""Requests to Anthropic's messages, and the content of the responses."""
 
 import json
 

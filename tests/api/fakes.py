@@ -45,7 +45,7 @@ def tokenizer() -> Tokenizer:
 
 @functools.cache
 def _learned() -> tuple[ChatTemplate, LearnedFormat]:
-    """Their chat template, and how it writes answers, which takes 21 renderings to find."""
+    """Their chat template, and how it writes responses, which takes 21 renderings to find."""
     template = ChatTemplate(tokenizer().chat_template, tokenizer())
     return template, learn_format(template)
 

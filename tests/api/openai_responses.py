@@ -1,4 +1,4 @@
-"""Requests to OpenAI's responses, and what their answers say."""
+"""Requests to OpenAI's responses, and the content of the responses."""
 
 from tests.api.fakes import named_events_of
 

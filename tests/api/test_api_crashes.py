@@ -11,7 +11,7 @@ from tests.helpers.patience import PATIENCE_S, wait_gone, wait_until
 
 
 def ends_with_the_engines_death(response):
-    """Read a stream whose engine is killed meanwhile, and check the error event at its end."""
+    """Read a stream while its engine is killed, and check the error event at its end."""
     error = events(response.read().decode())[-1]["error"]
     kind = error["type"], error["code"]
     assert kind == ("ServiceUnavailableError", "service_unavailable"), "as outside a stream"

@@ -1,4 +1,4 @@
-"""Anthropic's messages: answers, streams, prompts, counts and models in that dialect."""
+"""Anthropic's messages: replies, streams, prompts, counts and models in that dialect."""
 
 from datetime import datetime
 

@@ -219,7 +219,7 @@ def test_a_defined_tool_may_be_forced_and_strict(strict):
 
 
 def test_a_request_with_only_tools_of_anthropic_is_told_so():
-    """Claude Code searches the web by such a request, and reads the text of the answer."""
+    """Claude Code searches the web by such a request, and reads the text of the response."""
     api = tool_api(says("There is no search here."))
     auto = {"type": "auto"}
     assert ask(api, tools=[SEARCH], tool_choice=auto, system="Search.").status_code == 200

@@ -1,4 +1,4 @@
-"""OpenAI's responses: answers, streams, tools, and what a request may contain."""
+"""OpenAI's responses: bodies, streams, tools, and what a request may contain."""
 
 import json
 import re

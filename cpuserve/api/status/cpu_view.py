@@ -121,7 +121,10 @@ class CpuView:
         self.meter = CpuMeter(engines=len(configs))
 
     def sample(self, stats: Stats, engine: Mapping[str, Any]) -> CpuSample:
-        """Return the CPU metrics, from small files and `engine`, the engine's start report."""
+        """Return the CPU metrics from `stats`, the files of this process's cgroup, and `engine`.
+
+        engine: the report of the engine's start.
+        """
         group = own_cgroup()
         return CpuSample(
             threads=sum(config.threads for config in self._configs),

@@ -118,7 +118,8 @@ class SharedFiles:
     def _key(self, chain: PrefixChain, index: int) -> bytes:
         """Return the key of block `index` of `chain` in this directory.
 
-        self._keys maps the engine's key of a block, which starts from another seed, to this key.
+        Keys are chained hashes, and the chain of this directory has another seed than the engine's.
+        self._keys keeps the key in this directory by the engine's key.
         """
         if len(self._keys) > _MOST_KEYS:
             self._keys.clear()

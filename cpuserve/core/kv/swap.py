@@ -81,7 +81,7 @@ class SwapSpace:
         entry, _ = self._blocks.get((chain.keys[index], group), (None, b""))
         if entry is None or entry.content != chain.contents[index] or entry.salt != chain.salt:
             return None
-        if index > chain.num_entries:  # the block before this one may not be in the cache yet
+        if index > chain.num_entries:  # the block before has no entry, so no prefix to compare
             return entry
         if not _same_prefix(entry.parent, parent):
             return None

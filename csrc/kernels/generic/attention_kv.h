@@ -40,7 +40,7 @@ struct KvBf16 {
   static constexpr int kQuerySide = kBf16Pairs ? 4 : 2;
   static constexpr int kMostRows = kTallRows;
   using Elem = uint16_t;  // cache element
-  using Left = uint16_t;  // q, and probabilities (store_p)
+  using Left = uint16_t;  // element of the left operand: q, or probabilities (store_p)
   using Vec = P;
   static constexpr int kStep = 2, kSide = 2;
   static constexpr bool kScaled = false;
