@@ -31,6 +31,7 @@ from cpuserve.api.status import (
 )
 from cpuserve.api.systemone.router import SYSTEM_ONE
 from cpuserve.api.tokenize import router as tokenize
+from cpuserve.api.vllm import invocations, load
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ DIALECTS = (
 ROUTERS = (
     *(router for dialect in DIALECTS for router in dialect.routers),
     tokenize.router,
+    invocations.router,
+    load.router,
     cpu.router,
     health.router,
     metrics.router,
@@ -76,13 +79,14 @@ def create_app(
     public_metrics: bool = False,
     host_names: Sequence[str] | None = None,
     cors: Cors | None = None,
+    admin_routes: bool = False,
 ) -> FastAPI:
     """Return the app that serves the API with `state`.
 
     With `api_keys`, all routes except /health, /ping and /live require a key; public_metrics also
     exempts /metrics and /version. host_names: the names that the Host header may have besides
     local names; None allows any. cors: None keeps web pages of other origins from reading
-    responses.
+    responses. admin_routes: serve the routes that change the state of the server.
     """
     # FastAPI's documentation pages load scripts from the internet; this server must work offline.
     app = FastAPI(
@@ -93,7 +97,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.server = state
-    routers = _routers(state)
+    routers = _routers(state, admin_routes=admin_routes)
     app.state.paths = _paths(routers)
     app.state.routes = [*app.routes, *(route for router in routers for route in router.routes)]
     for router in routers:
@@ -138,16 +142,22 @@ def app_of(state: ServerState, options: ServerOptions) -> FastAPI:
         public_metrics=options.public_metrics,
         host_names=host_names(options),
         cors=cors,
+        admin_routes=options.admin_routes,
     )
 
 
-def _routers(state: ServerState) -> tuple[APIRouter, ...]:
+def _routers(state: ServerState, *, admin_routes: bool) -> tuple[APIRouter, ...]:
     """Return the routers of all endpoints that this server has."""
-    if not state.context.adapters_change:
-        return ROUTERS
-    from cpuserve.api.lora import router as lora
+    more: list[APIRouter] = []
+    if state.context.adapters_change:
+        from cpuserve.api.lora import router as lora
 
-    return (*ROUTERS, lora.router)
+        more.append(lora.router)
+    if admin_routes:
+        from cpuserve.api.vllm import admin
+
+        more.append(admin.router)
+    return (*ROUTERS, *more)
 
 
 def _paths(routers: Sequence[APIRouter]) -> list[str]:

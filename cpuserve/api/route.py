@@ -13,26 +13,54 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.request.context import Named, RequestContext, read_call
+from cpuserve.api.request.body import decode_request
+from cpuserve.api.request.context import BodyForm, Named, RequestContext, read_call
 from cpuserve.api.request.fields import check_fields
 from cpuserve.api.response.error_json import ErrorBody
 from cpuserve.api.response.errors import WORDS, Words
-from cpuserve.api.response.openapi import json_body, text_response_type
+from cpuserve.api.response.openapi import any_json_body, json_body, text_response_type
 from cpuserve.api.response.writer import Writer, respond
+from cpuserve.errors import InvalidRequest
 from cpuserve.serving.generate import prepare, prompt_ids
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.generate import Generation
 
 T = TypeVar("T", bound=msgspec.Struct)
 N = TypeVar("N", bound=Named)
 Handler = Callable[[RequestContext, T], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[T]):
+    """A handler of decoded bodies; see `post`, which has the same arguments."""
+
+    handler: Handler[T]
+    form: BodyForm[T]
+    response: type[msgspec.Struct] | None
+    error: type[msgspec.Struct] = ErrorBody
+    stream: str | None = None
+    words: Callable[[T], Words] | None = None
+
+    async def respond(self, request: Request) -> Response:
+        """Return the response to a request whose body is of this endpoint."""
+        return await _respond(request, lambda _: self)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The `openapi_extra` of a route of this endpoint."""
+        if self.response is None:
+            return text_response_type(self.form.schema)
+        return json_body(self.form.schema, self.response, self.error, stream=self.stream)
 
 
 def post(
@@ -45,43 +73,79 @@ def post(
     stream: str | None = None,
     conversation: str = "messages",
     words: Callable[[T], Words] | None = None,
-) -> Callable[[Handler[T]], Handler[T]]:
+) -> Callable[[Handler[T]], Endpoint[T]]:
     """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
 
     schema, response, error: the types of the bodies; response = None: the response is plain text.
     id_prefix: the start of the id in the response. stream: the media type of streamed responses;
-    None = the route never streams. conversation: see read_call. words: returns {role of an error:
+    None = the route never streams. conversation: see BodyForm. words: returns {role of an error:
     field of the body} (see RequestError.role); None = each role is the field of the same name. The
-    operation in /openapi.json has the handler's name and docstring.
+    operation in /openapi.json has the handler's name and docstring. The decorated name is the
+    Endpoint, so that `post_by_field` can serve it at a further path.
     """
 
-    def add(handler: Handler[T]) -> Handler[T]:
-        async def endpoint(request: Request) -> Response:
-            async with read_call(request, id_prefix, schema, conversation=conversation) as (
-                received,
-                asked,
-            ):
-                if words is not None:
-                    request.scope[WORDS] = words(asked)
-                return await handler(received, asked)
-
-        shown = (
-            text_response_type(schema)
-            if response is None
-            else json_body(schema, response, error, stream=stream)
-        )
+    def add(handler: Handler[T]) -> Endpoint[T]:
+        form = BodyForm(id_prefix, schema, conversation)
+        endpoint = Endpoint(handler, form, response, error, stream, words)
         for path in paths:
             router.add_api_route(
                 path,
-                endpoint,
+                endpoint.respond,
                 methods=["POST"],
                 name=handler.__name__,
                 description=inspect.getdoc(handler),
-                openapi_extra=shown,
+                openapi_extra=endpoint.described,
             )
-        return handler
+        return endpoint
 
     return add
+
+
+def post_by_field(
+    router: APIRouter, path: str, endpoints: Mapping[str, Endpoint[Any]], *, name: str, about: str
+) -> None:
+    """Add a route that serves several endpoints; a field of the body decides which.
+
+    endpoints: by the name of a field; the first field that the body has decides. name, about: the
+    name of the operation in /openapi.json, and its description.
+    """
+    marks = msgspec.defstruct("Marks", [(field, msgspec.Raw, msgspec.Raw()) for field in endpoints])
+
+    def chosen(body: bytearray) -> Endpoint[Any]:
+        given = decode_request(body, marks)
+        for field, endpoint in endpoints.items():
+            if getattr(given, field):
+                return endpoint
+        known = ", ".join(endpoints)
+        msg = f"The body has none of the fields that say what is asked for: send one of {known}"
+        raise InvalidRequest(msg)
+
+    async def serve(request: Request) -> Response:
+        return await _respond(request, chosen)
+
+    router.add_api_route(
+        path,
+        serve,
+        methods=["POST"],
+        name=name,
+        description=about,
+        openapi_extra=any_json_body([each.described for each in endpoints.values()]),
+    )
+
+
+async def _respond(request: Request, endpoint_of: Callable[[bytearray], Endpoint[Any]]) -> Response:
+    """Read a body, and return the response of the endpoint that is chosen for it."""
+    chosen: list[Endpoint[Any]] = []
+
+    def form_of(body: bytearray) -> BodyForm[Any]:
+        chosen.append(endpoint_of(body))
+        return chosen[0].form
+
+    async with read_call(request, form_of) as (received, asked):
+        endpoint = chosen[0]
+        if endpoint.words is not None:
+            request.scope[WORDS] = endpoint.words(asked)
+        return await endpoint.handler(received, asked)
 
 
 async def generate(

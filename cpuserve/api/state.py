@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from cpuserve.api.status.cpu_view import CpuView
+    from cpuserve.config.engine import EngineConfig
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.limits import ClientLimits
     from cpuserve.serving.registry import ModelRegistry
@@ -23,11 +24,13 @@ class ServerState:
     """The served models and the state of the HTTP server.
 
     `draining`: the server will stop, and load balancers should send it no new requests, but it
-    still serves them. `stopping`: it serves no requests any more.
+    still serves them. `stopping`: it serves no requests any more. `config`: the settings of the
+    first model's engines.
     """
 
     models: ModelRegistry
     cpu: CpuView | None = None
+    config: EngineConfig | None = None
     draining: bool = False
     stopping: bool = False
     http: HttpMetrics = field(default_factory=HttpMetrics)

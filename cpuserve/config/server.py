@@ -109,6 +109,17 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             env="CPUSERVE_PUBLIC_METRICS",
         ),
     ] = False
+    admin_routes: Annotated[
+        bool,
+        _option(
+            "Serve the routes that show the settings of the server or change its state: "
+            "/server_info and /reset_prefix_cache of vLLM. Every client with a key can use them.",
+            kind="flag",
+            flags=("--admin-routes",),
+            env="CPUSERVE_ADMIN_ROUTES",
+            aliases=(Alias("VLLM_SERVER_DEV_MODE"),),
+        ),
+    ] = False
     also_serve: Annotated[
         Sequence[str],
         _option(

@@ -56,8 +56,9 @@ class EngineClient(Protocol):
         """
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
-        """Return the report `what` ("roofline", "report" or "check"), or change adapters.
+        """Return the report `what` ("roofline", "report" or "check"), or change the engine.
 
+        "reset_prefix_cache" forgets all cached prefixes and returns {}.
         "load_adapter" (details: name, path, in_place) and "unload_adapter" (name) return {}. If
         they fail, they change nothing and return "error" (a text) and "fault" (whether the adapter
         is the cause).

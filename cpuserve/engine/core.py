@@ -441,12 +441,18 @@ class EngineCore:
             "roofline": self.roofline,
             "report": self.report,
             "check": self.check,
+            "reset_prefix_cache": self.reset_prefix_cache,
         }
         try:
             return reports[what]() if what in reports else {"error": f"there is no report {what!r}"}
         except Exception as error:  # a report must not end the engine
             log.exception("report %s failed", what)
             return {"error": str(error)}
+
+    def reset_prefix_cache(self) -> dict[str, object]:
+        """Forget all cached prefixes; blocks in offload tiers stay."""
+        self.kv.published.clear()
+        return {}
 
     def roofline(self) -> dict[str, object]:
         """Return the measured limits of this machine; {} if the executor cannot measure them."""

@@ -314,7 +314,8 @@ class ReplicaClient:
     async def ask(self, what: str, **details: Any) -> dict[str, object]:
         """Return a report: "roofline" of one replica, "check" of all, or "report" of all.
 
-        Changes of adapters are made in all replicas, or in none.
+        "reset_prefix_cache" empties the caches of all replicas that serve. Changes of adapters are
+        made in all replicas, or in none.
         """
         if what in ("load_adapter", "unload_adapter"):
             async with self._changing:
@@ -326,6 +327,8 @@ class ReplicaClient:
         if what == "roofline":
             return await serving[0].engine.ask(what)
         replies = await asyncio.gather(*(r.engine.ask(what) for r in serving))
+        if what == "reset_prefix_cache":
+            return next((a for a in replies if a), {})
         if what == "check":
             return next((a for a in replies if a != {"ok": True}), replies[0])
         # The roofline is measured once, at the start of the server.

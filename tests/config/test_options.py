@@ -100,6 +100,7 @@ BAD = {
     "disable_sliding_window": ["perhaps"],
     "max_num_queued_reqs": ["0", "-1", "x", "70000"],
     "max_num_queued_tokens": ["0", "-1", "x"],
+    "admin_routes": ["perhaps"],
     "public_metrics": ["perhaps"],
     "also_serve": ["", "model", "=model", "a=", "a=x,a=y"],
     "allowed_hosts": ["", "a,", "a.example:8000", "http://a.example", "a*b", "[1]", '["a"'],

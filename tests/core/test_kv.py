@@ -266,6 +266,22 @@ def test_failed_step_unpublishes_and_nothing_follows_a_forgotten_block():
     assert (kv.num_free, kv.num_cached) == (16, 1)
 
 
+def test_after_clearing_nothing_is_found_and_running_sequences_keep_their_blocks():
+    kv = KvManager(16, 2)
+    ended, _ = fill(kv, [1, 2, 3, 4])
+    kv.free([ended])
+    table, chain = fill(kv, [7, 8, 9])
+    kv.published.clear()
+    assert hit(kv, [1, 2, 3, 4, 5]) == hit(kv, [7, 8, 9, 9]) == []
+    kv.check_invariants([[table]])
+    assert (kv.num_cached, kv.num_free) == (0, 14)
+    assert kv.grow([table], 6)
+    kv.publish([table], chain, [7, 8, 9, 9, 9, 9], 6, computed=True)
+    fresh, _ = fill(kv, [7, 8, 9])
+    assert fresh[0] != table[0], "the blocks of the cleared prefix are not shared"
+    kv.check_invariants([[table], [fresh]])
+
+
 def test_unpublishing_its_own_leaves_what_a_sequence_found():
     kv = KvManager(8, 2)
     found, _ = fill(kv, [1, 2])

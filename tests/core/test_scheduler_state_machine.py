@@ -191,6 +191,12 @@ class SchedulerMachine(SchedulerUnderTest):
         elif then == "abandon":
             self.abandon_step()
 
+    @rule()
+    def clear(self):
+        """Forget all prefixes, whether or not sequences use their blocks."""
+        self.kv.published.clear()
+        assert len(self.kv.index) == self.kv.num_cached == self.kv.states.num_cached == 0
+
     @rule(count=st.integers(1, 30))
     def evict(self, count):
         """Evict cached blocks, as another sequence that needs them would."""

@@ -11,6 +11,7 @@ import yaml
 from cpuserve.api.app import ROUTERS
 from cpuserve.api.lora import router as lora
 from cpuserve.api.request import field_reference
+from cpuserve.api.vllm import admin
 from cpuserve.cli import main as cli
 from cpuserve.cli import support_tables
 from cpuserve.cli.flags import normalize
@@ -62,7 +63,9 @@ def test_the_page_on_serving_lists_every_endpoint():
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     table = page.partition("## Endpoints")[2].partition("A request accepts")[0]
     listed = set(re.findall(r"`(/[\w/.]+)`", table)) - {"/v1", "/openapi.json"}
-    routes = [route.path for router in (*ROUTERS, lora.router) for route in router.routes]
+    routes = [
+        route.path for router in (*ROUTERS, lora.router, admin.router) for route in router.routes
+    ]
     served = {path for path in routes if "{" not in path and path != "/"}
     assert listed == served - {"/rerank", "/score"}  # "both also without /v1"
 

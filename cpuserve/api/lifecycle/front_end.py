@@ -79,7 +79,7 @@ class FrontEnd:
         self._url = url
         self.context, cpu = make_context(client, configs, options, platform, kv_bytes, details)
         self.models = ModelRegistry(self.context, loaders)
-        self.state = ServerState(self.models, cpu)
+        self.state = ServerState(self.models, cpu, config)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._first_signal = self._last_signal = 0

@@ -7,7 +7,7 @@ import time
 import uuid
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -30,7 +30,7 @@ from cpuserve.errors import ServiceUnavailable
 from cpuserve.serving.call import MAX_PROMPTS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from fastapi import Request
 
@@ -108,14 +108,27 @@ class _ModelName(msgspec.Struct):
     model: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BodyForm(Generic[T]):
+    """How the body of a request is decoded.
+
+    prefix: the start of the id in the response. schema: the type of the decoded body. conversation:
+    the field with the messages; _most_objects returns how many JSON lists, objects and strings it
+    may have.
+    """
+
+    prefix: str
+    schema: type[T]
+    conversation: str = "messages"
+
+
 @asynccontextmanager
 async def read_call(
-    request: Request, prefix: str, kind: type[T], *, conversation: str = "messages"
+    request: Request, form_of: Callable[[bytearray], BodyForm[T]]
 ) -> AsyncGenerator[tuple[RequestContext, T], None]:
     """Yield the request and its decoded body; its bytes stay reserved until the block ends.
 
-    conversation: the field with the messages; _most_objects returns how many JSON lists, objects
-    and strings it may have.
+    form_of: returns how a body is decoded, or raises InvalidRequest.
 
     Raises:
       ServiceUnavailable: the server cannot serve requests now.
@@ -128,21 +141,21 @@ async def read_call(
     number = request_id(request)
     leases, record = request.scope.get(LEASES, []), request.scope.get(RECORD)
     caller = request.scope.get(CALLER, "")
-    received = RequestContext(
-        state.models, leases, number, prefix + number, caller=caller, record=record
-    )
+    received = RequestContext(state.models, leases, number, number, caller=caller, record=record)
     size = None
     with Reservation(state.bodies) as held:
         try:
             body = await read_body(request, state.limits, held, state.models.most_body_bytes)
             size = received.body_bytes = len(body)
+            form = form_of(body)
+            received.id = form.prefix + number
             if size <= FREE_BYTES:
-                asked = decode_request(body, kind)
+                asked = decode_request(body, form.schema)
             else:
                 context = await _model_of_large(received, body)
-                most = {conversation: _most_objects(context.max_model_len)}
+                most = {form.conversation: _most_objects(context.max_model_len)}
                 most["prompt"] = MAX_PROMPTS + 1
-                asked = await asyncio.to_thread(decode_request, body, kind, most)
+                asked = await asyncio.to_thread(decode_request, body, form.schema, most)
             body.clear()
             yield received, asked
         finally:

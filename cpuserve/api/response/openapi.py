@@ -9,6 +9,8 @@ import msgspec
 from cpuserve.api.response.error_json import ErrorBody
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fastapi import FastAPI
 
 # The media types of streams.
@@ -47,6 +49,29 @@ def json_body(
     if stream is not None:
         described["responses"]["200"]["content"][stream] = {"schema": {"type": "string"}}
     return described
+
+
+def any_json_body(described: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that serves the endpoints with these descriptions."""
+    status = described[0]["responses"]
+
+    def either(contents: list[dict[str, Any]]) -> dict[str, Any]:
+        schemas: dict[str, list[Any]] = {}
+        for content in contents:
+            for media, body in content.items():
+                if body["schema"] not in schemas.setdefault(media, []):
+                    schemas[media].append(body["schema"])
+        return {media: {"schema": {"anyOf": found}} for media, found in schemas.items()}
+
+    def responses(code: str) -> dict[str, Any]:
+        contents = [each["responses"][code]["content"] for each in described]
+        return {**status[code], "content": either(contents)}
+
+    body = either([each["requestBody"]["content"] for each in described])
+    return {
+        "requestBody": {"required": True, "content": body},
+        "responses": {code: responses(code) for code in status},
+    }
 
 
 def text_response_type(request: type[msgspec.Struct]) -> dict[str, Any]:

@@ -45,7 +45,10 @@ _ELSEWHERE = (
         f"{BASE}/unload_lora_adapter",
         "adapters stay loaded, unless it is started with --allow-runtime-lora-updating",
     ),
-    ("/invocations", f"SageMaker's route is not supported: use {_CHAT}"),
+    *(
+        (path, "it is only served with --admin-routes")
+        for path in ("/server_info", "/reset_prefix_cache")
+    ),
     ("/embedding", f"llama.cpp's own API is not supported: use {BASE}/embeddings"),
     *((f"/api/{verb}", _MODELS) for verb in ("pull", "push", "create", "copy", "delete", "blobs")),
     ("/api/web_search", "there is no search of the web"),

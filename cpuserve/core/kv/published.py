@@ -76,6 +76,11 @@ class PublishedBlocks:
             if entry is not None:
                 self._forget(entry)
 
+    def clear(self) -> None:
+        """Remove all blocks from the index; those that sequences use stay theirs."""
+        self._forget_all(list(self.index))
+        self._evicted.clear()
+
     def unpublish_own(self, chain: PrefixChain) -> None:
         """Remove the blocks that this sequence has published from the index, no others."""
         self._forget_all(chain.own)

@@ -1,0 +1,1 @@
+"""Routes of the vLLM server that no other dialect has."""

@@ -1,0 +1,88 @@
+"""GET /server_info and POST /reset_prefix_cache, which only --admin-routes serves."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.response.openapi import response_types
+from cpuserve.api.state import get_state
+from cpuserve.errors import InvalidRequest
+from cpuserve.log import get_logger
+from cpuserve.version import version
+
+router = APIRouter()
+log = get_logger("serve")
+
+
+class ServerInfo(msgspec.Struct):
+    """The body of GET /server_info.
+
+    vllm_config: the settings of the first model's engines, as a text or as an object. The name of
+    the field is the one that clients of vLLM read.
+    """
+
+    vllm_config: str | dict[str, Any]
+    system_env: dict[str, Any]
+
+
+@router.get("/server_info", openapi_extra=response_types(ServerInfo))
+async def server_info(request: Request) -> Response:
+    """Return the settings that the engines run with, and facts about the machine.
+
+    The query may have config_format=json, which returns the settings as an object.
+    """
+    form = _asked(request, "config_format", ("text", "json"))
+    config = get_state(request).config
+    fields: dict[str, Any] = {} if config is None else msgspec.to_builtins(config, str_keys=True)
+    shown: str | dict[str, Any] = fields
+    if form == "text":
+        shown = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    system = {
+        "cpuserve_version": version(),
+        "python_version": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "byteorder": sys.byteorder,
+    }
+    return Response(msgspec.json.encode(ServerInfo(shown, system)), media_type="application/json")
+
+
+@router.post("/reset_prefix_cache", response_class=Response)
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget the cached prefixes of all models; running requests keep the blocks that they use.
+
+    So reset_running_requests=true of vLLM has no effect: no later request finds these blocks.
+    Blocks in tiers of --kv-tiers or on disk stay, because they outlive the process.
+
+    Raises:
+      InvalidRequest: the request asks to empty these tiers as well.
+      EngineDead: no engine serves now.
+    """
+    switches = ("false", "0", "true", "1")
+    _asked(request, "reset_running_requests", switches)
+    if _asked(request, "reset_external", switches) in switches[2:]:
+        msg = (
+            "reset_external is not supported: blocks in tiers belong to other servers as well. "
+            "Stop the server and delete the files of a tier to empty it"
+        )
+        raise InvalidRequest(msg, param="reset_external")
+    for context in list(get_state(request).models.loaded()):
+        await context.client.ask("reset_prefix_cache")
+    log.info("the prefix cache is empty")
+    return Response(status_code=200)
+
+
+def _asked(request: Request, name: str, known: tuple[str, ...]) -> str:
+    """Return a value of the query, the first of `known` if it is not given."""
+    value = request.query_params.get(name, known[0]).lower()
+    if value not in known:
+        msg = f"{name} is {value[:40]!r}, but it must be one of {', '.join(known)}"
+        raise InvalidRequest(msg, param=name)
+    return value

@@ -1,0 +1,25 @@
+"""GET /load: how many sequences the server works on."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.response.openapi import response_types
+from cpuserve.api.state import get_state
+
+router = APIRouter()
+
+
+class ServerLoad(msgspec.Struct):
+    """The body of GET /load."""
+
+    server_load: int
+
+
+@router.get("/load", openapi_extra=response_types(ServerLoad))
+async def server_load(request: Request) -> Response:
+    """Return how many sequences run or wait in all models; a request has one, or `n` of them."""
+    models = get_state(request).models
+    load = ServerLoad(sum(context.active_sequences for context in models.loaded()))
+    return Response(msgspec.json.encode(load), media_type="application/json")
