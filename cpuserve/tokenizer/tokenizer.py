@@ -163,6 +163,17 @@ class Tokenizer:
             return ""
         return self._core.id_to_token(token_id) or ""
 
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token as written in the vocabulary; None if there is no such token."""
+        found: int | None = self._core.token_to_id(token)
+        return found
+
+    @cached_property
+    def before_text(self) -> list[int]:
+        """The special tokens that `encode` puts before each text, such as BOS."""
+        whole = self.encode("a")
+        return whole[: whole.index(self.encode("a", add_special_tokens=False)[0])]
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the token's bytes, maybe a part of a character; b"" for an id without a token."""
         found = self._bytes.get(token_id)
