@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 (text): norms before and after each part, and local and global attention."""
+"""Gemma 2, 3 and VaultGemma (text): norms around each part, and local and global attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import Any, cast
 
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows, refuse
-from cpuserve.models.llama import attend, build_sandwich, offset_norm, read_decoder
+from cpuserve.models.llama import (
+    SandwichNorms,
+    attend,
+    build_sandwich,
+    offset_norm,
+    read_decoder,
+)
 from cpuserve.models.rope import split_ropes
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
@@ -39,6 +45,21 @@ class Gemma2:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
         _build(b, s, qk_norm=False)
+
+
+@register_model("VaultGemmaForCausalLM")
+class VaultGemma:
+    """Gemma 2 without the norms after attention and MLP. Source: modeling_vaultgemma."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a VaultGemma config."""
+        return replace(Gemma2.spec(config), architecture="VaultGemmaForCausalLM")
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        _build(b, s, qk_norm=False, norms=(NORMS[0], None, NORMS[2], None))
 
 
 @register_model("Gemma3ForCausalLM")
@@ -158,13 +179,13 @@ def embed_scale(width: int, dtype: str) -> float:
     return scale
 
 
-def _build(b: Builder, s: ModelSpec, *, qk_norm: bool) -> None:
+def _build(b: Builder, s: ModelSpec, *, qk_norm: bool, norms: SandwichNorms = NORMS) -> None:
     softcap = cast("float", s.extra.get("softcap", 0.0))
     build_sandwich(
         b,
         s,
         attention=partial(attend, qk_norm=qk_norm, plus_one=True, softcap=softcap),
-        norms=NORMS,
+        norms=norms,
         norm=offset_norm,
         softcap=cast("float", s.extra["logit_softcap"]),
     )

@@ -1,19 +1,29 @@
-"""Granite 3 and 4: Llama with constants that multiply its parts, and in Granite 4 with Mamba2."""
+"""Granite 3, 4 and SWA: Llama with constants that multiply its parts; Granite 4 has Mamba2."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
-from cpuserve.models.config import read_bool, read_float, read_int, read_kinds, refuse
+from cpuserve.models.config import (
+    read_bool,
+    read_float,
+    read_int,
+    read_kinds,
+    read_object,
+    read_windows,
+    refuse,
+)
 from cpuserve.models.experts import read_experts
 from cpuserve.models.llama import build_decoder, read_decoder, self_attention
 from cpuserve.models.mamba import Mamba2Sizes, add_mamba2, read_mamba2
+from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.ops import Rope, Then, ValueId
 from cpuserve.program.parts import rows
 
 # How published configs and transformers call the two kinds of layers.
@@ -35,6 +45,43 @@ class Granite:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
         build_decoder(b, s)
+
+
+@register_model("GraniteSWAForCausalLM")
+class GraniteSwa:
+    """Granite with windows, attention sinks and a RoPE by layer. Source: modeling_granite_swa."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Granite SWA config; a RoPE base of 0 means no RoPE."""
+        window = read_int(config, "sliding_window", 128, low=0)
+        config = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, **config}
+        spec = _spec(
+            config,
+            "GraniteSWAForCausalLM",
+            mlp_bias=read_bool(config, "mlp_bias", False),
+            extra={"windows": read_windows(config, window, default=lambda i: i % 4 > 0)},
+        )
+        bases = config.get("layer_rope_theta")
+        if bases is None:
+            return spec
+        if not isinstance(bases, list) or len(bases) != spec.layers:
+            refuse("layer_rope_theta", bases, f"{spec.layers} numbers, or null")
+        ropes = tuple(
+            None if base == 0 else _rope_of(config, spec.head_dim, base) for base in bases
+        )
+        return replace(spec, extra={**spec.extra, "ropes": ropes})
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_decoder(b, s, attention=partial(self_attention, sinks=True))
+
+
+def _rope_of(config: Mapping[str, Any], head_dim: int, base: float) -> Rope:
+    """Return the RoPE of a layer: the config's scaling with another base."""
+    params = {**read_object(config, "rope_parameters"), "rope_theta": base}
+    return read_rope({**config, "rope_parameters": params}, head_dim, 8192)[0]
 
 
 @register_model("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")

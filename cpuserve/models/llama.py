@@ -27,6 +27,9 @@ LayerPart = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
 # Appends a norm of x: (builder, x, name of the norm's weights).
 NormFn = Callable[[Builder, ValueId, str], ValueId]
 
+# The norms before and after attention, before and after the MLP, by name; None: there is no norm.
+SandwichNorms = tuple[str | None, str | None, str | None, str | None]
+
 # "hidden_act" in config.json -> the name of the gated activation's kernel.
 GATED_ACTIVATIONS = {
     "silu": "silu",
@@ -133,8 +136,11 @@ def layer_window(s: ModelSpec, layer: int) -> int:
 def layer_rope(s: ModelSpec, layer: int) -> Rope | None:
     """RoPE of `layer`; None for layers in extra["no_rope"].
 
-    Layers with a window may have another RoPE, extra["local_rope"].
+    Layers with a window may have another RoPE, extra["local_rope"], or each layer its own,
+    extra["ropes"].
     """
+    if ropes := cast("tuple[Rope | None, ...]", s.extra.get("ropes", ())):
+        return ropes[layer]
     if layer in cast("tuple[int, ...]", s.extra.get("no_rope", ())):
         return None
     local = cast("Rope | None", s.extra.get("local_rope", s.rope))
@@ -310,15 +316,14 @@ def build_sandwich(
     s: ModelSpec,
     *,
     attention: Callable[[Builder, ModelSpec, int, ValueId], ValueId],
-    norms: tuple[str | None, str, str | None, str],
+    norms: SandwichNorms,
     norm: NormFn = rms_norm,
     fused_mlp: bool = False,
     softcap: float = 0.0,
 ) -> None:
     """Append the ops of a decoder that normalizes results of attention and MLP before adding them.
 
-    norms: the norms before and after attention, before and after the MLP, by name; None: there is
-    no norm. softcap: the cap of the logits.
+    softcap: the cap of the logits.
     """
     x = b.embed("model.embed_tokens", scale=s.embed_scale)
     before, after, before_mlp, after_mlp = norms
@@ -326,11 +331,15 @@ def build_sandwich(
         layer = f"model.layers.{i}"
         h = x if before is None else norm(b, x, f"{layer}.{before}")
         a = attention(b, s, i, h)
-        o = b.linear(a, f"{layer}.self_attn.o_proj", features=s.width, bias=s.out_bias)
-        b.add(norm(b, o, f"{layer}.{after}"), to=x)
+        to = x if after is None else None
+        o = b.linear(a, f"{layer}.self_attn.o_proj", features=s.width, bias=s.out_bias, add_to=to)
+        if after is not None:
+            b.add(norm(b, o, f"{layer}.{after}"), to=x)
         h = x if before_mlp is None else norm(b, x, f"{layer}.{before_mlp}")
-        o = gated_mlp(b, s, f"{layer}.mlp", h, s.intermediate, fused=fused_mlp)
-        b.add(norm(b, o, f"{layer}.{after_mlp}"), to=x)
+        to = x if after_mlp is None else None
+        o = gated_mlp(b, s, f"{layer}.mlp", h, s.intermediate, fused=fused_mlp, to=to)
+        if after_mlp is not None:
+            b.add(norm(b, o, f"{layer}.{after_mlp}"), to=x)
     finish_decoder(b, s, norm(b, x, "model.norm"), softcap=softcap)
 
 

@@ -221,10 +221,15 @@ NAMES = {
     "falcon": FALCON,
     "falcon-40b": FALCON,
     "olmo2": OLMO2,
+    "exaone4": OLMO2,
+    "exaone4-small": OLMO2,
+    "seed_oss": {**LLAMA, "post_attention_layernorm": "post_attention_norm"},
     "olmo3": OLMO2,
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
 }
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
+NAMES["minimax-m2"] = NAMES["mixtral"]
+FULL = ["full_attention"] * 4
 # Files of llama.cpp have a layer without a window last before those that share its cache.
 GEMMA_KINDS = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention", "full_attention"]
 MIXTRAL_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
@@ -451,6 +456,30 @@ ARCHS = {
     "nomic-bert": ("nomic-bert", {}, {}),
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
+    "seed_oss": ("seed-oss", {}, {}),
+    "ernie4_5": ("ernie4.5", {}, {}),
+    "exaone4": (
+        "exaone4",
+        {"sliding_window_pattern": 2},
+        {"attention.sliding_window_pattern": [True, False] * 2},
+    ),
+    "exaone4-small": ("exaone4", {"sliding_window": None, "layer_types": FULL}, {}),
+    "dots1": (
+        "dots1",
+        {"sliding_window": None},
+        {
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        },
+    ),
+    "minimax-m2": (
+        "minimax-m2",
+        {},
+        {"expert_gating_func": 2, "expert_feed_forward_length": 96},
+    ),
 }
 # The architecture that files of variants have.
 FILE_ARCHS = {
@@ -463,6 +492,7 @@ FILE_ARCHS = {
     "granitemoe-shared": "granitemoe",
     **dict.fromkeys(("deepseek2-v2", "deepseek2-joined", "deepseek2-glm"), "deepseek2"),
     "granitehybrid-dense": "granitehybrid",
+    "exaone4-small": "exaone4",
 }
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 INTERLEAVED = ("llama", "mixtral", "smollm3")  # and those of Granite

@@ -100,6 +100,8 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         "gemma4-moe": 1e6,
         "lfm2": 1e6,
         "lfm2moe": 1e6,
+        "ernie4_5": 5e5,
+        "minimax-m2": 5e6,
     }
     base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
     writer.add_rope_freq_base(base or bases.get(arch, 1e4))
@@ -108,7 +110,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     )
     if arch.startswith("qwen35"):
         writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
-    writer.add_rope_dimension_count(int(head_dim * share))
+    writer.add_rope_dimension_count(config.get("rotary_dim", int(head_dim * share)))
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     if count := next(filter(None, map(config.get, EXPERT_KEYS)), 0):

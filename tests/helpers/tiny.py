@@ -82,6 +82,13 @@ FAMILIES = (
     "gpt2",
     "falcon",
     "falcon-40b",
+    "seed-oss",
+    "exaone4",
+    "ernie4.5",
+    "dots1",
+    "minimax-m2",
+    "vaultgemma",
+    "granite-swa",
 )
 
 # Families that give vectors and no text.

@@ -385,6 +385,20 @@ def test_dtype_is_read_in_both_spellings():
     assert spec_from_config({**config, "dtype": None}).dtype == "float32"
 
 
+def test_a_pattern_of_letters_says_which_layers_of_exaone_have_a_window():
+    config = tiny_config("exaone4", sliding_window_pattern="LLG", num_hidden_layers=5)
+    spec = spec_from_config(config)
+    assert spec.extra["windows"] == (20, 20, 0, 20, 0)  # the last layer never has one
+    assert spec.extra["no_rope"] == (2, 4)
+    with pytest.raises(ModelError, match=r"pattern is .LX., but it must be a number"):
+        spec_from_config(tiny_config("exaone4", sliding_window_pattern="LX"))
+
+
+def test_a_list_of_rope_bases_has_one_for_each_layer():
+    with pytest.raises(ModelError, match=r"layer_rope_theta is .5000., but it must be 4 numbers"):
+        spec_from_config(tiny_config("granite-swa", layer_rope_theta=[5000]))
+
+
 def test_a_qwen_window_counts_only_where_it_is_used():
     window = {"sliding_window": 16, "max_window_layers": 1}
     assert spec_from_config(tiny_config("qwen2", **window)).window == 0

@@ -96,6 +96,7 @@ OTHERWISE = {
 MENDED = {
     "deepseek-v2": {"num_experts_per_tok": 6},
     "glm4-moe": {"head_dim": 128},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
 }
 
 

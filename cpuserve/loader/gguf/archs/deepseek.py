@@ -25,6 +25,12 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _dots1(keys: Keys) -> dict[str, Any]:
+    """Return the settings of DeepSeek's router; no layer has a window."""
+    settings = _glm4_moe(keys)
+    return {**settings, "sliding_window": None}
+
+
 # The family for each value of expert_gating_func: 1 is a softmax, 2 a sigmoid.
 _GATING = {
     1: {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"},
@@ -95,6 +101,16 @@ ARCHS = {
             "exp_probs_b": "mlp.gate.e_score_correction_bias",
         },
         _glm4_moe,
+    ),
+    "dots1": GgufArch(
+        "Dots1ForCausalLM",
+        "dots1",
+        {
+            **EXPERTS,
+            **shared("shared_experts"),
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        },
+        _dots1,
     ),
     "deepseek2": GgufArch(
         "DeepseekV3ForCausalLM",

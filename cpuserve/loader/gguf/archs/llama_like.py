@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpuserve.loader.gguf.archs.experts import EXPERTS, experts
+from cpuserve.loader.gguf.archs.experts import EXPERTS, experts, need_sigmoid
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
@@ -77,6 +77,27 @@ def _cohere(keys: Keys) -> dict[str, Any]:
     return {"logit_scale": keys.real("logit_scale")}
 
 
+def _ernie(keys: Keys) -> dict[str, Any]:
+    return {"use_bias": keys.has("blk.0.attn_q.bias")}
+
+
+def _exaone4(keys: Keys) -> dict[str, Any]:
+    """Return settings; files of the small model have no window."""
+    if not keys.raw("attention.sliding_window"):
+        return {"sliding_window": None}
+    return {"layer_types": keys.windows()}
+
+
+def _minimax_m2(keys: Keys) -> dict[str, Any]:
+    need_sigmoid(keys)
+    settings = experts(keys)
+    return {
+        "num_local_experts": settings["num_experts"],
+        "num_experts_per_tok": settings["num_experts_per_tok"],
+        "intermediate_size": settings["moe_intermediate_size"],
+    }
+
+
 ARCHS = {
     "phi3": GgufArch(
         "Phi3ForCausalLM",
@@ -120,5 +141,30 @@ ARCHS = {
     ),
     "cohere2": GgufArch(
         "Cohere2ForCausalLM", "cohere2", settings=_cohere, eps="layer_norm_eps", layer_norm=True
+    ),
+    "seed_oss": GgufArch(
+        "SeedOssForCausalLM", "seed_oss", {"post_attention_norm": "post_attention_layernorm"}
+    ),
+    "ernie4_5": GgufArch("Ernie4_5ForCausalLM", "ernie4_5", settings=_ernie),
+    "exaone4": GgufArch(
+        "Exaone4ForCausalLM",
+        "exaone4",
+        {
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        _exaone4,
+    ),
+    "minimax-m2": GgufArch(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        {
+            "ffn_gate_inp": "block_sparse_moe.gate",
+            "ffn_gate_exps": "block_sparse_moe.experts.w1",
+            "ffn_up_exps": "block_sparse_moe.experts.w3",
+            "ffn_down_exps": "block_sparse_moe.experts.w2",
+            "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
+        },
+        _minimax_m2,
     ),
 }

@@ -1,0 +1,59 @@
+"""EXAONE 4: norms after attention and MLP, and layers with a window that alone have a RoPE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_int, read_windows, refuse
+from cpuserve.models.llama import attend, build_sandwich, read_decoder
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+
+NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+
+
+@register_model("Exaone4ForCausalLM")
+class Exaone4:
+    """EXAONE 4.0 1.2B (no windows) and 32B (three of four layers). Source: modeling_exaone4."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in an EXAONE 4 config.
+
+        In a model with windows, layers without one have no RoPE.
+        """
+        extra: dict[str, object] = {}
+        if config.get("sliding_window", 4096) is not None:
+            window = read_int(config, "sliding_window", 4096, low=0)
+            windows = read_windows(config, window, default=_pattern(config))
+            full = tuple(i for i, keys in enumerate(windows) if not keys)
+            extra = {"windows": windows, "no_rope": full}
+        return read_decoder(
+            {"rms_norm_eps": 1e-5, **config},
+            architecture="Exaone4ForCausalLM",
+            positions=2048,
+            extra=extra,
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_sandwich(b, s, attention=partial(attend, qk_norm=True), norms=NORMS)
+
+
+def _pattern(config: Mapping[str, Any]) -> Callable[[int], bool]:
+    """Return a function that says whether a layer has a window, by sliding_window_pattern.
+
+    The pattern is a number n (each n-th layer is global) or a text such as "LLLG".
+    """
+    pattern = config.get("sliding_window_pattern", 4)
+    if isinstance(pattern, str):
+        if not pattern or set(pattern) - {"L", "G"}:
+            refuse("sliding_window_pattern", pattern, 'a number, or a text of "L" and "G"')
+        last = read_int(config, "num_hidden_layers", high=4096) - 1
+        return lambda i: pattern[i % len(pattern)] == "L" and i < last
+    every = read_int(config, "sliding_window_pattern", 4)
+    return lambda i: (i + 1) % every != 0

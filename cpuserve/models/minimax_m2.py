@@ -1,0 +1,58 @@
+"""MiniMax M2: experts chosen by a sigmoid and a bias, and norms of all heads of q and k."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_int
+from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.llama import build_decoder, read_decoder, self_attention
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+
+
+@register_model("MiniMaxM2ForCausalLM")
+class MiniMaxM2:
+    """MiniMax M2 and M2.5. Source: transformers modeling_minimax_m2."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a MiniMax M2 config.
+
+        Published configs give the rotated dimensions as rotary_dim, newer ones as a share.
+        """
+        head_dim = read_int(config, "head_dim", 128)
+        given = {key: value for key, value in config.items() if value is not None}
+        if "rotary_dim" in given and "partial_rotary_factor" not in given:
+            rotary = read_int(config, "rotary_dim", high=head_dim)
+            given["partial_rotary_factor"] = rotary / head_dim
+        return read_decoder(
+            {"rope_theta": 5e6, **given, "head_dim": head_dim},
+            architecture="MiniMaxM2ForCausalLM",
+            positions=196608,
+            extra=read_experts(config, count="num_local_experts", width="intermediate_size"),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_decoder(b, s, attention=partial(self_attention, wide_norm=True), mlp=_mlp)
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    at = f"model.layers.{layer}.block_sparse_moe"
+    add_mixture(
+        b,
+        s,
+        at,
+        h,
+        x,
+        parts=("w1", "w3", "w2"),
+        renormalize=True,
+        score="sigmoid",
+        bias=f"{at}.e_score_correction_bias",
+    )
