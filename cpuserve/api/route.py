@@ -24,7 +24,12 @@ from cpuserve.api.request.context import BodyForm, Named, RequestContext, read_c
 from cpuserve.api.request.fields import check_fields
 from cpuserve.api.response.error_json import ErrorBody
 from cpuserve.api.response.errors import WORDS, Words
-from cpuserve.api.response.openapi import any_json_body, json_body, text_response_type
+from cpuserve.api.response.openapi import (
+    any_json_body,
+    json_body,
+    parameters,
+    text_response_type,
+)
 from cpuserve.api.response.writer import Writer, respond
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.generate import prepare, prompt_ids
@@ -94,7 +99,7 @@ def post(
                 methods=["POST"],
                 name=handler.__name__,
                 description=inspect.getdoc(handler),
-                openapi_extra=endpoint.described,
+                openapi_extra={**endpoint.described, **parameters(path)},
             )
         return endpoint
 
@@ -159,12 +164,20 @@ async def generate(
     Raises:
       RequestError: the model cannot be found, or the body is invalid; see `prepare`.
     """
+    generation = await prepared(received, asked, to_call)
+    return respond(generation, writer(received, asked, generation))
+
+
+async def prepared(
+    received: RequestContext, asked: N, to_call: Callable[[N], GenerateCall]
+) -> Generation:
+    """Return the generation of a body, which has not begun; it raises the errors of `generate`."""
     await received.choose(asked.model)
     check_fields(asked)
     call, caller = to_call(asked), received.caller
     generation = await prepare(received.served, call, received.body_bytes, caller=caller)
     generation.set_id(received.id)
-    return respond(generation, writer(received, asked, generation))
+    return generation
 
 
 async def prompt_length(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cpuserve.api.request.body_budget import BodyBudget
+from cpuserve.api.stored.store import Store
 from cpuserve.errors import ServiceUnavailable
 from cpuserve.metrics import HttpMetrics
 
@@ -25,7 +26,7 @@ class ServerState:
 
     `draining`: the server will stop, and load balancers should send it no new requests, but it
     still serves them. `stopping`: it serves no requests any more. `config`: the settings of the
-    first model's engines.
+    first model's engines. stored: the responses and conversations that clients store.
     """
 
     models: ModelRegistry
@@ -34,6 +35,7 @@ class ServerState:
     draining: bool = False
     stopping: bool = False
     http: HttpMetrics = field(default_factory=HttpMetrics)
+    stored: Store = field(default_factory=Store)
     bodies: BodyBudget = field(init=False)
 
     def __post_init__(self) -> None:

@@ -236,6 +236,41 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="BYTES",
         ),
     ] = None
+    stored_responses: Annotated[
+        int,
+        _option(
+            "Most responses and conversations that clients may store in memory (`store`); 0 stores "
+            "none. The oldest finished one makes room for a new one.",
+            kind="count",
+            flags=("--stored-responses",),
+            env="CPUSERVE_STORED_RESPONSES",
+            check=at_least(0, 2**31),
+            metavar="COUNT",
+        ),
+    ] = 1000
+    stored_bytes: Annotated[
+        int,
+        _option(
+            "Most bytes that stored responses and conversations may take together.",
+            kind="count",
+            flags=("--stored-bytes",),
+            env="CPUSERVE_STORED_BYTES",
+            check=at_least(1 << 16, 2**40),
+            metavar="BYTES",
+        ),
+    ] = 32 << 20
+    stored_age: Annotated[
+        float,
+        _option(
+            "Seconds after which a stored response, or a conversation that nobody uses, is "
+            "dropped.",
+            kind="count",
+            flags=("--stored-age",),
+            env="CPUSERVE_STORED_AGE",
+            check=at_least(1, 31_536_000),
+            metavar="SECONDS",
+        ),
+    ] = 86_400
     sse_ping_interval: Annotated[
         float,
         _option(

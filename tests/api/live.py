@@ -12,6 +12,7 @@ from typing import Any
 from cpuserve.api.app import app_of
 from cpuserve.api.http.server import make_server
 from cpuserve.api.state import ServerState
+from cpuserve.api.stored.store import Store, StoreBounds
 from cpuserve.config.server import ServerOptions
 from cpuserve.serving.registry import ModelRegistry
 from tests.api.fakes import FakeEngine, Script, make_context, speak
@@ -94,13 +95,13 @@ async def live(script: Script = speak, *, limits=None, **options: Any):
     """Run a server on a free port of 127.0.0.1."""
     engine = FakeEngine(script)
     context = make_context(engine, http=limits)
-    state = ServerState(ModelRegistry(context))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         port = listener.getsockname()[1]
         # Tests may send any Host header; those that test host names set allowed_hosts themselves.
         timeouts = {name: options.pop(name) for name in TIMEOUTS if name in options}
         http = ServerOptions(port=port, **{"allowed_hosts": ("*",), **options})
+        state = ServerState(ModelRegistry(context), stored=Store(StoreBounds.of(http)))
         server = make_server(app_of(state, http), http, **timeouts)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:

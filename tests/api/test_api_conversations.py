@@ -253,7 +253,7 @@ def test_items_of_another_servers_history_are_taken(kind):
         items.insert(1, call)
     answer = RESPONSES.ask(tool_api(says("Fine.")), items)
     if name == "item_reference":
-        assert answer.status_code == 400, "nothing is stored"
+        assert answer.status_code == 404, "no such item is stored"
     else:
         assert answer.status_code == 200, answer.text
 

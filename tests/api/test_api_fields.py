@@ -91,6 +91,8 @@ NO_EFFECT = {
     # The request is not changed by who asks, or by what is kept elsewhere.
     "user": "a", "metadata": {"a": "b"}, "store": True, "safety_identifier": "a",
     "service_tier": "auto", "request_id": "a", "session_id": "a",
+    # Values that refer to nothing stored; tests/api/test_api_stored.py has the others.
+    "previous_response_id": "", "conversation": None, "background": False,
     # About caches and machines.
     "prompt_cache_key": "a", "prompt_cache_retention": "24h", "cache_prompt": False, "id_slot": 1,
     "keep_alive": 60, "num_ctx": 64, "num_batch": 8, "num_gpu": 1, "main_gpu": 0, "use_mmap": True,

@@ -46,9 +46,7 @@ async function failure(promise) {
 
 async function tryProvider(provider) {
   const model = provider("scripted");
-  // The server stores no responses, so the provider of OpenAI must send whole items.
-  const providerOptions = { openai: { store: false } };
-  const fields = { model, maxRetries: 0, maxOutputTokens: 500, providerOptions };
+  const fields = { model, maxRetries: 0, maxOutputTokens: 500 };
   const tools = { tools: { weather }, stopWhen: stepCountIs(6) };
   looked.length = 0;
   const whole = await generateText({ ...fields, ...tools, prompt: loop });

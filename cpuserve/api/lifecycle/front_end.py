@@ -15,6 +15,7 @@ from cpuserve.api.http.server import make_server
 from cpuserve.api.lifecycle.model_context import load_texts, make_context
 from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.api.state import ServerState
+from cpuserve.api.stored.store import Store, StoreBounds
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
 from cpuserve.serving.load_progress import LoadProgress
@@ -79,7 +80,8 @@ class FrontEnd:
         self._url = url
         self.context, cpu = make_context(client, configs, options, platform, kv_bytes, details)
         self.models = ModelRegistry(self.context, loaders)
-        self.state = ServerState(self.models, cpu, config)
+        stored = Store(StoreBounds.of(options))
+        self.state = ServerState(self.models, cpu, config, stored=stored)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._first_signal = self._last_signal = 0

@@ -6,9 +6,19 @@ from cpuserve.api.dialect import Dialect
 from cpuserve.api.openai import models
 from cpuserve.api.openai.chat import router as chat
 from cpuserve.api.openai.completions import router as completions
+from cpuserve.api.openai.conversations import router as conversations
 from cpuserve.api.openai.embeddings import router as embeddings
+from cpuserve.api.openai.responses import compact
 from cpuserve.api.openai.responses import router as responses
 
 OPENAI = Dialect(
-    (chat.router, completions.router, responses.router, embeddings.router, models.router)
+    (
+        chat.router,
+        completions.router,
+        compact.router,
+        responses.router,
+        conversations.router,
+        embeddings.router,
+        models.router,
+    )
 )

@@ -30,11 +30,12 @@ from cpuserve.errors import ServiceUnavailable
 from cpuserve.serving.call import MAX_PROMPTS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from fastapi import Request
 
     from cpuserve.api.request.log import RequestRecord
+    from cpuserve.api.state import ServerState
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.registry import Lease, ModelRegistry, Served
 
@@ -45,12 +46,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 class RequestContext:
     """One request with its body read; `id` is the endpoint's prefix followed by the request_id.
 
+    state: the state of the server. path: the parameters in the path of the request.
     caller: the API key ("key-1") or the address of the client. body_bytes: the size of the body; 0
     until it has been read. record: the line of the log for the request. created, begun: when the
     request came, in seconds of time.time() and of time.monotonic().
     """
 
-    models: ModelRegistry
+    state: ServerState
     leases: list[Lease]
     request_id: str
     id: str
@@ -59,7 +61,13 @@ class RequestContext:
     record: RequestRecord | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     begun: float = field(default_factory=time.monotonic)
+    path: Mapping[str, str] = field(default_factory=dict)
     _served: Served | None = None
+
+    @property
+    def models(self) -> ModelRegistry:
+        """The served models."""
+        return self.state.models
 
     async def choose(self, model: str | None) -> str:
         """Find the model that the request asks for, set `served`, and return the name.
@@ -141,7 +149,15 @@ async def read_call(
     number = request_id(request)
     leases, record = request.scope.get(LEASES, []), request.scope.get(RECORD)
     caller = request.scope.get(CALLER, "")
-    received = RequestContext(state.models, leases, number, number, caller=caller, record=record)
+    received = RequestContext(
+        state,
+        leases,
+        number,
+        number,
+        caller=caller,
+        record=record,
+        path=request.path_params,
+    )
     size = None
     with Reservation(state.bodies) as held:
         try:

@@ -67,13 +67,8 @@ def _moved(where: str) -> str:
     return f"is no field of /v1/responses: use {where}"
 
 
-def _stored(instead: str) -> str:
-    return f"is not supported, because this server stores no responses: {instead}"
-
-
 _TRUE = "is not supported yet: omit it, or set it to true"
 _JSON = _send("structured_outputs")
-_ALL_ITEMS = "send the items of all turns as input"
 _LOGPROBS = 'include: ["message.output_text.logprobs"]'
 
 # tests/api/test_api_fields.py compares them with what OpenAI, vLLM, llama.cpp and Ollama document.
@@ -152,17 +147,6 @@ REFUSED = (
     # Fields of another endpoint, which this endpoint does not have or calls by another name.
     Refused("thinking", (TEXT,)),  # completions render no template that could read it
     Refused(
-        "previous_response_id",
-        (RESPONSES,),
-        _stored(f"{_ALL_ITEMS}, with the output of each response before the next message"),
-    ),
-    Refused("conversation", (RESPONSES,), _stored(_ALL_ITEMS)),
-    Refused(
-        "background",
-        (RESPONSES,),
-        _stored("omit it, and set stream to true for a long answer"),
-    ),
-    Refused(
         "prompt",
         (RESPONSES,),
         "is not supported, because this server has no stored prompts: send the text as "
@@ -197,11 +181,11 @@ _SAMPLERS = "it belongs to a sampler that is refused when it is switched on"
 _CONTEXT = "a context is never shifted or cut, so nothing is kept of it"
 NO_EFFECT = (
     NoEffect(
-        ("user", "metadata", "store", "safety_identifier", "service_tier", "request_id",
-         "session_id"),
+        ("user", "metadata", "safety_identifier", "service_tier", "request_id", "session_id"),
         OPENAI,
         "who asks, or what is kept elsewhere, changes no response",
     ),
+    NoEffect(("store",), (CHAT, TEXT), "only /v1/responses stores responses"),
     NoEffect(
         ("prompt_cache_key", "prompt_cache_retention", "cache_prompt", "id_slot",
          "kv_transfer_params", "guided_decoding_backend"),

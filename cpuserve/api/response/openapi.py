@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +32,19 @@ def response_types(
     bad = {"description": "An error in the dialect's format", "content": _ref(error)}
     good = {"description": "Success", "content": _ref(response)}
     return {"responses": {"200": good, "4XX": bad, "5XX": bad}}
+
+
+def parameters(path: str, **query: type[int] | type[str] | type[bool]) -> dict[str, Any]:
+    """Return the `openapi_extra` with the parameters in `path`, and those of the query string."""
+    named = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+    asked = [
+        {"name": name, "in": "query", "required": False, "schema": msgspec.json.schema(kind)}
+        for name, kind in query.items()
+    ]
+    return {"parameters": named + asked} if named or asked else {}
 
 
 def json_body(

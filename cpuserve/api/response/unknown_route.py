@@ -19,11 +19,6 @@ _MODELS = "models are served from the start: see --also-serve"
 # Prefixes of other servers' routes, and what to use on this server. The first match counts.
 _ELSEWHERE = (
     (f"{BASE}/messages/batches", "batches are not supported: send each request by itself"),
-    (
-        f"{BASE}/responses/compact",
-        "there is no compaction, which only OpenAI's server could read again: ask the model for a "
-        "summary, and begin a conversation with it",
-    ),
     ("/pooling", f"vLLM's route for vectors is not supported: use {BASE}/embeddings"),
     ("/classify", f"classification is not supported: {BASE}/score gives scores of pairs of texts"),
     ("/reranking", f"llama.cpp's own API is not supported: use {BASE}/rerank"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
@@ -12,7 +12,7 @@ from fastapi import Response
 
 from cpuserve.api.response.cache_miss import cache_headers
 from cpuserve.api.response.stream import EventStream, JsonResult, StreamFormat
-from cpuserve.serving.events import Event, PromptScores, WholeResponse, num_entries
+from cpuserve.serving.events import Event, PromptScores, TokenUsage, WholeResponse, num_entries
 from cpuserve.serving.threads import run_sized
 
 if TYPE_CHECKING:
@@ -40,21 +40,27 @@ class StreamWriter(Writer, Protocol):
         """Return the bytes for one list of events (see serving/events.py), b"" for none."""
 
 
-def respond(generation: Generation, writer: Writer) -> Response:
+def respond(
+    generation: Generation, writer: Writer, ended: Callable[[], None] | None = None
+) -> Response:
     """Return the response that runs `generation`, as a stream if the call asks for one.
 
-    writer: a StreamWriter if the call can ask for a stream.
+    writer: a StreamWriter if the call can ask for a stream. ended: called when the writer has
+    written the whole response, before its end is sent.
     """
     if generation.call.stream:
         streams = cast("StreamWriter", writer)
-        frames, silent_s = _frames(generation, streams), generation.context.limits.silent_s
+        frames, silent_s = _frames(generation, streams, ended), generation.context.limits.silent_s
         made = EventStream(frames, silent_s, streams.form, streams.failed, generation.usage)
         made.further_headers = partial(cache_headers, generation)
         return made
 
     async def body() -> bytes:
         response = await generation.folded()
-        return await run_sized(response.num_shown, lambda: writer.whole(response))
+        written = await run_sized(response.num_shown, lambda: writer.whole(response))
+        if ended is not None:
+            ended()
+        return written
 
     result = JsonResult(body, generation.usage)
     result.further_headers = partial(cache_headers, generation)
@@ -66,7 +72,9 @@ def json_response(body: object) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-async def _frames(generation: Generation, writer: StreamWriter) -> AsyncGenerator[bytes, None]:
+async def _frames(
+    generation: Generation, writer: StreamWriter, ended: Callable[[], None] | None
+) -> AsyncGenerator[bytes, None]:
     async with aclosing(generation.events()) as batches:
         async for events in batches:
             first = events[0]
@@ -75,5 +83,7 @@ async def _frames(generation: Generation, writer: StreamWriter) -> AsyncGenerato
                 frames = await run_sized(size, partial(writer.frames, events))
             else:
                 frames = writer.frames(events)
+            if ended is not None and isinstance(events[-1], TokenUsage):
+                ended()
             if frames:
                 yield frames

@@ -29,16 +29,15 @@ _TEXTS = {
     "text": "text",
     "refusal": "refusal",
 }
-_REFERENCE = (
-    "is an item_reference, which is not supported, because this server stores no responses: send "
-    "the item itself"
-)
+_REFERENCE = "is an item_reference, which this endpoint does not resolve: send the item itself"
 
 
 def chat_messages(
-    items: str | list[dict[str, Any]], instructions: str | None
+    items: str | list[dict[str, Any]], instructions: str | None, num_stored: int = 0
 ) -> list[ConversationMessage]:
     """Return the messages; InvalidRequest with the path of an invalid part.
+
+    num_stored: how many of the first items come from the store, and not from the request.
 
     The items of one turn of the assistant become one message, because templates write the text of
     a message, then its calls, and then the results of the calls.
@@ -53,12 +52,27 @@ def chat_messages(
         raise InvalidRequest(msg, param="input")
     else:
         for index, item in enumerate(items):
-            found.add(item, f"input[{index}]")
+            place = f"input[{index - num_stored}]"
+            found.add(item, place if index >= num_stored else f"stored item {index}")
         found.check_answered()
     for message in found.messages:
         if "reasoning_content" in message:
             message["reasoning_content"] = "\n".join(message["reasoning_content"])
     return joined(found.messages)
+
+
+def check_items(items: list[dict[str, Any]], num_stored: int = 0) -> None:
+    """Raise InvalidRequest if no response could read these items; calls may lack an output.
+
+    num_stored: how many of the first items are stored already.
+    """
+    found = _Conversation()
+    try:
+        for index, item in enumerate(items):
+            found.add(item, f"items[{index - num_stored}]")
+    except InvalidRequest as error:
+        error.param = "items"
+        raise
 
 
 class _Conversation:

@@ -56,6 +56,8 @@ def line_of(item: dict[str, Any]) -> str:
     if kind in _SILENT:
         return ""
     if kind in _COMPACTED:
+        if (own := unsealed(item.get("encrypted_content"))) is not None:
+            return own
         summary = item.get("summary")
         return summary if isinstance(summary, str) and summary else _UNREADABLE
     return elsewhere(kind, item)

@@ -134,7 +134,7 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseError(msgspec.Struct):
-    """Why a stream failed after its beginning."""
+    """Why a response failed after its beginning."""
 
     code: str
     message: str
@@ -188,6 +188,12 @@ class ResponseReasoning(msgspec.Struct):
     summary: str | None = None
 
 
+class ConversationRef(msgspec.Struct):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
 class Response(msgspec.Struct, kw_only=True):
     """The body of POST /v1/responses, which events of its stream contain as well.
 
@@ -202,6 +208,7 @@ class Response(msgspec.Struct, kw_only=True):
     status: str = "in_progress"
     background: bool = False
     completed_at: int | None = None
+    conversation: ConversationRef | None = None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
@@ -211,7 +218,7 @@ class Response(msgspec.Struct, kw_only=True):
     model: str
     output: list[OutputItem] = []
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     prompt_cache_key: str | None
     prompt_cache_diagnostics: CacheDiagnostics | msgspec.UnsetType = msgspec.UNSET
     reasoning: ResponseReasoning
@@ -234,3 +241,11 @@ class InputTokens(msgspec.Struct):
 
     input_tokens: int
     object: str = "response.input_tokens"
+
+
+class DeletedResponse(msgspec.Struct):
+    """The body of DELETE /v1/responses/ID."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True

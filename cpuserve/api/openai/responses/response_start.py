@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.api.openai.responses.response_object import (
+    ConversationRef,
     Response,
     ResponseCustomTool,
     ResponseFunction,
@@ -14,6 +15,7 @@ from cpuserve.api.openai.responses.response_object import (
     ResponseReasoning,
     ResponseSearchTool,
 )
+from cpuserve.api.openai.responses.schema import conversation_id
 from cpuserve.api.openai.responses.tools import is_custom, is_function, is_search
 from cpuserve.api.openai.tool_choice import plain_choice
 
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def begun(received: RequestContext, asked: ResponsesRequest, params: SamplingParams) -> Response:
-    """Return the Response of a request that has been checked, with its sampling parameters."""
+    """Return the Response of a request that has been checked, with its sampling parameters.
+
+    asked: its `store` says whether the response is really stored.
+    """
     return Response(
         id=received.id,
         created_at=received.created,
@@ -34,6 +39,10 @@ def begun(received: RequestContext, asked: ResponsesRequest, params: SamplingPar
         metadata=_written(asked.metadata or {}),
         model=received.served.name,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
+        background=asked.background is True,
+        store=asked.store is True,
+        previous_response_id=asked.previous_response_id or None,
+        conversation=None if (named := conversation_id(asked)) is None else ConversationRef(named),
         prompt_cache_key=asked.prompt_cache_key,
         reasoning=_reasoning(asked),
         safety_identifier=asked.safety_identifier,

@@ -1,19 +1,30 @@
-"""POST /v1/responses. Requests for stored responses get 404, because none is stored."""
+"""POST /v1/responses, and the requests that count, compact, read, cancel and delete responses."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, HTTPException, Response
+import asyncio
+import uuid
+from functools import partial
+
+from fastapi import APIRouter, HTTPException, Request, Response
 
 from cpuserve.api.openai.responses import response_object
-from cpuserve.api.openai.responses.schema import ResponsesRequest, to_call, words
-from cpuserve.api.openai.responses.writer import ResponseWriter
+from cpuserve.api.openai.responses.history import ReferringRequest, new_items, read_turn
+from cpuserve.api.openai.responses.recording import respond_recorded, sent, stream_of
+from cpuserve.api.openai.responses.schema import ResponsesRequest, check_include, to_call, words
+from cpuserve.api.openai.responses.stored_response import StoredResponse, find_response
 from cpuserve.api.request.context import RequestContext
-from cpuserve.api.response.openapi import EVENTS
+from cpuserve.api.request.fields import check_fields
+from cpuserve.api.request.headers import CALLER
+from cpuserve.api.response.openapi import EVENTS, parameters, response_types
 from cpuserve.api.response.writer import json_response
-from cpuserve.api.route import generate, post, prompt_length
-from cpuserve.errors import NotFound
+from cpuserve.api.route import post, prepared, prompt_length
+from cpuserve.api.state import get_state
+from cpuserve.api.stored.page import Page, page_of
+from cpuserve.errors import InvalidRequest
 
 router = APIRouter()
+_ONE = "/v1/responses/{response_id}"
 
 
 @post(
@@ -28,7 +39,15 @@ router = APIRouter()
 )
 async def create_response(received: RequestContext, asked: ResponsesRequest) -> Response:
     """Generate the next items of a conversation."""
-    return await generate(received, asked, to_call, ResponseWriter)
+    turn = await _turn(received, asked)
+    try:
+        _take_free_id(received)
+        calls = partial(to_call, num_stored=turn.num_stored)
+        generation = await prepared(received, turn.asked, calls)
+        return respond_recorded(received, turn, generation)
+    except BaseException:
+        turn.release()
+        raise
 
 
 @post(
@@ -42,23 +61,118 @@ async def create_response(received: RequestContext, asked: ResponsesRequest) -> 
 )
 async def count_tokens(received: RequestContext, asked: ResponsesRequest) -> Response:
     """Return how many tokens the prompt of such a response has."""
-    count = await prompt_length(received, asked, to_call)
+    turn = await _turn(received, asked)
+    turn.release()
+    calls = partial(to_call, num_stored=turn.num_stored)
+    count = await prompt_length(received, turn.asked, calls)
     return json_response(response_object.InputTokens(count))
 
 
-@router.get("/v1/responses/{response_id}", include_in_schema=False)
-@router.post("/v1/responses/{response_id}", include_in_schema=False)
-@router.delete("/v1/responses/{response_id}", include_in_schema=False)
-@router.post("/v1/responses/{response_id}/cancel", include_in_schema=False)
-@router.get("/v1/responses/{response_id}/input_items", include_in_schema=False)
-async def find_response(response_id: str) -> Response:
-    """Raise NotFound, because no response is stored; 404 or 405 for words that are no ids."""
-    if response_id == "compact":
-        raise HTTPException(404)
-    if response_id == "input_tokens":
+@router.get(
+    _ONE,
+    openapi_extra={
+        **response_types(response_object.Response),
+        **parameters(_ONE, stream=bool, starting_after=int, include=str),
+    },
+)
+async def get_response(request: Request) -> Response:
+    """Return a stored response, or the events of one that was created in the background."""
+    found = _found(request)
+    query = request.query_params
+    check_include(query.getlist("include") + query.getlist("include[]"))
+    streams = query.get("stream", "false")
+    if streams not in ("true", "false"):
+        msg = f"stream must be true or false, got {streams[:80]!r}"
+        raise InvalidRequest(msg, param="stream")
+    after = query.get("starting_after")
+    if after is not None and not (after.isascii() and after.isdigit() and len(after) < 10):
+        msg = f"starting_after must be the sequence_number of an event, got {after[:80]!r}"
+        raise InvalidRequest(msg, param="starting_after")
+    if streams == "false":
+        if after is not None:
+            msg = "starting_after needs stream=true"
+            raise InvalidRequest(msg, param="starting_after")
+        return sent(found)
+    if found.frames is None:
+        msg = (
+            f"Response {found.id[:80]!r} has no stored events: only a response that was created "
+            "with background and stream has them. Read it without stream"
+        )
+        raise InvalidRequest(msg, param="stream")
+    first = 0 if after is None else int(after) + 1
+    return stream_of(found, get_state(request).limits.silent_s, first)
+
+
+@router.delete(
+    _ONE,
+    openapi_extra={**response_types(response_object.DeletedResponse), **parameters(_ONE)},
+)
+async def delete_response(request: Request) -> Response:
+    """Delete a stored response; a response in the background is cancelled."""
+    found = _found(request)
+    await _stop(found)
+    get_state(request).stored.remove(found)
+    return json_response(response_object.DeletedResponse(found.id))
+
+
+@router.post(
+    f"{_ONE}/cancel",
+    openapi_extra={**response_types(response_object.Response), **parameters(_ONE)},
+)
+async def cancel_response(request: Request) -> Response:
+    """Cancel a response in the background, and return it; one that has ended stays as it is."""
+    found = _found(request)
+    if found.work is None:
+        msg = (
+            f"Response {found.id[:80]!r} was not created with background, so it cannot be "
+            "cancelled: close its connection instead"
+        )
+        raise InvalidRequest(msg, param="response_id")
+    await _stop(found)
+    return sent(found)
+
+
+@router.get(
+    f"{_ONE}/input_items",
+    openapi_extra={
+        **response_types(Page),
+        **parameters(_ONE, after=str, before=str, limit=int, order=str, include=str),
+    },
+)
+async def list_input_items(request: Request) -> Response:
+    """List the items that the request of a response has sent."""
+    items = new_items(_found(request))
+    page = page_of(request.query_params, items, lambda item: item.id, lambda item: item.data)
+    return json_response(page)
+
+
+async def _turn(received: RequestContext, asked: ResponsesRequest) -> ReferringRequest:
+    await received.choose(asked.model)
+    check_fields(asked)
+    return read_turn(received, asked)
+
+
+def _take_free_id(received: RequestContext) -> None:
+    """Replace the id of the response if the caller has one with this id: clients choose ids."""
+    while received.state.stored.find(StoredResponse, received.caller, received.id) is not None:
+        received.request_id = uuid.uuid4().hex
+        received.id = f"resp_{received.request_id}"
+
+
+def _found(request: Request) -> StoredResponse:
+    """Return the response that the path names.
+
+    Raises:
+      NotFound: the caller has no such response.
+    """
+    response_id = request.path_params["response_id"]
+    if response_id in ("input_tokens", "compact"):
         raise HTTPException(405, headers={"Allow": "POST"})
-    msg = (
-        f"Response {response_id[:80]!r} was not found, because this server stores no responses: "
-        "keep what POST /v1/responses answers"
-    )
-    raise NotFound(msg, param="response_id", code="response_not_found")
+    return find_response(get_state(request).stored, request.scope[CALLER], response_id)
+
+
+async def _stop(found: StoredResponse) -> None:
+    """Cancel the work of a response in the background, and wait for its end."""
+    if found.work is not None and not found.work.done():
+        found.work.cancel()
+        await asyncio.wait((found.work,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +65,7 @@ class Reasoning(msgspec.Struct):
 
 @with_refused("responses")
 class ResponsesRequest(GenerationRequest, kw_only=True):
-    """POST /v1/responses. Nothing is stored, whatever `store` is."""
+    """POST /v1/responses. The response is stored unless `store` is false."""
 
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
@@ -90,10 +91,16 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     prompt_cache_options: CacheOptions | None = None
     service_tier: str | None = None
     store: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    background: bool | None = None
 
 
-def to_call(request: ResponsesRequest) -> GenerateCall:
-    """Return the call; InvalidRequest for a field that is not supported or contradicts another."""
+def to_call(request: ResponsesRequest, num_stored: int = 0) -> GenerateCall:
+    """Return the call; InvalidRequest for a field that is not supported or contradicts another.
+
+    num_stored: how many items at the beginning of `input` come from the store.
+    """
     check_fields_together(request)
     _check_own_fields(request)
     offered = offered_tools(request.tools, request.tool_choice, request.input)
@@ -104,7 +111,7 @@ def to_call(request: ResponsesRequest) -> GenerateCall:
         request,
         refused_names(request),
         prompt=None,
-        messages=chat_messages(_input(request), instructions),
+        messages=chat_messages(_input(request), instructions, num_stored),
         max_tokens=request.max_output_tokens,
         logprobs=_logprobs(request, calls=calls),
         response_format=_form(request),
@@ -120,6 +127,21 @@ def to_call(request: ResponsesRequest) -> GenerateCall:
         session=request.prompt_cache_key,
         return_progress=True,  # so that a stream sends events during a long prompt
     )
+
+
+def conversation_id(request: ResponsesRequest) -> str | None:
+    """Return the id of the conversation that the request names; None = it names none.
+
+    Raises:
+      InvalidRequest: `conversation` is an object without an id.
+    """
+    given = request.conversation
+    if isinstance(given, dict):
+        given = given.get("id")
+        if not isinstance(given, str):
+            msg = 'conversation must be the id of a conversation, or {"id": ID}'
+            raise InvalidRequest(msg, param="conversation")
+    return given or None
 
 
 def _search(request: ResponsesRequest, search: ToolSearch | None) -> ToolSearch | None:
@@ -154,7 +176,15 @@ def _check_own_fields(request: ResponsesRequest) -> None:
     if request.truncation not in (None, "auto", "disabled"):
         msg = f"truncation must be auto or disabled, got {request.truncation[:80]!r}"
         raise InvalidRequest(msg, param="truncation")
-    metadata = request.metadata or {}
+    check_metadata(request.metadata or {})
+    if request.prompt_cache_options is not None and request.prompt_cache_options.prewarm:
+        msg = "prompt_cache_options.prewarm is not supported: send max_output_tokens 1 instead"
+        raise unsupported(msg, "prompt_cache_options")
+    check_include(request.include or ())
+
+
+def check_metadata(metadata: dict[str, str]) -> None:
+    """Raise InvalidRequest if the metadata of a response or conversation exceeds its limits."""
     if len(metadata) > _MOST_METADATA or any(
         len(key) > _LONGEST_KEY or len(value) > _LONGEST_VALUE for key, value in metadata.items()
     ):
@@ -163,10 +193,11 @@ def _check_own_fields(request: ResponsesRequest) -> None:
             f"values of {_LONGEST_VALUE}: send fewer or shorter ones"
         )
         raise InvalidRequest(msg, param="metadata")
-    if request.prompt_cache_options is not None and request.prompt_cache_options.prewarm:
-        msg = "prompt_cache_options.prewarm is not supported: send max_output_tokens 1 instead"
-        raise unsupported(msg, "prompt_cache_options")
-    for value in request.include or ():
+
+
+def check_include(values: Iterable[str]) -> None:
+    """Raise InvalidRequest for a value of `include` that OpenAI does not define."""
+    for value in values:
         if value not in _INCLUDES:
             msg = f"include has {value[:80]!r}: it may have {', '.join(_INCLUDES)}"
             raise InvalidRequest(msg, param="include")

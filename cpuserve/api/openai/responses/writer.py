@@ -88,7 +88,9 @@ class ResponseWriter:
             skip_special_tokens=params.skip_special_tokens,
         )
         self._num_frames = 0
+        self._begun = False
         self._told_at = 0.0
+        self.final: Response | None = None  # the whole response, when it has ended
         self._output: list[OutputItem] = []
         self._open: Item | None = None
         self._reason = "stop"
@@ -96,8 +98,10 @@ class ResponseWriter:
     def frames(self, events: list[Event]) -> bytes:
         """Return the SSE frames for the events of one engine output."""
         out = b""
-        if not self._num_frames:
-            out = self._frame("response.created", response=self._brief)
+        if not self._begun:
+            self._begun = True
+            if not self._num_frames:
+                out = self._frame("response.created", response=self._brief)
             out += self._frame("response.in_progress", response=self._brief)
             self._told_at = time.monotonic()
         elif (
@@ -127,9 +131,29 @@ class ResponseWriter:
         if not self._num_frames:  # only pings were sent, so the client knows of no response
             return self._frame("error", code=failure.code, message=failure.message, param=None)
         told = {"status": "failed", "error": failure, "output": self._output}
-        return self._frame(
-            "response.failed", response=msgspec.structs.replace(self._response, **told)
+        self.final = msgspec.structs.replace(self._response, **told)
+        return self._frame("response.failed", response=self.final)
+
+    @property
+    def begun(self) -> Response:
+        """The response at its beginning, in progress."""
+        return self._response
+
+    def queued(self) -> bytes:
+        """Return the first SSE frames of a response that has not begun."""
+        queued = msgspec.structs.replace(self._brief, status="queued")
+        frames = [
+            self._frame(f"response.{kind}", response=queued) for kind in ("created", "queued")
+        ]
+        return b"".join(frames)
+
+    def cancelled(self) -> bytes:
+        """End the response with the items that are written; return the last SSE frames."""
+        out = self._close("length")
+        self.final = msgspec.structs.replace(
+            self._response, status="cancelled", output=self._output
         )
+        return out + self._frame("response.incomplete", response=self.final)
 
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole Response as JSON."""
@@ -234,15 +258,16 @@ class ResponseWriter:
     def _ended(self, reason: str, usage: TokenUsage) -> Response:
         """Return the Response at its end, with the output that is written."""
         cut = reason == "length"
-        return msgspec.structs.replace(
+        self.final = msgspec.structs.replace(
             self._response,
             status="incomplete" if cut else "completed",
             completed_at=None if cut else int(time.time()),
             incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
             output=self._output,
             prompt_cache_diagnostics=self._cache,
-            usage=_usage(usage),
+            usage=usage_of(usage),
         )
+        return self.final
 
     def _logprobs(self, entries: list[TokenLogprob] | None) -> list[ChatLogprob]:
         if self._top is None:
@@ -288,7 +313,8 @@ def _cause(error: BaseException) -> str:
     return "invalid_prompt" if status < 500 else "server_error"
 
 
-def _usage(usage: TokenUsage) -> ResponseUsage:
+def usage_of(usage: TokenUsage) -> ResponseUsage:
+    """Return token counts as the member `usage` of a Response."""
     return ResponseUsage(
         usage.prompt,
         InputDetails(usage.cached),

@@ -1,0 +1,1 @@
+"""POST, GET and DELETE /v1/conversations."""

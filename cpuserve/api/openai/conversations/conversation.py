@@ -1,0 +1,72 @@
+"""StoredConversation: a list of items in the store, which responses extend."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.api.stored.store import Entry
+from cpuserve.errors import NotFound, RequestError
+
+if TYPE_CHECKING:
+    from cpuserve.api.stored.store import Store
+
+
+class ConversationLocked(RequestError):
+    """Another request extends the conversation now (409); OpenAI's clients try again."""
+
+    status = 409
+    kind = "ConflictError"
+    code = "conversation_locked"
+
+
+class ConversationBody(msgspec.Struct):
+    """A conversation, as clients get it."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    object: str = "conversation"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StoredConversation(Entry):
+    """A conversation; it is `running` while a response extends it."""
+
+    metadata: dict[str, str]
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def body(self) -> ConversationBody:
+        """The conversation, as clients get it."""
+        return ConversationBody(self.id, self.created, self.metadata)
+
+    def lock(self) -> None:
+        """Keep other requests from extending the conversation.
+
+        Raises:
+          ConversationLocked: another request extends it.
+        """
+        self.check_unlocked()
+        self.running = True
+
+    def check_unlocked(self) -> None:
+        """Raise ConversationLocked if a response extends the conversation."""
+        if self.running:
+            msg = f"A response extends the conversation {self.id[:80]!r} now: wait for its end"
+            raise ConversationLocked(msg, param="conversation")
+
+
+def find_conversation(store: Store, caller: str, conversation_id: str) -> StoredConversation:
+    """Return the caller's conversation with this id; NotFound if there is none."""
+    found = store.find(StoredConversation, caller, conversation_id)
+    if found is None:
+        msg = (
+            f"Conversation {conversation_id[:80]!r} was not found: it was never created, was "
+            "deleted, or made room for newer ones (see --stored-responses)"
+        )
+        raise NotFound(msg, param="conversation", code="conversation_not_found")
+    return found

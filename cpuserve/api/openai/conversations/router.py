@@ -1,0 +1,182 @@
+"""Conversations: create, read, change and delete them, and the same for their items."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.openai.conversations.conversation import (
+    ConversationBody,
+    StoredConversation,
+    find_conversation,
+)
+from cpuserve.api.openai.conversations.schema import (
+    AddItems,
+    ConversationItem,
+    CreateConversation,
+    DeletedConversation,
+    UpdateConversation,
+)
+from cpuserve.api.openai.responses.conversation import check_items
+from cpuserve.api.openai.responses.history import own_items
+from cpuserve.api.openai.responses.schema import check_metadata
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.request.headers import CALLER
+from cpuserve.api.response.openapi import parameters, response_types
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import post
+from cpuserve.api.state import get_state
+from cpuserve.api.stored.page import Page, page_of
+from cpuserve.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from cpuserve.api.stored.store import StoredItem
+
+router = APIRouter()
+_ONE = "/v1/conversations/{conversation_id}"
+_ITEM = f"{_ONE}/items/{{item_id}}"
+# The OpenAI limit of items in one request.
+_MOST_ITEMS = 20
+
+
+@post(
+    router,
+    "/v1/conversations",
+    schema=CreateConversation,
+    response=ConversationBody,
+    id_prefix="conv_",
+    conversation="items",
+)
+async def create_conversation(received: RequestContext, asked: CreateConversation) -> Response:
+    """Create a conversation, which responses can extend."""
+    store = received.state.stored
+    if not store.enabled:
+        msg = "This server stores no conversations (--stored-responses 0): send all items as input"
+        raise InvalidRequest(msg)
+    metadata = asked.metadata or {}
+    check_metadata(metadata)
+    items = _checked(received, asked.items or [])
+    made = StoredConversation(received.caller, f"conv_{uuid.uuid4().hex}", metadata=metadata)
+    made.size += sum(len(key) + len(value) for key, value in metadata.items())
+    store.add(made, items)
+    return json_response(made.body)
+
+
+@post(router, _ONE, schema=UpdateConversation, response=ConversationBody, id_prefix="conv_")
+async def update_conversation(received: RequestContext, asked: UpdateConversation) -> Response:
+    """Replace the metadata of a conversation."""
+    found = _found(received)
+    metadata = asked.metadata or {}
+    check_metadata(metadata)
+    found.metadata = metadata
+    return json_response(found.body)
+
+
+@router.get(_ONE, openapi_extra={**response_types(ConversationBody), **parameters(_ONE)})
+async def get_conversation(request: Request) -> Response:
+    """Return a conversation without its items."""
+    return json_response(_named(request).body)
+
+
+@router.delete(_ONE, openapi_extra={**response_types(DeletedConversation), **parameters(_ONE)})
+async def delete_conversation(request: Request) -> Response:
+    """Delete a conversation; the responses that have extended it stay."""
+    found = _named(request)
+    found.check_unlocked()
+    get_state(request).stored.remove(found)
+    return json_response(DeletedConversation(found.id))
+
+
+@post(
+    router,
+    f"{_ONE}/items",
+    schema=AddItems,
+    response=Page,
+    id_prefix="conv_",
+    conversation="items",
+)
+async def add_items(received: RequestContext, asked: AddItems) -> Response:
+    """Add items to the end of a conversation, and return them."""
+    found = _found(received)
+    if not asked.items:
+        msg = "items is missing: send a list of at least one item"
+        raise InvalidRequest(msg, param="items")
+    items = _checked(received, asked.items, found.items)
+    found.check_unlocked()
+    received.state.stored.grow(found, items)
+    received.state.stored.refresh(found)
+    return json_response(page_of({"order": "asc"}, items, _id, _data))
+
+
+@router.get(
+    f"{_ONE}/items",
+    openapi_extra={
+        **response_types(Page),
+        **parameters(_ONE, after=str, limit=int, order=str, include=str),
+    },
+)
+async def list_items(request: Request) -> Response:
+    """List the items of a conversation."""
+    return json_response(page_of(request.query_params, _named(request).items, _id, _data))
+
+
+@router.get(_ITEM, openapi_extra={**response_types(ConversationItem), **parameters(_ITEM)})
+async def get_item(request: Request) -> Response:
+    """Return one item of a conversation."""
+    return Response(_item(request, _named(request)).data, media_type="application/json")
+
+
+@router.delete(_ITEM, openapi_extra={**response_types(ConversationBody), **parameters(_ITEM)})
+async def delete_item(request: Request) -> Response:
+    """Delete an item of a conversation, and return the conversation."""
+    found = _named(request)
+    item = _item(request, found)
+    found.check_unlocked()
+    get_state(request).stored.drop_items(found, [item])
+    return json_response(found.body)
+
+
+def _checked(
+    received: RequestContext, items: list[dict[str, Any]], before: list[StoredItem] | None = None
+) -> list[StoredItem]:
+    """Return the items with ids; InvalidRequest for an item that no response could read.
+
+    before: the items of the conversation so far.
+    """
+    if len(items) > _MOST_ITEMS:
+        msg = f"items has {len(items)} items, and may have {_MOST_ITEMS}: send several requests"
+        raise InvalidRequest(msg, param="items")
+    found = own_items(items, received.state.stored, received.caller)
+    earlier = before or []
+    check_items([msgspec.json.decode(item.data) for item in earlier + found], len(earlier))
+    return found
+
+
+def _found(received: RequestContext) -> StoredConversation:
+    named = received.path["conversation_id"]
+    return find_conversation(received.state.stored, received.caller, named)
+
+
+def _named(request: Request) -> StoredConversation:
+    named = request.path_params["conversation_id"]
+    return find_conversation(get_state(request).stored, request.scope[CALLER], named)
+
+
+def _item(request: Request, found: StoredConversation) -> StoredItem:
+    named = request.path_params["item_id"]
+    for item in found.items:
+        if item.id == named:
+            return item
+    msg = f"Conversation {found.id!r} has no item {named[:80]!r}: GET its items to see their ids"
+    raise NotFound(msg, param="item_id", code="item_not_found")
+
+
+def _id(item: StoredItem) -> str:
+    return item.id
+
+
+def _data(item: StoredItem) -> bytes:
+    return item.data

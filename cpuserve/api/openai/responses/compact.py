@@ -1,0 +1,105 @@
+"""POST /v1/responses/compact: replace a conversation by the user's messages and a summary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from cpuserve.api.openai.responses.history import read_turn
+from cpuserve.api.openai.responses.response_object import ResponseUsage
+from cpuserve.api.openai.responses.schema import ResponsesRequest, to_call, words
+from cpuserve.api.openai.responses.writer import usage_of
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.stream import JsonResult
+from cpuserve.api.route import post, prepared
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.sealed import sealed
+
+router = APIRouter()
+# The model gets this after the conversation.
+_ASK = (
+    "Summarize our conversation so far, for an assistant that continues it and cannot see it. "
+    "Include the goals of the user, decisions, facts, names, results of tools, and what is still "
+    "to be done. Write only the summary."
+)
+# The model that continues gets this before the summary.
+_TOLD = "Summary of the conversation so far:\n"
+
+
+class CompactRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/responses/compact."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
+    max_output_tokens: int | None = None
+
+
+class CompactedItem(msgspec.Struct, tag_field="type", tag="compaction"):
+    """The summary; this server reads it in `encrypted_content` of the item."""
+
+    id: str
+    encrypted_content: str
+
+
+class CompactedResponse(msgspec.Struct):
+    """The body of POST /v1/responses/compact. output: the items to send as the next input."""
+
+    id: str
+    created_at: int
+    output: list[Any]
+    usage: ResponseUsage
+    object: str = "response.compaction"
+
+
+def _as_response(asked: CompactRequest) -> ResponsesRequest:
+    """Return the request for the summary, before its history is known."""
+    return ResponsesRequest(
+        model=asked.model,
+        input=asked.input if asked.input is not None or not asked.previous_response_id else [],
+        instructions=asked.instructions,
+        previous_response_id=asked.previous_response_id,
+        prompt_cache_key=asked.prompt_cache_key,
+        max_output_tokens=asked.max_output_tokens,
+        include_reasoning=False,
+        store=False,
+    )
+
+
+@post(
+    router,
+    "/v1/responses/compact",
+    schema=CompactRequest,
+    response=CompactedResponse,
+    id_prefix="resp_",
+    conversation="input",
+    words=lambda asked: words(_as_response(asked)),
+)
+async def compact_response(received: RequestContext, asked: CompactRequest) -> Response:
+    """Return a shorter conversation: the messages of the user, and a summary of everything."""
+    await received.choose(asked.model)
+    turn = read_turn(received, _as_response(asked))
+    items = [msgspec.json.decode(item.data) for item in turn.history + turn.own]
+    if not items:
+        msg = "input is missing: send the items of the conversation, or previous_response_id"
+        raise InvalidRequest(msg, param="input", code="missing_required_parameter")
+    ask = {"type": "message", "role": "user", "content": _ASK}
+    whole = msgspec.structs.replace(turn.asked, input=[*items, ask])
+    generation = await prepared(received, whole, to_call)
+
+    async def body() -> bytes:
+        response = await generation.folded()
+        (choice,) = response.choices
+        summary = "".join(part for part in choice.parts if isinstance(part, str)).strip()
+        made = CompactedItem(f"cmp_{received.request_id}", sealed(_TOLD + summary))
+        kept = [item for item in items if item.get("role") == "user"]
+        usage = usage_of(response.usage)
+        return msgspec.json.encode(
+            CompactedResponse(received.id, received.created, [*kept, made], usage)
+        )
+
+    return JsonResult(body, generation.usage)

@@ -1,0 +1,165 @@
+"""Find the stored items that a request refers to, and give ids to the items that it adds."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.api.openai.conversations.conversation import StoredConversation, find_conversation
+from cpuserve.api.openai.responses.schema import conversation_id
+from cpuserve.api.openai.responses.stored_response import StoredResponse, find_response
+from cpuserve.api.stored.store import StoredItem
+from cpuserve.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from cpuserve.api.openai.responses.schema import ResponsesRequest
+    from cpuserve.api.request.context import RequestContext
+    from cpuserve.api.stored.store import Store
+
+# The beginning of an item's id, by the type of the item; for other types it is "item".
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
+}
+
+
+@dataclass(slots=True)
+class ReferringRequest:
+    """A request with the stored items that it refers to.
+
+    asked: the request; its input has all items, and its `store` is true or false. num_stored: how
+    many of these come from a response or a conversation. history: the same, as stored items. own:
+    the items that the request adds. conversation: the conversation that they belong to, which no
+    other request can extend until `release`.
+    """
+
+    asked: ResponsesRequest
+    num_stored: int = 0
+    history: list[StoredItem] = field(default_factory=list)
+    own: list[StoredItem] = field(default_factory=list)
+    conversation: StoredConversation | None = None
+
+    def release(self) -> None:
+        """Let other requests extend the conversation."""
+        if self.conversation is not None:
+            self.conversation.running = False
+
+
+def read_turn(received: RequestContext, asked: ResponsesRequest) -> ReferringRequest:
+    """Return the request with all items that it refers to.
+
+    Raises:
+      NotFound: the caller has no such response, conversation or item.
+      InvalidRequest: fields contradict each other, or the earlier response has no result.
+      ConversationLocked: another request extends the conversation.
+    """
+    store, caller = received.state.stored, received.caller
+    _check_storing(asked, store)
+    named = conversation_id(asked)
+    turn = ReferringRequest(asked)
+    if asked.previous_response_id:
+        turn.history = _earlier(store, caller, asked.previous_response_id)
+    given = asked.input or []
+    turn.own = own_items(given, store, caller)
+    if named is not None:
+        turn.conversation = found = find_conversation(store, caller, named)
+        turn.history = list(found.items)
+    # Items with users are in the store already, so they replace references to them.
+    if given and (turn.history or any(item.users for item in turn.own)):
+        turn.num_stored = len(turn.history)
+        items = _decoded(turn.history + turn.own, received.models.most_body_bytes)
+        turn.asked = msgspec.structs.replace(asked, input=items)
+    if turn.conversation is not None:
+        turn.conversation.lock()  # from here on, `release` must be called
+    stores = asked.store is not False and store.enabled
+    turn.asked = msgspec.structs.replace(turn.asked, store=stores)
+    return turn
+
+
+def _check_storing(asked: ResponsesRequest, store: Store) -> None:
+    if asked.previous_response_id and asked.conversation:
+        msg = "previous_response_id and conversation exclude each other: set one of them"
+        raise InvalidRequest(msg, param="previous_response_id")
+    if asked.background and asked.store is False:
+        msg = "background needs store, because the response is retrieved later: omit store"
+        raise InvalidRequest(msg, param="background")
+    if not store.enabled and (asked.store or asked.background):
+        field = "background" if asked.background else "store"
+        msg = (
+            f"{field} is not possible, because this server stores nothing (--stored-responses 0): "
+            "omit it"
+        )
+        raise InvalidRequest(msg, param=field)
+
+
+def _earlier(store: Store, caller: str, response_id: str) -> list[StoredItem]:
+    found = find_response(store, caller, response_id, param="previous_response_id")
+    if found.status not in ("completed", "incomplete"):
+        msg = (
+            f"previous_response_id is a response with the status {found.status}: refer to one that "
+            "is completed"
+        )
+        raise InvalidRequest(msg, param="previous_response_id")
+    return list(found.items)
+
+
+def own_items(given: str | list[dict[str, Any]], store: Store, caller: str) -> list[StoredItem]:
+    """Return the items of a request, each with an id; it raises the errors of `read_turn`."""
+    return [_own_item(item, store, caller) for item in _items(given)]
+
+
+def _items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+def _own_item(item: dict[str, Any], store: Store, caller: str) -> StoredItem:
+    """Return an item with an id and a type; a reference becomes the item that it refers to."""
+    kind = item.get("type") or ("message" if "role" in item else None)
+    given = item.get("id")
+    if kind == "item_reference" or (kind is None and set(item) == {"id"}):
+        found = store.item(caller, given) if isinstance(given, str) else None
+        if found is None:
+            msg = (
+                f"Item with id {str(given)[:80]!r} not found: it was never stored here, or is not "
+                "stored any more. Send the item itself"
+            )
+            raise NotFound(msg, param="input", code="item_not_found")
+        return found
+    shown = dict(item)
+    if not isinstance(given, str) or not given:
+        shown["id"] = given = f"{_PREFIXES.get(str(kind), 'item')}_{uuid.uuid4().hex}"
+    if kind == "message":
+        shown |= {"type": "message", "status": item.get("status") or "completed"}
+        if isinstance(text := item.get("content"), str):
+            shown["content"] = [_text_part(item.get("role"), text)]
+    return StoredItem(given, msgspec.json.encode(shown))
+
+
+def _text_part(role: object, text: str) -> dict[str, Any]:
+    if role == "assistant":
+        return {"type": "output_text", "text": text, "annotations": []}
+    return {"type": "input_text", "text": text}
+
+
+def _decoded(items: list[StoredItem], most: int) -> list[dict[str, Any]]:
+    size = sum(len(item.data) for item in items)
+    if size > most:
+        msg = (
+            f"The conversation has {size} bytes with its stored items, and this server reads at "
+            f"most {most} bytes: begin a new one, or compact it (POST /v1/responses/compact)"
+        )
+        raise InvalidRequest(msg, param="input")
+    return [msgspec.json.decode(item.data) for item in items]
+
+
+def new_items(found: StoredResponse) -> list[StoredItem]:
+    """Return the items that the request of a response has added, without those before them."""
+    return found.items[found.num_before : found.num_before + found.num_own]

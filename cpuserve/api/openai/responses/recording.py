@@ -1,0 +1,219 @@
+"""Run a response and store it: while its client waits, or in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import Response
+
+from cpuserve.api.openai.responses.stored_response import StoredResponse, output_items
+from cpuserve.api.openai.responses.writer import ResponseWriter
+from cpuserve.api.response.error_json import public_message
+from cpuserve.api.response.stream import EventStream
+from cpuserve.api.response.writer import respond
+from cpuserve.errors import RequestError
+from cpuserve.log import get_logger
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from cpuserve.api.openai.responses.history import ReferringRequest
+    from cpuserve.api.request.context import RequestContext
+    from cpuserve.serving.generate import Generation
+    from cpuserve.serving.registry import Lease
+
+log = get_logger("serve")
+
+
+class Recording:
+    """The store's side of one response: its entry, if it is stored, and its conversation."""
+
+    def __init__(
+        self, received: RequestContext, turn: ReferringRequest, writer: ResponseWriter
+    ) -> None:
+        self._store = received.state.stored
+        self._turn = turn
+        self._writer = writer
+        self.entry: StoredResponse | None = None
+        if turn.asked.store:
+            self.entry = entry = StoredResponse(
+                received.caller,
+                received.id,
+                num_before=0 if turn.conversation else len(turn.history),
+                num_own=len(turn.own),
+                running=True,
+            )
+            before = [] if turn.conversation else turn.history
+            self._store.add(entry, [*before, *turn.own])
+
+    def end(self) -> None:
+        """Store the whole response, and add its items to the conversation.
+
+        Raises:
+          InvalidRequest, TooManyRequests: the store has no room for it.
+        """
+        final, turn = self._writer.final, self._turn
+        assert final is not None
+        if self.entry is not None and self._store.is_stored(self.entry):
+            self.entry.end(self._store, final)
+        if turn.conversation is not None and final.status in ("completed", "incomplete"):
+            self._store.grow(turn.conversation, [*turn.own, *output_items(final)])
+            self._store.refresh(turn.conversation)
+
+    def release(self) -> None:
+        """Forget a response that has not ended, and let others extend the conversation."""
+        if self.entry is not None and self.entry.running:
+            self._store.remove(self.entry)
+        self._turn.release()
+
+
+class _Recorded(Response):
+    """Sends a response, and then releases its recording."""
+
+    def __init__(self, sent: Response, recording: Recording) -> None:
+        super().__init__()
+        self._sent = sent
+        self._recording = recording
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response; if the client disconnects, it is not stored."""
+        try:
+            await self._sent(scope, receive, send)
+        finally:
+            self._recording.release()
+
+
+def respond_recorded(
+    received: RequestContext, turn: ReferringRequest, generation: Generation
+) -> Response:
+    """Return the response that runs `generation`, and stores it as the request asks.
+
+    Raises:
+      InvalidRequest, TooManyRequests: the store has no room for it.
+    """
+    writer = ResponseWriter(received, turn.asked, generation)
+    recording = Recording(received, turn, writer)
+    try:
+        if turn.asked.background:
+            return _in_background(received, turn, generation, writer, recording)
+        if recording.entry is not None:
+            recording.entry.show(received.state.stored, writer.begun)
+        return _Recorded(respond(generation, writer, recording.end), recording)
+    except RequestError:
+        recording.release()
+        raise
+
+
+def _in_background(
+    received: RequestContext,
+    turn: ReferringRequest,
+    generation: Generation,
+    writer: ResponseWriter,
+    recording: Recording,
+) -> Response:
+    """Start the response as a task; return its beginning, or a stream that follows it."""
+    entry, store = recording.entry, received.state.stored
+    assert entry is not None
+    queued = msgspec.structs.replace(writer.begun, status="queued")
+    entry.show(store, queued)
+    if turn.asked.stream:
+        entry.frames = []
+        entry.add_frames(store, writer.queued())
+    # The response keeps its model loaded after the end of this request.
+    leases = list(received.leases)
+    received.leases.clear()
+    work = _Background(received, generation, writer, recording)
+    entry.work = asyncio.create_task(work.run())
+    entry.work.add_done_callback(lambda _: work.settle(leases))
+    return stream_of(entry, received.context.limits.silent_s) if turn.asked.stream else sent(entry)
+
+
+class _Background:
+    """A response that runs without a client; its result can be read in the store."""
+
+    def __init__(
+        self,
+        received: RequestContext,
+        generation: Generation,
+        writer: ResponseWriter,
+        recording: Recording,
+    ) -> None:
+        assert recording.entry is not None
+        self._entry = recording.entry
+        self._store = received.state.stored
+        self._generation = generation
+        self._writer = writer
+        self._recording = recording
+
+    async def run(self) -> None:
+        """Write all frames; an error is written into the response."""
+        entry, store, writer = self._entry, self._store, self._writer
+        try:
+            async with aclosing(self._generation.events()) as batches:
+                async for events in batches:
+                    if entry.status == "queued":
+                        entry.show(store, writer.begun)
+                    written = writer.frames(events)
+                    if writer.final is not None:
+                        self._recording.end()
+                    entry.add_frames(store, written)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._fail(error)
+
+    def settle(self, leases: list[Lease]) -> None:
+        """End what the task has not ended, because it was cancelled, and release the models."""
+        entry = self._entry
+        try:
+            if entry.running and self._store.is_stored(entry):
+                written = self._writer.cancelled()
+                self._recording.end()
+                entry.add_frames(self._store, written)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            entry.running = False
+            entry.tell()
+            self._recording.release()
+            for lease in leases:
+                lease.release()
+
+    def _fail(self, error: Exception) -> None:
+        """Store the failure of the response; without room for it, the response is dropped."""
+        log.warning("background response %s failed: %s", self._entry.id, error)
+        entry = self._entry
+        try:
+            written = self._writer.failed(error)
+            if self._writer.final is not None:
+                self._recording.end()
+            entry.add_frames(self._store, written)
+        except Exception as full:
+            log.warning("background response %s cannot be stored: %s", entry.id, full)
+            self._store.remove(entry)
+        entry.running = False
+
+
+def sent(entry: StoredResponse) -> Response:
+    """Return the stored Response as JSON."""
+    return Response(entry.body, media_type="application/json")
+
+
+def stream_of(entry: StoredResponse, silent_s: float, first: int = 0) -> Response:
+    """Return a stream of the frames of a background response, from number `first` on."""
+    frames = entry.follow(first)
+    return EventStream(frames, silent_s, ResponseWriter.form, _failed)
+
+
+def _failed(error: BaseException) -> bytes:
+    """Return the frame for an error in a stream that follows a response."""
+    body = {
+        "type": "error",
+        "code": "server_error",
+        "message": public_message(error),
+        "param": None,
+    }
+    return b"event: error\ndata: %b\n\n" % msgspec.json.encode(body)

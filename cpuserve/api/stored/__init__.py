@@ -1,0 +1,1 @@
+"""What clients store on this server: responses and conversations in memory."""
