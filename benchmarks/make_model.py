@@ -606,6 +606,33 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-ernie4.5": _decoder(
         "Ernie4_5", _TINY, **_TINY_KEYS, model_type="ernie4_5", head_dim=32, use_bias=True
     ),
+    "tiny-ernie4.5-moe": _decoder(
+        "Ernie4_5_Moe",
+        (512, 64, 96, 4, 4, 2),
+        **_TINY_KEYS,
+        model_type="ernie4_5_moe",
+        moe_num_experts=7,
+        moe_k=3,
+        moe_num_shared_experts=2,
+        moe_intermediate_size=48,
+        moe_layer_end_index=2,
+        tie_word_embeddings=False,
+    ),
+    "tiny-afmoe": _decoder(
+        "Afmoe",
+        (512, 64, 96, 4, 4, 2),
+        **_TINY_KEYS,
+        model_type="afmoe",
+        head_dim=32,
+        sliding_window=20,
+        num_dense_layers=1,
+        num_experts=8,
+        num_experts_per_tok=3,
+        num_shared_experts=1,
+        moe_intermediate_size=48,
+        route_scale=1.7,
+        mup_enabled=True,
+    ),
     "tiny-dots1": _decoder(
         "Dots1",
         (512, 64, 96, 3, 4, 2),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cpuserve.program.builder import Builder
 
 BUILTIN = {
+    "AfmoeForCausalLM": "cpuserve.models.afmoe:Afmoe",
     "BertModel": "cpuserve.models.bert:Bert",
     "Cohere2ForCausalLM": "cpuserve.models.cohere:Cohere2",
     "CohereForCausalLM": "cpuserve.models.cohere:Cohere",
@@ -19,6 +20,7 @@ BUILTIN = {
     "DeepseekV3ForCausalLM": "cpuserve.models.deepseek:DeepseekV3",
     "Dots1ForCausalLM": "cpuserve.models.dots1:Dots1",
     "Ernie4_5_ForCausalLM": "cpuserve.models.ernie4_5:Ernie45",
+    "Ernie4_5_MoeForCausalLM": "cpuserve.models.ernie4_5:Ernie45Moe",
     "Ernie4_5ForCausalLM": "cpuserve.models.ernie4_5:Ernie45",
     "Exaone4ForCausalLM": "cpuserve.models.exaone4:Exaone4",
     "FalconForCausalLM": "cpuserve.models.falcon:Falcon",

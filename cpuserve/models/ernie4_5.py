@@ -1,15 +1,24 @@
-"""ERNIE 4.5 (text, dense): Llama with a RoPE of neighbouring dimensions."""
+"""ERNIE 4.5 (text), dense and mixtures: Llama with a RoPE of neighbouring dimensions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from cpuserve.models.base import register_model
-from cpuserve.models.config import read_bool, read_int
-from cpuserve.models.llama import build_decoder, paired_attention, read_decoder
+from cpuserve.models.config import read_bool, read_int, refuse
+from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.llama import (
+    build_decoder,
+    dense_mlp,
+    gated_mlp,
+    paired_attention,
+    read_decoder,
+)
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+from cpuserve.program.parts import rows
 
 
 @register_model("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")
@@ -19,23 +28,92 @@ class Ernie45:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in an ERNIE 4.5 config."""
-        bias = read_bool(config, "use_bias", False)
-        return read_decoder(
-            {
-                "rms_norm_eps": 1e-5,
-                "rope_theta": 500000.0,
-                "tie_word_embeddings": True,
-                **{key: value for key, value in config.items() if value is not None},
-                "head_dim": read_int(config, "head_dim", 128),
-            },
-            architecture="Ernie4_5ForCausalLM",
-            positions=131072,
-            qkv_bias=bias,
-            out_bias=bias,
-            mlp_bias=bias,
-        )
+        config = {**config, "head_dim": read_int(config, "head_dim", 128)}
+        return _spec(config, "Ernie4_5ForCausalLM", {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
         build_decoder(b, s, attention=paired_attention)
+
+
+@register_model("Ernie4_5_MoeForCausalLM")
+class Ernie45Moe:
+    """ERNIE 4.5 21B-A3B and 300B-A47B: a bias is added to the softmax for the choice of experts.
+
+    Source: transformers modeling_ernie4_5_moe.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in an ERNIE 4.5 config; the keys of experts have two spellings."""
+        if isinstance(config.get("moe_intermediate_size"), list):
+            refuse("moe_intermediate_size", config["moe_intermediate_size"], "one number for text")
+        named = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
+        config = {**config, **{a: config[b] for a, b in named.items() if config.get(a) is None}}
+        extra = {
+            **read_experts(config, count="num_experts", width="moe_intermediate_size"),
+            "shared": read_int(config, "moe_num_shared_experts", 2, low=0),
+            "dense_layers": _dense_layers(config),
+            # safetensors have the bias of experts as a matrix [1, experts], GGUF files as a vector.
+            "flat_bias": read_bool(config, "flat_expert_bias", False),
+        }
+        return _spec(config, "Ernie4_5_MoeForCausalLM", extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_decoder(b, s, attention=paired_attention, mlp=_mixture)
+
+
+def _dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The layers without experts: outside of a range, and those that an interval skips."""
+    layers = read_int(config, "num_hidden_layers", high=4096)
+    first = read_int(config, "moe_layer_start_index", 1, low=0)
+    last = read_int(config, "moe_layer_end_index", -1, low=-1)
+    every = read_int(config, "moe_layer_interval", 1)
+    last = layers - 1 if last < 0 else last
+    return tuple(i for i in range(layers) if not first <= i <= last or (i + 1) % every)
+
+
+def _mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's experts of h and the shared expert to x, or its plain MLP."""
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        dense_mlp(b, s, layer, h, x)
+        return
+    at = f"model.layers.{layer}.mlp"
+    bias = f"{at}.moe_statics.e_score_correction_bias"
+    if not s.extra["flat_bias"]:
+        bias = rows(bias, 0, cast("int", s.extra["experts"]), index=0)
+    add_mixture(
+        b,
+        s,
+        at,
+        h,
+        x,
+        parts=("gate_proj", "up_proj", "down_proj"),
+        renormalize=True,
+        bias=bias,
+    )
+    shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
+    if shared:
+        gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)
+
+
+def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]) -> ModelSpec:
+    """The hyperparameters that both kinds of models share."""
+    bias = read_bool(config, "use_bias", False)
+    return read_decoder(
+        {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            **{key: value for key, value in config.items() if value is not None},
+        },
+        architecture=architecture,
+        positions=131072,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        extra=extra,
+    )

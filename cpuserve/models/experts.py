@@ -68,7 +68,7 @@ def add_mixture(
     s: ModelSpec,
     at: str,
     h: ValueId,
-    x: ValueId,
+    x: ValueId | None,
     *,
     parts: Sequence[str],
     renormalize: bool,
@@ -79,15 +79,15 @@ def add_mixture(
     router: str = "gate",
     then: Then | None = None,
     biased: bool = False,
-) -> None:
-    """Add to x the mixture of experts `at` of h; parts: the suffixes of gate, up and down matrices.
+) -> ValueId:
+    """Add to x the mixture of experts `at` of h, and return the sum; if x is None, the mixture.
 
-    score, scale, bias and groups belong to the router (`Builder.mixture`), `router` is its name.
-    then: the activation, if it is not the gated one of the config. biased: the router and all
-    matrices of experts have biases.
+    parts: the suffixes of gate, up and down matrices. score, scale, bias and groups belong to the
+    router (`Builder.mixture`), `router` is its name. then: the activation, if it is not the gated
+    one of the config. biased: the router and all matrices of experts have biases.
     """
     experts = range(cast("int", s.extra["experts"]))
-    b.mixture(
+    return b.mixture(
         h,
         f"{at}.{router}",
         [[f"{at}.experts.{e}.{part}" for part in parts] for e in experts],

@@ -19,6 +19,7 @@ from cpuserve.models.llama import (
     build_decoder,
     build_sandwich,
     dense_mlp,
+    plain_mlp,
     read_decoder,
     self_attention,
 )
@@ -55,7 +56,13 @@ class Glm4:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        build_sandwich(b, s, attention=partial(attend, paired=True), norms=NORMS, fused_mlp=True)
+        build_sandwich(
+            b,
+            s,
+            attention=partial(attend, paired=True),
+            norms=NORMS,
+            mlp=partial(plain_mlp, fused=True),
+        )
 
 
 @register_model("Glm4MoeForCausalLM")

@@ -24,6 +24,8 @@ from cpuserve.program.parts import rows
 
 # Adds a part of a layer to x, such as its attention or MLP of h: (builder, spec, layer, h, x).
 LayerPart = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
+# Returns the MLP of h of a layer, added to a value if one is given: (builder, spec, layer, h, to).
+MlpFn = Callable[[Builder, ModelSpec, int, ValueId, ValueId | None], ValueId]
 # Appends a norm of x: (builder, x, name of the norm's weights).
 NormFn = Callable[[Builder, ValueId, str], ValueId]
 
@@ -194,6 +196,13 @@ def fused_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> N
     gated_mlp(b, s, f"model.layers.{layer}.mlp", h, s.intermediate, fused=True, to=x)
 
 
+def plain_mlp(
+    b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None, *, fused: bool = False
+) -> ValueId:
+    """Return the layer's gated MLP of h, added to `to` if that is given; fused: see `gated_mlp`."""
+    return gated_mlp(b, s, f"model.layers.{layer}.mlp", h, s.intermediate, fused=fused, to=to)
+
+
 def unpaired(name: str, heads: int, head_dim: int, rotary: int) -> dict[str, int]:
     """Return {name of a part: its rows} for the parts of matrix `name` in the order of `ops.Rope`.
 
@@ -318,7 +327,7 @@ def build_sandwich(
     attention: Callable[[Builder, ModelSpec, int, ValueId], ValueId],
     norms: SandwichNorms,
     norm: NormFn = rms_norm,
-    fused_mlp: bool = False,
+    mlp: MlpFn = plain_mlp,
     softcap: float = 0.0,
 ) -> None:
     """Append the ops of a decoder that normalizes results of attention and MLP before adding them.
@@ -336,8 +345,7 @@ def build_sandwich(
         if after is not None:
             b.add(norm(b, o, f"{layer}.{after}"), to=x)
         h = x if before_mlp is None else norm(b, x, f"{layer}.{before_mlp}")
-        to = x if after_mlp is None else None
-        o = gated_mlp(b, s, f"{layer}.mlp", h, s.intermediate, fused=fused_mlp, to=to)
+        o = mlp(b, s, i, h, x if after_mlp is None else None)
         if after_mlp is not None:
             b.add(norm(b, o, f"{layer}.{after_mlp}"), to=x)
     finish_decoder(b, s, norm(b, x, "model.norm"), softcap=softcap)

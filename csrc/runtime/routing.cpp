@@ -68,8 +68,11 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
   if (op.score == Score::sigmoid) {
     for (int64_t i = 0; i < experts; i++) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));
   }
+  // Without a bias, logits choose: a softmax could round two of them to the same score.
+  const bool early = op.score == Score::softmax && bias;
+  if (early) softmax(scores, experts);
   for (int64_t i = 0; i < experts; i++) wanted[i] = bias ? scores[i] + bias[i] : scores[i];
-  if (op.score == Score::softmax) softmax(scores, experts);
+  if (op.score == Score::softmax && !early) softmax(scores, experts);
   if (op.groups > 1) keep_groups(op, wanted, scratch + 2 * experts);
   choose_best(wanted, experts, chosen, out);
   for (int64_t rank = 0; rank < chosen; rank++) {

@@ -222,6 +222,14 @@ NAMES = {
     "falcon-40b": FALCON,
     "olmo2": OLMO2,
     "exaone4": OLMO2,
+    "afmoe": {
+        **LLAMA,
+        "self_attn.gate_proj": "attn_gate",
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_mlp_layernorm": "ffn_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+        "mlp.router.gate": "ffn_gate_inp",
+    },
     "exaone4-small": OLMO2,
     "seed_oss": {**LLAMA, "post_attention_layernorm": "post_attention_norm"},
     "olmo3": OLMO2,
@@ -463,6 +471,16 @@ ARCHS = {
         {"sliding_window_pattern": 2},
         {"attention.sliding_window_pattern": [True, False] * 2},
     ),
+    "ernie4_5-moe": (
+        "ernie4.5-moe",
+        {"moe_layer_end_index": -1},
+        {**DEEPSEEK_KEYS, "expert_shared_count": 2},
+    ),
+    "afmoe": (
+        "afmoe",
+        {},
+        {**DEEPSEEK_KEYS, "expert_weights_scale": 1.7, "expert_gating_func": 2},
+    ),
     "exaone4-small": ("exaone4", {"sliding_window": None, "layer_types": FULL}, {}),
     "dots1": (
         "dots1",
@@ -494,7 +512,8 @@ FILE_ARCHS = {
     "granitehybrid-dense": "granitehybrid",
     "exaone4-small": "exaone4",
 }
-EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
+EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+CHOSEN_KEYS = ("top_k_experts", "num_experts_per_tok", "moe_k")
 INTERLEAVED = ("llama", "mixtral", "smollm3")  # and those of Granite
 ADDED_NORMS = (
     "gemma2",

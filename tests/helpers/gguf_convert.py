@@ -29,6 +29,7 @@ from tests.helpers.gemma4 import stack_experts
 from tests.helpers.gguf_archs import (
     ADDED_NORMS,
     ARCHS,
+    CHOSEN_KEYS,
     DELTA_KEYS,
     EXPERT_KEYS,
     FILE_ARCHS,
@@ -101,6 +102,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         "lfm2": 1e6,
         "lfm2moe": 1e6,
         "ernie4_5": 5e5,
+        "ernie4_5-moe": 5e5,
         "minimax-m2": 5e6,
     }
     base = config.get("rope_parameters", {}).get("rope_theta") or config.get("rope_theta")
@@ -115,7 +117,8 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         writer.add_sliding_window(config["sliding_window"])
     if count := next(filter(None, map(config.get, EXPERT_KEYS)), 0):
         writer.add_expert_count(count)
-        writer.add_expert_used_count(config.get("top_k_experts") or config["num_experts_per_tok"])
+        chosen = next(filter(None, map(config.get, CHOSEN_KEYS)))
+        writer.add_expert_used_count(chosen)
         if "moe_intermediate_size" in config:
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "shared_expert_intermediate_size" in config:
@@ -202,7 +205,7 @@ def renamed(arch, tensors, heads, kv):
         elif name.endswith(".sinks"):
             out[f"blk.{name.split('.')[2]}.attn_sinks.weight"] = value
         elif name.endswith("e_score_correction_bias"):
-            out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value
+            out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value.reshape(-1)
         elif name.endswith(".input_linear.weight"):  # gate and up
             kind = "_shexp" if ".shared_mlp." in name else "_exps"
             kind = "" if arch == "granitehybrid-dense" else kind

@@ -85,6 +85,8 @@ FAMILIES = (
     "seed-oss",
     "exaone4",
     "ernie4.5",
+    "ernie4.5-moe",
+    "afmoe",
     "dots1",
     "minimax-m2",
     "vaultgemma",

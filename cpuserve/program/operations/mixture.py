@@ -48,8 +48,9 @@ class Route(Op, frozen=True):
     weights are the softmax or sigmoid of all logits, or ("chosen_softmax") the softmax of the
     logits of the chosen experts. renormalize: weights are then divided by their sum. scale: a
     factor of the weights. Experts are chosen by their sigmoids if the score is "sigmoid", else by
-    their logits; bias [experts] is added for the choice only, and groups limit the choice
-    (DeepSeek). factors [experts] multiply the weights at the end (Gemma 4).
+    their logits. bias [experts] is added for the choice only, to the sigmoids (DeepSeek), to the
+    softmax of all logits (ERNIE) or to the logits ("chosen_softmax"). Groups limit the choice.
+    factors [experts] multiply the weights at the end (Gemma 4).
     """
 
     x: ValueId
@@ -80,12 +81,14 @@ class Route(Op, frozen=True):
         import torch
 
         scores = torch.sigmoid(x) if self.score == "sigmoid" else x
-        wanted = scores if self.bias is None else scores + at.vector(self.bias)
+        if self.score == "softmax":
+            scores = torch.softmax(x, dim=1)
+        wanted = x if self.score == "softmax" and self.bias is None else scores
+        if self.bias is not None:
+            wanted = wanted + at.vector(self.bias)
         if self.groups is not None:
             wanted = self.groups.keep(wanted)
         ids = torch.sort(wanted, dim=1, descending=True, stable=True).indices[:, : self.chosen]
-        if self.score == "softmax":
-            scores = torch.softmax(x, dim=1)
         weights = scores.gather(1, ids)
         if self.score == "chosen_softmax":
             weights = torch.softmax(weights, dim=1)

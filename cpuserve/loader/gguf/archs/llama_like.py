@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpuserve.loader.gguf.archs.experts import EXPERTS, experts, need_sigmoid
+from cpuserve.loader.gguf.archs.experts import EXPERTS, experts, need_sigmoid, shared
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
 
@@ -81,6 +81,29 @@ def _ernie(keys: Keys) -> dict[str, Any]:
     return {"use_bias": keys.has("blk.0.attn_q.bias")}
 
 
+def _ernie_moe(keys: Keys) -> dict[str, Any]:
+    settings = experts(keys)
+    return {
+        **settings,
+        **_ernie(keys),
+        "moe_num_shared_experts": keys.whole("expert_shared_count"),
+        "moe_layer_start_index": keys.whole("leading_dense_block_count"),
+        "moe_layer_interval": keys.count("interleave_moe_layer_step", 1),
+        "flat_expert_bias": True,
+    }
+
+
+def _afmoe(keys: Keys) -> dict[str, Any]:
+    need_sigmoid(keys)
+    return {
+        **experts(keys),
+        "num_shared_experts": keys.whole("expert_shared_count"),
+        "num_dense_layers": keys.whole("leading_dense_block_count"),
+        "route_scale": keys.real("expert_weights_scale", 1.0),
+        "mup_enabled": True,
+    }
+
+
 def _exaone4(keys: Keys) -> dict[str, Any]:
     """Return settings; files of the small model have no window."""
     if not keys.raw("attention.sliding_window"):
@@ -146,6 +169,31 @@ ARCHS = {
         "SeedOssForCausalLM", "seed_oss", {"post_attention_norm": "post_attention_layernorm"}
     ),
     "ernie4_5": GgufArch("Ernie4_5ForCausalLM", "ernie4_5", settings=_ernie),
+    "ernie4_5-moe": GgufArch(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        {
+            **EXPERTS,
+            **shared("shared_experts"),
+            "exp_probs_b": "mlp.moe_statics.e_score_correction_bias",
+        },
+        _ernie_moe,
+    ),
+    "afmoe": GgufArch(
+        "AfmoeForCausalLM",
+        "afmoe",
+        {
+            **EXPERTS,
+            **shared("shared_experts"),
+            "ffn_gate_inp": "mlp.router.gate",
+            "exp_probs_b": "mlp.expert_bias",
+            "attn_gate": "self_attn.gate_proj",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_mlp_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        _afmoe,
+    ),
     "exaone4": GgufArch(
         "Exaone4ForCausalLM",
         "exaone4",
