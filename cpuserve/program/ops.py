@@ -69,11 +69,13 @@ class Op(msgspec.Struct, frozen=True):
 
     The file of a subclass also has the builder method that appends this op. reads_of: the fields
     with the values that the op reads, in the order of the inputs of `reference`. write_of: the
-    field with the value that the op writes.
+    field with the value that the op writes. claimed: whether the op consists of tasks that threads
+    claim (`claimed` in csrc/runtime/operations/operation.h).
     """
 
     reads_of: ClassVar[tuple[str, ...]] = ("x",)
     write_of: ClassVar[str | None] = "out"
+    claimed: ClassVar[bool] = False
 
     def reads(self) -> tuple[ValueId, ...]:
         """Return the values that the op reads; a value that it adds to in place comes last."""

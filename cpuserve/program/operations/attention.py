@@ -104,6 +104,7 @@ class Attention(Op, frozen=True):
     """
 
     reads_of = ("qkv",)
+    claimed = True
 
     qkv: ValueId
     out: ValueId

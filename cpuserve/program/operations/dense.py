@@ -112,6 +112,8 @@ class Linear(Op, frozen=True):
     With `add`, `out` is an existing value of the same width as y.
     """
 
+    claimed = True
+
     x: ValueId
     out: ValueId
     weights: tuple[str, ...]
@@ -228,6 +230,7 @@ class Logits(Op, frozen=True):
     """
 
     write_of = None
+    claimed = True
 
     x: ValueId
     weight: str

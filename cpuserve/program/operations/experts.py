@@ -84,6 +84,7 @@ class ExpertLinear(Op, frozen=True):
     """
 
     reads_of = ("x", "routing")
+    claimed = True
 
     x: ValueId
     routing: ValueId

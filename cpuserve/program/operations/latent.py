@@ -29,6 +29,8 @@ class HeadLinear(Op, frozen=True):
     else [features, in_features]. The parts are not quantized.
     """
 
+    claimed = True
+
     x: ValueId
     out: ValueId
     weight: str

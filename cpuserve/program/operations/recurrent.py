@@ -46,6 +46,7 @@ class GatedDelta(Op, frozen=True):
     """
 
     reads_of = ("x", "gates")
+    claimed = True
 
     x: ValueId
     gates: ValueId
@@ -123,6 +124,8 @@ class ShortConv(Op, frozen=True):
     inputs of a sequence are kept in state layer `state`, in `units` equal parts of the channels.
     """
 
+    claimed = True
+
     x: ValueId
     out: ValueId
     state: int
@@ -179,6 +182,7 @@ class Mamba2(Op, frozen=True):
     """
 
     reads_of = ("x", "steps")
+    claimed = True
 
     x: ValueId
     steps: ValueId
