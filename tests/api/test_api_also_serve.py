@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.adapter import adapter_of
 from tests.helpers.children import child_options
+from tests.helpers.depth import deep_but
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -71,17 +72,18 @@ def test_a_second_model_is_loaded_when_a_request_names_it():
         assert alone.post("/v1/completions", **ASK)["choices"] == second["choices"]
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ("two", "NAME=MODEL"),
-        ("=x", "NAME=MODEL"),
-        ("a=x,a=y", "NAME=MODEL"),
-        ("one=x", "the first model has this name"),
-        ("polite=x", "an adapter has this name"),
-    ],
-)
-def test_names_that_are_wrong_are_refused_at_the_start(given, told):
+WRONG = [
+    ("two", "NAME=MODEL"),
+    ("=x", "NAME=MODEL"),
+    ("a=x,a=y", "NAME=MODEL"),
+    ("one=x", "the first model has this name"),
+    ("polite=x", "an adapter has this name"),
+]
+
+
+@pytest.mark.parametrize("wrong", deep_but([WRONG[0], WRONG[-1]], WRONG))
+def test_names_that_are_wrong_are_refused_at_the_start(wrong):
+    given, told = wrong
     model = tiny_model("llama")
     options = ["--served-model-name", "one", "--also-serve", given, "--port", "0"]
     options += ["--lora-modules", f"polite={adapter_of(model)}"]

@@ -109,6 +109,7 @@ async def test_leaving_within_the_request_starts_nothing(cut, caplog):
         assert "Traceback" not in caplog.text
 
 
+@pytest.mark.deep
 @runs
 async def test_two_hundred_leave_at_once():
     async with live(endless) as server:

@@ -467,6 +467,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.deep
 @given(returned=JSON, said=JSON, arguments=JSON)
 @settings(max_examples=200, deadline=None)
 def test_any_json_from_a_tool_or_the_model_is_taken(returned, said, arguments):

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tests.api.server_process import events, served
+from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, wait_gone, wait_until
 
 
@@ -74,6 +75,7 @@ def test_a_stopped_engine_makes_health_503_until_it_goes_on():
         assert events(text)[-1]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.deep
 def test_an_engine_that_stays_stopped_is_replaced_and_its_streams_end_with_an_error():
     with served("fake:slow", limits=(0.02, 0.3, 1.0)) as server:
         server.ready()
@@ -89,7 +91,7 @@ def test_an_engine_that_stays_stopped_is_replaced_and_its_streams_end_with_an_er
         assert json.loads(server.post(max_tokens=5).read())["usage"]["completion_tokens"] == 5
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", deep_but([1], [1, 2]))
 def test_an_engine_that_dies_again_and_again_while_it_starts_first_ends_the_server(replicas):
     with served("fake:dies", replicas=replicas) as server:
         _, err = server.process.communicate(timeout=PATIENCE_S)
@@ -99,6 +101,7 @@ def test_an_engine_that_dies_again_and_again_while_it_starts_first_ends_the_serv
         assert "starting attempt 3 of 3" in err
 
 
+@pytest.mark.deep
 def test_without_restarts_streams_get_an_error_and_the_server_ends_with_1():
     with served("fake:slow", restart=False) as server:
         server.ready()
@@ -113,6 +116,7 @@ def test_without_restarts_streams_get_an_error_and_the_server_ends_with_1():
         assert "SIGKILL" in server.ends_with(1)
 
 
+@pytest.mark.deep
 def test_when_the_engine_crashes_whole_answers_are_503():
     with served("fake:exit:4", restart=False) as server:
         server.ready()

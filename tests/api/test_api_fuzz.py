@@ -148,6 +148,7 @@ def ollama(api, stream):
 DIALECTS = {"chat": chat, "responses": responses, "messages": messages, "ollama": ollama}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("ask", DIALECTS.values(), ids=DIALECTS)
 def test_a_changed_response_is_no_fault_and_a_stream_says_the_same(model, ask):

@@ -235,6 +235,7 @@ def children(pid):
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
+@pytest.mark.deep
 def test_replicas_have_the_same_adapters_also_after_a_restart():
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this test needs two CPUs")

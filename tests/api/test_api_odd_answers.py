@@ -173,6 +173,7 @@ def test_a_thought_that_never_ends_is_cut_off(dialect, stream):
     assert "error" not in {line.get("type") for line in events_of(response)}
 
 
+@pytest.mark.matrix
 @every_dialect
 @pytest.mark.parametrize("source", [TEMPLATE, OPENS], ids=["no thoughts", "thinks"])
 def test_a_call_may_be_cut_anywhere(dialect, source):

@@ -97,6 +97,7 @@ def test_a_dead_engine_is_started_again(pair):
     assert pair.series("cpuserve:replica_up") == {"0": 1.0, "1": 1.0}
 
 
+@pytest.mark.deep
 def test_while_no_engine_serves_requests_get_503_and_later_ones_an_answer(pair):
     for pid in pair.engines:
         os.kill(pid, signal.SIGKILL)

@@ -331,6 +331,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.deep
 def test_a_flood_is_counted_and_does_not_hide_other_failures():
     done = subprocess.run(
         [sys.executable, "-c", FLOOD], **child_options(), capture_output=True, text=True

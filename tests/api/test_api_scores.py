@@ -199,6 +199,7 @@ def test_a_model_that_generates_text_has_no_scores():
         assert "generates text. To get scores, serve a reranker" in message
 
 
+@pytest.mark.deep
 def test_a_reranker_that_answers_questions_takes_an_instruction():
     options = ("--pooling", "rank", "--max-model-len", "700", "--dtype", "float32")
     with running_server(reranker("qwen3-judge"), *options) as server:

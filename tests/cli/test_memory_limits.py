@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.helpers.children import child_options
+from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
@@ -32,10 +33,12 @@ def refused(model, prefix, *options):
     return ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "mib", "what"), [("RLIMIT_AS", 1000, "ulimit -v"), ("RLIMIT_DATA", 700, "ulimit -d")]
-)
-def test_the_largest_cache_named_under_a_limit_serves_under_it(name, mib, what):
+LIMITS = [("RLIMIT_AS", 1000, "ulimit -v"), ("RLIMIT_DATA", 700, "ulimit -d")]
+
+
+@pytest.mark.parametrize("limit", deep_but(LIMITS[:1], LIMITS))
+def test_the_largest_cache_named_under_a_limit_serves_under_it(limit):
+    name, mib, what = limit
     model = tiny_model("llama", dtype="bfloat16")
     threads = ("--omp-threads-bind", "0")
     error = refused(model, limited(name, mib), "--kv-cache-memory", "4", *threads)

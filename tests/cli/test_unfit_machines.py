@@ -21,6 +21,7 @@ from cpuserve.platforms.extension import lacking_x86_64_v2, why_not_loaded
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.host import Host
 from tests.helpers.children import child_options
+from tests.helpers.depth import deep_but
 from tests.helpers.hosts import host_names, load_host, write_tree
 from tests.helpers.tiny import tiny_model
 
@@ -77,6 +78,7 @@ def test_a_cpu_that_cannot_run_numpy_is_refused_in_one_line(model):
     assert "lacks sse4_1, sse4_2, popcnt, which numpy's packages need (x86-64-v2)" in lines[0]
 
 
+@pytest.mark.deep
 def test_doctor_runs_on_a_cpu_that_cannot_run_numpy_and_says_so():
     code, out, lines = run("doctor", "--no-roofline", cpu="core2duo")
     assert (code, lines) == (0, [])
@@ -84,6 +86,7 @@ def test_doctor_runs_on_a_cpu_that_cannot_run_numpy_and_says_so():
     assert "PROBLEM   this CPU supports none of the ISA levels" in out
 
 
+@pytest.mark.deep
 def test_the_version_is_printed_on_any_cpu():
     code, out, lines = run("--version", cpu="core2duo")
     assert (code, lines) == (0, [])
@@ -97,6 +100,7 @@ def test_a_cpu_without_avx2_is_refused_in_one_line_unless_torch_is_there(model):
     assert lines[0].endswith("use a newer CPU, or install torch: pip install 'cpuserve[torch]'")
 
 
+@pytest.mark.deep
 def test_a_cpu_without_avx2_is_slow_with_torch_and_the_start_says_so(model):
     code, out, lines = run("config", model, cpu="Nehalem", torch=True)
     assert code == 0, lines
@@ -107,7 +111,7 @@ def test_a_cpu_without_avx2_is_slow_with_torch_and_the_start_says_so(model):
     ]
 
 
-@pytest.mark.parametrize("level", ["amx", "sse2"])
+@pytest.mark.parametrize("level", deep_but(["amx"], ["amx", "sse2"]))
 def test_a_level_that_the_cpu_lacks_is_refused_in_one_line(model, level):
     code, out, lines = run("serve", model, "--port=0", cpu="Haswell", CPUSERVE_ISA=level)
     assert (code, out, len(lines)) == (2, "", 1), lines

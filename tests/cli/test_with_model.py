@@ -19,6 +19,7 @@ from cpuserve.config.load import from_arguments
 from cpuserve.config.server import ServerOptions
 from cpuserve.prepare import prepare
 from tests.helpers.children import child_options
+from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.tiny import tiny_model
 
@@ -243,13 +244,12 @@ def _answers(path):
             return False
 
 
-@pytest.mark.parametrize(
-    "redirections",
-    ["<&- >&- 2>&-", "2>{stderr} > >(head -c 10 >/dev/null)"],
-    ids=["closed", "banner-cut"],
-)
-def test_it_serves_whatever_its_standard_streams_are(redirections, model, tmp_path):
-    code, err = served_while(redirections, model, tmp_path)
+STREAMS = {"closed": "<&- >&- 2>&-", "banner-cut": "2>{stderr} > >(head -c 10 >/dev/null)"}
+
+
+@pytest.mark.parametrize("streams", deep_but(["closed"], STREAMS))
+def test_it_serves_whatever_its_standard_streams_are(streams, model, tmp_path):
+    code, err = served_while(STREAMS[streams], model, tmp_path)
     assert (code, err) == (0, "")
 
 

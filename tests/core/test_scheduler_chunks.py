@@ -176,6 +176,7 @@ def test_cost_model_learns_a_machine_and_follows_it(speed):
             assert said == pytest.approx(now * machine_seconds(work), rel=0.15)
 
 
+@pytest.mark.deep
 def test_cost_model_tells_what_scores_take_from_what_prompts_take():
     def seconds(work):
         return machine_seconds(work) + 0.002 * work.scores

@@ -231,6 +231,7 @@ def alone(num_prompt):
     return first_tokens([(0.0, request(0, num_prompt, 1))], prompt_seconds, scheduler, model)[0]
 
 
+@pytest.mark.deep
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     long=st.integers(1000, 6000),

@@ -555,14 +555,14 @@ class DeepSchedulerMachine(SchedulerMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=max(1, EXAMPLES // 5),
+    max_examples=max(1, EXAMPLES // 10),
     stateful_step_count=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 DeepSchedulerMachine.TestCase.settings = settings(
-    SchedulerMachine.TestCase.settings, max_examples=EXAMPLES
+    SchedulerMachine.TestCase.settings, max_examples=EXAMPLES + EXAMPLES // 10
 )
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestDeepSchedulerMachine = pytest.mark.deep(DeepSchedulerMachine.TestCase)

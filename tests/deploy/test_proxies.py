@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.server_process import Served, events, free_port
+from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -140,7 +141,7 @@ class Stream(threading.Thread):
         return self.data.decode()
 
 
-@pytest.fixture(params=PROXIES)
+@pytest.fixture(params=deep_but(["nginx"], PROXIES))
 def proxy(request, tmp_path):
     with ExitStack() as stack:
         backends = []

@@ -13,6 +13,7 @@ from cpuserve.engine.ipc import Abort
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
 from tests.engine.test_grammars import PROMPT, Engine
+from tests.helpers.depth import deep_but
 from tests.helpers.fake_executor import reference
 from tests.helpers.patience import PATIENCE_S, wait_until
 
@@ -57,7 +58,7 @@ def test_streams_go_on_and_the_answer_continues_in_another_process(engine, numbe
     engine.check_idle()
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
+@pytest.mark.parametrize("number", deep_but([signal.SIGSTOP], SIGNALS), ids=lambda n: n.name)
 def test_an_answer_alone_continues_too_and_one_that_has_not_begun_begins(engine, number):
     bound = running(engine)
     send(engine, number)

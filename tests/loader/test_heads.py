@@ -83,6 +83,7 @@ def test_a_head_of_its_own_is_used_as_in_transformers(tmp_path, family):
     assert (prompt_logprobs(tiny_model(family, **TIED[family])) - want).abs().max() > 0.1
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", TIED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_smallest_difference_counts_and_a_copy_does_not(tmp_path, family, dtype):

@@ -87,6 +87,7 @@ def with_gpt2(schemes, *families):
     return [pair for pair in pairs if pair != ("w8a8", "gpt2")]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("scheme", "family"),
     with_gpt2(SCHEMES, "llama", "phi3", "qwen3-moe", "qwen3.5-moe", "gpt-oss"),

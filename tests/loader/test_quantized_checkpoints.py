@@ -33,6 +33,7 @@ OWN_ORDERS = "gptq, each matrix in its own order"
 INEXACT = (*CONVERTED, "int8")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", FORMATS)
 def test_logits_are_those_of_the_weights_in_fp32(name, family, tmp_path, caplog):

@@ -334,7 +334,7 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=deep_but(FAMILIES, VARIANTS))
 def checkpoint(request):
     family, overrides = VARIANTS[request.param]
     return tiny_model(family, **overrides)
