@@ -775,7 +775,7 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/serving/generate.py",
-        "    call.adapter = served.adapter\n",
+        "    call.adapter = served.adapter or call.adapter or served.context.default_adapter\n",
         "",
         "tests/api/test_api_served.py -k uses_the_adapter",
     ),

@@ -17,6 +17,7 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import InputGrammar
 from cpuserve.serving.decisions.labels import Labels
 from cpuserve.serving.decisions.questions import Decisions
+from cpuserve.serving.line_limits import LineRules
 from cpuserve.serving.tool_catalog import ToolSearch
 from cpuserve.tokenizer.conversation import ConversationMessage
 
@@ -122,7 +123,8 @@ class GenerateCall(CommonFields, kw_only=True):
     a vector for each prompt, or a score for each pair. adapter: the LoRA adapter that the request
     selects as its model. caller: who sends the request, for queues where callers take turns.
     session: an id of the client's session, which other clients cannot know.
-    usage_in_each: whether TokenUsage follows the events of each output.
+    usage_in_each: whether TokenUsage follows the events of each output. lines: when the response
+    ends at a line. fills_cache: max_tokens may be 0, to compute the prompt for later requests.
     """
 
     prompt: str | list[str | int | list[int]] | None = None
@@ -158,6 +160,8 @@ class GenerateCall(CommonFields, kw_only=True):
     stream: bool = False
     return_progress: bool = False
     usage_in_each: bool = False
+    lines: LineRules | None = None
+    fills_cache: bool = False
 
     @property
     def callable_tools(self) -> list[Any]:

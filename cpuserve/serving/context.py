@@ -43,7 +43,8 @@ class ModelContext:
     embeddings ("none": it generates text, "rank": it scores `pairs` of texts), and `vector_width`
     is the length of an embedding. `adapters` has the path of each LoRA adapter by the name that
     requests use as their model; `adapters_change` says whether clients may load and unload adapters
-    (serving/lora.py) under `adapter_lock`. `any_name` says whether requests may use any
+    (serving/lora.py) under `adapter_lock`, and `default_adapter` is the one of requests that select
+    none. `any_name` says whether requests may use any
     name for this model. `details` has facts about its files. `recent` has the prompts of the
     last requests; None = prefixes are not cached.
     """
@@ -68,6 +69,7 @@ class ModelContext:
     kv_bytes: int = 0
     pooling: str = "none"
     adapters: dict[str, str] = field(default_factory=dict)
+    default_adapter: str | None = None
     adapters_change: bool = False
     thoughts: ThoughtUse = USUAL
     adapter_lock: asyncio.Lock = field(default_factory=asyncio.Lock)

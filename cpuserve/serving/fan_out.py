@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cpuserve.sampling.params import SamplingParams
     from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.line_limits import LineRules
     from cpuserve.serving.recent_prompts import RecentPrompt
 
 MAX_SEQUENCES_PER_REQUEST = 1024
@@ -40,6 +41,7 @@ class SequenceRequest:
     backlog counts it, with num_queued prompt tokens. scored_by: the index of the sequence that
     computes the prompt logprobs for this one, None if it computes them itself. after_thought: the
     parameters after the thought, if a structured output begins only then; None = always `params`.
+    lines: when the response ends at a line. ended: time.monotonic() at its end (0.0 before).
     recent: where the response is remembered when it has ended, None = nowhere.
     """
 
@@ -60,6 +62,8 @@ class SequenceRequest:
     num_queued: int = 0
     started: float = field(default_factory=time.monotonic)
     first_output: float = 0.0
+    ended: float = 0.0
+    lines: LineRules | None = None
     recent: RecentPrompt | None = None
 
     def count(self, tokens: int, reasoning: int) -> None:
@@ -109,6 +113,7 @@ def fan_out(
             if sequence.index > first and of_prompt.prompt_logprobs is not None:
                 sequence.scored_by = first
             sequence.progress = call.stream and call.return_progress
+            sequence.lines = call.lines
             sequences.append(sequence)
     return sequences
 
@@ -246,6 +251,8 @@ def dismiss(context: ModelContext, sequence: SequenceRequest) -> None:
     """Stop counting `sequence`, which has ended or will never run; repeated calls do nothing."""
     if sequence.waits:
         context.backlog.leave(sequence.num_queued, sequence.params.caller)
+    if sequence.held:
+        sequence.ended = time.monotonic()
     context.active_sequences -= sequence.held
     sequence.held = sequence.waits = False
 

@@ -73,7 +73,7 @@ async def prepare(
       TooManyRequests: there is no capacity for the call now.
     """
     _check_kind(served.context, call)
-    call.adapter = served.adapter
+    call.adapter = served.adapter or call.adapter or served.context.default_adapter
     call.caller = caller
     # A search for tools makes further prompts, which need the messages and tools again.
     kept = None if call.tool_search is None else msgspec.structs.replace(call)

@@ -68,6 +68,8 @@ async def unload_adapter(models: ModelRegistry, name: str) -> None:
             msg = f"The lora adapter {name!r} cannot be found. Those that are loaded: {loaded}"
             raise NotFound(msg, param="lora_name")
         del context.adapters[name]  # so that no request finds it any more
+        if context.default_adapter == name:
+            context.default_adapter = None
         await context.client.ask("unload_adapter", name=name)
         log.info("adapter %s is unloaded", name)
 

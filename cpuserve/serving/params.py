@@ -61,7 +61,7 @@ def sampling_params(
     prompt_logprobs = call.prompt_logprobs
     if call.echo and prompt_logprobs is None:
         prompt_logprobs = call.logprobs
-    reads = call.embed or call.echo or prompt_logprobs is not None
+    reads = call.embed or call.echo or call.fills_cache or prompt_logprobs is not None
     scoring = call.max_tokens == 0 and reads
     asked = call.max_tokens
     if call.embed:

@@ -58,6 +58,8 @@ class SequenceRun:
         if tools is not None:
             parser = tools.parser(sequence.index, sequence.prompt, opening)
             found.find_calls(parser, context.shown_ids, tells_thoughts=tools.thoughts.told)
+        if sequence.lines is not None:
+            found.limit_lines(sequence.lines)
         return found
 
     @property

@@ -16,6 +16,7 @@ from cpuserve.serving.events import (
     Thought,
     ToolCallDelta,
 )
+from cpuserve.serving.line_limits import LineLimits, LineRules
 from cpuserve.tokenizer.detokenize import Detokenizer
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class TextProcessor:
         self._tells_thoughts = True
         self._budget: int | None = None
         self._waits = False
+        self._lines: LineLimits | None = None
         self._thought = False  # whether the response has had a thought
         self.turn: NextTurn | None = None
 
@@ -158,6 +160,10 @@ class TextProcessor:
         self._calls = parser
         self._tells_thoughts = tells_thoughts
         self._detokenizer.show(shown_ids)
+
+    def limit_lines(self, rules: LineRules) -> None:
+        """End the response at the first line that `rules` say, with the finish "length"."""
+        self._lines = LineLimits(rules)
 
     def watch_thought(self, budget: int | None, *, waits: bool) -> None:
         """Set `turn` when the thought has `budget` tokens and, with `waits`, when it ends."""
@@ -226,6 +232,8 @@ class TextProcessor:
         stop: str | int | None = output.stop_id
         if self._stops is not None and self._stops.matched is not None:
             finish, stop = "stop", self._stops.matched
+        elif self._lines is not None and self._lines.ended:
+            finish, stop = "length", None
         elif self._calls is not None and self._calls.is_full:
             finish = finish if finish is not None and count == len(output.tokens) else "stop"
         pieces = self._shown(pieces)
@@ -259,7 +267,7 @@ class TextProcessor:
         not a part of the response.
         """
         stops, parser = self._stops, self._calls
-        if stops is None and parser is None:
+        if stops is None and parser is None and self._lines is None:
             event.text += self._detokenizer.push(shown)
             return []
         pieces: list[Piece] = []
@@ -326,14 +334,21 @@ class TextProcessor:
 
     def _told(self, text: str, event: Text) -> list[Piece]:
         """Return the pieces that the parser finds; without a parser, add the text to `event`."""
+        if self._lines is not None:
+            text = self._lines.push(text)
+        return self._passed(text, event)
+
+    def _passed(self, text: str, event: Text) -> list[Piece]:
+        """Return the pieces of a text that LineLimits has passed."""
         if self._calls is not None:
             return self._calls.push(text)
         event.text += text
         return []
 
     def _has_ended(self) -> bool:
-        """Whether a stop string, or the last call that is allowed, has ended the response."""
+        """Whether a stop string, a line or the last call that is allowed ended the response."""
         stopped = self._stops is not None and self._stops.matched is not None
+        stopped = stopped or (self._lines is not None and self._lines.ended)
         return stopped or (self._calls is not None and self._calls.is_full)
 
     def _rest(self, event: Text) -> list[Piece]:
@@ -345,6 +360,8 @@ class TextProcessor:
                 pieces = self._stopped(stops, text, event)
                 text = stops.flush()
             pieces += self._told(text, event)
+        if self._lines is not None:
+            pieces += self._passed(self._lines.flush(), event)
         if self._calls is not None and not self._calls.is_full:
             pieces += self._calls.flush()
         return pieces

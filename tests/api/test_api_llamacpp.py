@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from tests.api.fakes import Api, error_of, tokenizer
+from tests.api.fakes import Api, tokenizer
 from tests.api.live import live
+from tests.api.llamacpp import llama_error_of
 from tests.api.test_api_models import DETAILS, THINKS, described
 from tests.api.test_api_served import Second
 from tests.api.tools import TEMPLATE, says, template, tool_api
@@ -18,7 +19,7 @@ def test_props_describe_the_model():
     body = api.get("/props").json()
     settings = body["default_generation_settings"]
     assert settings["n_ctx"] == 4096
-    wanted = {"temperature": 0.5, "top_k": 20, "top_p": 1.0, "n_predict": 64, "max_tokens": 64}
+    wanted = {"temperature": 0.5, "top_k": 20, "top_p": 0.95, "n_predict": 64, "max_tokens": 64}
     assert settings["params"].items() >= wanted.items()
     assert body["total_slots"] == api.context.limits.slots
     assert (body["model_alias"], body["model_path"]) == ("tiny", "tiny.gguf")
@@ -50,10 +51,10 @@ def test_props_cannot_be_changed():
     response = Api().post("/props", chat_template="{{ messages }}")
     assert response.status_code == 405
     assert response.headers["allow"] == "GET"
-    assert "use GET. The settings of this server are the options" in error_of(response)["message"]
+    assert "use GET. The settings of this server are the options" in response.text
     unknown = Api().get("/props?model=other")
     assert unknown.status_code == 404
-    assert error_of(unknown)["code"] == "model_not_found"
+    assert llama_error_of(unknown)["type"] == "not_found_error"
 
 
 def test_models_of_llama_server_are_the_same_list():
@@ -111,7 +112,7 @@ def test_props_of_a_model_that_cannot_answer_now():
     api = Api(loaders=[second])
     response = api.get("/props?model=b")
     assert response.status_code == 400
-    assert "'b' is not loaded" in error_of(response)["message"]
+    assert "'b' is not loaded" in llama_error_of(response)["message"]
     assert second.loads == 0
     assert api.complete(model="b").status_code == 200
     assert api.get("/props?model=b").json()["model_alias"] == "b"

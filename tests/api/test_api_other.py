@@ -5,6 +5,7 @@ import pytest
 from cpuserve.api.app import ROUTERS
 from cpuserve.serving.load_progress import LoadProgress
 from tests.api.fakes import ANSWER, MAX_LEN, Api, error_of, tokenizer
+from tests.api.test_api_shapes import dialect_of
 
 KEYS = ("first-key", "sécond")
 
@@ -155,7 +156,6 @@ ENDLESS = {"/models/sse"}  # streams that end with the server
         ("/v1/chat/completion", CHAT),
         ("/v1/chat", CHAT),
         ("/responses", "/v1/responses"),
-        ("/completions", TEXT),
         ("/v1/engines/x/completions", TEXT),
         ("/v1/completion", TEXT),
         ("/v1/model", "/v1/models"),
@@ -182,8 +182,6 @@ def test_an_unknown_route_is_told_the_nearest(api, path, near):
         ("/assistants", CHAT),
         ("/pooling", "use /v1/embeddings"),
         ("/v1/audio/speech", "audio is not supported"),
-        ("/reranking", "use /v1/rerank"),
-        ("/completion", TEXT),
         ("/docs", "/openapi.json"),
         ("/v1/me", "GET / lists the routes"),
         ("/v1", CHAT),
@@ -361,6 +359,10 @@ def test_every_route_but_health_asks_for_a_key(method, path, header):
         return
     if path.startswith("/api/"):
         assert "API key" in response.json()["error"]
+        return
+    if dialect_of(path) == "llamacpp":
+        error = response.json()["error"]
+        assert (error["code"], error["type"]) == (401, "authentication_error")
         return
     error = error_of(response)
     assert (error["type"], error["code"]) == ("AuthenticationError", "invalid_api_key")

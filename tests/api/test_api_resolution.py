@@ -13,6 +13,7 @@ import pytest
 from cpuserve.engine.ipc import Output
 from cpuserve.serving.registry import ModelRegistry
 from tests.api.fakes import Api, FakeEngine, make_context, speak
+from tests.api.test_api_shapes import dialect_of
 from tests.api.test_api_systemone import URGENT, decide
 
 HI = [{"role": "user", "content": "hi"}]
@@ -30,6 +31,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "/rerank": PAIR,
     "/v1/rerank": PAIR,
     "/v2/rerank": PAIR,
+    "/reranking": PAIR,
+    "/v1/reranking": PAIR,
+    "/completion": {"prompt": "hi"},
+    "/completions": {"prompt": "hi"},
+    "/embedding": {"content": "hi"},
+    "/embeddings": {"input": "hi"},
+    "/apply-template": {"messages": HI},
     "/score": {"text_1": "a", "text_2": "b"},
     "/v1/score": {"text_1": "a", "text_2": "b"},
     "/tokenize": {"prompt": "hi"},
@@ -41,8 +49,20 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/show": {},
 }
 VECTORS = ("embed", "rerank", "score")
-# POST endpoints without a model.
-OTHERS = {"/ping", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"}
+# POST endpoints without a model, and /infill, which needs a model with tokens for it.
+OTHERS = {
+    "/ping",
+    "/v1/responses/{response_id}",
+    "/v1/responses/{response_id}/cancel",
+    "/infill",
+    "/lora-adapters",
+    "/slots/{number}",
+    "/invocations",
+    "/v1/responses/compact",
+    "/v1/conversations",
+    "/v1/conversations/{conversation_id}",
+    "/v1/conversations/{conversation_id}/items",
+}
 # name in the request -> (the engine, the name in the response, the adapter)
 NAMES: dict[str | None, tuple[str, str, str | None]] = {
     None: ("first", "tiny", None),
@@ -129,7 +149,8 @@ def test_a_name_means_the_same_model_in_every_endpoint(path):
         expected = api.context if engine == "first" else loader.loaded[0]
         assert served.context is expected
         assert (served.name, served.adapter) == (shown, adapter)
-        assert response.json().get("model", shown) == shown
+        body = response.json()
+        assert (body[0] if isinstance(body, list) else body).get("model", shown) == shown
         asked = expected.client.asked
         if asked:
             assert asked[-1][1].adapter == adapter
@@ -150,6 +171,8 @@ def test_an_unknown_name_is_404_in_the_words_of_the_dialect(path):
             assert list(body) == ["error"]
         elif path.startswith("/v1/messages"):
             assert body["error"]["type"] == "not_found_error"
+        elif dialect_of(path) == "llamacpp":
+            assert (body["error"]["code"], body["error"]["type"]) == (404, "not_found_error")
         else:
             assert (body["error"]["code"], body["error"]["param"]) == ("model_not_found", "model")
         assert "tiny, alias, polite, other" in response.text

@@ -30,9 +30,22 @@ ALL = [*ROUTES, *UNKNOWN]
 POSTS = [
     route
     for route in ROUTES
-    if route[0] == "POST" and not route[1].startswith(("/v1/responses/resp_1", "/ping"))
+    if route[0] == "POST" and not route[1].startswith(("/v1/responses/resp_1", "/ping", "/slots"))
 ]
 WITH_BODIES = [route for route in POSTS if "lora" not in route[1]]  # which need an option
+
+
+LLAMACPP = {
+    "apply-template",
+    "completion",
+    "completions",
+    "embedding",
+    "embeddings",
+    "infill",
+    "lora-adapters",
+    "props",
+    "slots",
+}
 
 
 def dialect_of(path, headers=()):
@@ -41,7 +54,9 @@ def dialect_of(path, headers=()):
         path.startswith("/v1/models") and "anthropic" in headers
     ):
         return "anthropic"
-    return "ollama" if path.startswith("/api") else "openai"
+    if path.startswith("/api/") or path == "/api":
+        return "ollama"
+    return "llamacpp" if path.split("/")[1] in LLAMACPP else "openai"
 
 
 def check(body, dialect, where):
@@ -55,6 +70,12 @@ def check(body, dialect, where):
     elif dialect == "ollama":
         assert list(error) == ["error"], where
         told = error["error"]
+    elif dialect == "llamacpp":
+        assert list(error)[:1] == ["error"], where
+        assert {"code", "message", "type"} <= error["error"].keys(), where
+        assert 400 <= error["error"]["code"] < 600, where
+        assert error["error"]["type"].endswith("_error"), where
+        told = error["error"]["message"]
     else:
         assert error["error"].keys() == {"message", "type", "param", "code"}, where
         told = error["error"]["message"]
@@ -234,4 +255,5 @@ def test_an_unknown_route_has_the_shape_of_its_beginning(method, path):
 
 def test_every_dialect_has_its_shape():
     given = [dialect.errors for dialect in DIALECTS]
-    assert {error_format.ANTHROPIC, error_format.OLLAMA, error_format.OPENAI} == {*given}
+    known = (error_format.ANTHROPIC, error_format.LLAMACPP, error_format.OLLAMA)
+    assert {*known, error_format.OPENAI} == {*given}

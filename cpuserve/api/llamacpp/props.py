@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from cpuserve.api.llamacpp.defaults import DEFAULTS, shown_params
+from cpuserve.api.llamacpp.errors import LlamaError
 from cpuserve.api.response.openapi import response_types
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest, ServiceUnavailable
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.call import NO_LIMIT
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -54,7 +57,7 @@ class Props(msgspec.Struct):
     chat_template_tool_use: str | msgspec.UnsetType = msgspec.UNSET
 
 
-@router.get("/props", openapi_extra=response_types(Props))
+@router.get("/props", openapi_extra=response_types(Props, LlamaError))
 async def props(request: Request, model: str | None = None) -> Response:
     """Describe a loaded model, by default the first one. Nothing can be changed here."""
     state = get_state(request)
@@ -92,24 +95,10 @@ async def _props(context: ModelContext, name: str) -> Props:
 
 
 def _params(context: ModelContext) -> dict[str, Any]:
-    """Return the parameters of a request that sets none, as llama-server calls them."""
-    values = SamplingParams(**context.default_sampling)  # type: ignore[arg-type]
-    longest = context.default_sampling.get("max_tokens", -1)
-    return {
-        "n_predict": longest,
-        "max_tokens": longest,
-        "seed": -1,
-        "temperature": values.temperature,
-        "top_k": values.top_k,
-        "top_p": values.top_p,
-        "min_p": values.min_p,
-        "repeat_penalty": values.repetition_penalty,
-        "repeat_last_n": -1,
-        "presence_penalty": values.presence_penalty,
-        "frequency_penalty": values.frequency_penalty,
-        "ignore_eos": values.ignore_eos,
-        "stop": [],
-    }
+    """Return the parameters of a request to /completion that sets none."""
+    values = {**DEFAULTS, **context.default_sampling}
+    longest = values.pop("max_tokens", NO_LIMIT)
+    return shown_params(SamplingParams(**values), int(longest))  # type: ignore[arg-type]
 
 
 def _capabilities(context: ModelContext, traits: Traits) -> dict[str, bool]:

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cpuserve.serving.generate import cache_miss
+
 if TYPE_CHECKING:
+    from cpuserve.serving.fan_out import SequenceRequest
     from cpuserve.serving.generate import Generation
 
 
@@ -17,13 +20,26 @@ def timings_of(generation: Generation) -> dict[str, object]:
     The time in the queue counts as time of the prompt. The member cache_miss says why tokens of an
     earlier prompt are computed again (RecentPrompt.miss).
     """
-    sequence, usage, now = generation.sequences[0], generation.usage(), time.monotonic()
+    usage, sequence = generation.usage(), generation.sequences[0]
+    return _timings(sequence, time.monotonic(), usage.prompt, usage.cached, usage.completion)
+
+
+def sequence_timings(sequence: SequenceRequest) -> dict[str, object]:
+    """Return the timings of one sequence of a response, until now or until it ended."""
+    now = sequence.ended or time.monotonic()
+    cached, completion = sequence.cached_tokens, sequence.completion_tokens
+    return _timings(sequence, now, len(sequence.prompt.ids), cached, completion)
+
+
+def _timings(
+    sequence: SequenceRequest, now: float, prompt: int, cached: int, completion: int
+) -> dict[str, object]:
     begun = sequence.first_output or now
-    miss = generation.cache_miss()
+    miss = cache_miss(sequence)
     return {
-        "cache_n": usage.cached,
-        **_rates("prompt", usage.prompt - usage.cached, 1e3 * (begun - sequence.started)),
-        **_rates("predicted", usage.completion, 1e3 * (now - begun)),
+        "cache_n": cached,
+        **_rates("prompt", prompt - cached, 1e3 * (begun - sequence.started)),
+        **_rates("predicted", completion, 1e3 * (now - begun)),
         **({} if miss is None else {"cache_miss": miss}),
     }
 

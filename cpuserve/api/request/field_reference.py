@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from cpuserve.api.anthropic.schema import MessagesRequest
+from cpuserve.api.llamacpp.completion.schema import LlamaCompletionRequest
 from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate, OllamaOptions
 from cpuserve.api.openai.chat.schema import ChatRequest
 from cpuserve.api.openai.completions.schema import CompletionRequest
@@ -39,6 +40,7 @@ SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (fields.RERANK, "/v1/score", ScoreRequest),
     (fields.DECISIONS, "/v1/systemone", SystemOneRequest),
     (fields.TOKENIZE, "/tokenize", TokenizeRequest),
+    (fields.COMPLETION, "/completion", LlamaCompletionRequest),
 )
 
 

@@ -20,6 +20,7 @@ S = TypeVar("S", bound=type[msgspec.Struct])
 CHAT, TEXT, RESPONSES = "chat", "completions", "responses"
 MESSAGES, EMBEDDINGS, RERANK, TOKENIZE = "messages", "embeddings", "rerank", "tokenize"
 DECISIONS = "systemone"
+COMPLETION = "completion"
 OLLAMA, OLLAMA_TEXT, OPTIONS = "ollama chat", "ollama generate", "ollama options"
 OPENAI = (CHAT, TEXT, RESPONSES)
 # The Anthropic clients look for this code, and then send the whole conversation each time.
@@ -101,30 +102,30 @@ REFUSED = (
     Refused("use_beam_search", OPENAI),
     Refused("vllm_xargs", OPENAI),
     # llama.cpp
-    Refused("adaptive_target", OPENAI, off=(-1,)),
-    Refused("dry_multiplier", OPENAI, off=(0,)),
-    Refused("dynatemp_range", OPENAI, off=(0,)),
+    Refused("adaptive_target", (*OPENAI, COMPLETION), off=(-1,)),
+    Refused("dry_multiplier", (*OPENAI, COMPLETION), off=(0,)),
+    Refused("dynatemp_range", (*OPENAI, COMPLETION), off=(0,)),
     Refused("grammar", OPENAI, _send('structured_outputs: {"grammar": ...}, which may be in GBNF')),
-    Refused("image_data", OPENAI),
+    Refused("image_data", (*OPENAI, COMPLETION)),
     Refused("json_schema", OPENAI, _send('structured_outputs: {"json": ...}')),
     Refused("lora", OPENAI, "is not supported yet: name the adapter as the model"),
-    Refused("min_keep", OPENAI, off=(0,)),
-    Refused("mirostat", (*OPENAI, OPTIONS), off=(0,)),
+    Refused("min_keep", (*OPENAI, COMPLETION), off=(0,)),
+    Refused("mirostat", (*OPENAI, COMPLETION, OPTIONS), off=(0,)),
     Refused("n_cmpl", OPENAI, _send("n"), off=(1,)),
     Refused("n_indent", OPENAI, off=(0,)),
     Refused("n_probs", OPENAI, _send("logprobs"), off=(0,)),
     Refused("penalize_nl", OPENAI),
-    Refused("post_sampling_probs", OPENAI),
+    Refused("post_sampling_probs", (*OPENAI, COMPLETION)),
     Refused("reasoning_budget_tokens", (TEXT,), off=(-1,)),
     Refused("response_fields", OPENAI),
     Refused("return_tokens", OPENAI, _send("return_token_ids")),
-    Refused("samplers", OPENAI),
+    Refused("samplers", (*OPENAI, COMPLETION)),
     Refused("t_max_predict_ms", OPENAI, off=(0, -1)),
-    Refused("tfs_z", (*OPENAI, OPTIONS), off=(1,)),
+    Refused("tfs_z", (*OPENAI, COMPLETION, OPTIONS), off=(1,)),
     Refused("thinking_budget_tokens", (TEXT,), off=(-1,)),
-    Refused("top_n_sigma", OPENAI, off=(-1, 0)),
-    Refused("typical_p", (*OPENAI, OPTIONS), off=(1,)),
-    Refused("xtc_probability", OPENAI, off=(0,)),
+    Refused("top_n_sigma", (*OPENAI, COMPLETION), off=(-1, 0)),
+    Refused("typical_p", (*OPENAI, COMPLETION, OPTIONS), off=(1,)),
+    Refused("xtc_probability", (*OPENAI, COMPLETION), off=(0,)),
     Refused("with_pieces", (TOKENIZE,), "is llama.cpp's name: set return_token_strs"),
     # Ollama
     Refused("context", (OLLAMA_TEXT,), _send("messages")),
@@ -207,6 +208,9 @@ NO_EFFECT = (
         _CACHES,
     ),
     NoEffect(("stream_interval", "sse_ping_interval"), OPENAI, _EVENTS),
+    NoEffect(("cache_prompt", "id_slot", "n_cache_reuse"), (COMPLETION,), _CACHES),
+    NoEffect(("sse_ping_interval",), (COMPLETION,), _EVENTS),
+    NoEffect(("n_keep", "n_discard"), (COMPLETION,), _CONTEXT),
     NoEffect(("timings_per_token",), (RESPONSES,), _EVENTS),
     NoEffect(("n_keep", "n_discard", "truncation_side"), OPENAI, _CONTEXT),
     NoEffect(("truncate", "shift"), (OLLAMA, OLLAMA_TEXT), _CONTEXT),
@@ -216,7 +220,7 @@ NO_EFFECT = (
         ("mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
          "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent", "adaptive_decay",
          "backend_sampling"),
-        (*OPENAI, OPTIONS),
+        (*OPENAI, COMPLETION, OPTIONS),
         _SAMPLERS,
     ),
     NoEffect(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from cpuserve.api.anthropic.errors import anthropic_error
+from cpuserve.api.llamacpp.errors import llama_error
 from cpuserve.api.ollama.errors import ollama_error
 from cpuserve.api.response.error_json import Envelope, error_json
 
@@ -42,7 +43,21 @@ ANTHROPIC = ErrorFormat(
     header=b"anthropic-version",
 )
 OLLAMA = ErrorFormat(ollama_error, ("/api",))
-_FORMATS = (ANTHROPIC, OLLAMA)
+LLAMACPP = ErrorFormat(
+    llama_error,
+    (
+        "/completion",
+        "/completions",
+        "/infill",
+        "/apply-template",
+        "/embedding",
+        "/embeddings",
+        "/lora-adapters",
+        "/props",
+        "/slots",
+    ),
+)
+_FORMATS = (ANTHROPIC, OLLAMA, LLAMACPP)
 
 
 def error_format_of(path: str, header_names: Collection[bytes]) -> ErrorFormat:

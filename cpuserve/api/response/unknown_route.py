@@ -16,12 +16,13 @@ _MAX_SHOWN = 200
 # Why a path does not have a method, where clients of other servers might expect it.
 _FIXED = {("POST", "/props"): ". The settings of this server are the options of its start"}
 _MODELS = "models are served from the start: see --also-serve"
+# Routes that are never suggested, because a longer name is meant.
+_NOT_MEANT = {"/", "/completion", "/embedding"}
 # Prefixes of other servers' routes, and what to use on this server. The first match counts.
 _ELSEWHERE = (
     (f"{BASE}/messages/batches", "batches are not supported: send each request by itself"),
     ("/pooling", f"vLLM's route for vectors is not supported: use {BASE}/embeddings"),
     ("/classify", f"classification is not supported: {BASE}/score gives scores of pairs of texts"),
-    ("/reranking", f"llama.cpp's own API is not supported: use {BASE}/rerank"),
     (f"{BASE}/audio", "audio is not supported: this server reads and writes text only"),
     (f"{BASE}/realtime", "audio is not supported: this server reads and writes text only"),
     (f"{BASE}/images", "images are not supported: this server reads and writes text only"),
@@ -44,7 +45,6 @@ _ELSEWHERE = (
         (path, "it is only served with --admin-routes")
         for path in ("/server_info", "/reset_prefix_cache")
     ),
-    ("/embedding", f"llama.cpp's own API is not supported: use {BASE}/embeddings"),
     *((f"/api/{verb}", _MODELS) for verb in ("pull", "push", "create", "copy", "delete", "blobs")),
     ("/api/web_search", "there is no search of the web"),
     ("/api/web_fetch", "there is no access to the web"),
@@ -52,18 +52,10 @@ _ELSEWHERE = (
     ("/api/signin", "there are no accounts: see --api-key"),
     ("/api/signout", "there are no accounts: see --api-key"),
     ("/generate", f"this route of other servers is not supported: use {_TEXT}"),
-    ("/completion", f"llama.cpp's own API is not supported: use {_TEXT}"),
-    (
-        "/infill",
-        "there is no route that fills gaps: write the model's tokens for prefix, suffix and middle "
-        f"into the prompt of {_TEXT}",
-    ),
-    ("/apply-template", "templates are rendered in /tokenize, which returns the tokens"),
     *(
         (f"/api/v{n}/models", f"LM Studio's own API is not supported: use {BASE}/models")
         for n in "01"
     ),
-    ("/slots", "llama.cpp's own API is not supported: use /metrics"),
     ("/docs", "there are no documentation pages: /openapi.json has the schema"),
     ("/redoc", "there are no documentation pages: /openapi.json has the schema"),
 )
@@ -108,7 +100,7 @@ def _near(path: str, known: Sequence[str]) -> str | None:
     has a wrong base URL); a route that begins with `path`; a route with a similar spelling.
     """
     lowered = path.lower()
-    others = [route for route in known if route != "/"]
+    others = [route for route in known if route not in _NOT_MEANT]
     for route in sorted(others, key=len, reverse=True):
         if lowered.endswith(route.removeprefix(BASE)):
             return route

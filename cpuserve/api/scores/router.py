@@ -28,6 +28,8 @@ router = APIRouter()
     "/v2/rerank",
     "/v1/rerank",
     "/rerank",
+    "/v1/reranking",
+    "/reranking",
     schema=RerankRequest,
     response=RerankAnswer,
     id_prefix="rerank-",

@@ -1,0 +1,1 @@
+"""POST /completion and /infill."""

@@ -1,0 +1,140 @@
+"""POST /infill: the model writes the text between a prefix and a suffix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from cpuserve.api.llamacpp.completion.schema import LlamaCompletion, LlamaOptions, to_call, words
+from cpuserve.api.llamacpp.completion.writer import LlamaCompletionWriter
+from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.request.fields import with_refused
+from cpuserve.api.response.openapi import EVENTS
+from cpuserve.api.route import generate, post
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import MAX_PROMPTS, unsupported
+from cpuserve.serving.encode import encode, most_counted
+from cpuserve.tokenizer.infill import InfillTokens, infill_prompt
+
+if TYPE_CHECKING:
+    from cpuserve.serving.call import GenerateCall
+    from cpuserve.serving.context import ModelContext
+
+router = APIRouter()
+# The project and the file, which no client says.
+_PROJECT, _FILE = "myproject\n", "filename\n"
+# Goes before the text of another file if the model has no token for files.
+_SNIPPET = "\n\n--- snippet ---\n\n"
+# At least this share of the context is left for the response, unless n_predict is lower.
+_RESPONSE_SHARE = 4
+
+
+class ExtraFile(msgspec.Struct):
+    """A part of another file, which the model reads first."""
+
+    filename: str
+    text: str
+
+
+@with_refused("completion")
+class LlamaInfillRequest(LlamaOptions, kw_only=True):
+    """POST /infill; `prompt` is the beginning of the text between prefix and suffix."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[ExtraFile] | None = None
+    prompt: str | None = None
+
+
+@post(
+    router,
+    "/infill",
+    schema=LlamaInfillRequest,
+    response=LlamaCompletion,
+    error=LlamaError,
+    id_prefix="infill-",
+    stream=EVENTS,
+    words=words,
+)
+async def infill(received: RequestContext, asked: LlamaInfillRequest) -> Response:
+    """Fill the gap between two texts, in the format of llama-server."""
+    await received.choose(asked.model)
+    context = received.context
+    tokens = _tokens(context)
+    ids = await _prompt(context, asked, tokens)
+
+    def call(asked: LlamaInfillRequest) -> GenerateCall:
+        made = to_call(context, [ids], asked)
+        made.stop_token_ids = sorted(_ends(context, tokens))
+        return made
+
+    return await generate(received, asked, call, LlamaCompletionWriter)
+
+
+def _tokens(context: ModelContext) -> InfillTokens:
+    found = InfillTokens.of(context.get_tokenizer())
+    if found is None:
+        msg = (
+            f"/infill is not possible with {context.model_names[0]}, because its tokenizer has no "
+            "tokens for fill-in-the-middle: use a code model"
+        )
+        raise unsupported(msg, "model")
+    return found
+
+
+def _ends(context: ModelContext, tokens: InfillTokens) -> set[int]:
+    """Return the tokens that cannot be a part of the text, so they end it."""
+    pads = map(context.get_tokenizer().token_id, ("<|fim_pad|>", "<fim_pad>"))
+    return {token for token in (*tokens, *pads) if token is not None}
+
+
+async def _prompt(
+    context: ModelContext, asked: LlamaInfillRequest, tokens: InfillTokens
+) -> list[int]:
+    """Return the token ids of the prompt, cut so that it fits in the context.
+
+    The prefix keeps its end and the suffix its beginning. Of the other files, the last ones that
+    fit are kept.
+    """
+    extra = asked.input_extra or []
+    if len(extra) > MAX_PROMPTS:
+        msg = f"input_extra has {len(extra)} files: at most {MAX_PROMPTS} are allowed"
+        raise InvalidRequest(msg, param="input_extra")
+    tokenizer, by_file = context.get_tokenizer(), tokens.file is not None
+    heads = [f"{file.filename}\n" if by_file else _SNIPPET for file in extra]
+    texts = [asked.input_prefix, asked.input_suffix, asked.prompt or "", _PROJECT, _FILE]
+    texts += [head + file.text for head, file in zip(heads, extra, strict=True)]
+    encoded = await encode(context, texts, add_special_tokens=False, most=most_counted(context))
+    prefix, suffix, begun, project, name, *files = encoded
+    length = asked.max_tokens if asked.n_predict is None else asked.n_predict
+    share = context.max_model_len // _RESPONSE_SHARE
+    wanted = share if length is None or length < 0 else min(length, share)
+    marks = len(infill_prompt(tokenizer, tokens, [], []))
+    room = max(0, context.max_model_len - max(1, wanted) - marks - len(begun))
+    suffix = suffix[: max(room // 4, room - len(prefix))]
+    prefix = prefix[max(0, len(prefix) - (room - len(suffix))) :]
+    room -= len(prefix) + len(suffix)
+    before = _before(tokens, project, name, files, room)
+    return [*infill_prompt(tokenizer, tokens, prefix, suffix, before), *begun]
+
+
+def _before(
+    tokens: InfillTokens, project: list[int], name: list[int], files: list[list[int]], room: int
+) -> list[int]:
+    """Return at most `room` tokens of other files, with the tokens that mark files."""
+    marks = [] if tokens.file is None else [tokens.file]
+    first = [] if tokens.repository is None else [tokens.repository, *project]
+    last = [*marks, *name] if marks else []
+    room -= len(first) + len(last)
+    kept: list[list[int]] = []
+    for file in reversed(files):
+        room -= len(marks) + len(file)
+        if room < 0:
+            break
+        kept.insert(0, [*marks, *file])
+    if not kept:
+        return []
+    return [*first, *(token for file in kept for token in file), *last]

@@ -1,0 +1,41 @@
+"""POST /completion."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter, Response
+
+from cpuserve.api.llamacpp.completion.prompts import flat_prompts
+from cpuserve.api.llamacpp.completion.schema import (
+    LlamaCompletion,
+    LlamaCompletionRequest,
+    to_call,
+    words,
+)
+from cpuserve.api.llamacpp.completion.writer import LlamaCompletionWriter
+from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.openapi import EVENTS
+from cpuserve.api.route import generate, post
+
+router = APIRouter()
+
+
+@post(
+    router,
+    "/completion",
+    "/completions",
+    schema=LlamaCompletionRequest,
+    response=LlamaCompletion,
+    error=LlamaError,
+    id_prefix="completion-",
+    stream=EVENTS,
+    words=words,
+)
+async def llama_completion(received: RequestContext, asked: LlamaCompletionRequest) -> Response:
+    """Continue one or several prompts, in the format of llama-server."""
+    await received.choose(asked.model)
+    prompts = await flat_prompts(received.context, asked.prompt)
+    call = partial(to_call, received.context, prompts)
+    return await generate(received, asked, call, LlamaCompletionWriter)

@@ -1,0 +1,225 @@
+"""The fields of POST /completion, and the call that they make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.api.llamacpp.adapters import AdapterScale, adapter_of
+from cpuserve.api.llamacpp.defaults import DEFAULTS
+from cpuserve.api.request.fields import check_repeat_last_n, refused_names, with_refused
+from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.structured import StructuredOutputs
+from cpuserve.serving.call import NO_LIMIT, GenerateCall, call_from
+from cpuserve.serving.line_limits import LineRules
+from cpuserve.serving.params import check_repeat_penalty
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpuserve.serving.context import ModelContext
+
+
+class PromptObject(msgspec.Struct, kw_only=True):
+    """A prompt as an object; multimodal_data is refused."""
+
+    prompt_string: str
+    multimodal_data: list[Any] | None = None
+
+
+# One prompt of a list. A list of texts and token ids is one prompt.
+PromptItem = str | int | list[str | int] | PromptObject
+
+
+class LlamaOptions(msgspec.Struct, kw_only=True):
+    """The fields that /completion and /infill share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    n_predict: int | None = None
+    max_tokens: int | None = None
+    n_cmpl: int | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Any = None
+    ignore_eos: bool | None = None
+    stop: str | list[str] | None = None
+    n_probs: int | None = None
+    n_indent: int | None = None
+    t_max_predict_ms: float | None = None
+    grammar: str | None = None
+    json_schema: Any = None
+    lora: list[AdapterScale] | None = None
+    return_tokens: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: list[str] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+
+
+@with_refused("completion")
+class LlamaCompletionRequest(LlamaOptions, kw_only=True):
+    """POST /completion.
+
+    prompt: a text, token ids, a list of both (one prompt), an object with a prompt_string, or a
+    list of such prompts.
+    """
+
+    prompt: str | PromptObject | list[PromptItem]
+
+
+class LlamaToken(msgspec.Struct):
+    """A possible token; `bytes` are its UTF-8 bytes."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class LlamaChosen(LlamaToken):
+    """A generated token, and the most likely tokens in its place."""
+
+    top_logprobs: list[LlamaToken]
+
+
+class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The body of POST /completion for one prompt; `response_fields` selects some members.
+
+    Several prompts have a list of these. A part of a stream has the members until `stop`, the new
+    tokens, and completion_probabilities or prompt_progress if they were requested.
+    """
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: int
+    stop: bool
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: list[LlamaChosen] | None = None
+    prompt_progress: dict[str, int] | None = None
+    model: str | None = None
+    generation_settings: dict[str, Any] | None = None
+    prompt: str | None = None
+    has_new_line: bool | None = None
+    truncated: bool | None = None
+    stop_type: str | None = None
+    stopping_word: str | None = None
+    tokens_cached: int | None = None
+    timings: dict[str, Any] | None = None
+
+
+_WORDS = {
+    "max_tokens": "n_predict",
+    "logprobs": "n_probs",
+    "n": "n_cmpl",
+    "repetition_penalty": "repeat_penalty",
+}
+
+
+def words(asked: LlamaOptions) -> dict[str, str]:
+    """Return {RequestError.role: field of this API} for each role with another name."""
+    form = "json_schema" if asked.json_schema is not None else "grammar"
+    return {**_WORDS, "structured_outputs": form}
+
+
+def to_call(
+    context: ModelContext, prompts: Sequence[str | list[int]], asked: LlamaOptions
+) -> GenerateCall:
+    """Return the call; prompts: texts and token ids, see `flat_prompts`.
+
+    Raises:
+      InvalidRequest: a field is not supported, out of range or contradicts another.
+    """
+    check_repeat_penalty(asked.repeat_penalty)
+    check_repeat_last_n(
+        asked.repeat_last_n,
+        (asked.repeat_penalty, 1),
+        (asked.presence_penalty, 0),
+        (asked.frequency_penalty, 0),
+    )
+    length = asked.max_tokens if asked.n_predict is None else asked.n_predict
+    call = call_from(
+        asked,
+        {*refused_names(asked), "logit_bias", "prompt"},
+        prompt=[*prompts],
+        max_tokens=NO_LIMIT if length is None or length < 0 else length,
+        n=asked.n_cmpl,
+        repetition_penalty=asked.repeat_penalty,
+        logit_bias=_logit_bias(context, asked.logit_bias),
+        logprobs=asked.n_probs or None,
+        response_format=_form(asked),
+        lines=_lines(asked),
+        adapter=adapter_of(context, asked.lora),
+        fills_cache=True,
+    )
+    if call.temperature is not None:
+        call.temperature = max(call.temperature, 0.0)
+    if call.top_k is not None:
+        call.top_k = max(call.top_k, 0)
+    for name, value in DEFAULTS.items():
+        if getattr(call, name) is None and name not in context.default_sampling:
+            setattr(call, name, value)
+    return call
+
+
+def _form(asked: LlamaOptions) -> StructuredOutputs | None:
+    if asked.json_schema is not None:
+        if asked.grammar:
+            msg = "json_schema and grammar exclude each other: set one of them"
+            raise InvalidRequest(msg, param="json_schema")
+        if not isinstance(asked.json_schema, dict | bool):
+            msg = "json_schema must be a JSON schema, which is an object"
+            raise InvalidRequest(msg, param="json_schema")
+        return StructuredOutputs(json=asked.json_schema)
+    return StructuredOutputs(grammar=asked.grammar) if asked.grammar else None
+
+
+def _lines(asked: LlamaOptions) -> LineRules | None:
+    least, most_ms = asked.n_indent or 0, asked.t_max_predict_ms or 0.0
+    return LineRules(max(least, 0), max(most_ms, 0.0) / 1e3) if least > 0 or most_ms > 0 else None
+
+
+def _logit_bias(context: ModelContext, given: Any) -> dict[str, float] | None:
+    """Return biases by token id: from pairs [id or text, bias], or an object {id or text: bias}.
+
+    A bias of false bans the token. The bias of a text applies to each of its tokens.
+    """
+    if not given:
+        return None
+    texts = isinstance(given, dict)
+    pairs = list(given.items()) if texts else given
+    if not isinstance(pairs, list) or not all(map(_is_pair, pairs)):
+        msg = "logit_bias must be a list of [token id or text, number or false], or an object"
+        raise InvalidRequest(msg, param="logit_bias")
+    found: dict[str, float] = {}
+    tokenizer = context.get_tokenizer()
+    for key, value in pairs:
+        is_id = isinstance(key, int) or (texts and key.isascii() and key.isdigit())
+        ids = [key] if is_id else tokenizer.encode(key, add_special_tokens=False)
+        bias = _BANNED if value is False else float(value)
+        found |= {str(token): bias for token in ids}
+    return found
+
+
+# The lowest logit bias, as in the OpenAI API.
+_BANNED = -100.0
+
+
+def _is_pair(pair: object) -> bool:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        return False
+    key, value = pair
+    named = isinstance(key, int | str) and not isinstance(key, bool)
+    return named and (value is False or (isinstance(value, int | float) and value is not True))

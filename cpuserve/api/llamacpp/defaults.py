@@ -1,0 +1,43 @@
+"""The sampling parameters of llama-server: its defaults, and how it shows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.serving.call import NO_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cpuserve.sampling.params import SamplingParams
+
+# Values of requests that set none, unless the model or the start of the server sets others.
+DEFAULTS: Mapping[str, int | float] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+}
+
+
+def shown_params(params: SamplingParams, longest: int) -> dict[str, Any]:
+    """Return the sampling parameters as llama-server calls them.
+
+    longest: the limit on the tokens of the response; NO_LIMIT is shown as -1.
+    """
+    length = -1 if longest == NO_LIMIT else longest
+    return {
+        "n_predict": length,
+        "max_tokens": length,
+        "seed": -1 if params.seed is None else params.seed,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repeat_penalty": params.repetition_penalty,
+        "repeat_last_n": -1,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "ignore_eos": params.ignore_eos,
+        "stop": params.stop,
+    }

@@ -1,0 +1,118 @@
+"""POST /embedding and /embeddings, in the format of llama-server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from cpuserve.api.llamacpp.completion.prompts import flat_prompts
+from cpuserve.api.llamacpp.completion.schema import PromptItem, PromptObject
+from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.route import generate, post
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import GenerateCall, unsupported
+from cpuserve.serving.events import floats_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpuserve.serving.events import WholeResponse
+    from cpuserve.serving.generate import Generation
+
+router = APIRouter()
+# The largest absolute value of a vector with embd_normalize 0.
+_MOST = 32760.0
+_UNCHANGED, _MAX, _EUCLIDEAN = -1, 0, 2
+
+
+class LlamaEmbeddingRequest(msgspec.Struct, kw_only=True):
+    """POST /embedding; `content` (or its other name `input`) has one or several texts.
+
+    embd_normalize: 0 scales the largest absolute value to 32760, and p > 0 the p-norm to 1.
+    """
+
+    model: str | None = None
+    content: str | PromptObject | list[PromptItem] | None = None
+    input: str | PromptObject | list[PromptItem] | None = None
+    embd_normalize: int | None = None
+    priority: int | None = None
+    timeout: float | None = None
+
+
+class LlamaEmbedding(msgspec.Struct):
+    """The vectors of one text: a single one, because tokens are pooled."""
+
+    index: int
+    embedding: list[list[float]]
+
+
+@post(
+    router,
+    "/embedding",
+    "/embeddings",
+    schema=LlamaEmbeddingRequest,
+    response=LlamaEmbedding,
+    error=LlamaError,
+    id_prefix="embedding-",
+    words=lambda asked: {"prompt": "content" if asked.content is not None else "input"},
+)
+async def llama_embedding(received: RequestContext, asked: LlamaEmbeddingRequest) -> Response:
+    """Return a vector for each text, in the format of llama-server."""
+    await received.choose(asked.model)
+    given = asked.input if asked.content is None else asked.content
+    if given is None:
+        msg = "content is missing: give a text, token ids, or a list of them"
+        raise InvalidRequest(msg, param="content")
+    if asked.embd_normalize is not None and asked.embd_normalize < _UNCHANGED:
+        msg = f"embd_normalize must be at least 0, got {asked.embd_normalize}"
+        raise InvalidRequest(msg, param="embd_normalize")
+    if asked.embd_normalize == _UNCHANGED:
+        msg = "embd_normalize -1 is not supported, because vectors have the length 1: omit it"
+        raise unsupported(msg, "embd_normalize")
+    prompts = [*await flat_prompts(received.context, given)]
+
+    def call(asked: LlamaEmbeddingRequest) -> GenerateCall:
+        return GenerateCall(
+            model=asked.model,
+            prompt=prompts,  # type: ignore[arg-type]
+            max_tokens=0,
+            embed=True,
+            priority=asked.priority,
+            timeout=asked.timeout,
+        )
+
+    return await generate(received, asked, call, LlamaEmbeddingWriter)
+
+
+class LlamaEmbeddingWriter:
+    """Writes the response of /embedding."""
+
+    def __init__(
+        self, _received: RequestContext, asked: LlamaEmbeddingRequest, _generation: Generation
+    ) -> None:
+        self._norm = _EUCLIDEAN if asked.embd_normalize is None else asked.embd_normalize
+
+    def whole(self, response: WholeResponse) -> bytes:
+        """Return the whole response as JSON."""
+        vectors = (floats_of(choice.vector) for choice in response.choices)
+        items = [
+            LlamaEmbedding(index, [normalized(vector, self._norm)])
+            for index, vector in enumerate(vectors)
+        ]
+        return msgspec.json.encode(items)
+
+
+def normalized(vector: Sequence[float], norm: int) -> list[float]:
+    """Return a vector of length 1 with another norm; see LlamaEmbeddingRequest."""
+    if norm == _EUCLIDEAN:
+        return list(vector)
+    largest = max(map(abs, vector), default=0.0)
+    if norm == _MAX:
+        size = largest / _MOST
+    else:
+        # Powers of the ratio to the largest value cannot underflow all at once.
+        size = largest and largest * sum((abs(x) / largest) ** norm for x in vector) ** (1 / norm)
+    return [x / size if size else 0.0 for x in vector]

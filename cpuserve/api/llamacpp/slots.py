@@ -1,0 +1,59 @@
+"""GET /slots: how many sequences run. POST /slots/{id} is refused, because slots have no cache."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.response.openapi import response_types
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.state import get_state
+from cpuserve.errors import InvalidRequest, ServiceUnavailable
+from cpuserve.serving.call import unsupported
+
+router = APIRouter()
+_ACTIONS = ("save", "restore", "erase")
+
+
+class Slot(msgspec.Struct):
+    """One of the sequences that can run at the same time."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    speculative: bool = False
+
+
+@router.get("/slots", openapi_extra=response_types(Slot, LlamaError))
+async def slots(
+    request: Request, model: str | None = None, fail_on_no_slot: str | None = None
+) -> Response:
+    """List the slots of a loaded model; fail_on_no_slot=1: respond with 503 if all are busy."""
+    state = get_state(request)
+    state.check_open()
+    name = state.models.resolve(model)
+    context = state.models.peek(name)
+    if context is None:
+        msg = f"The model {name!r} is not loaded: a request to generate with it loads it"
+        raise InvalidRequest(msg, param="model")
+    total, active = context.limits.slots, context.active_sequences
+    if fail_on_no_slot not in (None, "", "0") and active >= total:
+        msg = f"no slot is available: {active} sequences run or wait, and there are {total} slots"
+        raise ServiceUnavailable(msg)
+    length = context.max_model_len
+    return json_response([Slot(index, length, index < active) for index in range(total)])
+
+
+@router.post("/slots/{number}", openapi_extra=response_types(Slot, LlamaError))
+async def change_slot(number: str, action: str | None = None) -> Response:
+    """Refuse to save, restore or erase a slot."""
+    if action not in _ACTIONS:
+        msg = f"action must be one of {', '.join(_ACTIONS)}, got {action!r}"
+        raise InvalidRequest(msg, param="action")
+    del number
+    msg = (
+        f"action {action} is not supported: a prefix is cached for all requests, not in a slot. "
+        "To keep cached prefixes on a disk, start the server with --kv-tiers"
+    )
+    raise unsupported(msg, "action")

@@ -1,0 +1,39 @@
+"""POST /apply-template: the text that a chat template makes of messages."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from cpuserve.api.llamacpp.errors import LlamaError
+from cpuserve.api.openai.chat.schema import ChatRequest, to_call, words
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.request.fields import check_fields
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import post
+from cpuserve.serving.generate import read_prompts
+
+router = APIRouter()
+
+
+class RenderedPrompt(msgspec.Struct):
+    """The body of POST /apply-template."""
+
+    prompt: str
+
+
+@post(
+    router,
+    "/apply-template",
+    schema=ChatRequest,
+    response=RenderedPrompt,
+    error=LlamaError,
+    id_prefix="template-",
+    words=words,
+)
+async def apply_template(received: RequestContext, asked: ChatRequest) -> Response:
+    """Return the prompt of a chat completion, without a generation."""
+    await received.choose(asked.model)
+    check_fields(asked)
+    _, prompts = await read_prompts(received.context, to_call(asked), received.body_bytes)
+    return json_response(RenderedPrompt((prompts[0].rendered or "") + prompts[0].opening))
