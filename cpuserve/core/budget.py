@@ -6,6 +6,7 @@ prompt. A quarter of the step is reserved for the oldest prompt, so that no prom
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cpuserve.core.cost import COARSE, FINE, LEAST_CHUNK
@@ -39,6 +40,11 @@ def part_of(request: Request) -> int:
     """
     most = int(may_lose(request)) // FINE * FINE
     return min(max(most, LEAST_PART), MOST_PART)
+
+
+def only_decisions(prompts: Iterable[Request]) -> bool:
+    """Whether all prompts are decisions, so that none has to wait for a later step."""
+    return all(request.decides for request in prompts)
 
 
 @dataclass(slots=True)

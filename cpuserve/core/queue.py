@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Literal
 
 from cpuserve.core.request import Request
@@ -13,6 +14,8 @@ Policy = Literal["fcfs", "priority"]
 QueueRank = tuple[float, int]
 
 AGING_S = 30.0
+# How many waiting requests a step searches for a short prompt; the limit keeps long queues cheap.
+LOOK_AHEAD = 32
 # About how many callers without waiting requests the queue remembers before it forgets some.
 _IDLE_CALLERS = 64
 # The rank of requests that continue a response that has begun. It is before the first turn, 1.
@@ -35,8 +38,23 @@ def rank_of(request: Request, policy: Policy, turn: int = 0) -> QueueRank:
     return request.arrival + AGING_S * levels, request.order
 
 
-def _rank(request: Request) -> QueueRank:
+def by_rank(request: Request) -> QueueRank:
+    """Return the sort key of a request."""
     return request.rank
+
+
+def next_requests(waiting: Iterable[Request], slots: int) -> Iterator[Request]:
+    """Yield the first waiting requests that a step may start: at most LOOK_AHEAD, and decisions.
+
+    slots: how many requests can start. Decisions are not counted, because a client waits for all
+    questions of its request.
+    """
+    counted = 0
+    for request in islice(waiting, slots):
+        counted += not request.decides
+        if counted > LOOK_AHEAD:
+            return
+        yield request
 
 
 class WaitingQueue:
@@ -74,16 +92,16 @@ class WaitingQueue:
         return iter(self._requests)
 
     def __contains__(self, request: Request) -> bool:
-        at = bisect_left(self._requests, request.rank, key=_rank)
+        at = bisect_left(self._requests, request.rank, key=by_rank)
         return at < len(self._requests) and self._requests[at] is request
 
     def push(self, request: Request) -> None:
         """Insert `request` at the place of its rank."""
-        insort(self._requests, request, key=_rank)
+        insort(self._requests, request, key=by_rank)
 
     def remove(self, request: Request) -> None:
         """Remove `request`."""
-        at = bisect_left(self._requests, request.rank, key=_rank)
+        at = bisect_left(self._requests, request.rank, key=by_rank)
         assert self._requests[at] is request, f"request {request.id} is not in the queue"
         self._turn = max(self._turn, int(request.rank[0]))
         del self._requests[at]

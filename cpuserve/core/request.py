@@ -92,6 +92,11 @@ class Request:
         return self.params.masks_tokens
 
     @property
+    def decides(self) -> bool:
+        """Whether the request is a decision: it scores labels and samples a single token."""
+        return bool(self.params.label_ids) and self.max_tokens == 1
+
+    @property
     def num_labels(self) -> int:
         """How many rows score labels at the next generated token, before the row that samples."""
         return 0 if self.num_output else len(self.params.label_ids)

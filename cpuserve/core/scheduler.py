@@ -26,18 +26,17 @@ import math
 import time
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 
 import msgspec
 
-from cpuserve.core.budget import SHORT, PromptBudget, may_lose, part_of
+from cpuserve.core.budget import SHORT, PromptBudget, may_lose, only_decisions, part_of
 from cpuserve.core.check import check_requests, check_tables
 from cpuserve.core.cost import LEAST_CHUNK, CostModel, StepWork, rounded_chunk
 from cpuserve.core.drafts import DraftBudget, Drafter
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.kv.prefix import ChainMark
 from cpuserve.core.prompt_blocks import PromptBlocks
-from cpuserve.core.queue import Policy, QueueRank, WaitingQueue, rank_of
+from cpuserve.core.queue import Policy, QueueRank, WaitingQueue, by_rank, next_requests, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, Request
 from cpuserve.core.results import ResultProcessor
 from cpuserve.core.slots import SlotHost
@@ -47,8 +46,6 @@ from cpuserve.ids import BlockId, RequestId, SlotId
 # While the engine moves blocks from or to offload tiers it takes no messages and cannot be
 # interrupted, but a client that disconnects should be noticed within 50 ms.
 MOVING_S = 0.03
-# How many waiting requests a step searches for a short prompt; the limit keeps long queues cheap.
-LOOK_AHEAD = 32
 
 
 class Scheduler:
@@ -369,7 +366,7 @@ class Scheduler:
         found: list[Request] = []
         groups = self.kv.num_groups
         free = self.kv.num_free - groups * len(self.running)
-        for request in islice(self._startable, min(len(self._free_slots), LOOK_AHEAD)):
+        for request in next_requests(self._startable, len(self._free_slots)):
             free -= self.kv.needs(len(request.token_ids)) + groups
             if free < 0 and found:
                 break
@@ -378,13 +375,14 @@ class Scheduler:
                 break
         return found
 
-    def _prompt_budget(self, prompts: Iterable[Request]) -> PromptBudget:
+    def _prompt_budget(self, prompts: Sequence[Request]) -> PromptBudget:
         """Return the tokens for prompts in this step, and the seconds if streams wait for it."""
         work, target = self.work, self._itl_target_s
         tokens, seconds, least = self.max_num_batched_tokens - work.rows, math.inf, 0
         if target and not work.rows:
             part = max(part_of(request) for request in prompts)
-            return PromptBudget(tokens, seconds, least, SHORT, part, alone=True)
+            alone = not only_decisions(prompts)
+            return PromptBudget(tokens, seconds, least, SHORT, part, alone=alone)
         if target:
             seconds = self.cost.allowance(work.rows, work.keys, target)
             other = self.cost.other_chunk
@@ -392,14 +390,18 @@ class Scheduler:
         return PromptBudget(tokens, seconds, least, tokens, tokens, alone=False)
 
     def _schedule_prompts(self, prompts: list[Request], budget: PromptBudget) -> None:
-        """Schedule the shortest remaining prompts first, with a share reserved for the oldest."""
-        prompts.sort(key=_rank)
+        """Schedule the shortest remaining prompts first, with a share reserved for the oldest.
+
+        Decisions alone are scheduled by rank, because a client waits for all of its questions.
+        """
+        prompts.sort(key=by_rank)
         while prompts and not self._start(prompts[0], budget):
             del prompts[0]
         if not prompts:
             return
         oldest = prompts[0]
-        prompts.sort(key=self._shortest_first)
+        if not only_decisions(prompts):
+            prompts.sort(key=self._shortest_first)
         at = prompts.index(oldest)
         if at:
             kept = budget.keep_back()
@@ -415,7 +417,7 @@ class Scheduler:
         """
         tokens = self.max_num_batched_tokens
         budget = PromptBudget(tokens, math.inf, 0, tokens, tokens, alone=False)
-        for request in sorted(prompts, key=_rank):
+        for request in sorted(prompts, key=by_rank):
             if len(request.token_ids) <= budget.tokens and self._start(request, budget):
                 self._schedule_chunk(request, budget)
 
@@ -534,7 +536,7 @@ class Scheduler:
             return False
         request.slot = self._free_slots.pop()
         request.scheduled = request.scheduled or time.monotonic()
-        insort(self.running, request, key=_rank)
+        insort(self.running, request, key=by_rank)
         return True
 
     def _admit(self, request: Request, slot: SlotId) -> None:
@@ -595,7 +597,3 @@ class Scheduler:
 def _uses(request: Request, blocks: set[BlockId], end: int | None = None) -> bool:
     """Whether one of the first `end` blocks of any table of `request` is among `blocks`."""
     return any(not blocks.isdisjoint(table[:end]) for table in request.tables)
-
-
-def _rank(request: Request) -> QueueRank:
-    return request.rank

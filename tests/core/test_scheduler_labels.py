@@ -89,3 +89,58 @@ def test_too_many_labels_and_unknown_ids_are_refused(rows, ids):
     with pytest.raises(InvalidRequest, match="label_ids"):
         check_params(SamplingParams(label_ids=ids), limits)
     check_params(SamplingParams(label_ids=LABELS[:9]), limits)
+
+
+def questions(count, lengths, **params):
+    """Decisions after a common beginning of 96 tokens, with so many tokens of their own in turn."""
+    state = [7] * 96
+    return [
+        request(
+            n,
+            0,
+            1,
+            prompt=[*state, *[n + 10] * lengths[n % len(lengths)]],
+            label_ids=[1, 2],
+            **params,
+        )
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("target", [0.0, 0.05])
+@pytest.mark.parametrize("lengths", [[20], [8, 30, 14], [30, 8]])
+def test_all_questions_about_a_computed_state_share_a_step(target, lengths):
+    scheduler, model = make(
+        num_blocks=600, max_num_seqs=64, budget=2048, block_size=32, itl_target_s=target
+    )
+    scheduler.add(request(99, 0, 0, prompt=[7] * 96))
+    run(scheduler, model)
+    for each in questions(64, lengths, logprobs=0):
+        scheduler.add(each)
+    sizes, deltas = run(scheduler, model)
+    assert sizes == [64 * 3]
+    assert len(deltas) == 64
+
+
+def test_a_short_prompt_does_not_wait_for_questions_that_are_longer():
+    scheduler, model = make(
+        num_blocks=600, max_num_seqs=64, budget=2048, block_size=32, itl_target_s=0.05
+    )
+    for each in questions(40, [100], logprobs=0):
+        scheduler.add(each)
+    scheduler.add(request(99, 4, 1))
+    batch = scheduler.schedule()
+    assert 99 in {each.id for each in scheduler.batch_requests}
+    assert sum(len(chunk.token_ids) for chunk in batch.chunks) < 40 * 100
+    scheduler.update(model.run(batch))
+
+
+def test_a_step_with_questions_stays_within_its_tokens():
+    scheduler, model = make(
+        num_blocks=600, max_num_seqs=64, budget=256, block_size=32, itl_target_s=0.05
+    )
+    for each in questions(64, [20], logprobs=0):
+        scheduler.add(each)
+    sizes, deltas = run(scheduler, model)
+    assert len(sizes) <= 2 + 64 * 20 // 250 + 1
+    assert len(deltas) == 64
