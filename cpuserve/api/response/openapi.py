@@ -10,19 +10,25 @@ import msgspec
 from cpuserve.api.response.error_json import ErrorBody
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fastapi import FastAPI
 
 # The media types of streams.
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
-_TYPES: dict[str, type[msgspec.Struct]] = {"ErrorBody": ErrorBody}
+# The types in the schema. Classes of several modules may be called the same.
+_TYPES: dict[type[msgspec.Struct], None] = {ErrorBody: None}
 
 
 def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    _TYPES[kind.__name__] = kind
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+    _TYPES[kind] = None
+    return {"application/json": {"schema": {"$ref": _place(kind)}}}
+
+
+def _place(kind: type[msgspec.Struct]) -> str:
+    """Return the reference to a type, which `install_schema` replaces."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def response_types(
@@ -95,16 +101,31 @@ def text_response_type(request: type[msgspec.Struct]) -> dict[str, Any]:
     return {**described, "responses": {**described["responses"], "200": text}}
 
 
+def _replaced(value: Any, places: Mapping[str, str]) -> Any:
+    """Return a part of the document with references replaced by `places`."""
+    if isinstance(value, list):
+        return [_replaced(each, places) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: places.get(each, each)
+        if key == "$ref" and isinstance(each, str)
+        else _replaced(each, places)
+        for key, each in value.items()
+    }
+
+
 def install_schema(app: FastAPI) -> None:
     """Add the types passed to json_body and response_types to the app's /openapi.json."""
     base = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            document = base()
-            _, components = msgspec.json.schema_components(
-                list(_TYPES.values()), ref_template="#/components/schemas/{name}"
+            found, components = msgspec.json.schema_components(
+                list(_TYPES), ref_template="#/components/schemas/{name}"
             )
+            places = {_place(kind): each["$ref"] for kind, each in zip(_TYPES, found, strict=True)}
+            document = _replaced(base(), places)
             document.setdefault("components", {}).setdefault("schemas", {}).update(components)
             app.openapi_schema = document
         return app.openapi_schema

@@ -1,0 +1,126 @@
+"""Cases of the contract: a body that is accepted, or refused with an error about a field.
+
+A dialect's file lists values of fields. Each value is a case, which is sent to the app over a
+scripted engine. The status, the shape of the body and the field in the error are checked.
+"""
+
+import copy
+import functools
+import json
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cpuserve.engine.ipc import Output
+from tests.api.fakes import Api, speak
+from tests.api.test_api_shapes import check as check_error
+from tests.api.test_api_shapes import dialect_of
+from tests.api.test_api_systemone import decide
+
+# Values of another type than the field, by the type of the field.
+NO_NUMBER = ("x", [], {}, True)
+NO_COUNT = (*NO_NUMBER, 1.5)
+NO_FLAG = ("yes", 2, [], {})
+NO_TEXT = (1, [], {}, True)
+NO_LIST = ("x", 1, {}, True)
+NO_OBJECT = ("x", 1, [], True)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A request. named: what the message of the error must contain ("" = it is accepted)."""
+
+    path: str
+    body: dict[str, Any]
+    field: str
+    value: Any
+    named: str = ""
+
+    @property
+    def id(self) -> str:
+        """The id of the test."""
+        shown = json.dumps(self.value)
+        return f"{self.path} {self.field}={shown[:40]}"
+
+
+def with_value(body: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+    """Return a copy of `body` with a value at `field`, such as "options.seed"."""
+    made = copy.deepcopy(body)
+    *places, last = field.split(".")
+    inner = made
+    for place in places:
+        inner = inner.setdefault(place, {})
+    inner[last] = value
+    return made
+
+
+def accepted(path: str, body: dict[str, Any], fields: dict[str, tuple[Any, ...]]) -> list[Case]:
+    """Return a case for each value, which the endpoint accepts."""
+    return [
+        Case(path, with_value(body, field, value), field, value)
+        for field, values in fields.items()
+        for value in values
+    ]
+
+
+def refused(path: str, body: dict[str, Any], fields: dict[str, tuple[Any, ...]]) -> list[Case]:
+    """Return a case for each value, which the endpoint refuses with 400 and the field's name."""
+    return [
+        Case(path, with_value(body, field, value), field, value, field.rpartition(".")[2])
+        for field, values in fields.items()
+        for value in values
+    ]
+
+
+def without(path: str, body: dict[str, Any], *fields: str) -> list[Case]:
+    """Return a case for each required field, which the body lacks."""
+    return [
+        Case(path, {k: v for k, v in body.items() if k != field}, field, None, field)
+        for field in fields
+    ]
+
+
+def cases(*tables: list[Case]) -> pytest.MarkDecorator:
+    """Return the decorator of a test that gets each case as `case`."""
+    every = [case for table in tables for case in table]
+    return pytest.mark.parametrize("case", every, ids=lambda case: case.id)
+
+
+def script(engine, number, prompt, params):
+    """A text, the logprobs of labels, or a vector if max_tokens is 0."""
+    if params.label_ids:
+        yield from decide(engine, number, prompt, params)
+    elif params.max_tokens:
+        yield from speak(engine, number, prompt, params)
+    else:
+        yield Output(number, [], "stop", vector=struct.pack("<4f", 1, 0, 0, 0))
+
+
+@functools.cache
+def server(pooling: str = "none") -> Api:
+    """The app that all cases share; pooling: of the model, such as "last" for embeddings."""
+    api = Api(script if pooling != "none" else _speaks)
+    api.context.pooling = pooling
+    api.context.vector_width = 4
+    return api
+
+
+def _speaks(engine, number, prompt, params):
+    yield from (decide if params.label_ids else speak)(engine, number, prompt, params)
+
+
+def run(case: Case, pooling: str = "none") -> None:
+    """Send a case, and check its status and the format of its response."""
+    api = server(pooling)
+    response = api.post(case.path, **case.body)
+    if not case.named:
+        assert response.status_code == 200, response.text
+        return
+    assert response.status_code == 400, response.text
+    assert re.search(rf"\b{re.escape(case.named)}\b", response.text), response.text
+    check_error(response.content, dialect_of(case.path), case.id)
+    assert api.engine.running == 0
+    assert api.context.active_sequences == 0
