@@ -19,7 +19,8 @@ from cpuserve.config.engine import EngineConfig, Resolved
 from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
 from cpuserve.config.options import EngineOptions
-from cpuserve.errors import ConfigError, InvalidRequest, ModelError
+from cpuserve.config.values import format_bytes
+from cpuserve.errors import ConfigError, InvalidRequest, ModelError, TooLittleMemory
 from cpuserve.platforms import Host, KvLayerFacts, ModelFacts, Platform, select
 from cpuserve.platforms.base import IN_32
 from cpuserve.platforms.cache_groups import block_bytes
@@ -102,6 +103,24 @@ def kv_cache_bytes(prepared: Prepared) -> int:
     )
 
 
+def check_fits(prepared: Prepared, promised_bytes: int) -> None:
+    """Raise TooLittleMemory if a model that was unloaded does not fit into memory again.
+
+    promised_bytes: memory that is free now and that other models of this server will take. Only
+    beside such models, the whole KV cache must fit as well, because it takes memory as it fills.
+    """
+    host = _without(prepared.platform.host(), promised_bytes)
+    free = host.memory_available
+    if host.cgroup.memory_available is not None:
+        free = min(free, host.cgroup.memory_available)
+    needed = prepared.facts.weight_bytes * len(prepared.resolved.replicas)
+    if promised_bytes:
+        needed += kv_cache_bytes(prepared)
+    if needed > free:
+        msg = f"it needs {format_bytes(needed)}, and {format_bytes(free)} of memory are free"
+        raise TooLittleMemory(msg)
+
+
 def _check_template(asked: Asked) -> None:
     """Raise a ConfigError for a chat template that no request could use, before any download."""
     from cpuserve.tokenizer.chat import check_template
@@ -139,23 +158,6 @@ def _check_override(asked: Asked) -> None:
     except InvalidRequest as error:
         msg = f"{asked.sources.get('override_generation_config', 'argument')}: {error}"
         raise ConfigError(msg) from None
-
-
-def for_another(asked: Asked, name: str, model: str) -> Asked:
-    """Return the options for `model`, served as `name`; options about one model are dropped."""
-    options = msgspec.structs.replace(
-        asked.options,
-        model=model,
-        served_model_name=[name],
-        revision=None,
-        tokenizer=None,
-        chat_template=None,
-        override_generation_config=None,
-        pooling=None,
-        lora_modules=None,
-        allow_runtime_lora_updating=None,
-    )
-    return replace(asked, options=options, sources={**asked.sources, "model": "flag --also-serve"})
 
 
 def for_one_engine(asked: Asked) -> Asked:

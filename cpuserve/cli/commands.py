@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cpuserve import log
 from cpuserve.cli import banner, flags
 from cpuserve.cli.terminal import ProgressBars, note, say
-from cpuserve.prepare import Prepared, find, for_another, model_facts, prepare
+from cpuserve.prepare import Prepared, find, model_facts, prepare
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from cpuserve.api.lifecycle.serve import ProgressFn
     from cpuserve.config.load import Asked
+    from cpuserve.config.several import NamedModel
     from cpuserve.engine.client import EngineClient
 
 
@@ -42,16 +43,16 @@ def serve(args: argparse.Namespace) -> int:
     """Run `cpuserve serve`; return 0 after a signal, 1 if an engine died and is not restarted."""
     from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing
     from cpuserve.api.lifecycle.serve import serve as run
+    from cpuserve.config.several import several_models
     from cpuserve.engine.child import exit_now
 
-    asked = flags.asked(args)
+    asked, others = several_models(flags.asked(args))
     server = asked.server
     log.configure(server.log_level)
     progress = ProgressBars()
 
-    def other(model: str) -> Callable[[int], Prepared]:
-        name, _, path = model.partition("=")
-        return lambda promised: prepare(for_another(asked, name, path), promised_bytes=promised)
+    def preparing(model: NamedModel) -> Callable[[int], Prepared]:
+        return lambda promised: prepare(model.asked, promised_bytes=promised)
 
     async def on_ready(prepared: Prepared, url: str, client: EngineClient) -> None:
         progress.close()
@@ -67,7 +68,7 @@ def serve(args: argparse.Namespace) -> int:
             server,
             progress=progress,
             on_ready=on_ready,
-            others=[(item.partition("=")[0], other(item)) for item in server.also_serve],
+            others=[(model, preparing(model)) for model in others],
         )
     except StoppedWhilePreparing as stopped:
         progress.close()

@@ -247,6 +247,26 @@ def take_model(args: argparse.Namespace, name: str) -> None:
     args.given["model"] = flag_given(BY_NAME["model"], "MODEL", name)
 
 
+def take_further_models(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """Add words after MODEL, each MODEL or NAME=MODEL, to --also-serve.
+
+    Raises:
+        ConfigError: a word is no model, or there is no MODEL before it.
+    """
+    for word in words:
+        if not _names_model(word.partition("=")[2] or word):
+            msg = (
+                f"unexpected argument {word}: it is no built-in model, path, or OWNER/MODEL of the "
+                "Hugging Face hub; see `cpuserve serve --help`"
+            )
+            raise ConfigError(msg)
+    if words:
+        field = BY_NAME["also_serve"]
+        pairs = [word if "=" in word else f"{word}={word}" for word in words]
+        before = args.given.get(field.name)
+        args.given[field.name] = flag_given(field, "MODEL", pairs, before)
+
+
 _MODEL_HELP = "directory, GGUF file, Hugging Face id or built-in name [default: the built-in model]"
 
 

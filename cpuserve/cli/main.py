@@ -18,6 +18,7 @@ from cpuserve.cli.flags import (
     normalize,
     refuse_two_models,
     refuse_unknown,
+    take_further_models,
 )
 from cpuserve.cli.interrupt import EXIT_INTERRUPTED, interrupted, interrupts
 from cpuserve.cli.terminal import drop_output, open_standard_streams
@@ -102,6 +103,9 @@ def _run(argv: list[str]) -> int:
     if "words" in args:  # argparse does not collect words that follow a flag
         args.words += [word for word in unknown if not word.startswith("-")]
         unknown = [word for word in unknown if word.startswith("-")]
+    if "further" in args and not any(word.startswith("-") for word in unknown):
+        take_further_models(args, unknown)
+        unknown = []
     refuse_unknown(args.parser, unknown)
     refuse_two_models(args)
     run: Callable[[argparse.Namespace], int] = _load(args.run)
@@ -130,6 +134,8 @@ def build_parser() -> Parser:
 
     serve = command("serve", "commands:serve", "Serve a model over HTTP (OpenAI's API).")
     add_options(serve, server=True)
+    serve.usage = f"{serve.prog} [MODEL] [NAME=MODEL ...] [OPTIONS]"
+    serve.set_defaults(further=True)
     serve.epilog = EPILOG
     _generate(command("generate", "chat:generate", "Complete one prompt on this terminal."))
     _chat(command("chat", "chat:chat", "Chat with a model on this terminal."))

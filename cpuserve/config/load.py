@@ -114,11 +114,21 @@ def read_file(path: str) -> tuple[dict[str, Given], list[str]]:
         ConfigError: the file cannot be read, is not a mapping, or has an unknown key (the message
             suggests the nearest one).
     """
-    data = _parse_file(Path(path))
+    data = parse_file(path)
     if not isinstance(data, dict):
         msg = f"config file {path}: the top level must be a mapping of option names to values"
         raise ConfigError(msg)
     return _from_keywords(data, f"file {path}")
+
+
+def options_of(arguments: Mapping[str, object], source: str) -> tuple[dict[str, object], list[str]]:
+    """Return the values of options, by the keys of a config file, and notes to print.
+
+    Raises:
+        ConfigError: an unknown option, or a value of the wrong type.
+    """
+    given, notes = _from_keywords(arguments, source)
+    return {name: _parse(BY_NAME[name], found) for name, found in given.items()}, notes
 
 
 def no_op_note(name: str, no_op: NoOp, value: object = None) -> str:
@@ -200,24 +210,26 @@ def _check_text(value: object) -> None:
                 raise ValueError(msg) from None
 
 
-def _parse_file(path: Path) -> object:
+def parse_file(name: str, what: str = "config file") -> object:
+    """Return the content of a JSON, TOML or YAML file; ConfigError if it cannot be read."""
+    path = Path(name)
     readers = {".json": _json, ".toml": _toml, ".yaml": _yaml, ".yml": _yaml}
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        msg = f"config file {path}: its name must end in one of {', '.join(readers)}"
+        msg = f"{what} {path}: its name must end in one of {', '.join(readers)}"
         raise ConfigError(msg)
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            msg = f"config file {path}: the file is larger than 1 MiB, the limit for config files"
+            msg = f"{what} {path}: the file is larger than 1 MiB, the limit for config files"
             raise ConfigError(msg)
         return reader(path.read_text(encoding="utf-8"))
     except OSError as e:
-        msg = f"config file {path}: cannot be read: {e.strerror or e}"
+        msg = f"{what} {path}: cannot be read: {e.strerror or e}"
         raise ConfigError(msg) from None
     except ConfigError:
         raise
     except Exception as e:  # each parser has its own error class; all mean that the file is invalid
-        msg = f"config file {path}: {' '.join(str(e).split())}"
+        msg = f"{what} {path}: {' '.join(str(e).split())}"
         raise ConfigError(msg) from None
 
 
@@ -246,5 +258,7 @@ __all__ = [
     "from_arguments",
     "load_options",
     "no_op_note",
+    "options_of",
+    "parse_file",
     "read_file",
 ]

@@ -3,6 +3,7 @@
 This module does not postpone the evaluation of annotations, for the reason in options.py.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from cpuserve.config.field import SERVER, Alias, at_least, fields_of, named, not_empty, option
+from cpuserve.config.values import parse_duration
 
 _option = partial(option, SERVER, server=True)
 
@@ -113,7 +115,8 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
         bool,
         _option(
             "Serve the routes that show the settings of the server or change its state: "
-            "/server_info and /reset_prefix_cache of vLLM. Every client with a key can use them.",
+            "/server_info, /reset_prefix_cache, /sleep and /wake_up of vLLM. Every client with a "
+            "key can use them.",
             kind="flag",
             flags=("--admin-routes",),
             env="CPUSERVE_ADMIN_ROUTES",
@@ -133,6 +136,44 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="NAME=MODEL",
         ),
     ] = ()
+    models: Annotated[
+        str | None,
+        _option(
+            "YAML, JSON or TOML file of models: NAME: MODEL, or a mapping with `model`, `aliases`, "
+            "`adapters` and options. Its first model is MODEL if none is given.",
+            default="none",
+            flags=("--models",),
+            env="CPUSERVE_MODELS",
+            check=not_empty,
+            metavar="FILE",
+        ),
+    ] = None
+    keep_alive: Annotated[
+        float,
+        _option(
+            "Time without a request after which a model is unloaded, as in `keep_alive` of Ollama: "
+            "5m, 1h30m, or seconds. 0 = after each request; -1 = only if memory is short.",
+            default="-1",
+            read=parse_duration,
+            flags=("--keep-alive",),
+            env="CPUSERVE_KEEP_ALIVE",
+            aliases=(Alias("OLLAMA_KEEP_ALIVE"),),
+            metavar="DURATION",
+        ),
+    ] = math.inf
+    sleep_idle: Annotated[
+        float,
+        _option(
+            "Seconds without a request for any model after which all engines end. The next request "
+            "starts them again. -1 = never.",
+            default="-1",
+            read=parse_duration,
+            flags=("--sleep-idle",),
+            env="CPUSERVE_SLEEP_IDLE",
+            aliases=(Alias("--sleep-idle-seconds"), Alias("LLAMA_ARG_SLEEP_IDLE_SECONDS")),
+            metavar="SECONDS",
+        ),
+    ] = math.inf
     allowed_hosts: Annotated[
         Sequence[str],
         _option(

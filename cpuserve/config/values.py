@@ -16,6 +16,9 @@ GIB = 1 << 30
 UNIT_BYTES = {"": GIB, "g": GIB, "gib": GIB, "gb": GIB, "m": 1 << 20, "mib": 1 << 20, "mb": 1 << 20}
 SPACE_EXAMPLES = "give GiB (4 or 0.5), a unit (512MiB), a share of memory (30%), or 0 for automatic"
 BIND_EXAMPLES = "give auto, nobind, or CPUs such as 0-31, 0,2,4 or 0-62:2"
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)"
+_UNIT_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+LONGEST_S = 10.0 * 365 * 24 * 3600  # a timer cannot count much longer
 MAX_CPU = 1 << 16  # far above the NR_CPUS of any kernel; prevents a typo from creating a huge list
 
 
@@ -61,6 +64,24 @@ def parse_count(text: str) -> int:
         msg = "must be a whole number"
         raise ValueError(msg)
     return int(float(match[1]) * scale[match[2]]) if match[2] else int(match[1])
+
+
+def parse_duration(value: object) -> float:
+    """Return the seconds of "5m", "1h30m", "500ms", "90" or a number; inf if it is negative."""
+    text = str(value).strip().lower()
+    sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
+    seconds = math.nan
+    if isinstance(value, bool) or len(text) > 64:
+        pass
+    elif re.fullmatch(_NUMBER, rest):
+        seconds = float(rest)
+    elif re.fullmatch(rf"({_NUMBER}({'|'.join(_UNIT_S)}))+", rest):
+        parts = re.findall(rf"({_NUMBER})({'|'.join(_UNIT_S)})", rest)
+        seconds = sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+    if math.isnan(seconds):
+        msg = "must be seconds or a time such as 5m, 1h30m or 500ms; 0 = at once, -1 = never"
+        raise ValueError(msg)
+    return math.inf if sign < 0 and seconds else min(seconds, LONGEST_S)
 
 
 def parse_cpu_list(text: str) -> list[CpuId]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
 from cpuserve.config.engine import EngineConfig
+from cpuserve.engine.affinity import affinity, on_cpus
 from cpuserve.engine.client import EngineClient, ReplicaStatus
 from cpuserve.engine.ipc import Output, StageProgress, Stats, TierStats
 from cpuserve.engine.process import CHILD_MODULE, DiedAtStart, ProcessClient
@@ -146,6 +146,8 @@ class _Replica:
 
     def bury(self) -> None:
         """Add the counters and the roofline of the engine, which has died, to the replica's own."""
+        if self._buried:
+            return
         stats, before = self.engine.stats, self._before
         _add(before, stats)
         before.roofline_bytes_per_s = max(before.roofline_bytes_per_s, stats.roofline_bytes_per_s)
@@ -194,6 +196,7 @@ class ReplicaClient:
         self._on_progress = on_progress
         self._ready = False
         self._closing = False
+        self._asleep = False
         self._changing = asyncio.Lock()  # adapters change one at a time
         self._adapters: dict[
             str, _LoadedLora | None
@@ -219,11 +222,11 @@ class ReplicaClient:
         policy: RestartPolicy | None = None,
     ) -> ReplicaClient:
         """Start an engine for each of `configs`; see ProcessClient.spawn."""
-        allowed = _affinity()
+        allowed = affinity()
 
         def start(index: int, on_progress: OnProgress | None) -> ProcessClient:
             # A restart runs on a front-end thread, which may have been pinned to other CPUs.
-            with _on_cpus(allowed):
+            with on_cpus(allowed):
                 return ProcessClient.spawn(configs[index], on_progress=on_progress, module=module)
 
         routed = configs[0].enable_prefix_caching and len(configs) > 1
@@ -264,7 +267,8 @@ class ReplicaClient:
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
         """The status of each replica."""
-        return [ReplicaStatus(r.serves, r.restarts, r.stats) for r in self._replicas]
+        asleep = self._asleep
+        return [ReplicaStatus(r.serves or asleep, r.restarts, r.stats) for r in self._replicas]
 
     async def wait_ready(self) -> None:
         """Wait until all engines serve; StartupError with the message of one that cannot start."""
@@ -337,8 +341,9 @@ class ReplicaClient:
 
     @property
     def alive(self) -> bool:
-        """Whether at least one replica serves."""
-        return self._ready and not self._closing and any(r.serves for r in self._replicas)
+        """Whether at least one replica serves, or all sleep and can be woken."""
+        serves = self._asleep or any(r.serves for r in self._replicas)
+        return self._ready and not self._closing and serves
 
     @property
     def ended(self) -> bool:
@@ -352,6 +357,8 @@ class ReplicaClient:
             return "the server is shutting down"
         if not self._ready:
             return "the engine is not ready"
+        if self._asleep:
+            return "the model sleeps until the next request for text, vectors or scores"
         if len(self._replicas) == 1 or self.ended:
             return self._replicas[0].why
         return "no engine serves now: all have stopped responding or are being started again"
@@ -365,6 +372,45 @@ class ReplicaClient:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         await asyncio.gather(*(r.engine.close() for r in self._replicas))
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the engines were ended by `sleep`."""
+        return self._asleep
+
+    async def sleep(self) -> None:
+        """End all engines, which frees their memory. Requests that still run get EngineDead."""
+        if self._asleep or self._closing:
+            return
+        self._asleep = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for replica in self._replicas:
+            self._router.forget(replica.index)
+        await asyncio.gather(*(r.engine.close() for r in self._replicas))
+
+    async def wake(self) -> None:
+        """Start engines that sleep, with the adapters that they had; return when they serve.
+
+        Raises:
+            StartupError: an engine cannot start; all sleep again.
+        """
+        if not self._asleep or self._closing:
+            return
+        try:
+            for replica in self._replicas:
+                replica.bury()
+                replica.deaths, replica.restoring = 0, False
+                await self._replace(replica)
+            await self.wait_ready()
+            async with self._changing:
+                await asyncio.gather(*(self._restore(r) for r in self._replicas))
+            self._asleep = False
+        except BaseException:
+            self._asleep = False
+            await self.sleep()
+            raise
 
     def kill(self) -> None:
         """Kill all engines and reap them; for callers without an event loop."""
@@ -539,21 +585,3 @@ def _whole(reports: Sequence[dict[str, object]]) -> dict[str, object]:
             what: [rank for nodes in placed for rank in nodes[what]] for what in placed[0]
         }
     return whole
-
-
-def _affinity() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-
-
-@contextmanager
-def _on_cpus(cpus: set[int]) -> Iterator[None]:
-    """Set the affinity of this thread, which children inherit, to `cpus`; restore it at the end."""
-    own = _affinity()
-    if own == cpus:
-        yield
-        return
-    os.sched_setaffinity(0, cpus)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, own)

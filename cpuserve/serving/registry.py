@@ -1,10 +1,12 @@
-"""ModelRegistry: the served models. One is always loaded, others when a request asks for them."""
+"""ModelRegistry: the served models. The first is loaded at the start, others for a request."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,6 +40,14 @@ class Loader(Protocol):
         """The name in requests."""
 
     @property
+    def aliases(self) -> Sequence[str]:
+        """Other words for the model in requests."""
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The path of each LoRA adapter of the model, by the name that requests use."""
+
+    @property
     def most_body_bytes(self) -> int:
         """The largest request body in bytes that the model may accept, estimated before loading."""
 
@@ -50,6 +60,32 @@ class Loader(Protocol):
           TooLittleMemory: the model does not fit into memory now.
           StartupError: the model cannot be loaded.
         """
+
+
+class Sleeper(Protocol):
+    """Ends the engines of the first model and starts them again; its context stays."""
+
+    async def sleep(self) -> None:
+        """End the engines, which frees their memory."""
+
+    async def wake(self, promised_bytes: int) -> None:
+        """Start the engines and return when they serve; it raises the errors of Loader.load."""
+
+    async def rest(self) -> None:
+        """End processes that only loaded models need; no model is loaded now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idleness:
+    """How many seconds without a request models stay loaded; infinite = until memory is short.
+
+    model_s: for each model. server_s: all models are unloaded if there is no request for any.
+    room_s: how long a request waits for a model in use to make room.
+    """
+
+    model_s: float = math.inf
+    server_s: float = math.inf
+    room_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +105,12 @@ class Served:
 class Lease:
     """Keeps a model loaded until `release`; repeated releases do nothing."""
 
-    def __init__(self, slot: _Slot | None = None) -> None:
-        """slot: None = the first model, which is always loaded."""
+    def __init__(
+        self, slot: _Slot | None = None, on_release: Callable[[_Slot], None] | None = None
+    ) -> None:
+        """slot: None = a model that is always loaded. on_release(slot) is called at the release."""
         self._slot = slot
+        self._on_release = on_release
         if slot is not None:
             slot.leases += 1
 
@@ -80,6 +119,13 @@ class Lease:
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.leases -= 1
+            if self._on_release is not None:
+                self._on_release(slot)
+
+    def keep(self, seconds: float) -> None:
+        """Keep the model loaded for this time after its last request; infinite = always."""
+        if self._slot is not None:
+            self._slot.keep_s = seconds
 
 
 class ModelRegistry:
@@ -87,6 +133,7 @@ class ModelRegistry:
 
     Models are loaded one at a time, because each must know what memory the others have taken. If
     one does not fit, the others that no request uses are unloaded, the least recently used first.
+    The first model sleeps in place of being unloaded, if there is a Sleeper.
     """
 
     def __init__(
@@ -94,17 +141,26 @@ class ModelRegistry:
         first: ModelContext,
         loaders: Sequence[Loader] = (),
         clock: Callable[[], float] = time.monotonic,
+        *,
+        sleeper: Sleeper | None = None,
+        idleness: Idleness | None = None,
     ) -> None:
         self.first = first
         self._clock = clock
-        self._slots = {loader.name: _Slot(loader) for loader in loaders}
+        self._idleness = idleness = idleness or Idleness()
+        self._sleeper = sleeper
+        self._first = _first_slot(first, sleeper, idleness.model_s)
+        self._slots = {loader.name: _Slot(loader, idleness.model_s) for loader in loaders}
+        self._by_name = {name: slot for slot in self._slots.values() for name in slot.names}
         self._lock = asyncio.Lock()
         self._stopping = False
+        self._timers = _Timers()
+        self._released = asyncio.Event()
 
     @property
     def names(self) -> tuple[str, ...]:
         """All served models; the first one comes before the others."""
-        return (*self.first.model_names, *self.first.adapters, *self._slots)
+        return (*self.first.model_names, *self.first.adapters, *self._by_name)
 
     @property
     def several(self) -> bool:
@@ -117,10 +173,33 @@ class ModelRegistry:
         others = (slot.most_body_bytes for slot in self._slots.values())
         return max((self.first.limits.max_body_bytes, *others))
 
-    def loaded(self) -> Iterator[ModelContext]:
-        """Yield the models that are loaded, the first one before the others."""
+    @property
+    def asleep(self) -> bool:
+        """Whether no model is loaded, after `sleep` or because no request used them."""
+        return not any(self.loaded())
+
+    def contexts(self) -> Iterator[ModelContext]:
+        """Yield the first model, which may sleep, and the others that are loaded."""
         yield self.first
         yield from (slot.context for slot in self._slots.values() if slot.context is not None)
+
+    def loaded(self) -> Iterator[ModelContext]:
+        """Yield the models that are loaded, the first one before the others."""
+        yield from (slot.context for slot in self._all() if slot.context is not None)
+
+    def expires_s(self, context: ModelContext) -> float:
+        """Return the seconds until a loaded model is unloaded if no request comes; infinite=never.
+
+        While requests use the model, the time is counted from now.
+        """
+        slot = next(slot for slot in self._all() if slot.context is context)
+        since = self._clock() if slot.leases else slot.used
+        limit_s = min(slot.keep_s, self._idleness.server_s) if slot.can_stop else math.inf
+        return max(0.0, since + limit_s - self._clock())
+
+    def _all(self) -> Iterator[_Slot]:
+        yield self._first
+        yield from self._slots.values()
 
     def resolve(self, name: str | None) -> str:
         """Return the served name that a request means; no name means the first.
@@ -152,20 +231,33 @@ class ModelRegistry:
 
     def parent(self, name: str) -> str | None:
         """Return the name of the model that an adapter belongs to, None if it is no adapter."""
-        return self.first.model_names[0] if name in self.first.adapters else None
+        if name in self.first.adapters:
+            return self.first.model_names[0]
+        slot = self._by_name.get(name)
+        return None if slot is None or name not in slot.loader.adapters else slot.loader.name
+
+    def adapter_path(self, name: str) -> str:
+        """Return the path of an adapter."""
+        found = self.first.adapters.get(name)
+        return self._by_name[name].loader.adapters[name] if found is None else found
 
     def status(self, name: str) -> str:
-        """Return "loaded", "loading" or "unloaded" for a model; NotFound (404) for other names."""
-        slot = self._slots.get(self.resolve(name))
-        context = self.first if slot is None else slot.context
-        if context is not None:
-            return "loaded" if context.unavailable() is None else "loading"
-        return "unloaded" if slot is None or slot.loading is None else "loading"
+        """Return "loaded", "loading", "sleeping" or "unloaded"; NotFound (404) for other names."""
+        slot = self._slot(self.resolve(name))
+        if slot.context is not None:
+            return "loaded" if slot.context.unavailable() is None else "loading"
+        if slot.loading is not None:
+            return "loading"
+        return "sleeping" if slot is self._first else "unloaded"
 
     def peek(self, name: str) -> ModelContext | None:
-        """Return the model with this name if it is loaded; NotFound (404) if it is not served."""
-        slot = self._slots.get(self.resolve(name))
-        return self.first if slot is None else slot.context
+        """Return a model if it is loaded or sleeps; NotFound (404) if it is not served."""
+        slot = self._slot(self.resolve(name))
+        return self.first if slot is self._first else slot.context
+
+    def _slot(self, known: str) -> _Slot:
+        # Adapters that clients load belong to the first model, and are in no table.
+        return self._by_name.get(known, self._first)
 
     async def find(self, name: str | None) -> Served:
         """Return the model that a request means; the caller releases its lease.
@@ -175,37 +267,80 @@ class ModelRegistry:
           ServiceUnavailable: the model cannot be loaded now; the message says why (503).
         """
         known = self.resolve(name)
-        slot = self._slots.get(known)
-        if slot is None:
-            adapter = known if known in self.first.adapters else None
-            return Served(self.first, known, adapter, Lease())
-        lease = Lease(slot)
+        slot = self._slot(known)
+        lease = Lease(slot, self._on_release)
+        slot.keep_s = self._idleness.model_s
+        self._timers.cancel(None)
+        self._timers.cancel(slot)
         try:
             context = await self._loaded(slot)
         except BaseException:
             lease.release()
             raise
         slot.used = self._clock()
-        return Served(context, known, None, lease)
+        adapters = self.first.adapters if slot is self._first else slot.loader.adapters
+        return Served(context, known, known if known in adapters else None, lease)
 
     async def unload(self, name: str) -> None:
-        """Unload a model, unless it is the first model or a request uses it.
+        """Unload a model, unless a request uses it or it is the first and cannot sleep.
 
         Raises:
           NotFound: the name is not served (404).
         """
-        slot = self._slots.get(self.resolve(name))
-        if slot is None:
-            return
+        slot = self._slot(self.resolve(name))
         async with self._lock:
             if slot.is_idle():
                 log.info("model %s is unloaded, as a client asked", slot.loader.name)
-                await slot.unload()
+                await self._end(slot)
+
+    # --- idle models --------------------------------------------------------------------------
+
+    def watch_idle(self) -> None:
+        """Count the time without requests from now; the first model has been loaded."""
+        self._first.used = self._clock()
+        self._on_release(self._first)
+
+    async def sleep(self) -> bool:
+        """Unload all models that no request uses; return whether none is loaded now."""
+        async with self._lock:
+            for slot in self._all():
+                if slot.is_idle():
+                    log.info("model %s is unloaded until a request asks for it", slot.loader.name)
+                    await self._end(slot)
+        return self.asleep
+
+    def _on_release(self, slot: _Slot) -> None:
+        """Start the timers of a model that no request uses any more, and let others take its room.
+
+        Requests that failed release their model as well, so it may not be loaded.
+        """
+        if slot.leases or self._stopping:
+            return
+        slot.used = self._clock()
+        self._released.set()
+        if slot.is_idle():
+            self._timers.start(slot, slot.keep_s, lambda: self._expire(slot))
+        if not any(other.leases for other in self._all()):
+            self._timers.start(None, self._idleness.server_s, self.sleep)
+
+    async def _expire(self, slot: _Slot) -> None:
+        async with self._lock:
+            if slot.is_idle():
+                log.info("model %s is unloaded after %g s of no use", slot.loader.name, slot.keep_s)
+                await self._end(slot)
+
+    async def _end(self, slot: _Slot) -> None:
+        """Unload a model, and the shared processes with the last one; the caller holds the lock."""
+        await slot.unload()
+        if self._sleeper is not None and self.asleep:
+            await self._sleeper.rest()
+
+    # --- loading ------------------------------------------------------------------------------
 
     async def _loaded(self, slot: _Slot) -> ModelContext:
         """Return the model of `slot`; load it first, or wait while another request loads it."""
         context = slot.context
-        if context is not None and not context.client.ended:
+        if context is not None and (slot is self._first or not context.client.ended):
             return context
         stopping = "The server is shutting down, and loads no more models"
         if self._stopping:
@@ -226,17 +361,20 @@ class ModelRegistry:
     def stop_loading(self) -> None:
         """Give up loads: requests for models that are not loaded get 503 from now on."""
         self._stopping = True
-        for slot in self._slots.values():
+        self._timers.close()
+        self._released.set()
+        for slot in self._all():
             if slot.loading is not None:
                 slot.loading.cancel()
 
     async def close(self) -> None:
         """Unload all models but the first."""
         self.stop_loading()
-        for slot in self._slots.values():
+        for slot in self._all():
             if slot.loading is not None:
                 await asyncio.wait((slot.loading,))
-            await slot.unload()
+            if slot is not self._first:
+                await slot.unload()
 
     async def _load(self, slot: _Slot) -> ModelContext:
         name = slot.loader.name
@@ -258,23 +396,28 @@ class ModelRegistry:
                     raise slot.failed(msg, self._clock()) from error
                 else:
                     slot.set_loaded(context, self._clock())
+                    self._on_release(slot)  # the clients that asked for it may have left
                     log.info("model %s is loaded", name)
                     return context
 
     async def _make_room(self, slot: _Slot, error: TooLittleMemory) -> None:
-        """Unload a model that no request uses; ServiceUnavailable if there is none."""
+        """Unload a model that no request uses; ServiceUnavailable if there is none in time."""
         name = slot.loader.name
-        loaded = [other for other in self._slots.values() if other.context is not None]
-        idle = [other for other in loaded if other.is_idle()]
-        if idle:
-            oldest = min(idle, key=lambda other: other.used)
-            log.info("model %s is unloaded, to make room for %s", oldest.loader.name, name)
-            await oldest.unload()
-            return
-        if loaded:
-            busy = ", ".join(other.loader.name for other in loaded)
-            msg = f"The model {name!r} does not fit beside {busy}, in use now: try again later"
-            raise ServiceUnavailable(msg)
+        deadline = self._clock() + self._idleness.room_s
+        while loaded := [other for other in self._all() if other.holds_room]:
+            self._released.clear()
+            if idle := [other for other in loaded if other.is_idle()]:
+                oldest = min(idle, key=lambda other: other.used)
+                log.info("model %s is unloaded, to make room for %s", oldest.loader.name, name)
+                await oldest.unload()
+                return
+            left = deadline - self._clock()
+            if left <= 0 or self._stopping:
+                busy = ", ".join(other.loader.name for other in loaded)
+                msg = f"The model {name!r} does not fit beside {busy}, in use now: try again later"
+                raise ServiceUnavailable(msg)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._released.wait(), left)
         log.error("model %s does not fit: %s", name, error)
         msg = f"The model {name!r} does not fit: {error}"
         raise slot.failed(msg, self._clock())
@@ -298,13 +441,18 @@ class _Failure:
 class _Slot:
     """One model that is loaded on demand."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, keep_s: float, *, can_stop: bool = True) -> None:
+        """keep_s: how long the model stays without requests. can_stop: whether it ever ends."""
         self.loader = loader
+        self.names = (loader.name, *loader.aliases, *loader.adapters)
         self.context: ModelContext | None = None
         self.loading: asyncio.Future[ModelContext] | None = None
         self.most_body_bytes = loader.most_body_bytes
         self.used = 0.0
         self.leases = 0
+        self.keep_s = keep_s
+        self.can_stop = can_stop
+        self.stop: Callable[[ModelContext], Awaitable[None]] = _close_engines
         self._failure: _Failure | None = None
 
     def set_loaded(self, context: ModelContext, now: float) -> None:
@@ -332,12 +480,81 @@ class _Slot:
         if not done.cancelled():
             done.exception()
 
+    @property
+    def holds_room(self) -> bool:
+        """Whether the model has memory that its end would free."""
+        return self.context is not None and self.can_stop
+
     def is_idle(self) -> bool:
         """Return whether the model is loaded and no request uses it or is about to use it."""
-        return self.context is not None and not self.leases
+        return self.context is not None and not self.leases and self.can_stop and self.context.ready
 
     async def unload(self) -> None:
         """Stop the engine, which frees its memory."""
         context, self.context = self.context, None
         if context is not None:
-            await context.client.close()
+            await self.stop(context)
+
+
+async def _close_engines(context: ModelContext) -> None:
+    await context.client.close()
+
+
+class _FirstLoader:
+    """Loads the first model again after it has slept."""
+
+    adapters: Mapping[str, str] = {}  # its context has them
+
+    def __init__(self, context: ModelContext, sleeper: Sleeper | None) -> None:
+        self.name, *self.aliases = context.model_names
+        self.most_body_bytes = context.limits.max_body_bytes
+        self._context = context
+        self._sleeper = sleeper
+
+    async def load(self, promised_bytes: int) -> ModelContext:
+        """Wake the engines; see Loader."""
+        assert self._sleeper is not None
+        await self._sleeper.wake(promised_bytes)
+        return self._context
+
+
+def _first_slot(context: ModelContext, sleeper: Sleeper | None, keep_s: float) -> _Slot:
+    """Return the slot of the first model, which is loading or loaded."""
+    slot = _Slot(_FirstLoader(context, sleeper), keep_s, can_stop=sleeper is not None)
+    slot.context = context
+    if sleeper is not None:
+        slot.stop = lambda _: sleeper.sleep()
+    return slot
+
+
+class _Timers:
+    """A timer for each model, and one for the server (None)."""
+
+    def __init__(self) -> None:
+        self._running: dict[_Slot | None, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Future[object]] = set()
+
+    def start(
+        self, slot: _Slot | None, seconds: float, run: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Await run() in `seconds`, in place of an earlier timer; infinite = never."""
+        self.cancel(slot)
+        if seconds < math.inf:
+            loop = asyncio.get_running_loop()
+            self._running[slot] = loop.call_later(seconds, self._begin, slot, run)
+
+    def cancel(self, slot: _Slot | None) -> None:
+        """Stop a timer."""
+        if (timer := self._running.pop(slot, None)) is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Stop all timers."""
+        for slot in [*self._running]:
+            self.cancel(slot)
+
+    def _begin(self, slot: _Slot | None, run: Callable[[], Awaitable[object]]) -> None:
+        self._running.pop(slot, None)
+        task = asyncio.ensure_future(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

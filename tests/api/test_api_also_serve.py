@@ -11,6 +11,7 @@ import pytest
 from tests.helpers.adapter import adapter_of
 from tests.helpers.children import child_options
 from tests.helpers.depth import deep_but
+from tests.helpers.patience import wait_until
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -92,3 +93,69 @@ def test_names_that_are_wrong_are_refused_at_the_start(wrong):
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
     assert "--also-serve" in done.stderr
+
+
+def test_models_of_a_file_with_aliases_and_adapters(tmp_path):
+    one, two = tiny_model("llama"), tiny_model("qwen2", seed=3)
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        f"one: {one}\n"
+        f"two:\n  model: {two}\n  aliases: [deux]\n  max_model_len: 64\n"
+        f"  adapters: {{polite: {adapter_of(two)}}}\n"
+    )
+    with running_server(f"--models={file}") as server:
+        listed = [card["id"] for card in json.loads(server.get("/v1/models"))["data"]]
+        assert listed == ["one", "two", "deux", "polite"]
+        plain, by_alias, adapted = (
+            server.post("/v1/completions", model=name, **ASK) for name in ("two", "deux", "polite")
+        )
+        assert [r["model"] for r in (plain, by_alias, adapted)] == ["two", "deux", "polite"]
+        assert by_alias["choices"] == plain["choices"]
+        assert adapted["choices"] != plain["choices"]
+        cards = {card["id"]: card for card in json.loads(server.get("/v1/models"))["data"]}
+        assert cards["two"]["max_model_len"] == 64
+        assert cards["polite"]["parent"] == "two"
+        assert cards["polite"]["root"] == str(adapter_of(two))
+
+
+def test_an_idle_server_sleeps_and_the_next_request_wakes_it():
+    model = tiny_model("llama")
+    further = f"two={tiny_model('qwen2', seed=3)}"
+    with running_server(
+        model, further, "--served-model-name", "one", "--sleep-idle", "0"
+    ) as server:
+        first = server.post("/v1/completions", **ASK)
+        process = psutil.Process(server.pid)
+        for asked in ("one", "two", "one"):
+            wait_until(lambda: not process.children(), "the engines did not end")
+            for path in ("/health", "/metrics", "/v1/models", "/props", "/api/tags", "/version"):
+                server.get(path)
+            assert not process.children(), "these routes wake nothing"
+            assert json.loads(server.get("/api/ps")) == {"models": []}
+            status = json.loads(server.get("/v1/models/one"))["status"]["value"]
+            assert status == "sleeping"
+            again = server.post("/v1/completions", model=asked, **ASK)
+            assert (again["choices"] == first["choices"]) == (asked == "one")
+        assert server.metric("generation_tokens_total") == 24.0, "counters outlive the engines"
+
+
+def test_an_administrator_puts_the_server_to_sleep_and_wakes_it():
+    with running_server(tiny_model("llama"), "--admin-routes") as server:
+        first = server.post("/v1/completions", **ASK)
+        process = psutil.Process(server.pid)
+        for _ in range(2):
+            assert json.loads(server.get("/is_sleeping")) == {"is_sleeping": False}
+            server.raw("/sleep?level=1")
+            assert not process.children()
+            assert json.loads(server.get("/is_sleeping")) == {"is_sleeping": True}
+            server.raw("/wake_up")
+            assert process.children()
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            server.raw("/sleep?level=7")
+        assert raised.value.code == 400
+        assert server.post("/v1/completions", **ASK)["choices"] == first["choices"]
+    with running_server(tiny_model("llama")) as server:
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            server.raw("/sleep")
+        assert raised.value.code == 404
+        assert "--admin-routes" in raised.value.read().decode()

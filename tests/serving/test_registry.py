@@ -32,6 +32,8 @@ class Machine:
 
 class Loader:
     most_body_bytes = 64 << 20
+    aliases = ()
+    adapters = {}  # noqa: RUF012
 
     def __init__(self, machine, name):
         self.machine = machine

@@ -19,7 +19,7 @@ from cpuserve.api.stored.store import Store, StoreBounds
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
 from cpuserve.serving.load_progress import LoadProgress
-from cpuserve.serving.registry import ModelRegistry
+from cpuserve.serving.registry import Idleness, ModelRegistry
 from cpuserve.tokenizer.rendering.client import RENDERER
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.ipc import Stats
     from cpuserve.platforms import Platform
     from cpuserve.serving.details import ModelDetails
-    from cpuserve.serving.registry import Loader
+    from cpuserve.serving.registry import Loader, Sleeper
     from cpuserve.serving.tools.learn import LearnedFormat
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -51,6 +51,8 @@ _FLUSH_S = 1.0
 # How long clients can read why the engine died, before a supervisor may restart the server.
 _DEAD_GRACE_S = 1.0
 _POLL_S = 0.1
+# How long a request waits until a model in use makes room for its own.
+_ROOM_S = 60.0
 
 
 class FrontEnd:
@@ -67,11 +69,13 @@ class FrontEnd:
         kv_bytes: int = 0,
         details: ModelDetails | None = None,
         loaders: Sequence[Loader] = (),
+        sleeper: Sleeper | None = None,
     ) -> None:
         """`configs`: one for each engine of `client`; all settings that the API shows are equal.
 
         kv_bytes: the bytes of the KV caches of `client`. details: facts about the model's files.
-        loaders: one for each further model, which is loaded when a request asks for it.
+        loaders: one for each further model, which is loaded when a request asks for it. sleeper:
+        ends and starts the engines of `client`; None = they never sleep.
         """
         config = configs[0]
         self._client = client
@@ -79,7 +83,9 @@ class FrontEnd:
         self._options = options
         self._url = url
         self.context, cpu = make_context(client, configs, options, platform, kv_bytes, details)
-        self.models = ModelRegistry(self.context, loaders)
+        self.models = ModelRegistry(
+            self.context, loaders, sleeper=sleeper, idleness=_idleness(options)
+        )
         stored = Store(StoreBounds.of(options))
         self.state = ServerState(self.models, cpu, config, stored=stored)
         self._stop = asyncio.Event()
@@ -146,6 +152,7 @@ class FrontEnd:
         try:
             loaded, _ = await asyncio.gather(tokenizer, engine)
             self.context.set_ready(*loaded)
+            self.models.watch_idle()
         finally:
             tokenizer.cancel()
             engine.cancel()
@@ -243,6 +250,11 @@ class FrontEnd:
         else:
             self._first_signal = number
         self._stop.set()
+
+
+def _idleness(options: ServerOptions) -> Idleness:
+    """Return how long models stay loaded without requests."""
+    return Idleness(options.keep_alive, options.sleep_idle, _ROOM_S)
 
 
 async def _shown(on_ready: ShowFn, url: str, client: EngineClient) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cpuserve.api.lifecycle.engines import start_engines
 from cpuserve.api.lifecycle.model_context import load_texts, make_context
 from cpuserve.api.lifecycle.model_details import details_of
 from cpuserve.api.lifecycle.preparation import in_background
+from cpuserve.engine.affinity import on_cpus
 from cpuserve.prepare import kv_cache_bytes
 from cpuserve.serving.limits import default_body_bytes
 
 if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions
+    from cpuserve.config.several import NamedModel
     from cpuserve.engine.ipc import StageProgress, Stats
     from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
@@ -27,10 +27,16 @@ class ModelLoader:
     """Loads one model; see serving/registry.py."""
 
     def __init__(
-        self, name: str, prepare: Callable[[int], Prepared], options: ServerOptions, cpus: set[int]
+        self,
+        model: NamedModel,
+        prepare: Callable[[int], Prepared],
+        options: ServerOptions,
+        cpus: set[int],
     ) -> None:
         """`cpus`: the CPUs that the engines may use; the front end may be pinned to other CPUs."""
-        self.name = name
+        self.name = model.name
+        self.aliases = model.aliases
+        self.adapters = model.adapters
         self._prepare = prepare
         self._options = options
         self._cpus = cpus
@@ -63,26 +69,14 @@ class ModelLoader:
         return context
 
     def _prepared(self, promised_bytes: int) -> Prepared:
-        with self._on_all_cpus():  # the settings depend on the CPUs of this thread
+        with on_cpus(self._cpus):  # the settings depend on the CPUs of this thread
             return self._prepare(promised_bytes)
 
     def _start(self, prepared: Prepared) -> ReplicaClient:
         """Start the engines, on the event loop's thread: they end when the thread ends."""
-        with self._on_all_cpus():
+        with on_cpus(self._cpus):
             restart = self._options.engine_restart
             return start_engines(prepared.resolved, _quietly, restart=restart)
-
-    @contextmanager
-    def _on_all_cpus(self) -> Iterator[None]:
-        """Let this thread, and the processes that it starts, use the CPUs of the engines."""
-        own = os.sched_getaffinity(0) if self._cpus else set()
-        if self._cpus:
-            os.sched_setaffinity(0, self._cpus)
-        try:
-            yield
-        finally:
-            if own:
-                os.sched_setaffinity(0, own)
 
 
 def _quietly(_progress: StageProgress) -> None:

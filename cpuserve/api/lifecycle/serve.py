@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from cpuserve.config.engine import EngineConfig
+    from cpuserve.config.several import NamedModel
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import StageProgress
     from cpuserve.prepare import Prepared
@@ -48,7 +49,7 @@ def serve(
     *,
     progress: ProgressFn | None = None,
     on_ready: ReadyFn | None = None,
-    others: Sequence[tuple[str, PrepareFn]] = (),
+    others: Sequence[tuple[NamedModel, PrepareFn]] = (),
 ) -> int:
     """Serve until a signal stops the server; return the exit code.
 
@@ -58,7 +59,7 @@ def serve(
     prepare(progress) finds the model, which may need a long download, and resolves the settings; it
     runs on its own thread. progress(stage, done, total) is called while `prepare` runs and while
     the engine loads. on_ready(prepared, url, client) prints the banner as soon as the server is
-    ready. others: (name, prepare) of each further model, which is loaded when a request asks for
+    ready. others: (model, prepare) of each further model, which is loaded when a request asks for
     it; prepare(promised_bytes) gets the bytes that the loaded models will still take.
 
     Raises:
@@ -82,7 +83,7 @@ def _run(
     options: ServerOptions,
     reports: LoadingReports,
     on_ready: ReadyFn | None,
-    others: Sequence[tuple[str, PrepareFn]],
+    others: Sequence[tuple[NamedModel, PrepareFn]],
 ) -> int:
     """Start all parts after the port is bound, serve until the end, and return the exit code."""
     starting = StartupServer(listener)
@@ -90,13 +91,14 @@ def _run(
     try:
         prepared = _wait(in_background(lambda: prepare(reports.tell)))
         resolved = prepared.resolved
-        _check_names([name for name, _ in others], resolved.config)
+        _check_names([model for model, _ in others], resolved.config)
         client = start_engines(resolved, reports, restart=options.engine_restart)
         try:
             cpus = _pin(resolved.config.frontend_cpus)
             from cpuserve.api.lifecycle.front_end import FrontEnd
             from cpuserve.api.lifecycle.model_details import details_of
             from cpuserve.api.lifecycle.model_loader import ModelLoader
+            from cpuserve.api.lifecycle.sleeper import EngineSleeper
             from cpuserve.prepare import kv_cache_bytes
 
             url = url_of(listener)
@@ -108,7 +110,8 @@ def _run(
                 prepared.platform,
                 kv_bytes=kv_cache_bytes(prepared),
                 details=details_of(prepared),
-                loaders=[ModelLoader(name, how, options, cpus) for name, how in others],
+                loaders=[ModelLoader(model, how, options, cpus) for model, how in others],
+                sleeper=EngineSleeper(client, prepared),
             )
         except BaseException:
             client.kill()
@@ -125,13 +128,15 @@ def _run(
     return code
 
 
-def _check_names(others: Sequence[str], first: EngineConfig) -> None:
+def _check_names(others: Sequence[NamedModel], first: EngineConfig) -> None:
     """Raise ConfigError if a further model has a name of the first one or of its adapters."""
-    for name in others:
-        what = "the first model" if name in first.served_model_names else "an adapter"
-        if name in (*first.served_model_names, *first.adapters):
-            msg = f"flag --also-serve={name}: {what} has this name: choose another"
-            raise ConfigError(msg)
+    for model in others:
+        for name in (model.name, *model.aliases, *model.adapters):
+            what = "the first model" if name in first.served_model_names else "an adapter"
+            if name in (*first.served_model_names, *first.adapters):
+                source = model.asked.sources["model"]
+                msg = f"{source}: {name}: {what} has this name: choose another"
+                raise ConfigError(msg)
 
 
 def _wait(preparing: Future[T]) -> T:

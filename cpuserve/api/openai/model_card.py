@@ -50,7 +50,7 @@ class Architecture(msgspec.Struct):
 
 
 class ModelStatus(msgspec.Struct):
-    """Whether a model is "loaded", "loading" or "unloaded", as in llama-server."""
+    """Whether a model is "loaded", "loading", "sleeping" or "unloaded", as in llama-server."""
 
     value: str
 
@@ -110,7 +110,7 @@ def card(models: ModelRegistry, name: str) -> ModelCard:
         object="model",
         created=created,
         owned_by="cpuserve",
-        root=models.first.adapters[name] if parent else own[0],
+        root=models.adapter_path(name) if parent else own[0],
         parent=parent,
         max_model_len=length,
         default_sampling_params={} if context is None else dict(context.default_sampling),

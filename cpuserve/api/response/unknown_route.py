@@ -15,7 +15,7 @@ _MAX_SHOWN = 200
 
 # Why a path does not have a method, where clients of other servers might expect it.
 _FIXED = {("POST", "/props"): ". The settings of this server are the options of its start"}
-_MODELS = "models are served from the start: see --also-serve"
+_MODELS = "models are served from the start: see --models"
 # Routes that are never suggested, because a longer name is meant.
 _NOT_MEANT = {"/", "/completion", "/embedding"}
 # Prefixes of other servers' routes, and what to use on this server. The first match counts.
@@ -43,7 +43,7 @@ _ELSEWHERE = (
     ),
     *(
         (path, "it is only served with --admin-routes")
-        for path in ("/server_info", "/reset_prefix_cache")
+        for path in ("/server_info", "/reset_prefix_cache", "/sleep", "/wake_up", "/is_sleeping")
     ),
     *((f"/api/{verb}", _MODELS) for verb in ("pull", "push", "create", "copy", "delete", "blobs")),
     ("/api/web_search", "there is no search of the web"),

@@ -15,6 +15,6 @@ router = APIRouter()
 async def metrics(request: Request) -> Response:
     """Return all metrics."""
     state = get_state(request)
-    first, *others = [context.metrics for context in state.models.loaded()]
+    first, *others = [context.metrics for context in state.models.contexts()]
     text = first.text([*others, state.http])
     return Response(text, headers={"content-type": CONTENT_TYPE})

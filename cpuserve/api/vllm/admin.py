@@ -1,4 +1,4 @@
-"""GET /server_info and POST /reset_prefix_cache, which only --admin-routes serves."""
+"""The administrative routes of vLLM, which only --admin-routes serves."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ class ServerInfo(msgspec.Struct):
 
     vllm_config: str | dict[str, Any]
     system_env: dict[str, Any]
+
+
+class Sleeping(msgspec.Struct):
+    """The body of GET /is_sleeping."""
+
+    is_sleeping: bool
 
 
 @router.get("/server_info", openapi_extra=response_types(ServerInfo))
@@ -77,6 +83,41 @@ async def reset_prefix_cache(request: Request) -> Response:
         await context.client.ask("reset_prefix_cache")
     log.info("the prefix cache is empty")
     return Response(status_code=200)
+
+
+@router.post("/sleep", response_class=Response)
+async def sleep(request: Request) -> Response:
+    """Unload all models that no request uses; the next request loads its model again.
+
+    The levels 1 and 2 of vLLM are the same here: the weights stay in the files of the model.
+
+    Raises:
+      InvalidRequest: requests are running, or the query has another level.
+    """
+    _asked(request, "level", ("1", "2"))
+    if not await get_state(request).models.sleep():
+        msg = "Requests use a model now, so it was not unloaded: try again when they have ended"
+        raise InvalidRequest(msg)
+    return Response(status_code=200)
+
+
+@router.post("/wake_up", response_class=Response)
+async def wake_up(request: Request) -> Response:
+    """Load the first model, if it sleeps, and return when it serves.
+
+    Raises:
+      ServiceUnavailable: the model cannot be loaded now.
+    """
+    served = await get_state(request).models.find(None)
+    served.lease.release()
+    return Response(status_code=200)
+
+
+@router.get("/is_sleeping", openapi_extra=response_types(Sleeping))
+async def is_sleeping(request: Request) -> Response:
+    """Return whether no model is loaded."""
+    sleeping = Sleeping(get_state(request).models.asleep)
+    return Response(msgspec.json.encode(sleeping), media_type="application/json")
 
 
 def _asked(request: Request, name: str, known: tuple[str, ...]) -> str:

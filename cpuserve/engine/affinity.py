@@ -1,0 +1,29 @@
+"""The CPUs that a thread, and the processes that it starts, may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def affinity() -> set[int]:
+    """Return the CPUs that this thread may use; empty if the system cannot say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+@contextmanager
+def on_cpus(cpus: set[int]) -> Iterator[None]:
+    """Set the affinity of this thread, which children inherit, to `cpus`; restore it at the end.
+
+    An empty set leaves the affinity as it is.
+    """
+    own = affinity()
+    if not cpus or own == cpus:
+        yield
+        return
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
