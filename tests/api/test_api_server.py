@@ -20,6 +20,7 @@ from cpuserve.errors import ConfigError
 from cpuserve.serving.load_progress import LoadProgress
 from tests.api.fakes import Api
 from tests.api.server_process import listening, served
+from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, wait_gone, wait_until
 
 
@@ -111,7 +112,7 @@ def test_a_signal_ends_a_download_at_once(number):
         assert err == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", deep_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_ends_the_download_of_a_further_model_at_once(number):
     with served(also="until a line comes") as server:
         server.ready()

@@ -11,12 +11,13 @@ import pytest
 
 from cpuserve.api.lifecycle.signals import stop_signals
 from tests.api.server_process import LONG_S, events, listening, served
+from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, wait_until
 
+ENDS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=lambda s: s.name
-)
+
+@pytest.mark.parametrize("number", deep_but(ENDS[:1], ENDS), ids=lambda s: s.name)
 def test_a_running_stream_may_finish_after_a_signal(number):
     with served("fake:slow") as server:
         server.ready()

@@ -52,9 +52,10 @@ def mark_matrices(items) -> None:
 
 
 def mark_quick(items) -> None:
-    """Mark the tests in the folders of QUICK `quick`, except those that need a network."""
+    """Mark the tests in the folders of QUICK `quick`, except deep ones and those for a network."""
     for item in items:
-        if item.path.parent.name in QUICK and not item.get_closest_marker("network"):
+        slow = item.get_closest_marker("network") or item.get_closest_marker("deep")
+        if item.path.parent.name in QUICK and not slow:
             item.add_marker(pytest.mark.quick)
 
 

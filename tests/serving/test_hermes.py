@@ -100,7 +100,13 @@ def test_where_the_text_is_cut_changes_nothing(text, cuts):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.dictionaries(st.text(), st.recursive(st.none() | st.text() | st.integers(), st.lists)))
+@given(
+    st.dictionaries(
+        st.text(),
+        st.recursive(st.none() | st.text() | st.integers(), st.lists, max_leaves=9),
+        max_size=4,
+    )
+)
 def test_any_arguments_pass_unchanged(value):
     for ascii_only in (True, False):
         written = json.dumps(value, ensure_ascii=ascii_only)

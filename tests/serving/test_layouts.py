@@ -180,6 +180,7 @@ def test_a_text_that_is_not_quoted_as_python_does_is_read():
     ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("value", ["\\'", '\\"', "'", '"', ", ", "( ", "a ", "{a", "\\"])
 @pytest.mark.parametrize("begin", ["", "[", "['", '["', "{"])
 def test_a_long_value_takes_little_time(value, begin):
@@ -232,6 +233,7 @@ def test_no_text_is_a_fault_and_no_cut_matters(family, data):
     assert told(*text) == told(text)
 
 
+@pytest.mark.matrix
 @families
 @pytest.mark.parametrize("text", ["word ", " ", "\n", "[", "{", "<", '"', "'", "=", ",", "a:"])
 def test_little_is_held_back_so_that_time_is_linear(family, text):

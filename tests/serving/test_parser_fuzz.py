@@ -79,6 +79,7 @@ def told(parser, pieces):
     return joined, parser.num_closed, parser.num_calls, parser.ends_with_call, parser.in_thought
 
 
+@pytest.mark.matrix
 @parsers
 @pytest.mark.parametrize("seed", range(4))
 def test_changed_responses_are_no_faults_and_no_cut_matters(name, seed):
@@ -98,6 +99,7 @@ def test_the_changes_break_calls_and_leave_some_whole():
     assert {0, 1, 2} <= set(closed)
 
 
+@pytest.mark.matrix
 @parsers
 @pytest.mark.parametrize("more", ["word ", " ", "\n", "{", "<", '"', "[", "</"])
 def test_little_is_held_back(name, more):
