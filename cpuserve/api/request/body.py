@@ -167,13 +167,22 @@ def _decoded(body: bytes | bytearray, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-        values = msgspec.json.decode(body)
-        if not isinstance(values, dict):
-            raise
-        values = _whole_numbers(values)
-        if isinstance(options := values.get("options"), dict):  # Ollama
-            values["options"] = _whole_numbers(options)
-        return msgspec.convert(values, kind)
+        # Other fields stay as they were sent, since a schema may have a field of plain JSON.
+        values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields: dict[str, Any] = {
+            name: msgspec.json.decode(raw)
+            for name, raw in values.items()
+            if name == "options" or _is_number(raw)
+        }
+        fields = _whole_numbers(fields)
+        if isinstance(options := fields.get("options"), dict):  # Ollama
+            fields["options"] = _whole_numbers(options)
+        return decoder.decode(msgspec.json.encode({**values, **fields}))
+
+
+def _is_number(raw: msgspec.Raw) -> bool:
+    first = bytes(memoryview(raw)[:1])
+    return first == b"-" or first.isdigit()
 
 
 def _whole_numbers(values: dict[str, Any]) -> dict[str, Any]:
