@@ -257,7 +257,6 @@ def test_tokenize_takes_messages(api):
         ({"prompt": None}, "has nothing to tokenize"),
         ({"prompt": "a", "messages": []}, "both prompt and messages"),
         ({"messages": [], "content": "a"}, "both messages and content"),
-        ({"content": "a", "with_pieces": True}, "set return_token_strs"),
     ],
 )
 def test_tokenize_needs_one_input(api, fields, told):
@@ -303,8 +302,8 @@ def test_tokenize_of_nothing_is_nothing(api):
 
 def test_detokenize_is_the_way_back(api):
     ids = tokenizer().encode(ANSWER, add_special_tokens=False)
-    assert api.post("/detokenize", tokens=ids).json() == {"prompt": ANSWER}
-    assert api.post("/detokenize", tokens=[]).json() == {"prompt": ""}
+    assert api.post("/detokenize", tokens=ids).json() == {"prompt": ANSWER, "content": ANSWER}
+    assert api.post("/detokenize", tokens=[]).json() == {"prompt": "", "content": ""}
 
 
 @pytest.mark.parametrize("tokens", [[512], [-1], ["a"], None, "abc", [1.5]])

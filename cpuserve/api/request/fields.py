@@ -126,7 +126,6 @@ REFUSED = (
     Refused("top_n_sigma", (*OPENAI, COMPLETION), off=(-1, 0)),
     Refused("typical_p", (*OPENAI, COMPLETION, OPTIONS), off=(1,)),
     Refused("xtc_probability", (*OPENAI, COMPLETION), off=(0,)),
-    Refused("with_pieces", (TOKENIZE,), "is llama.cpp's name: set return_token_strs"),
     # Ollama
     Refused("context", (OLLAMA_TEXT,), _send("messages")),
     Refused("images", (OLLAMA_TEXT, DECISIONS)),

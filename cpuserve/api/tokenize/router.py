@@ -20,6 +20,7 @@ from cpuserve.api.tokenize.schema import (
     TokenizeRequest,
     TokenizeResponse,
     TokenizerInfo,
+    TokenPiece,
     words,
 )
 from cpuserve.errors import InvalidRequest
@@ -29,6 +30,7 @@ from cpuserve.serving.encode import encode, most_counted
 from cpuserve.serving.generate import prompt_ids
 from cpuserve.serving.params import check_token_ids
 from cpuserve.serving.threads import run_sized
+from cpuserve.tokenizer.tokenizer import Tokenizer
 
 router = APIRouter()
 # The transformers class for tokenizers that their files describe completely, as for all here.
@@ -53,11 +55,22 @@ async def tokenize(received: RequestContext, asked: TokenizeRequest) -> Response
 
 
 def _token_body(context: ModelContext, asked: TokenizeRequest, ids: list[int]) -> bytes:
-    strings = None
+    strings, tokenizer = None, context.get_tokenizer()
     if asked.return_token_strs:
-        names = TokenNames(context.get_tokenizer(), as_ids=False, skip_special_tokens=False)
+        names = TokenNames(tokenizer, as_ids=False, skip_special_tokens=False)
         strings = [names.name(token) for token in ids]
-    return msgspec.json.encode(TokenizeResponse(len(ids), context.max_model_len, ids, strings))
+    tokens: list[int | TokenPiece] = [*ids]
+    if asked.with_pieces:
+        tokens = [_piece(tokenizer, token) for token in ids]
+    return msgspec.json.encode(TokenizeResponse(len(ids), context.max_model_len, tokens, strings))
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> TokenPiece:
+    raw = tokenizer.token_bytes(token)
+    try:
+        return TokenPiece(token, raw.decode())
+    except UnicodeDecodeError:
+        return TokenPiece(token, list(raw))
 
 
 async def _token_ids(context: ModelContext, asked: TokenizeRequest, num_bytes: int) -> list[int]:
@@ -108,4 +121,4 @@ async def detokenize(received: RequestContext, asked: DetokenizeRequest) -> Resp
 def _text(context: ModelContext, ids: list[int]) -> bytes:
     check_token_ids("tokens", ids, context.bounds.vocab)
     text = context.get_tokenizer().decode(ids, skip_special_tokens=False)
-    return msgspec.json.encode(DetokenizeResponse(text))
+    return msgspec.json.encode(DetokenizeResponse(text, text))

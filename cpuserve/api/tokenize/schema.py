@@ -17,7 +17,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /tokenize: either `prompt` or `messages`.
 
     content, add_special: the llama.cpp names for the prompt, and for add_special_tokens, which is
-    then false unless it is set.
+    then false unless it is set. with_pieces: as in llama.cpp, tokens are objects with their text.
     """
 
     model: str | None = None
@@ -31,6 +31,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     return_token_strs: bool | None = None
+    with_pieces: bool | None = None
     tools: list[dict[str, Any]] | None = None
 
 
@@ -41,12 +42,22 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
+class TokenPiece(msgspec.Struct):
+    """A token and its text, or its bytes if they are not valid UTF-8."""
+
+    id: int
+    piece: str | list[int]
+
+
 class TokenizeResponse(msgspec.Struct):
-    """Token ids of the text, and their strings if `return_token_strs` is set."""
+    """Token ids of the text, and their strings if `return_token_strs` is set.
+
+    tokens: ids, or a TokenPiece for each token if `with_pieces` is set.
+    """
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int | TokenPiece]
     token_strs: list[str] | None
 
 
@@ -63,9 +74,10 @@ class TokenizerInfo(msgspec.Struct, omit_defaults=True):
 
 
 class DetokenizeResponse(msgspec.Struct):
-    """The text of the tokens."""
+    """The text of the tokens, as vLLM calls it and as llama.cpp does."""
 
     prompt: str
+    content: str
 
 
 def words(request: TokenizeRequest) -> dict[str, str]:
