@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=msgspec.Struct)
 N = TypeVar("N", bound=Named)
+# The priority of requests that others go before; a higher number means a later turn.
+LOWEST_PRIORITY = 2**31 - 1
 Handler = Callable[[RequestContext, T], Awaitable[Response]]
 
 
@@ -175,6 +177,8 @@ async def prepared(
     await received.choose(asked.model)
     check_fields(asked)
     call, caller = to_call(asked), received.caller
+    if received.low_priority:
+        call.priority = max(call.priority or 0, LOWEST_PRIORITY)
     generation = await prepare(received.served, call, received.body_bytes, caller=caller)
     generation.set_id(received.id)
     return generation

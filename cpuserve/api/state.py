@@ -13,6 +13,7 @@ from cpuserve.metrics import HttpMetrics
 if TYPE_CHECKING:
     from fastapi import Request
 
+    from cpuserve.api.batches.service import BatchService
     from cpuserve.api.status.cpu_view import CpuView
     from cpuserve.config.engine import EngineConfig
     from cpuserve.serving.context import ModelContext
@@ -27,6 +28,7 @@ class ServerState:
     `draining`: the server will stop, and load balancers should send it no new requests, but it
     still serves them. `stopping`: it serves no requests any more. `config`: the settings of the
     first model's engines. stored: the responses and conversations that clients store.
+    batches: the batches of clients; None = the server keeps no files.
     """
 
     models: ModelRegistry
@@ -36,6 +38,7 @@ class ServerState:
     stopping: bool = False
     http: HttpMetrics = field(default_factory=HttpMetrics)
     stored: Store = field(default_factory=Store)
+    batches: BatchService | None = None
     bodies: BodyBudget = field(init=False)
 
     def __post_init__(self) -> None:

@@ -312,6 +312,41 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="SECONDS",
         ),
     ] = 86_400
+    files_dir: Annotated[
+        str | None,
+        _option(
+            "Directory for the files and batches of clients (/v1/files, /v1/batches), which go on "
+            "after a restart; each server needs its own.",
+            default="none: there are no files and no batches",
+            flags=("--files-dir",),
+            env="CPUSERVE_FILES_DIR",
+            check=not_empty,
+            metavar="DIR",
+        ),
+    ] = None
+    files_bytes: Annotated[
+        int,
+        _option(
+            "Most bytes that the files in --files-dir may have together, with the results of "
+            "batches.",
+            kind="count",
+            flags=("--files-bytes",),
+            env="CPUSERVE_FILES_BYTES",
+            check=at_least(1024, 2**50),
+            metavar="BYTES",
+        ),
+    ] = 1 << 30
+    files_count: Annotated[
+        int,
+        _option(
+            "Most files that clients may store, and most batches that the server remembers.",
+            kind="count",
+            flags=("--files-count",),
+            env="CPUSERVE_FILES_COUNT",
+            check=at_least(1, 100_000),
+            metavar="COUNT",
+        ),
+    ] = 1000
     sse_ping_interval: Annotated[
         float,
         _option(

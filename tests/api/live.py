@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpuserve.api.app import app_of
+from cpuserve.api.app import app_of, create_app
+from cpuserve.api.batches.start import batch_service
 from cpuserve.api.http.server import make_server
 from cpuserve.api.state import ServerState
 from cpuserve.api.stored.store import Store, StoreBounds
@@ -102,8 +103,12 @@ async def live(script: Script = speak, *, limits=None, **options: Any):
         timeouts = {name: options.pop(name) for name in TIMEOUTS if name in options}
         http = ServerOptions(port=port, **{"allowed_hosts": ("*",), **options})
         state = ServerState(ModelRegistry(context), stored=Store(StoreBounds.of(http)))
+        if http.files_dir is not None:
+            state.batches = batch_service(state, http)
         server = make_server(app_of(state, http), http, **timeouts)
         running = asyncio.create_task(server.serve(sockets=[listener]))
+        if state.batches is not None:
+            batches = asyncio.create_task(state.batches.run(create_app(state)))
         try:
             while not server.started:
                 await asyncio.sleep(0.005)
@@ -116,3 +121,7 @@ async def live(script: Script = speak, *, limits=None, **options: Any):
             server.should_exit = True
             server.force_exit = True
             await running
+            if state.batches is not None:
+                batches.cancel()
+                await asyncio.wait((batches,))
+                state.batches.directory.close()

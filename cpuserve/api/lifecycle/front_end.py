@@ -10,7 +10,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from cpuserve.api.app import app_of
+from cpuserve.api.app import app_of, create_app
+from cpuserve.api.batches.start import batch_service
 from cpuserve.api.http.server import make_server
 from cpuserve.api.lifecycle.model_context import load_texts, make_context
 from cpuserve.api.lifecycle.signals import stop_signals
@@ -88,6 +89,8 @@ class FrontEnd:
         )
         stored = Store(StoreBounds.of(options))
         self.state = ServerState(self.models, cpu, config, stored=stored)
+        if options.files_dir is not None:
+            self.state.batches = batch_service(self.state, options)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._first_signal = self._last_signal = 0
@@ -122,10 +125,12 @@ class FrontEnd:
         loading = asyncio.create_task(self.load())
         watching = asyncio.create_task(self._watch())
         shown: asyncio.Task[None] | None = None
+        batches: asyncio.Task[None] | None = None
         try:
             await asyncio.wait((stopped, loading, http), return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 loading.result()
+                batches = asyncio.create_task(self._run_batches())
                 if on_ready is not None:
                     shown = asyncio.create_task(_shown(on_ready, self._url, self._client))
                 await asyncio.wait((stopped, watching, http), return_when=asyncio.FIRST_COMPLETED)
@@ -136,9 +141,16 @@ class FrontEnd:
             await self._drain(http)
             return 128 + self._last_signal if self._stop_now.is_set() else EXIT_OK
         finally:
-            for task in (stopped, loading, watching, shown):
+            for task in (stopped, loading, watching, shown, batches):
                 if task is not None:
                     task.cancel()
+            if batches is not None:  # no line may get the error of an engine that is closed
+                await asyncio.wait((batches,))
+
+    async def _run_batches(self) -> None:
+        """Run the batches of clients until the task is cancelled."""
+        if self.state.batches is not None:
+            await self.state.batches.run(create_app(self.state))
 
     @property
     def app(self) -> ASGIApp:

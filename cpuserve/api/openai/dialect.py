@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from cpuserve.api.dialect import Dialect
 from cpuserve.api.openai import models
+from cpuserve.api.openai.batches import router as batches
 from cpuserve.api.openai.chat import router as chat
 from cpuserve.api.openai.completions import router as completions
 from cpuserve.api.openai.conversations import router as conversations
 from cpuserve.api.openai.embeddings import router as embeddings
+from cpuserve.api.openai.files import router as files
 from cpuserve.api.openai.responses import compact
 from cpuserve.api.openai.responses import router as responses
 
@@ -19,6 +21,8 @@ OPENAI = Dialect(
         responses.router,
         conversations.router,
         embeddings.router,
+        files.router,
+        batches.router,
         models.router,
     )
 )

@@ -20,7 +20,7 @@ from cpuserve.api.request.body import (
     read_body,
 )
 from cpuserve.api.request.body_budget import Reservation
-from cpuserve.api.request.headers import CALLER
+from cpuserve.api.request.headers import CALLER, LOW_PRIORITY
 from cpuserve.api.request.log import RECORD
 from cpuserve.api.request.memory_trim import trim_soon
 from cpuserve.api.request.object_limits import MAX_OBJECTS
@@ -46,7 +46,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 class RequestContext:
     """One request with its body read; `id` is the endpoint's prefix followed by the request_id.
 
-    state: the state of the server. path: the parameters in the path of the request.
+    state: the state of the server. path: the parameters in the path of the request. low_priority:
+    whether the request runs after all others, if the scheduler heeds priorities.
     caller: the API key ("key-1") or the address of the client. body_bytes: the size of the body; 0
     until it has been read. record: the line of the log for the request. created, begun: when the
     request came, in seconds of time.time() and of time.monotonic().
@@ -62,6 +63,7 @@ class RequestContext:
     created: int = field(default_factory=lambda: int(time.time()))
     begun: float = field(default_factory=time.monotonic)
     path: Mapping[str, str] = field(default_factory=dict)
+    low_priority: bool = False
     _served: Served | None = None
 
     @property
@@ -157,6 +159,7 @@ async def read_call(
         caller=caller,
         record=record,
         path=request.path_params,
+        low_priority=request.scope.get(LOW_PRIORITY, False),
     )
     size = None
     with Reservation(state.bodies) as held:

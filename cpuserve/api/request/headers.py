@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 # A key of ASGI scopes for the sender of the request. RequestIds sets it to the client's address. If
 # the server has API keys, ApiKeys sets it to "key-1" for the first key, "key-2" for the second one.
 CALLER = "cpuserve.caller"
+# A key of ASGI scopes: whether all other requests go before this one, as before lines of a batch.
+LOW_PRIORITY = "cpuserve.low_priority"
 
 
 def header(scope: Scope, name: bytes) -> bytes:

@@ -27,8 +27,6 @@ _ELSEWHERE = (
     (f"{BASE}/realtime", "audio is not supported: this server reads and writes text only"),
     (f"{BASE}/images", "images are not supported: this server reads and writes text only"),
     (f"{BASE}/moderations", "moderation is not supported: this server generates text only"),
-    (f"{BASE}/files", "files are not supported: send each request by itself"),
-    (f"{BASE}/batches", "batch files are not supported: send each request by itself"),
     (f"{BASE}/fine_tuning", "this server does not train models"),
     (f"{BASE}/assistants", f"OpenAI's Assistants API is not supported: use {_CHAT}"),
     (f"{BASE}/threads", f"OpenAI's Assistants API is not supported: use {_CHAT}"),

@@ -1,0 +1,1 @@
+"""Files and batches on the disk of the server."""

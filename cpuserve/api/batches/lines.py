@@ -1,0 +1,126 @@
+"""The lines of a batch file: each is a request to one endpoint, in OpenAI's format."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import msgspec
+
+# The endpoints that lines may name.
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+)
+MOST_LINES = 50_000
+_LONGEST_ID = 512
+
+
+class LineError(msgspec.Struct):
+    """Why a line cannot run; code, message, param, line: as in the `errors` of a batch."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+@dataclass(slots=True)
+class BatchLine:
+    """Line `number` of the file, from 1: a request, or the error that it gets."""
+
+    number: int
+    custom_id: str | None = None
+    url: str = ""
+    body: bytes = b""
+    error: LineError | None = None
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: dict[str, Any]
+
+
+class _Id(msgspec.Struct):
+    custom_id: str | None = None
+
+
+def read_lines(source: BinaryIO, endpoints: Collection[str], longest: int) -> Iterator[BatchLine]:
+    """Yield the lines of a file; blank lines are skipped.
+
+    endpoints: the endpoints that a line may name. longest: the most bytes of a line.
+    """
+    number = 0
+    while data := source.readline(longest + 1):
+        number += 1
+        if len(data) > longest and not data.endswith(b"\n"):
+            while data and not data.endswith(b"\n"):
+                data = source.readline(longest)
+            msg = f"the line has more than {longest} bytes: send a shorter request"
+            yield BatchLine(number, error=LineError("line_too_long", msg))
+        elif data.strip():
+            yield _parsed(number, data, endpoints)
+
+
+def _parsed(number: int, data: bytes, endpoints: Collection[str]) -> BatchLine:
+    line = BatchLine(number)
+    try:
+        line.custom_id = msgspec.json.decode(data, type=_Id).custom_id
+        found = msgspec.json.decode(data, type=_Line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        msg = (
+            f'the line is no request ({error}): write {{"custom_id": ..., "method": "POST", '
+            '"url": ..., "body": {...}}'
+        )
+        line.error = LineError("invalid_json_line", msg)
+        return line
+    line.url = found.url
+    body = found.body
+    if not 0 < len(found.custom_id) <= _LONGEST_ID:
+        msg = f"custom_id must have 1 to {_LONGEST_ID} characters"
+        line.error = LineError("invalid_custom_id", msg, "custom_id")
+    elif found.method != "POST":
+        msg = f"method is {found.method[:80]!r}: a line of a batch must have POST"
+        line.error = LineError("invalid_method", msg, "method")
+    elif found.url not in endpoints:
+        known = " or ".join(endpoints)
+        msg = f"url is {found.url[:80]!r}: the lines of this batch must have {known}"
+        line.error = LineError("invalid_url", msg, "url")
+    elif body.get("stream") or body.get("background"):
+        name = "stream" if body.get("stream") else "background"
+        msg = f"{name} is not possible in a batch: omit it"
+        line.error = LineError("unsupported_parameter", msg, f"body.{name}")
+    else:
+        if found.url == "/v1/responses":  # results are in the file, so none needs to be stored
+            body.setdefault("store", False)
+        line.body = msgspec.json.encode(body)
+    return line
+
+
+def check_lines(
+    source: BinaryIO, endpoints: Collection[str], longest: int
+) -> tuple[int, list[LineError]]:
+    """Return the number of lines, and why the whole file cannot run; [] = it can.
+
+    A line that is broken does not stop the others, so it is no error of the file.
+    """
+    total, known = 0, dict[str, int]()
+    for line in read_lines(source, endpoints, longest):
+        total += 1
+        if total > MOST_LINES:
+            msg = f"the file has more than {MOST_LINES} lines: send several files"
+            return total, [LineError("too_many_lines", msg, None, line.number)]
+        if line.custom_id is None:
+            continue
+        first = known.setdefault(line.custom_id, line.number)
+        if first != line.number:
+            msg = f"custom_id {line.custom_id[:80]!r} is also in line {first}: each must be unique"
+            return total, [LineError("duplicate_custom_id", msg, "custom_id", line.number)]
+    if total == 0:
+        return 0, [LineError("empty_file", "the file has no lines: write one request a line")]
+    return total, []

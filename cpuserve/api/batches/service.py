@@ -1,0 +1,306 @@
+"""BatchService: runs the batches in a FileDirectory, one after the other, also after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+
+from cpuserve.api.batches.directory import FileDirectory, open_plain
+from cpuserve.api.batches.line_runner import LineResult, result_id, run_lines
+from cpuserve.api.batches.lines import BatchLine, LineError, check_lines, read_lines
+from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.log import get_logger
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+log = get_logger("serve")
+
+WINDOW_S = 24 * 3600
+# How many lines of a batch run at the same time: few enough that other requests find room.
+MOST_RUNNING = 8
+_ENDED = ("completed", "failed", "cancelled", "expired")
+
+
+class BatchErrors(msgspec.Struct):
+    """Why a batch failed as a whole."""
+
+    data: list[LineError]
+    object: str = "list"
+
+
+class RequestCounts(msgspec.Struct):
+    """How many lines a batch has, and how many have ended."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchObject(msgspec.Struct, kw_only=True):
+    """A batch, as clients get it."""
+
+    id: str
+    object: str = "batch"
+    endpoint: str
+    errors: BatchErrors | None = None
+    input_file_id: str
+    completion_window: str
+    status: str = "validating"
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None = None
+
+
+class BatchRecord(msgspec.Struct, kw_only=True):
+    """A batch on disk. output, errors: the ids of the files that the results are written to."""
+
+    caller: str
+    batch: BatchObject
+    output: str
+    errors: str
+
+
+class BatchService:
+    """The batches of all clients."""
+
+    def __init__(self, directory: FileDirectory, longest_line: Callable[[], int]) -> None:
+        """longest_line: returns the most bytes of a line."""
+        self.directory = directory
+        self._longest_line = longest_line
+        self._records = {found.batch.id: found for found in directory.records(BatchRecord)}
+        directory.keep_only(
+            name
+            for found in self._records.values()
+            if found.batch.status not in _ENDED
+            for name in (found.output, found.errors)
+        )
+        self._new = asyncio.Event()
+        self._current: tuple[str, asyncio.Task[None]] | None = None
+
+    def create(
+        self, caller: str, endpoint: str, input_file: str, metadata: dict[str, str] | None
+    ) -> BatchObject:
+        """Add a batch, which runs after those before it; NotFound if its file does not exist."""
+        self.directory.find(caller, input_file, "input_file_id")
+        if len(self._records) >= self.directory.max_files:
+            oldest = next((r for r in self._records.values() if r.batch.status in _ENDED), None)
+            if oldest is None:
+                msg = f"{len(self._records)} batches have not ended: wait for one, or cancel one"
+                raise InvalidRequest(msg, code="batches_full")
+            del self._records[oldest.batch.id]
+            self.directory.delete_record(oldest.batch.id)
+        now = int(time.time())
+        made = BatchObject(
+            id=f"batch_{uuid.uuid4().hex}",
+            endpoint=endpoint,
+            input_file_id=input_file,
+            completion_window="24h",
+            created_at=now,
+            expires_at=now + WINDOW_S,
+            request_counts=RequestCounts(),
+            metadata=metadata,
+        )
+        names = self.directory.new_id(), self.directory.new_id()
+        record = BatchRecord(caller=caller, batch=made, output=names[0], errors=names[1])
+        self.directory.save(made.id, record)
+        self._records[made.id] = record
+        self._new.set()
+        return made
+
+    def find(self, caller: str, batch_id: str) -> BatchObject:
+        """Return the caller's batch with this id; NotFound if there is none."""
+        found = self._records.get(batch_id)
+        if found is None or found.caller != caller:
+            msg = f"Batch {batch_id[:80]!r} was not found: GET /v1/batches lists your batches"
+            raise NotFound(msg, param="batch_id", code="batch_not_found")
+        return found.batch
+
+    def batches(self, caller: str) -> list[BatchObject]:
+        """Return the batches of a caller, the oldest first."""
+        own = [found.batch for found in self._records.values() if found.caller == caller]
+        return sorted(own, key=lambda found: found.created_at)
+
+    def uses(self, file_id: str) -> bool:
+        """Return whether a batch that has not ended reads this file."""
+        return any(
+            found.batch.input_file_id == file_id and found.batch.status not in _ENDED
+            for found in self._records.values()
+        )
+
+    def cancel(self, caller: str, batch_id: str) -> BatchObject:
+        """End a batch; the results of the lines that have ended stay.
+
+        Raises:
+          InvalidRequest: the batch has ended.
+        """
+        found = self.find(caller, batch_id)
+        if found.status in _ENDED:
+            msg = f"Batch {batch_id!r} is {found.status}, so it cannot be cancelled"
+            raise InvalidRequest(msg, param="batch_id")
+        if found.status != "cancelling":
+            self._set(self._records[batch_id], "cancelling")
+        if self._current is not None and self._current[0] == batch_id:
+            self._current[1].cancel()
+        return found
+
+    async def run(self, app: ASGIApp) -> None:
+        """Run batches until the task is cancelled; app: serves the endpoints of the lines."""
+        while True:
+            waiting = [r for r in self._records.values() if r.batch.status not in _ENDED]
+            if not waiting:
+                self._new.clear()
+                await self._new.wait()
+                continue
+            record = min(waiting, key=lambda found: found.batch.created_at)
+            work = asyncio.create_task(self._run(app, record))
+            self._current = record.batch.id, work
+            try:
+                await asyncio.wait((work,))
+            finally:
+                self._current = None
+                if not work.done():  # the server stops: the batch goes on after the next start
+                    work.cancel()
+                    await asyncio.wait((work,))
+            self._settle(record, work)
+
+    def _settle(self, record: BatchRecord, work: asyncio.Task[None]) -> None:
+        """Set the last status of a batch that has stopped."""
+        batch = record.batch
+        if not work.cancelled() and (error := work.exception()) is not None:
+            message = error.strerror if isinstance(error, OSError) else str(error)
+            log.error("batch %s failed: %s", batch.id, message)
+            batch.errors = BatchErrors([LineError("batch_failed", str(message))])
+            self._end(record, "failed")
+        elif batch.status == "cancelling":
+            self._end(record, "cancelled")
+
+    async def _run(self, app: ASGIApp, record: BatchRecord) -> None:
+        batch, directory = record.batch, self.directory
+        if batch.status == "cancelling":
+            return
+        longest = self._longest_line()
+        path = directory.path_of(batch.input_file_id)
+        with os.fdopen(open_plain(path), "rb") as source:
+            urls = (batch.endpoint,)
+            total, errors = await asyncio.to_thread(check_lines, source, urls, longest)
+            if errors:
+                batch.errors = BatchErrors(errors)
+                self._end(record, "failed")
+                return
+            batch.request_counts = RequestCounts(total)
+            self._set(record, "in_progress")
+            source.seek(0)
+            results = _Results(directory, record)
+            try:
+                lines = self._left(record, source, results.done)
+                most = MOST_RUNNING
+                await run_lines(app, record.caller, batch.id, lines, results.write, most=most)
+            finally:
+                results.close()
+        self._set(record, "finalizing")
+        expired = time.time() >= batch.expires_at
+        self._end(record, "expired" if expired else "completed")
+
+    def _left(self, record: BatchRecord, source: BinaryIO, done: set[str]) -> Iterator[BatchLine]:
+        """Yield the lines that have no result yet; after the window, they are errors."""
+        batch = record.batch
+        for line in read_lines(source, (batch.endpoint,), self._longest_line()):
+            if result_id(batch.id, line.number) in done:
+                continue
+            if time.time() >= batch.expires_at:
+                msg = "the batch did not reach this line within its completion_window"
+                line.error = LineError("batch_expired", msg)
+            yield line
+
+    def _end(self, record: BatchRecord, status: str) -> None:
+        """Make files of the results, and set the last status."""
+        batch, directory = record.batch, self.directory
+        for name, suffix in ((record.output, "output"), (record.errors, "error")):
+            path = directory.path_of(name)
+            if not path.exists():
+                continue
+            if path.stat().st_size == 0:
+                path.unlink()
+                continue
+            directory.add(record.caller, name, f"{batch.id}_{suffix}.jsonl", "batch_output")
+            if suffix == "output":
+                batch.output_file_id = name
+            else:
+                batch.error_file_id = name
+        self._set(record, status)
+
+    def _set(self, record: BatchRecord, status: str) -> None:
+        record.batch.status = status
+        setattr(record.batch, f"{status}_at", int(time.time()))
+        self.directory.save(record.batch.id, record)
+
+
+class _Results:
+    """The output and the error file of a batch, to which results are appended.
+
+    done: the ids of the results that are written.
+    """
+
+    def __init__(self, directory: FileDirectory, record: BatchRecord) -> None:
+        self.done: set[str] = set()
+        self._directory = directory
+        self._counts = record.batch.request_counts
+        self._outputs = self._opened(record.output)
+        self._errors = self._opened(record.errors)
+
+    def write(self, result: LineResult) -> None:
+        """Append a result with one write, so that a killed server leaves whole lines.
+
+        Raises:
+          InvalidRequest: the files of the server would exceed their limit.
+          OSError: the disk is full.
+        """
+        data = msgspec.json.encode(result) + b"\n"
+        self._directory.check_room(len(data))
+        handle = self._outputs if result.succeeded else self._errors
+        left = memoryview(data)
+        while left:
+            left = left[os.write(handle, left) :]
+        self._count(result)
+
+    def close(self) -> None:
+        """Write the files to disk, and close them."""
+        for handle in (self._outputs, self._errors):
+            os.fsync(handle)
+            os.close(handle)
+
+    def _count(self, result: LineResult) -> None:
+        self.done.add(result.id)
+        self._counts.completed += result.succeeded
+        self._counts.failed += not result.succeeded
+
+    def _opened(self, name: str) -> int:
+        """Open a file for appending; a last line that was not written whole is removed."""
+        path = self._directory.path_of(name)
+        handle = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        end = 0
+        with os.fdopen(os.dup(handle), "rb") as known:
+            for data in known:
+                if not data.endswith(b"\n"):
+                    break
+                end += len(data)
+                self._count(msgspec.json.decode(data, type=LineResult))
+        os.ftruncate(handle, end)
+        return handle

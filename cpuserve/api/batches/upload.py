@@ -1,0 +1,203 @@
+"""Read an upload (multipart/form-data) with one file, and write the file to disk as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.api.batches.directory import open_plain
+from cpuserve.api.request.body import ClientGone
+from cpuserve.api.response.errors import PayloadTooLarge, RequestTimeout, UnsupportedMediaType
+from cpuserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+_FILE = "file"
+# The most bytes of a field that is no file, of the headers of a part, and of a file's name.
+_MOST_FIELD, _MOST_HEADER, _MOST_NAME = 4096, 8192, 255
+
+
+async def read_upload(
+    request: Request, path: Path, most: int, wait_s: float
+) -> tuple[str, dict[str, str]]:
+    """Write the file of an upload to `path`; return its name and the other fields.
+
+    most: the most bytes of the body. wait_s: how many seconds the client may pause.
+
+    Raises:
+      UnsupportedMediaType: the body is no multipart/form-data.
+      PayloadTooLarge: the body has more bytes than `most`.
+      RequestTimeout: the client paused too long.
+      InvalidRequest: the body is broken, has no file or several, or the file is not UTF-8.
+      ClientGone: the client closed the connection.
+    """
+    parts = _Parts(_boundary(request), path)
+    received = 0
+    try:
+        while True:
+            try:
+                message = await asyncio.wait_for(request.receive(), wait_s)
+            except asyncio.TimeoutError:
+                msg = f"The client sent nothing for {wait_s:g} s: upload the file again"
+                raise RequestTimeout(msg) from None
+            if message["type"] != "http.request":
+                raise ClientGone
+            data = message.get("body", b"")
+            received += len(data)
+            if received > most:
+                msg = (
+                    f"The upload is larger than {most} bytes, the room that is left: delete "
+                    "files, or start the server with a larger --files-bytes"
+                )
+                raise PayloadTooLarge(msg)
+            parts.feed(data)
+            if not message.get("more_body", False):
+                return parts.end()
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        parts.close()
+
+
+def _boundary(request: Request) -> bytes:
+    from python_multipart.multipart import parse_options_header
+
+    declared = request.headers.get("content-type", "")
+    kind, options = parse_options_header(declared)
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        msg = (
+            f"Content-Type is {declared[:80]!r}: send multipart/form-data with the parts purpose "
+            "and file"
+        )
+        raise UnsupportedMediaType(msg)
+    return options[b"boundary"]
+
+
+class _Parts:
+    """The parts of one upload: the file goes to disk, the other fields are kept."""
+
+    def __init__(self, boundary: bytes, path: Path) -> None:
+        from python_multipart.multipart import MultipartParser
+
+        self._path = path
+        self._out: int | None = None
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._ended = False
+        self._name = b""
+        self._value = b""
+        self._disposition = b""
+        self._field: str | None = None
+        self._fields: dict[str, str] = {}
+        self._file_name: str | None = None
+        self._data = bytearray()
+        callbacks: dict[str, Callable[..., Any]] = {
+            "on_part_begin": self._begin,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_end,
+            "on_headers_finished": self._headers_finished,
+            "on_part_data": self._part_data,
+            "on_part_end": self._part_end,
+            "on_end": self._end,
+        }
+        self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+
+    def feed(self, data: bytes) -> None:
+        """Read further bytes of the body."""
+        from python_multipart.exceptions import FormParserError
+
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            msg = f"The body is no valid multipart/form-data: {error}"
+            raise InvalidRequest(msg) from None
+
+    def end(self) -> tuple[str, dict[str, str]]:
+        """Return the name of the file and the other fields, at the end of the body."""
+        if not self._ended:
+            msg = "The body of the upload ends too early: send it again"
+            raise InvalidRequest(msg)
+        if self._file_name is None:
+            msg = "file is missing: send the part file with the name of a file"
+            raise InvalidRequest(msg, param=_FILE, code="missing_required_parameter")
+        return self._file_name, self._fields
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._out is not None:
+            os.close(self._out)
+            self._out = None
+
+    def _begin(self) -> None:
+        self._name = self._value = self._disposition = b""
+        self._field = None
+        self._data = bytearray()
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+        self._check_header()
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+        self._check_header()
+
+    def _check_header(self) -> None:
+        if len(self._name) + len(self._value) > _MOST_HEADER:
+            msg = f"A header of the upload has more than {_MOST_HEADER} bytes: send a shorter one"
+            raise InvalidRequest(msg)
+
+    def _header_end(self) -> None:
+        if self._name.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._name = self._value = b""
+
+    def _headers_finished(self) -> None:
+        from python_multipart.multipart import parse_options_header
+
+        _, options = parse_options_header(self._disposition)
+        name = options.get(b"name", b"").decode("utf-8", "replace")
+        self._field = name
+        if name != _FILE:
+            return
+        if self._file_name is not None:
+            msg = "The upload has several files: send one"
+            raise InvalidRequest(msg, param=_FILE)
+        given = options.get(b"filename", b"").decode("utf-8", "replace")
+        self._file_name = given.replace("\\", "/").rpartition("/")[2][:_MOST_NAME] or "file.jsonl"
+        self._out = open_plain(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        piece = data[start:end]
+        if self._field == _FILE:
+            self._decode(piece)
+            assert self._out is not None
+            left = memoryview(piece)
+            while left:
+                left = left[os.write(self._out, left) :]
+            return
+        self._data += piece
+        if len(self._data) > _MOST_FIELD or len(self._fields) >= 16:
+            msg = "The upload has too many or too long fields: send purpose and file"
+            raise InvalidRequest(msg)
+
+    def _part_end(self) -> None:
+        if self._field == _FILE:
+            self._decode(b"", final=True)
+        elif self._field is not None:
+            self._fields[self._field[:_MOST_NAME]] = self._data.decode("utf-8", "replace")
+
+    def _end(self) -> None:
+        self._ended = True
+
+    def _decode(self, piece: bytes, *, final: bool = False) -> None:
+        try:
+            self._utf8.decode(piece, final)
+        except UnicodeDecodeError as error:
+            msg = f"The file is not UTF-8 ({error.reason}): send JSON lines in UTF-8"
+            raise InvalidRequest(msg, param=_FILE, code="invalid_file_encoding") from None

@@ -1,0 +1,1 @@
+"""/v1/batches: create, read, list and cancel batches."""

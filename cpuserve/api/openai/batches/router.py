@@ -1,0 +1,77 @@
+"""POST /v1/batches, and the requests that read, list and cancel batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.batches.lines import ENDPOINTS
+from cpuserve.api.batches.service import BatchObject
+from cpuserve.api.openai.files.router import batches_of
+from cpuserve.api.openai.responses.schema import check_metadata
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.request.headers import CALLER
+from cpuserve.api.response.openapi import parameters, response_types
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import post
+from cpuserve.api.stored.page import Page, page_of
+from cpuserve.errors import InvalidRequest, NotFound
+
+router = APIRouter()
+_ONE = "/v1/batches/{batch_id}"
+
+
+class CreateBatch(msgspec.Struct):
+    """POST /v1/batches. output_expires_after is refused, because files stay until deleted."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: dict[str, Any] | None = None
+
+
+@post(router, "/v1/batches", schema=CreateBatch, response=BatchObject, id_prefix="batch_")
+async def create_batch(received: RequestContext, asked: CreateBatch) -> Response:
+    """Run the requests in a file, after the batches that were created before."""
+    batches = received.state.batches
+    if batches is None:
+        msg = "This server keeps no files and runs no batches: start it with --files-dir DIR"
+        raise NotFound(msg, code="files_disabled")
+    if asked.endpoint not in ENDPOINTS:
+        msg = f"endpoint must be one of {', '.join(ENDPOINTS)}, got {asked.endpoint[:80]!r}"
+        raise InvalidRequest(msg, param="endpoint")
+    if asked.completion_window != "24h":
+        msg = f"completion_window must be 24h, got {asked.completion_window[:80]!r}"
+        raise InvalidRequest(msg, param="completion_window")
+    if asked.output_expires_after is not None:
+        msg = "output_expires_after is not supported: omit it, and delete the file"
+        raise InvalidRequest(msg, param="output_expires_after", code="unsupported_parameter")
+    check_metadata(asked.metadata or {})
+    made = batches.create(received.caller, asked.endpoint, asked.input_file_id, asked.metadata)
+    return json_response(made)
+
+
+@router.get(
+    "/v1/batches",
+    openapi_extra={**response_types(Page), **parameters("", after=str, limit=int)},
+)
+async def list_batches(request: Request) -> Response:
+    """List the batches of the caller, the newest first."""
+    found = batches_of(request).batches(request.scope[CALLER])
+    page = page_of(request.query_params, found, lambda batch: batch.id, msgspec.json.encode)
+    return json_response(page)
+
+
+@router.get(_ONE, openapi_extra={**response_types(BatchObject), **parameters(_ONE)})
+async def get_batch(request: Request, batch_id: str) -> Response:
+    """Return a batch: its status, how many lines have ended, and the files of results."""
+    return json_response(batches_of(request).find(request.scope[CALLER], batch_id))
+
+
+@router.post(f"{_ONE}/cancel", openapi_extra={**response_types(BatchObject), **parameters(_ONE)})
+async def cancel_batch(request: Request, batch_id: str) -> Response:
+    """Cancel a batch; the results that it has stay."""
+    return json_response(batches_of(request).cancel(request.scope[CALLER], batch_id))

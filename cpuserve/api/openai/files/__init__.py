@@ -1,0 +1,1 @@
+"""/v1/files: upload, list, read and delete files for batches."""

@@ -1,0 +1,116 @@
+"""POST /v1/files, and the requests that list, read and delete files."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from starlette.responses import FileResponse
+
+from cpuserve.api.batches.directory import FileObject
+from cpuserve.api.batches.service import BatchService
+from cpuserve.api.batches.upload import read_upload
+from cpuserve.api.request.headers import CALLER
+from cpuserve.api.response.openapi import parameters, response_types
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.state import get_state
+from cpuserve.api.stored.page import Page, page_of
+from cpuserve.errors import InvalidRequest, NotFound
+
+router = APIRouter()
+_ONE = "/v1/files/{file_id}"
+_UPLOAD = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["purpose", "file"],
+                "properties": {
+                    "purpose": {"type": "string", "enum": ["batch"]},
+                    "file": {"type": "string", "format": "binary"},
+                },
+            }
+        }
+    },
+}
+
+
+class DeletedFile(msgspec.Struct):
+    """The body of DELETE /v1/files/ID."""
+
+    id: str
+    object: str = "file"
+    deleted: bool = True
+
+
+def batches_of(request: Request) -> BatchService:
+    """Return the batches of the server; NotFound if it keeps no files."""
+    found = get_state(request).batches
+    if found is None:
+        msg = "This server keeps no files and runs no batches: start it with --files-dir DIR"
+        raise NotFound(msg, code="files_disabled")
+    return found
+
+
+@router.post("/v1/files", openapi_extra={"requestBody": _UPLOAD, **response_types(FileObject)})
+async def upload_file(request: Request) -> Response:
+    """Store a file of JSON lines, for a batch."""
+    directory, limits = batches_of(request).directory, get_state(request).limits
+    directory.check_room(0, new_files=1)
+    made = directory.new_id()
+    path = directory.path_of(made)
+    most = directory.max_bytes - directory.used_bytes()
+    try:
+        name, fields = await read_upload(request, path, most, limits.body_timeout_s)
+        if (purpose := fields.pop("purpose", None)) != "batch":
+            msg = f"purpose must be batch, got {str(purpose)[:80]!r}"
+            raise InvalidRequest(msg, param="purpose")
+        for field in fields:
+            msg = f"{field[:80]} is not supported: send purpose and file"
+            raise InvalidRequest(msg, param=field[:80], code="unsupported_parameter")
+        return json_response(directory.add(request.scope[CALLER], made, name, purpose))
+    except BaseException:
+        directory.remove(made)
+        raise
+
+
+@router.get(
+    "/v1/files",
+    openapi_extra={
+        **response_types(Page),
+        **parameters("", after=str, limit=int, order=str, purpose=str),
+    },
+)
+async def list_files(request: Request) -> Response:
+    """List the files of the caller."""
+    found = batches_of(request).directory.files(request.scope[CALLER])
+    purpose = request.query_params.get("purpose")
+    shown = [file for file in found if purpose in (None, file.purpose)]
+    page = page_of(request.query_params, shown, lambda file: file.id, msgspec.json.encode)
+    return json_response(page)
+
+
+@router.get(_ONE, openapi_extra={**response_types(FileObject), **parameters(_ONE)})
+async def get_file(request: Request, file_id: str) -> Response:
+    """Describe a file."""
+    return json_response(batches_of(request).directory.find(request.scope[CALLER], file_id))
+
+
+@router.get(f"{_ONE}/content", openapi_extra=parameters(_ONE))
+async def get_content(request: Request, file_id: str) -> Response:
+    """Return the content of a file."""
+    directory = batches_of(request).directory
+    found = directory.find(request.scope[CALLER], file_id)
+    return FileResponse(directory.path_of(found.id), media_type="application/octet-stream")
+
+
+@router.delete(_ONE, openapi_extra={**response_types(DeletedFile), **parameters(_ONE)})
+async def delete_file(request: Request, file_id: str) -> Response:
+    """Delete a file that no running batch reads."""
+    batches = batches_of(request)
+    found = batches.directory.find(request.scope[CALLER], file_id)
+    if batches.uses(found.id):
+        msg = f"File {found.id!r} is the input of a batch that has not ended: cancel the batch"
+        raise InvalidRequest(msg, param="file_id")
+    batches.directory.remove(found.id)
+    return json_response(DeletedFile(found.id))
