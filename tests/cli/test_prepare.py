@@ -17,11 +17,12 @@ from cpuserve.cli.session import sampling_fields
 from cpuserve.config.fields import FIELDS
 from cpuserve.config.load import from_arguments
 from cpuserve.config.options import EngineOptions
+from cpuserve.config.several import for_another
 from cpuserve.core.admission import Limits
 from cpuserve.errors import ConfigError, ModelError, StartupError, TooLittleMemory
 from cpuserve.loader.safetensors import SafetensorsFile, SafetensorsStore
 from cpuserve.platforms.cpu import CpuPlatform
-from cpuserve.prepare import Prepared, for_another, kv_cache_bytes, model_facts, prepare
+from cpuserve.prepare import Prepared, kv_cache_bytes, model_facts, prepare
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.params import sampling_params
 from tests.helpers.adapter import adapter_of
