@@ -19,17 +19,9 @@ from cpuserve.llm_arguments import (
     one_each,
     text_and_ids,
 )
+from cpuserve.llm_pooling import PoolingMethods, items_of
 from cpuserve.log import get_logger
-from cpuserve.outputs import (
-    DecisionOutput,
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    RequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-    completion_of,
-    position_logprobs,
-)
+from cpuserve.outputs import DecisionOutput, RequestOutput, completion_of, position_logprobs
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.batch import BatchItem, chat_items, decision_items, run_batch
 from cpuserve.serving.call import GenerateCall
@@ -42,11 +34,7 @@ from cpuserve.serving.decisions.questions import (
     questions_from,
 )
 from cpuserve.serving.decisions.results import results_of
-from cpuserve.serving.events import floats_of
-from cpuserve.serving.similarity import cosine, each_once
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format, parsers_of
-from cpuserve.tokenizer.pairs import NO_INSTRUCTION, PairEncoder
-from cpuserve.tokenizer.tokenizer import named_prompt
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
@@ -61,7 +49,7 @@ log = get_logger("llm")
 Advance = Callable[[int], None]
 
 
-class LLM:
+class LLM(PoolingMethods):
     """A model in this process; generate() and chat() return when all requests have finished.
 
     Options: as for `cpuserve serve`, with underscores. Other options of vLLM are accepted if
@@ -143,7 +131,7 @@ class LLM:
         if len(priorities) != len(requests):
             msg = f"{len(priorities)} priorities for {len(requests)} prompts"
             raise InvalidRequest(msg, param="priority")
-        return self._finished(requests, _items(requests, params, priorities), params, use_tqdm)
+        return self._finished(requests, items_of(requests, params, priorities), params, use_tqdm)
 
     def chat(
         self,
@@ -248,105 +236,6 @@ class LLM:
         cached = sum(max(0, item.cached_tokens - item.prompt.shared) for item in run)
         return DecisionOutput(found, diagnostics, computed, cached)
 
-    def embed(
-        self,
-        prompts: PromptInput | Sequence[PromptInput],
-        *,
-        prompt_name: str | None = None,
-        use_tqdm: bool = True,
-    ) -> list[EmbeddingRequestOutput]:
-        """Return the embedding of each prompt by an embedding model; prompts: as in `generate`.
-
-        prompt_name: a named prompt of the checkpoint, which is put before each text; None: the
-        checkpoint's default prompt, if it has one.
-
-        Raises:
-            InvalidRequest: a prompt is invalid, or the model generates text.
-            RequestError, EngineDead: as `generate`.
-        """
-        self._check_kind("embed")
-        before = named_prompt(self._tokenizer.prompts, prompt_name)
-        requests = [self._request(prompt, before) for prompt in as_list(prompts)]
-        return [
-            EmbeddingRequestOutput(
-                request.request_id,
-                request.prompt,
-                request.prompt_token_ids,
-                EmbeddingOutput(floats_of(item.choices[0].vector).tolist()),
-                num_cached_tokens=item.cached_tokens,
-            )
-            for request, item in zip(requests, self._vectors(requests, use_tqdm), strict=True)
-        ]
-
-    def score(
-        self,
-        queries: str | Sequence[str],
-        documents: str | Sequence[str],
-        *,
-        instruction: str | None = None,
-        use_tqdm: bool = True,
-    ) -> list[ScoringRequestOutput]:
-        """Return the score of each pair of texts: a reranker's, or the cosine of two embeddings.
-
-        queries: one for all documents, or one for each. instruction: the purpose of the score, for
-        models that take one (Qwen3-Reranker).
-
-        Raises:
-            InvalidRequest: a pair is invalid, or the model generates text.
-            RequestError, EngineDead: as `generate`.
-        """
-        embeds = self._method() == "embed"
-        if not embeds:
-            self._check_kind("score")
-        first = [queries] if isinstance(queries, str) else list(queries)
-        second = [documents] if isinstance(documents, str) else list(documents)
-        if len(first) not in (1, len(second)):
-            msg = f"{len(first)} queries for {len(second)} documents: give one, or one for each"
-            raise InvalidRequest(msg, param="queries")
-        if len(first) < len(second):
-            first *= len(second)
-        both = list(zip(first, second, strict=True))
-        if embeds:
-            return self._similarities(both, instruction, use_tqdm)
-        pairs = PairEncoder.of(self._tokenizer, self._client.info)
-        requests = [
-            self._request({"prompt_token_ids": pairs.encode(query, document, instruction)})
-            for query, document in both
-        ]
-        return [
-            ScoringRequestOutput(
-                request.request_id,
-                request.prompt_token_ids,
-                ScoringOutput(floats_of(item.choices[0].vector)[0]),
-                num_cached_tokens=item.cached_tokens,
-            )
-            for request, item in zip(requests, self._vectors(requests, use_tqdm), strict=True)
-        ]
-
-    def _similarities(
-        self, pairs: list[tuple[str, str]], instruction: str | None, use_tqdm: bool
-    ) -> list[ScoringRequestOutput]:
-        """Return the cosine of the embeddings of each pair, with the token ids of both texts."""
-        if instruction is not None:
-            raise InvalidRequest(NO_INSTRUCTION, param="instruction")
-        texts, places = each_once(pairs)
-        done = self.embed(texts, use_tqdm=use_tqdm)
-        return [
-            ScoringRequestOutput(
-                done[a].request_id,
-                done[a].prompt_token_ids + done[b].prompt_token_ids,
-                ScoringOutput(cosine(done[a].outputs.embedding, done[b].outputs.embedding)),
-            )
-            for a, b in places
-        ]
-
-    def _vectors(self, requests: list[RequestOutput], use_tqdm: bool) -> list[BatchItem]:
-        """Run requests that generate no tokens; return items, each with a vector in its choice."""
-        params = [SamplingParams(max_tokens=0)] * len(requests)
-        items = _items(requests, params, [0] * len(requests))
-        self._run(items, use_tqdm, self._context)
-        return items
-
     def _finished(
         self,
         requests: list[RequestOutput],
@@ -394,23 +283,6 @@ class LLM:
                 None if row is None else position_logprobs(row, self._tokenizer)
                 for row in choice.scores
             ]
-
-    def _method(self) -> str:
-        """Return the name of the LLM method that fits the model: generate, embed or score."""
-        return {"none": "generate", "rank": "score"}.get(self.config.pooling, "embed")
-
-    def _check_kind(self, wanted: str) -> None:
-        """Raise InvalidRequest unless `wanted` is the LLM method that fits the model."""
-        method = self._method()
-        if method == wanted:
-            return
-        does = {
-            "generate": "generates text",
-            "embed": "gives embeddings: call embed()",
-            "score": "gives scores of pairs of texts: call score()",
-        }[method]
-        msg = f"{self.config.model} {does}. The option `pooling` decides which"
-        raise InvalidRequest(msg, param="model")
 
     def _request(self, prompt: PromptInput, before: str = "") -> RequestOutput:
         """Return an empty RequestOutput for one prompt; before: a text that is put before it."""
@@ -542,15 +414,6 @@ def _resolve(arguments: Mapping[str, Any]) -> EngineConfig:
     for decision in prepared.resolved.decisions:
         log.debug("%s: %s (%s)", decision.field, decision.got, decision.why)
     return one_engine(prepared)
-
-
-def _items(
-    requests: list[RequestOutput], params: list[SamplingParams], priorities: list[int]
-) -> list[BatchItem]:
-    return [
-        BatchItem.of(request.prompt_token_ids, own, priority)
-        for request, own, priority in zip(requests, params, priorities, strict=True)
-    ]
 
 
 @contextmanager

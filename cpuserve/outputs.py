@@ -101,6 +101,55 @@ class EmbeddingRequestOutput:
 
 
 @dataclass(slots=True)
+class ClassificationOutput:
+    """The value of each label of a classifier; labels: their texts, in the same order."""
+
+    probs: list[float]
+    labels: list[str] = field(default_factory=list)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of labels."""
+        return len(self.probs)
+
+    @property
+    def label(self) -> str:
+        """The name of the label with the largest value."""
+        return self.labels[self.probs.index(max(self.probs))]
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput:
+    """A prompt and the values of its labels. prompt: None if token ids were given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: ClassificationOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """The vector or the labels of a prompt, or a row of them for each of its tokens."""
+
+    data: list[float] | list[list[float]]
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """A prompt and its result. prompt: None if token ids were given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
 class ScoringOutput:
     """The score of a pair of texts: a reranker's final value, or the cosine of two embeddings."""
 

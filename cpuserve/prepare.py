@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from cpuserve.config.engine import EngineConfig, Resolved
+from cpuserve.config.engine import EMBEDDINGS, EngineConfig, Resolved
 from cpuserve.config.generation import read_settings
 from cpuserve.config.load import Asked
 from cpuserve.config.options import EngineOptions
@@ -248,7 +248,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         pooling=pooling,
         pooling_why=why,
         whole_prompts=spec.encoder,
-        usual_length=_usual_length(path) if pooling not in ("none", "rank") else None,
+        usual_length=_usual_length(path) if pooling in EMBEDDINGS else None,
         own_head=bool(config.get("own_head")),
         rope_original=max((rope.original for rope in program.ropes), default=0) if program else 0,
         family=str(config.get("model_type") or ""),
@@ -322,12 +322,18 @@ def _pooling(
     encoder: bool,
 ) -> tuple[str, str]:
     """Return (pooling, reason); pooling: as in EngineConfig.pooling, "none" = it generates text."""
-    from cpuserve.loader.pooling import can_judge, checkpoint_pooling, ranker
+    from cpuserve.loader.pooling import can_judge, checkpoint_pooling, classifier, ranker
     from cpuserve.models import architecture_of, has_no_head
 
     if options.pooling == "rank" and ranker(config) is None and not can_judge(config):
         msg = f"--pooling rank: {architecture_of(config)} is not a reranker, which has a head"
         raise ConfigError(msg)
+    found = classifier(config)
+    if options.pooling == "classify" and found is None:
+        msg = f"--pooling classify: {architecture_of(config)} is no classifier, which has a head"
+        raise ConfigError(msg)
+    if options.pooling == "classify" and found is not None:
+        return found[0], "requested"
     if encoder and options.pooling == "none":
         msg = f"--pooling none: {architecture_of(config)} is an encoder, which generates no text"
         raise ConfigError(msg)
@@ -335,6 +341,8 @@ def _pooling(
         return options.pooling, "requested"
     if (named := ranker(config)) is not None:
         return "rank", f"{named} of one label is a reranker"
+    if found is not None:
+        return found[0], f"{found[1]} is a classifier"
     pooling, why = checkpoint_pooling(path, file)
     if pooling == "none" and encoder:
         return "mean", "the default of sentence-transformers"

@@ -20,6 +20,7 @@ from cpuserve.api.middleware.request_line import RequestLine
 from cpuserve.api.middleware.unexpected_errors import UnexpectedErrors
 from cpuserve.api.ollama.dialect import OLLAMA
 from cpuserve.api.openai.dialect import OPENAI
+from cpuserve.api.pooling.router import POOLING
 from cpuserve.api.response.errors import install_error_handlers
 from cpuserve.api.response.openapi import install_schema
 from cpuserve.api.scores.router import SCORES
@@ -48,6 +49,7 @@ DIALECTS = (
     OLLAMA,
     LLAMACPP,
     SCORES,
+    POOLING,
     SYSTEM_ONE,
 )
 ROUTERS = (

@@ -12,8 +12,9 @@ A body that asks for text, vectors or scores is checked here and nowhere else, i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -31,12 +32,11 @@ from cpuserve.api.response.openapi import (
     text_response_type,
 )
 from cpuserve.api.response.writer import Writer, respond
-from cpuserve.errors import InvalidRequest
+from cpuserve.api.state import get_state
+from cpuserve.errors import InvalidRequest, NotFound
 from cpuserve.serving.generate import prepare, prompt_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.generate import Generation
 
@@ -87,8 +87,8 @@ def post(
     id_prefix: the start of the id in the response. stream: the media type of streamed responses;
     None = the route never streams. conversation: see BodyForm. words: returns {role of an error:
     field of the body} (see RequestError.role); None = each role is the field of the same name. The
-    operation in /openapi.json has the handler's name and docstring. The decorated name is the
-    Endpoint, so that `post_by_field` can serve it at a further path.
+    operation in /openapi.json has the handler's name and docstring. The decorated function becomes
+    the Endpoint, so that `post_by_field` can serve it at a further path.
     """
 
     def add(handler: Handler[T]) -> Endpoint[T]:
@@ -108,36 +108,52 @@ def post(
     return add
 
 
+# Endpoints by the pooling of the model (EngineConfig.pooling); "" = all other models.
+ByPooling = Mapping[str, Endpoint[Any]]
+
+
 def post_by_field(
-    router: APIRouter, path: str, endpoints: Mapping[str, Endpoint[Any]], *, name: str, about: str
+    router: APIRouter, path: str, endpoints: Mapping[str, ByPooling], *, name: str, about: str
 ) -> None:
-    """Add a route that serves several endpoints; a field of the body decides which.
+    """Add a route that serves several endpoints; a field of the body and the model decide which.
 
     endpoints: by the name of a field; the first field that the body has decides. name, about: the
     name of the operation in /openapi.json, and its description.
     """
-    marks = msgspec.defstruct("Marks", [(field, msgspec.Raw, msgspec.Raw()) for field in endpoints])
+    fields = [(field, msgspec.Raw, msgspec.Raw()) for field in endpoints]
+    marks = msgspec.defstruct("Marks", [*fields, ("model", Any, None)])
 
-    def chosen(body: bytearray) -> Endpoint[Any]:
-        given = decode_request(body, marks)
-        for field, endpoint in endpoints.items():
-            if getattr(given, field):
-                return endpoint
+    def endpoint_of(request: Request, body: bytearray) -> Endpoint[Any]:
+        given = msgspec.structs.asdict(decode_request(body, marks))
+        for field, choices in endpoints.items():
+            if given[field]:
+                return choices.get(_pooling_of(request, given["model"]), choices[""])
         known = ", ".join(endpoints)
         msg = f"The body has none of the fields that say what is asked for: send one of {known}"
         raise InvalidRequest(msg)
 
     async def serve(request: Request) -> Response:
-        return await _respond(request, chosen)
+        return await _respond(request, partial(endpoint_of, request))
 
+    described = [each.described for choices in endpoints.values() for each in choices.values()]
     router.add_api_route(
         path,
         serve,
         methods=["POST"],
         name=name,
         description=about,
-        openapi_extra=any_json_body([each.described for each in endpoints.values()]),
+        openapi_extra=any_json_body(described),
     )
+
+
+def _pooling_of(request: Request, model: object) -> str:
+    """Return the pooling of the model of a body; "" if it is not loaded or not known."""
+    models = get_state(request).models
+    try:
+        context = models.peek(models.resolve(model if isinstance(model, str) else None))
+    except NotFound:
+        return ""
+    return "" if context is None else context.pooling
 
 
 async def _respond(request: Request, endpoint_of: Callable[[bytearray], Endpoint[Any]]) -> Response:

@@ -42,7 +42,7 @@ ROWS = {
 def families() -> list[list[str]]:
     """A row for each architecture: its name, a description, and its names in GGUF files."""
     from cpuserve.loader.gguf.archs.table import ARCHS
-    from cpuserve.models import MODELS, RERANKERS, TEXT_PARTS
+    from cpuserve.models import CLASSIFIERS, MODELS, RERANKERS, TAGGERS, TEXT_PARTS
 
     rows = [["architecture", "what sets it apart", "in GGUF files"]]
     for name in MODELS.names():
@@ -50,7 +50,10 @@ def families() -> list[list[str]]:
         archs += [SAME_FILES[name]] if name in SAME_FILES else []
         rows.append([name, _sentence(MODELS.get(name)), ", ".join(archs)])
     rows += [[name, f"its part for text, {part}", ""] for name, part in TEXT_PARTS.items()]
-    rows += [[name, f"a reranker: {part} and a head", ""] for name, part in RERANKERS.items()]
+    what = "a classifier, or with one label a reranker"
+    rows += [[name, f"{what}: {part} and a head", ""] for name, part in RERANKERS.items()]
+    rows += [[name, f"a classifier: {part} and a head", ""] for name, part in CLASSIFIERS.items()]
+    rows += [[name, f"labels of tokens: {part} and a head", ""] for name, part in TAGGERS.items()]
     return rows
 
 

@@ -24,6 +24,10 @@ class KvGroup(msgspec.Struct, frozen=True):
     layers: list[int]
 
 
+# The kinds of pooling that make embeddings.
+EMBEDDINGS = ("last", "first", "mean")
+
+
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """All resolved settings. The engine process receives this (as msgpack) and nothing else.
 
@@ -52,7 +56,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     files in prefix_cache_dir.
     kv_tiers: further offload tiers, the location of each by its name.
     pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
-    "mean"; "rank" = the head of a reranker makes a score; "none" = the model generates text.
+    "mean"; "rank" = the head of a reranker makes a score; "classify", "token_classify" = the head
+    of a classifier makes a logit for each label, of the text or of each token; "none" = the model
+    generates text.
     whole_prompts: the model is an encoder, so each prompt is computed in one step.
     adapters: LoRA adapters, the path of each by its name. adapter_slots, adapter_rank: there is
     memory for adapter_slots adapters of rank adapter_rank, which can be loaded and unloaded while

@@ -178,11 +178,11 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         option(
             MODEL,
             "Serve embeddings instead of text: the vector of the last or the first token (cls), "
-            "or the mean of all; rank: scores of a reranker; none: generate text.",
-            default="auto: as a checkpoint of embeddings or a reranker says, otherwise none",
+            "or the mean of all; rank: scores of a reranker; classify: labels; none: text.",
+            default="auto: as a checkpoint of embeddings or with a head says, otherwise none",
             flags=("--pooling",),
             env="CPUSERVE_POOLING",
-            choices=("auto", "none", "last", "mean", "first", "rank"),
+            choices=("auto", "none", "last", "mean", "first", "rank", "classify"),
             synonyms={"cls": "first"},
             metavar="KIND",
         ),

@@ -22,4 +22,7 @@ class Pooler(Protocol):
         """Add the vectors of the next tokens of `positions`; `vectors` may be empty."""
 
     def result(self) -> bytes | None:
-        """Return the embedding (fp32, with norm 1) or the score; None if it is not finite."""
+        """Return the embedding (fp32, with norm 1), the score or logits, or a row for each token.
+
+        None: it is not finite.
+        """

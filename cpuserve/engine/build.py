@@ -83,6 +83,8 @@ def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
     """
     if config.pooling == "rank":
         return _rank_head(config, facts)
+    if config.pooling in ("classify", "token_classify"):
+        return _class_head(config, facts)
     if config.pooling == "none":
         return Head("none")
     layers = dense_layers(Path(config.model_path))
@@ -108,13 +110,36 @@ def _rank_head(config: EngineConfig, facts: dict[str, object]) -> Head:
     path = Path(config.tokenizer_path)
     checkpoint = open_checkpoint(Path(config.model_path))
     head = rank_head(checkpoint, lambda text: answer_id(path, text))
+    _check_width(config, head, facts)
+    facts["width"] = 1
+    facts["asks"] = not config.whole_prompts
+    return head
+
+
+def _class_head(config: EngineConfig, facts: dict[str, object]) -> Head:
+    """Return the head of a classifier.
+
+    facts: sets "width" to the number of labels, and adds "labels" and "activation".
+    """
+    from cpuserve.loader.load import open_checkpoint
+    from cpuserve.loader.pooling import labels_of
+    from cpuserve.loader.ranking import class_activation, class_head
+
+    checkpoint = open_checkpoint(Path(config.model_path))
+    head = class_head(checkpoint)
+    _check_width(config, head, facts)
+    labels = labels_of(checkpoint.config)
+    facts["width"], facts["labels"] = len(labels), labels
+    facts["activation"] = class_activation(checkpoint.config)
+    return head
+
+
+def _check_width(config: EngineConfig, head: Head, facts: dict[str, object]) -> None:
+    """Raise a ModelError unless the head takes vectors of the model's width."""
     takes = head.layers[0].weight.shape[-1]
     if takes != facts["width"]:
         msg = f"{config.model_path}: the head takes {takes} numbers, but gets {facts['width']}"
         raise ModelError(msg)
-    facts["width"] = 1
-    facts["asks"] = not config.whole_prompts
-    return head
 
 
 _Built = tuple["Executor", int, Iterable[int], dict[str, object], AdapterSlots]

@@ -177,7 +177,7 @@ class EngineCore:
             priority=message.priority,
             progress=message.progress,
             continues=message.continues,
-            pooler=make_pooler(self._head),
+            pooler=make_pooler(self._head, vectors=params.vectors),
             adapter=number,
             salt=salt,
         )

@@ -1,4 +1,4 @@
-"""The layers after pooling: modules of sentence-transformers, and heads of rerankers."""
+"""The layers after pooling: modules of sentence-transformers, and heads of classifiers."""
 
 from __future__ import annotations
 
@@ -87,8 +87,9 @@ Layer: TypeAlias = Dense | VectorNorm
 class Head:
     """How an embedding or a score is computed from the vectors of a sequence's tokens.
 
-    pooling: "last", "first" or "mean"; "none" for a model that generates text. layers: the layers
-    that are applied to the pooled vector. unit: whether the result is scaled to length 1.
+    pooling: "last", "first" or "mean"; "all" = each token has a result; "none" for a model that
+    generates text. layers: the layers that are applied to the pooled vector. unit: whether the
+    result is scaled to length 1.
     """
 
     pooling: str

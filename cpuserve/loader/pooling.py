@@ -11,7 +11,7 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.load import read_any_json, read_json
 from cpuserve.models import architecture_of
-from cpuserve.models.base import GGUF_RERANKERS, JUDGES, RERANKERS
+from cpuserve.models.base import CLASSIFIERS, GGUF_RERANKERS, JUDGES, RERANKERS, TAGGERS
 from cpuserve.models.config import read_architectures
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ def ranker(config: Mapping[str, Any]) -> str | None:
     """Return the architecture of a reranker's config; None if the model is no reranker.
 
     Raises:
-        ModelError: the model does not have exactly one label, so it has no score, or a GGUF file
-            has a head that is not supported.
+        ModelError: a GGUF file has a head that is not supported.
     """
     name = next(iter(read_architectures(config)), "")
     if config.get("is_ranker"):  # a GGUF file says so
@@ -108,17 +107,33 @@ def ranker(config: Mapping[str, Any]) -> str | None:
             return name
         msg = f"rerankers of {name} are not read from GGUF files: only {', '.join(GGUF_RERANKERS)}"
         raise ModelError(msg)
-    if name not in RERANKERS:
-        return None
-    labels = config.get("id2label") or {}
-    count = config.get("num_labels") or len(labels) or 2  # the default of transformers
-    if count != 1:
-        msg = (
-            f"{name} of {count} labels: only those of one label are served, which are rerankers; "
-            "--pooling mean makes embeddings of it"
-        )
+    return name if name in RERANKERS and len(labels_of(config)) == 1 else None
+
+
+def classifier(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return (pooling, architecture) of a classifier of texts or of tokens; None = it is none."""
+    name = next(iter(read_architectures(config)), "")
+    if name in TAGGERS:
+        return "token_classify", name
+    return ("classify", name) if name in {*RERANKERS, *CLASSIFIERS} else None
+
+
+def labels_of(config: Mapping[str, Any]) -> list[str]:
+    """The labels of a classifier, in the order of its outputs.
+
+    Raises:
+        ModelError: the ids of the labels are not 0, 1, 2, ..., or the labels are not texts.
+    """
+    named = config.get("id2label") or {}
+    count = config.get("num_labels") or len(named) or 2  # the default of transformers
+    wanted = [str(index) for index in range(count)] if type(count) is int else []
+    if not named:
+        return [f"LABEL_{index}" for index in wanted]
+    found = {str(key): value for key, value in named.items()} if isinstance(named, dict) else {}
+    if sorted(found) != sorted(wanted) or not all(isinstance(v, str) for v in found.values()):
+        msg = f"config.json: id2label must have a text for each number from 0 to {count} - 1"
         raise ModelError(msg)
-    return name
+    return [found[index] for index in wanted]
 
 
 def can_judge(config: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Reads the heads of rerankers, which score pairs of texts.
+"""Reads the heads of rerankers, which score pairs of texts, and of classifiers.
 
 Heads are computed as in the classes ...ForSequenceClassification of transformers. Qwen3-Reranker
 has no such head: as its model card says, the score is the probability that the next token is "yes",
@@ -9,13 +9,14 @@ sentence-transformers uses.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.dense_module import Dense, Head, VectorNorm
-from cpuserve.loader.pooling import ACTIVATIONS, ranker
+from cpuserve.loader.pooling import ACTIVATIONS, labels_of, ranker
 from cpuserve.models.bert import POOLER
-from cpuserve.models.config import read_bool, read_choice, read_float
+from cpuserve.models.config import read_architectures, read_bool, read_choice, read_float
 from cpuserve.program.parts import rows
 from cpuserve.quant import dequantize
 
@@ -31,6 +32,21 @@ POOLINGS = {"cls": "first", "mean": "mean"}
 Read = Callable[[str], "Float32"]
 
 
+def class_head(checkpoint: Checkpoint) -> Head:
+    """The head of a classifier of texts or of tokens, which computes a logit for each label.
+
+    Raises:
+        ModelError: its tensors are missing, or do not fit together or the labels of the config.
+    """
+    name = read_architectures(checkpoint.config)[0]
+    make = TAGGER_HEADS.get(name) or HEADS[name]
+    head = make(_reader(checkpoint, "classifier", set()), checkpoint.config)
+    last = replace(cast("Dense", head.layers[-1]), activation="none")
+    head = replace(head, layers=(*head.layers[:-1], last))
+    _check(checkpoint, head, len(labels_of(checkpoint.config)))
+    return head
+
+
 def rank_head(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Head:
     """The head of a reranker.
 
@@ -41,23 +57,29 @@ def rank_head(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Head:
     """
     config, weights = checkpoint.config, checkpoint.weights
     name = ranker(config)
-    done = set()
+    done: set[str] = set()
+    if name is None:
+        return Head("last", (_judge(checkpoint, token_id),), unit=False)
+    head = HEADS[name](_reader(checkpoint, "reranker", done), config)
+    if others := sorted(n for n in weights.names() - done if n.startswith("cls.")):
+        msg = f"{checkpoint.path}: the head has tensors that are not supported: {others[0]}"
+        raise ModelError(msg)
+    _check(checkpoint, head, 1)
+    return head
+
+
+def _reader(checkpoint: Checkpoint, kind: str, done: set[str]) -> Read:
+    """Return a function that reads a tensor of a head and adds its name to `done`."""
+    weights = checkpoint.weights
 
     def read(tensor: str) -> Float32:
         done.add(tensor)
         if tensor not in weights.names():
-            msg = f"{checkpoint.path}: a reranker needs the tensor {tensor}, which is missing"
+            msg = f"{checkpoint.path}: a {kind} needs the tensor {tensor}, which is missing"
             raise ModelError(msg)
         return dequantize(weights.get(tensor))
 
-    if name is None:
-        return Head("last", (_judge(checkpoint, token_id),), unit=False)
-    head = HEADS[name](read, config)
-    if others := sorted(n for n in weights.names() - done if n.startswith("cls.")):
-        msg = f"{checkpoint.path}: the head has tensors that are not supported: {others[0]}"
-        raise ModelError(msg)
-    _check(checkpoint, head)
-    return head
+    return read
 
 
 def _bert(read: Read, config: Mapping[str, Any]) -> Head:
@@ -104,17 +126,60 @@ def _gguf_decoder(read: Read, _: Mapping[str, Any]) -> Head:
     return Head("last", (Dense(row, None, "sigmoid"),), unit=False)
 
 
+def _tagger(read: Read, _: Mapping[str, Any]) -> Head:
+    return Head("all", (_dense(read, "classifier", "none"),), unit=False)
+
+
+def _modernbert_tagger(read: Read, config: Mapping[str, Any]) -> Head:
+    return replace(_modernbert(read, config), pooling="all")
+
+
+def _decoder_tagger(read: Read, _: Mapping[str, Any]) -> Head:
+    return Head("all", (_dense(read, "score", "none"),), unit=False)
+
+
 HEADS = {
     # Configs of GGUF files have the architecture of the model below the head.
     "BertModel": _gguf_bert,
     "ModernBertModel": _gguf_modernbert,
     "Qwen3ForCausalLM": _gguf_decoder,
     "BertForSequenceClassification": _bert,
+    "LlamaForSequenceClassification": _decoder,
     "ModernBertForSequenceClassification": _modernbert,
+    "Qwen2ForSequenceClassification": _decoder,
     "Qwen3ForSequenceClassification": _decoder,
     "RobertaForSequenceClassification": _roberta,
     "XLMRobertaForSequenceClassification": _roberta,
 }
+TAGGER_HEADS = {
+    "BertForTokenClassification": _tagger,
+    "LlamaForTokenClassification": _decoder_tagger,
+    "ModernBertForTokenClassification": _modernbert_tagger,
+    "Qwen2ForTokenClassification": _decoder_tagger,
+    "Qwen3ForTokenClassification": _decoder_tagger,
+    "RobertaForTokenClassification": _tagger,
+    "XLMRobertaForTokenClassification": _tagger,
+}
+# Activations of the logits of classifiers, by problem_type of the config.
+BY_PROBLEM = {
+    "regression": "none",
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+}
+
+
+def class_activation(config: Mapping[str, Any]) -> str:
+    """Return the activation of the logits of a classifier: "softmax", "sigmoid" or "none".
+
+    As in vLLM, problem_type decides, then the settings of sentence-transformers, then the number of
+    labels: one label gets a sigmoid, several get a softmax.
+    """
+    found = BY_PROBLEM.get(str(config.get("problem_type")))
+    several = len(labels_of(config)) > 1
+    if found is None and _named_activation(config) is not None:
+        found = _activation(config)
+    found = found or "softmax"
+    return "sigmoid" if found == "softmax" and not several else found
 
 
 def _dense(read: Read, name: str, activation: str, *, bias: bool = True) -> Dense:
@@ -123,9 +188,7 @@ def _dense(read: Read, name: str, activation: str, *, bias: bool = True) -> Dens
 
 def _activation(config: Mapping[str, Any]) -> str:
     """The activation that makes a score: a sigmoid, unless the config has another."""
-    newer = config.get("sentence_transformers")
-    named = newer.get("activation_fn") if isinstance(newer, Mapping) else None
-    named = named or config.get("sbert_ce_default_activation_function")
+    named = _named_activation(config)
     if named is None:
         return "sigmoid"
     found = ACTIVATIONS.get(str(named).rpartition(".")[2])
@@ -134,6 +197,12 @@ def _activation(config: Mapping[str, Any]) -> str:
         msg = f"config.json: the activation {str(named)[:60]} of scores is not one of {known}"
         raise ModelError(msg)
     return found
+
+
+def _named_activation(config: Mapping[str, Any]) -> object:
+    newer = config.get("sentence_transformers")
+    named = newer.get("activation_fn") if isinstance(newer, Mapping) else None
+    return named or config.get("sbert_ce_default_activation_function")
 
 
 def _judge(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Dense:
@@ -149,8 +218,8 @@ def _judge(checkpoint: Checkpoint, token_id: Callable[[str], int]) -> Dense:
     return Dense(yes - no, None, "sigmoid")
 
 
-def _check(checkpoint: Checkpoint, head: Head) -> None:
-    """Raise a ModelError unless each layer fits the next one, and the last has one output."""
+def _check(checkpoint: Checkpoint, head: Head, outputs: int) -> None:
+    """Raise a ModelError unless each layer fits the next one, and the last has so many outputs."""
     width: int | None = None
     for layer in head.layers:
         shape = layer.weight.shape
@@ -163,6 +232,7 @@ def _check(checkpoint: Checkpoint, head: Head) -> None:
             msg = f"{checkpoint.path}: a bias of the head has the shape {list(layer.bias.shape)}"
             raise ModelError(msg)
         width = gives
-    if width != 1:
-        msg = f"{checkpoint.path}: the head gives {width} numbers instead of one score"
+    if width != outputs:
+        wanted = "one score" if outputs == 1 else f"one for each of {outputs} labels"
+        msg = f"{checkpoint.path}: the head gives {width} numbers instead of {wanted}"
         raise ModelError(msg)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve import plugins
 from cpuserve.errors import ModelError
-from cpuserve.models.base import BUILTIN, MODELS, RERANKERS
+from cpuserve.models.base import BUILTIN, CLASSIFIERS, MODELS, RERANKERS, TAGGERS
 from cpuserve.models.config import read_architectures, read_object
 
 if TYPE_CHECKING:
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUILTIN",
+    "CLASSIFIERS",
     "MODELS",
     "RERANKERS",
+    "TAGGERS",
     "TEXT_PARTS",
     "architecture_of",
     "build_program",
@@ -96,8 +98,8 @@ def _faults(family: object) -> str:
 def architecture_of(config: Mapping[str, Any]) -> str:
     """The first entry of "architectures" in a config.json; ModelError if there is none.
 
-    For a model of images and text, it is the architecture of the part for text; for a reranker, the
-    architecture of the model below the head.
+    For a model of images and text, it is the architecture of the part for text; for a reranker or
+    a classifier, the architecture of the model below the head.
     """
     names = read_architectures(config)
     if not names:
@@ -106,7 +108,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
             + _supported()
         )
         raise ModelError(msg)
-    return {**TEXT_PARTS, **RERANKERS}.get(names[0], names[0])
+    return {**TEXT_PARTS, **RERANKERS, **CLASSIFIERS, **TAGGERS}.get(names[0], names[0])
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:

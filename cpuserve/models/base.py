@@ -70,8 +70,8 @@ BUILTIN = {
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
 }
 
-# Rerankers, which score pairs of texts: the architecture of the model below the head. The head is
-# read by loader/ranking.py.
+# Classifiers of texts, and the architecture of the model below the head. Those of one label are
+# rerankers, which score pairs of texts. The heads are read by loader/ranking.py.
 RERANKERS = {
     "BertForSequenceClassification": "BertModel",
     "ModernBertForSequenceClassification": "ModernBertModel",
@@ -79,6 +79,23 @@ RERANKERS = {
     "RobertaForSequenceClassification": "RobertaModel",
     "XLMRobertaForSequenceClassification": "XLMRobertaModel",
 }
+# Classifiers of texts that are no rerankers: with one label they are reward models.
+CLASSIFIERS = {
+    "LlamaForSequenceClassification": "LlamaForCausalLM",
+    "Qwen2ForSequenceClassification": "Qwen2ForCausalLM",
+}
+# Classifiers of tokens.
+TAGGERS = {
+    "BertForTokenClassification": "BertModel",
+    "LlamaForTokenClassification": "LlamaForCausalLM",
+    "ModernBertForTokenClassification": "ModernBertModel",
+    "Qwen2ForTokenClassification": "Qwen2ForCausalLM",
+    "Qwen3ForTokenClassification": "Qwen3ForCausalLM",
+    "RobertaForTokenClassification": "RobertaModel",
+    "XLMRobertaForTokenClassification": "XLMRobertaModel",
+}
+# The linear of the heads of decoders, which no op reads.
+DECODER_HEAD = ("score.weight", "score.bias")
 # The architectures of rerankers that are read from GGUF files, and the linears and norms of a head.
 GGUF_RERANKERS = ("BertModel", "ModernBertModel", "Qwen3ForCausalLM")
 GGUF_HEAD = ("cls", "cls.norm", "cls.output")

@@ -22,7 +22,7 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
 POOLER = "pooler.dense"  # a linear of the first token's vector; embeddings do not use it
-HEAD = ("classifier", "classifier.dense", "classifier.out_proj")  # linears in heads of rerankers
+HEAD = ("classifier", "classifier.dense", "classifier.out_proj")  # linears in heads of classifiers
 WORDS = "embeddings.word_embeddings"
 TYPES = "embeddings.token_type_embeddings"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from cpuserve.models.base import register_model
+from cpuserve.models.base import DECODER_HEAD, register_model
 from cpuserve.models.config import (
     read_bool,
     read_choice,
@@ -61,6 +61,7 @@ class Llama:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Write the program."""
+        b.leave(DECODER_HEAD)
         build_decoder(b, s)
 
 

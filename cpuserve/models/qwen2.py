@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import register_model
+from cpuserve.models.base import DECODER_HEAD, register_model
 from cpuserve.models.config import read_bool, read_int, read_windows
 from cpuserve.models.llama import build_decoder, read_decoder
 from cpuserve.models.spec import ModelSpec
@@ -30,6 +30,7 @@ class Qwen2:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
+        b.leave(DECODER_HEAD)
         build_decoder(b, s)
 
 

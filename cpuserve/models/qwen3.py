@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpuserve.models.base import GGUF_HEAD, register_model
+from cpuserve.models.base import DECODER_HEAD, GGUF_HEAD, register_model
 from cpuserve.models.config import read_bool
 from cpuserve.models.llama import build_decoder, qk_norm_attention, read_decoder
 from cpuserve.models.qwen2 import read_qwen_windows
@@ -34,6 +34,5 @@ class Qwen3:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        # The heads of rerankers, which no op reads.
-        b.leave(["score.weight", *(f"{name}.weight" for name in GGUF_HEAD)])
+        b.leave([*DECODER_HEAD, *(f"{name}.weight" for name in GGUF_HEAD)])
         build_decoder(b, s, attention=qk_norm_attention)

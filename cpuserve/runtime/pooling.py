@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -80,17 +81,54 @@ class Mean:
     def result(self) -> bytes | None:
         """Return the embedding or score of the mean.
 
-        Without layers in the head, the sum is used instead: its result is scaled to norm 1 anyway.
+        The sum is used instead if its result is only scaled to norm 1 anyway.
         """
-        mean = self._sum / max(self._count, 1) if self._head.layers else self._sum
+        scaled = self._head.unit and not self._head.layers
+        mean = self._sum if scaled else self._sum / max(self._count, 1)
         return _finished(mean, self._head)
 
 
-POOLS: dict[str, type[LastToken | Mean]] = {"last": LastToken, "first": FirstToken, "mean": Mean}
+class AllTokens:
+    """Keeps the result of the head for each token, one after another."""
+
+    reads_prefixes = False
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._parts: list[bytes | None] = []
+
+    def positions(self, start: int, end: int, length: int) -> range:
+        """Return the positions that were not already added before a preemption."""
+        del length
+        return range(max(start, len(self._parts)), end)
+
+    def add(self, vectors: Sequence[object]) -> None:
+        """Compute the head for the vectors."""
+        rows = (np.asarray(vector, np.float64) for vector in vectors)
+        self._parts += [_finished(row, self._head) for row in rows]
+
+    def result(self) -> bytes | None:
+        """Return the results [tokens, width], fp32; None if one of them is not finite."""
+        found = [part for part in self._parts if part is not None]
+        return b"".join(found) if len(found) == len(self._parts) else None
 
 
-def make_pooler(head: Head) -> Pooler | None:
-    """Return a pooler for one sequence of a model with this head; None if it generates text."""
+POOLS: dict[str, type[LastToken | Mean | AllTokens]] = {
+    "last": LastToken,
+    "first": FirstToken,
+    "mean": Mean,
+    "all": AllTokens,
+}
+
+
+def make_pooler(head: Head, *, vectors: str = "") -> Pooler | None:
+    """Return a pooler for one sequence of a model with this head; None if it generates text.
+
+    vectors: as in SamplingParams; the vectors of tokens are those without the head.
+    """
+    if vectors and head.pooling in POOLS:
+        tokens = {"tokens": Head("all", unit=False), "unit_tokens": Head("all")}
+        head = tokens.get(vectors) or replace(head, unit=False)
     return cast("Pooler", POOLS[head.pooling](head)) if head.pooling in POOLS else None
 
 

@@ -12,6 +12,9 @@ MAX_SALT = 128
 # A salt becomes part of keys and file names, where these characters could make it match another.
 NOT_IN_SALT = frozenset("@/\\\0")
 SALT_RULE = "characters without @, /, \\ and NUL"
+# The results of an embedding model: an embedding of length 1, one that is not scaled, and the
+# vectors of all tokens as the model computes them, or scaled to length 1.
+VECTORS = ("", "plain", "tokens", "unit_tokens")
 NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 
 
@@ -27,7 +30,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     prefixes. `adapter`: the name of the
     LoRA adapter that changes the model for this request. `structured_outputs`: the grammar that the
     text must match; the response ends where nothing can follow. `caller`: the client of a server;
-    waiting requests and new grammars of several clients take turns.
+    waiting requests and new grammars of several clients take turns. `vectors`: the kind
+    of result of an embedding model, one of VECTORS.
     """
 
     n: int = 1
@@ -55,6 +59,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     adapter: str | None = None
     structured_outputs: StructuredOutputs | None = None
     caller: str = ""
+    vectors: str = ""
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest with the parameter for a value out of range."""
@@ -91,6 +96,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             self.prompt_logprobs is None or self.prompt_logprobs >= 0,
             "at least 0",
         )
+        self._check("vectors", self.vectors in VECTORS, f"one of {VECTORS}")
         self._check("stop", all(self.stop), "non-empty strings")
         if not _is_salt(self.cache_salt):  # a salt may be secret, so the error does not quote it
             msg = f"cache_salt must be 1 to {MAX_SALT} {SALT_RULE}"

@@ -120,7 +120,9 @@ class GenerateCall(CommonFields, kw_only=True):
     tool_search: a search for further tools that the server runs; its function is among `tools`.
     decisions: questions about the messages, each of them a prompt (decisions/call.py).
     logprobs: None = no logprobs, k = each token and k alternatives have one. embed: the response is
-    a vector for each prompt, or a score for each pair. adapter: the LoRA adapter that the request
+    a vector for each prompt, or a score for each pair. classify: "text" = this vector has the
+    logit of each label, "tokens" = it has them for each token. vectors: one of VECTORS of
+    sampling/params.py. adapter: the LoRA adapter that the request
     selects as its model. caller: who sends the request, for queues where callers take turns.
     session: an id of the client's session, which other clients cannot know.
     usage_in_each: whether TokenUsage follows the events of each output. lines: when the response
@@ -154,6 +156,8 @@ class GenerateCall(CommonFields, kw_only=True):
     logprobs: int | None = None
     echo: bool = False
     embed: bool = False
+    classify: str = ""
+    vectors: str = ""
     adapter: str | None = None
     caller: str = ""
     session: str | None = None

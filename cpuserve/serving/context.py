@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cpuserve.config.engine import EMBEDDINGS
 from cpuserve.core.admission import ANY_ROWS, Limits
 from cpuserve.serving.backlog import Backlog
 from cpuserve.serving.call import MAX_LOGPROBS
@@ -40,8 +41,8 @@ class ModelContext:
     is gone; see `unavailable`. `learned_format` is how the model writes tool calls and thoughts,
     and `shown_ids` are the special tokens that mark calls and thoughts, which the parser needs as
     text. `kv_bytes` is the most memory that the KV cache may take. `pooling` is how the model makes
-    embeddings ("none": it generates text, "rank": it scores `pairs` of texts), and `vector_width`
-    is the length of an embedding. `adapters` has the path of each LoRA adapter by the name that
+    embeddings (see EngineConfig.pooling), and `vector_width` is the length of an embedding.
+    `adapters` has the path of each LoRA adapter by the name that
     requests use as their model; `adapters_change` says whether clients may load and unload adapters
     (serving/lora.py) under `adapter_lock`, and `default_adapter` is the one of requests that select
     none. `any_name` says whether requests may use any
@@ -121,10 +122,10 @@ class ModelContext:
             frozenset(ends if isinstance(ends, list) else ()),
             number("max_num_batched_tokens", ANY_ROWS),
         )
-        if info.get("prefix_caching", True) and not self.embeds and self.pooling != "rank":
+        if info.get("prefix_caching", True) and self.pooling == "none":
             self.recent = RecentPrompts()
         self.vector_width = number("width", 0)
-        if self.pooling == "rank":
+        if self.pooling in ("rank", "classify"):
             self.pairs = PairEncoder.of(tokenizer, info)
         self.ready = True
 
@@ -146,11 +147,22 @@ class ModelContext:
     @property
     def embeds(self) -> bool:
         """Whether the model makes embeddings."""
-        return self.pooling not in ("none", "rank")
+        return self.pooling in EMBEDDINGS
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of a classifier, in the order of its outputs; [] for other models."""
+        found = self.client.info.get("labels")
+        return found if isinstance(found, list) else []
+
+    @property
+    def class_activation(self) -> str:
+        """The activation of the logits of a classifier; see class_activation in loader."""
+        return str(self.client.info.get("activation", "none"))
 
     @property
     def abilities(self) -> list[str]:
-        """The model's capabilities as Ollama calls them; Ollama has no word for rerankers."""
+        """The model's capabilities as Ollama calls them; it has no word for heads."""
         if self.pooling != "none":
             return ["embedding"] if self.embeds else []
         able = {"tools": self.tool_format is not None, "thinking": self.learned_format.thinks}
@@ -174,7 +186,7 @@ class ModelContext:
         return self.chat_template
 
     def get_pairs(self) -> PairEncoder:
-        """Return the encoder of pairs of texts; only a reranker has one."""
+        """Return the encoder of pairs of texts; only models with a head for texts have one."""
         assert self.pairs is not None
         return self.pairs
 

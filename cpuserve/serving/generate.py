@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 # Lists of events per sequence that may be queued for a slow client, if a call has several
 # sequences.
 _QUEUED_PER_SEQUENCE = 8
+# The most numbers in a response with the vectors of tokens; as JSON they take 200 MB.
+MAX_VALUES = 1 << 24
 # How many prompt token ids are checked per microsecond.
 _IDS_PER_US = 32
 
@@ -93,6 +95,8 @@ async def _prepared(
         return fan_out(call, prompts, params, context.limits.longest_s)
 
     num_ids = sum(map(len, ids))
+    if "tokens" in (call.classify, *call.vectors.split("_")):
+        _check_values(num_ids * context.vector_width)
     sequences = await run_sized(num_ids // _IDS_PER_US, make_sequences)
     check_capacity(context, sequences)
     recent = await explain(context, call, prompts[0]) if len(prompts) == 1 else None
@@ -133,27 +137,48 @@ async def prompt_ids(context: ModelContext, call: GenerateCall, num_bytes: int) 
     return (await chat_prompt(context, call, num_bytes, most=most, opening=opening)).ids
 
 
+def _check_values(count: int) -> None:
+    """Raise InvalidRequest if the vectors of all tokens would be a response that is too large."""
+    if count > MAX_VALUES:
+        msg = (
+            f"prompt asks for {count} numbers, because each token has a vector; at most "
+            f"{MAX_VALUES} are allowed: send fewer or shorter texts"
+        )
+        raise InvalidRequest(msg, role="prompt")
+
+
 # The kinds of output: (words for error messages, the endpoints to use).
 _SCORES = ("scores of pairs of texts", "/v1/rerank or /v1/score")
 _VECTORS = ("embeddings", "/v1/embeddings")
+_CLASSES = ("labels of texts", "/classify")
+_TOKEN_CLASSES = ("labels of tokens", "/pooling")
 _TEXT = ("text", "/v1/chat/completions or /v1/completions")
 # How to serve a model so that it has this output, for the error of a model that generates text.
 _SERVED_AS = {
     _VECTORS: "To get embeddings, serve a model with --pooling last or mean",
     _SCORES: "To get scores, serve a reranker (--pooling rank makes one of Qwen3-Reranker) or an "
     "embedding model",
+    _CLASSES: "To get labels, serve a classifier",
+}
+_GIVES = {
+    "none": _TEXT,
+    "rank": _SCORES,
+    "classify": _CLASSES,
+    "token_classify": _TOKEN_CLASSES,
 }
 
 
 def _check_kind(context: ModelContext, call: GenerateCall) -> None:
     """Raise InvalidRequest unless the model can output text, vectors or scores as asked."""
-    gives = {"none": _TEXT, "rank": _SCORES}.get(context.pooling, _VECTORS)
+    gives = _GIVES.get(context.pooling, _VECTORS)
     wants = _SCORES if call.pairs is not None else _VECTORS if call.embed else _TEXT
+    if call.classify:
+        wants = _TOKEN_CLASSES if call.classify == "tokens" else _CLASSES
     if gives == wants:
         return
     name = context.model_names[0]
     if gives == _TEXT:
-        msg = f"{name} generates text. {_SERVED_AS[wants]}"
+        msg = f"{name} generates text. {_SERVED_AS.get(wants, _SERVED_AS[_CLASSES])}"
     else:
         msg = f"{name} gives {gives[0]} and no {wants[0]}: use {gives[1]}"
     raise InvalidRequest(msg, role="model")

@@ -193,6 +193,7 @@ def _params(
         "cache_salt": call.cache_salt,
         "adapter": call.adapter,
         "caller": call.caller,
+        "vectors": call.vectors,
         "structured_outputs": form,
     }
     asked = {name: value for name, value in given.items() if value is not None}

@@ -99,7 +99,6 @@ def test_the_official_client_reads_them(server):
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or between 1"),
         ({"input": "a", "truncate_prompt_tokens": 65}, "truncate_prompt_tokens", "1 and 64, got"),
         ({"input": "a", "prompt_name": "query"}, "prompt_name", "this model has no prompts"),
-        ({"input": "a", "normalize": False}, "normalize", "length 1"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(server, fields, param, words):

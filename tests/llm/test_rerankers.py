@@ -197,8 +197,13 @@ def test_the_model_below_a_head_gives_embeddings_on_request():
 
 
 def test_a_classifier_of_several_labels_is_no_reranker():
-    with pytest.raises(StartupError, match="of 3 labels: only those of one label"):
-        LLM(str(reranker("xlm-roberta", labels=3)))
+    with (
+        LLM(str(reranker("xlm-roberta", labels=3)), max_model_len=64) as llm,
+        pytest.raises(InvalidRequest, match=r"call classify\(\)"),
+    ):
+        llm.score(QUERY, DOCUMENTS)
+    with pytest.raises(ConfigError, match="is not a reranker"):
+        LLM(str(reranker("xlm-roberta", labels=3)), pooling="rank")
 
 
 def test_models_without_a_head_are_not_made_rerankers():

@@ -17,11 +17,12 @@ ROOT = Path(__file__).parents[2]
 
 # A package may import packages of a lower rank, and itself.
 RANK = {
-    "__init__": 14, "__main__": 14,
-    "entrypoints": 14,
-    "integrations": 13,
-    "cli": 13,
-    "llm": 12, "api": 12,
+    "__init__": 15, "__main__": 15,
+    "entrypoints": 15,
+    "integrations": 14,
+    "cli": 14,
+    "llm": 13, "api": 13,
+    "llm_pooling": 12,
     "outputs": 11, "prepare": 11, "llm_arguments": 11,
     "serving": 10,
     "bench": 9,

@@ -141,8 +141,16 @@ def _parameters(context: ModelContext) -> list[str]:
     return [name for name in _PARAMETERS if name in known]
 
 
+_RESULTS = {
+    "none": "text",
+    "rank": "scores",
+    "classify": "labels",
+    "token_classify": "labels",
+}
+
+
 def _architecture(context: ModelContext) -> Architecture:
-    result = {"none": "text", "rank": "scores"}.get(context.pooling, "embeddings")
+    result = _RESULTS.get(context.pooling, "embeddings")
     return Architecture(["text"], [result])
 
 

@@ -18,6 +18,7 @@ from cpuserve.api.openai.chat.schema import ChatRequest
 from cpuserve.api.openai.completions.schema import CompletionRequest
 from cpuserve.api.openai.embeddings.schema import EmbeddingRequest
 from cpuserve.api.openai.responses.schema import ResponsesRequest
+from cpuserve.api.pooling.schema import ClassifyRequest, PoolingRequest
 from cpuserve.api.request import fields
 from cpuserve.api.scores.schema import RerankRequest, ScoreRequest
 from cpuserve.api.systemone.schema import SystemOneRequest
@@ -36,6 +37,8 @@ SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (fields.OLLAMA_TEXT, "/api/generate", OllamaGenerate),
     (fields.OPTIONS, "options of /api/chat and /api/generate", OllamaOptions),
     (fields.EMBEDDINGS, "/v1/embeddings", EmbeddingRequest),
+    (fields.POOLING, "/pooling", PoolingRequest),
+    (fields.POOLING, "/classify", ClassifyRequest),
     (fields.RERANK, "/v1/rerank", RerankRequest),
     (fields.RERANK, "/v1/score", ScoreRequest),
     (fields.DECISIONS, "/v1/systemone", SystemOneRequest),

@@ -19,6 +19,7 @@ S = TypeVar("S", bound=type[msgspec.Struct])
 # The endpoints of the table. A field has the same meaning at all endpoints of one row.
 CHAT, TEXT, RESPONSES = "chat", "completions", "responses"
 MESSAGES, EMBEDDINGS, RERANK, TOKENIZE = "messages", "embeddings", "rerank", "tokenize"
+POOLING = "pooling"
 DECISIONS = "systemone"
 COMPLETION = "completion"
 OLLAMA, OLLAMA_TEXT, OPTIONS = "ollama chat", "ollama generate", "ollama options"
@@ -169,7 +170,8 @@ REFUSED = (
     Refused("echo", (RESPONSES,)),
     Refused("functions", (RESPONSES,)),
     Refused("function_call", (RESPONSES,)),
-    Refused("messages", (EMBEDDINGS,)),
+    Refused("messages", (EMBEDDINGS, POOLING)),
+    Refused("data", (POOLING,)),
     Refused("max_chunks_per_doc", (RERANK,)),
     Refused("max_tokens_per_doc", (RERANK,)),
     Refused("rank_fields", (RERANK,)),
@@ -192,6 +194,7 @@ NO_EFFECT = (
         OPENAI,
         _CACHES,
     ),
+    NoEffect(("user", "request_id"), (POOLING,), "who asks changes no response"),
     NoEffect(("user",), (EMBEDDINGS, RERANK), "who asks changes no response"),
     NoEffect(("user", "request_id"), (DECISIONS,), "who asks changes no response"),
     NoEffect(("keep_alive",), (DECISIONS,), _CACHES),

@@ -21,8 +21,6 @@ _NOT_MEANT = {"/", "/completion", "/embedding"}
 # Prefixes of other servers' routes, and what to use on this server. The first match counts.
 _ELSEWHERE = (
     (f"{BASE}/messages/batches", "batches are not supported: send each request by itself"),
-    ("/pooling", f"vLLM's route for vectors is not supported: use {BASE}/embeddings"),
-    ("/classify", f"classification is not supported: {BASE}/score gives scores of pairs of texts"),
     (f"{BASE}/audio", "audio is not supported: this server reads and writes text only"),
     (f"{BASE}/realtime", "audio is not supported: this server reads and writes text only"),
     (f"{BASE}/images", "images are not supported: this server reads and writes text only"),

@@ -66,9 +66,6 @@ def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
     if (request.encoding_format or "float") not in FORMATS:
         msg = f"encoding_format must be one of {', '.join(FORMATS)}"
         raise InvalidRequest(msg, param="encoding_format")
-    if request.normalize is False:
-        msg = "normalize must be true: all embeddings have the length 1"
-        raise InvalidRequest(msg, param="normalize")
     check_dimensions(request.dimensions, context)
     return GenerateCall(
         model=request.model,
@@ -81,6 +78,7 @@ def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
         cache_salt=request.cache_salt,
         timeout=request.timeout,
         embed=True,
+        vectors="plain" if request.normalize is False else "",
     )
 
 

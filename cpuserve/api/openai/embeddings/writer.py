@@ -34,8 +34,9 @@ class EmbeddingWriter:
         as_text, prompt = self._asked.encoding_format == "base64", response.usage.prompt
 
         def item(index: int, vector: bytes) -> EmbeddingItem:
-            values = shortened(floats_of(vector), self._asked.dimensions)
-            shown = _base64(values) if as_text else values.tolist()
+            unit = self._asked.normalize is not False
+            values = shortened(floats_of(vector), self._asked.dimensions, unit=unit)
+            shown = base64_of(values) if as_text else values.tolist()
             return EmbeddingItem("embedding", index, shown)
 
         data = [item(choice.index, choice.vector) for choice in response.choices]
@@ -43,16 +44,22 @@ class EmbeddingWriter:
         return msgspec.json.encode(EmbeddingAnswer("list", data, self._model, usage))
 
 
-def shortened(values: array[float], dimensions: int | None) -> array[float]:
-    """Return the first `dimensions` values (None: all), divided by their length (Matryoshka)."""
+def shortened(values: array[float], dimensions: int | None, *, unit: bool = True) -> array[float]:
+    """Return the first `dimensions` values (None: all), divided by their length (Matryoshka).
+
+    unit: False = they are not divided.
+    """
     if dimensions is None or dimensions >= len(values):
         return values
     cut = values[:dimensions]
+    if not unit:
+        return cut
     length = math.sqrt(math.fsum(v * v for v in cut)) or 1.0
     return array("f", (v / length for v in cut))
 
 
-def _base64(values: array[float]) -> str:
+def base64_of(values: array[float]) -> str:
+    """Return the base64 text of the little-endian fp32 bytes of `values`."""
     if sys.byteorder == "big":
         values = array("f", values)
         values.byteswap()

@@ -1,0 +1,279 @@
+"""The methods of LLM for models that generate no text: embeddings, labels and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.llm_arguments import PromptInput, as_list
+from cpuserve.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.batch import BatchItem
+from cpuserve.serving.classes import activated, rows_of
+from cpuserve.serving.events import floats_of
+from cpuserve.serving.similarity import cosine, each_once
+from cpuserve.tokenizer.pairs import NO_INSTRUCTION, PairEncoder
+from cpuserve.tokenizer.tokenizer import named_prompt
+
+if TYPE_CHECKING:
+    from cpuserve.config.engine import EngineConfig
+    from cpuserve.engine.inline import InlineClient
+    from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.events import Choice
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+# The method that fits a kind of pooling; all others make embeddings.
+METHODS = {"none": "generate", "rank": "score", "classify": "classify", "token_classify": "encode"}
+# The tasks of encode() for the models of each method; the first is the default.
+TASKS = {
+    "embed": ("token_embed", "embed"),
+    "classify": ("classify",),
+    "encode": ("token_classify",),
+}
+
+
+class PoolingMethods:
+    """The methods of LLM that return vectors, labels or scores."""
+
+    config: EngineConfig
+    _client: InlineClient
+    _context: ModelContext
+    _tokenizer: Tokenizer
+
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        prompt_name: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embedding of each prompt by an embedding model; prompts: as in `generate`.
+
+        prompt_name: a named prompt of the checkpoint, which is put before each text; None: the
+        checkpoint's default prompt, if it has one.
+
+        Raises:
+            InvalidRequest: a prompt is invalid, or the model generates text.
+            RequestError, EngineDead: as `generate`.
+        """
+        self._check_kind("embed")
+        before = named_prompt(self._tokenizer.prompts, prompt_name)
+        requests = [self._request(prompt, before) for prompt in as_list(prompts)]
+        return [
+            EmbeddingRequestOutput(
+                request.request_id,
+                request.prompt,
+                request.prompt_token_ids,
+                EmbeddingOutput(floats_of(item.choices[0].vector).tolist()),
+                num_cached_tokens=item.cached_tokens,
+            )
+            for request, item in zip(requests, self._vectors(requests, use_tqdm), strict=True)
+        ]
+
+    def classify(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        use_activation: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """Return the value of each label for each prompt by a classifier; prompts: as in `embed`.
+
+        use_activation: False = the logits of the labels, otherwise the result of the
+        checkpoint's activation, such as probabilities.
+
+        Raises:
+            InvalidRequest: a prompt is invalid, or the model is no classifier.
+            RequestError, EngineDead: as `generate`.
+        """
+        self._check_kind("classify")
+        kind = self._context.class_activation if use_activation else "none"
+        labels = self._context.labels
+        requests = [self._request(prompt) for prompt in as_list(prompts)]
+        return [
+            ClassificationRequestOutput(
+                request.request_id,
+                request.prompt,
+                request.prompt_token_ids,
+                ClassificationOutput(activated(floats_of(item.choices[0].vector), kind), labels),
+                num_cached_tokens=item.cached_tokens,
+            )
+            for request, item in zip(requests, self._vectors(requests, use_tqdm), strict=True)
+        ]
+
+    def encode(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        pooling_task: str | None = None,
+        use_activation: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """Return the vectors or labels of each prompt or of its tokens; prompts: as in `embed`.
+
+        pooling_task: "embed", "token_embed", "classify" or "token_classify"; None = the labels of a
+        classifier, or the vectors of all tokens. use_activation: False = logits, or vectors that
+        are not scaled to length 1.
+
+        Raises:
+            InvalidRequest: a prompt is invalid, or the model does not have this task.
+            RequestError, EngineDead: as `generate`.
+        """
+        method = self._method()
+        possible = TASKS.get(method, ())
+        task = pooling_task or (possible[0] if possible else "")
+        if task not in possible:
+            known = " or ".join(possible) or f"none: call {method}()"
+            msg = f"pooling_task {task or None} is not possible; for this model it is {known}"
+            raise InvalidRequest(msg, param="pooling_task")
+        vectors = {"embed": ("plain", ""), "token_embed": ("tokens", "unit_tokens")}
+        wanted = vectors.get(task, ("", ""))[use_activation]
+        kind = self._context.class_activation if "classify" in task and use_activation else "none"
+        requests = [self._request(prompt) for prompt in as_list(prompts)]
+        done = []
+        for request, item in zip(requests, self._vectors(requests, use_tqdm, wanted), strict=True):
+            ids, values = request.prompt_token_ids, floats_of(item.choices[0].vector)
+            rows = rows_of(values, len(ids) if task.startswith("token") else 1)
+            if kind != "none":
+                rows = [activated(row, kind) for row in rows]
+            output = PoolingOutput(rows if task.startswith("token") else rows[0])
+            done.append(
+                PoolingRequestOutput(
+                    request.request_id,
+                    request.prompt,
+                    ids,
+                    output,
+                    num_cached_tokens=item.cached_tokens,
+                )
+            )
+        return done
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """Return the score of each pair of texts: a reranker's, or the cosine of two embeddings.
+
+        queries: one for all documents, or one for each. instruction: the purpose of the score, for
+        models that take one (Qwen3-Reranker).
+
+        Raises:
+            InvalidRequest: a pair is invalid, or the model generates text.
+            RequestError, EngineDead: as `generate`.
+        """
+        embeds = self._method() == "embed"
+        if not embeds:
+            self._check_kind("score")
+        first = [queries] if isinstance(queries, str) else list(queries)
+        second = [documents] if isinstance(documents, str) else list(documents)
+        if len(first) not in (1, len(second)):
+            msg = f"{len(first)} queries for {len(second)} documents: give one, or one for each"
+            raise InvalidRequest(msg, param="queries")
+        if len(first) < len(second):
+            first *= len(second)
+        both = list(zip(first, second, strict=True))
+        if embeds:
+            return self._similarities(both, instruction, use_tqdm)
+        pairs = PairEncoder.of(self._tokenizer, self._client.info)
+        requests = [
+            self._request({"prompt_token_ids": pairs.encode(query, document, instruction)})
+            for query, document in both
+        ]
+        return [
+            ScoringRequestOutput(
+                request.request_id,
+                request.prompt_token_ids,
+                ScoringOutput(floats_of(item.choices[0].vector)[0]),
+                num_cached_tokens=item.cached_tokens,
+            )
+            for request, item in zip(requests, self._vectors(requests, use_tqdm), strict=True)
+        ]
+
+    def _similarities(
+        self, pairs: list[tuple[str, str]], instruction: str | None, use_tqdm: bool
+    ) -> list[ScoringRequestOutput]:
+        """Return the cosine of the embeddings of each pair, with the token ids of both texts."""
+        if instruction is not None:
+            raise InvalidRequest(NO_INSTRUCTION, param="instruction")
+        texts, places = each_once(pairs)
+        done = self.embed(texts, use_tqdm=use_tqdm)
+        return [
+            ScoringRequestOutput(
+                done[a].request_id,
+                done[a].prompt_token_ids + done[b].prompt_token_ids,
+                ScoringOutput(cosine(done[a].outputs.embedding, done[b].outputs.embedding)),
+            )
+            for a, b in places
+        ]
+
+    def _vectors(
+        self, requests: list[RequestOutput], use_tqdm: bool, vectors: str = ""
+    ) -> list[BatchItem]:
+        """Run requests that generate no tokens; return items, each with a vector in its choice.
+
+        vectors: as in SamplingParams.
+        """
+        params = [SamplingParams(max_tokens=0, vectors=vectors)] * len(requests)
+        items = items_of(requests, params, [0] * len(requests))
+        self._run(items, use_tqdm, self._context)
+        return items
+
+    def _method(self) -> str:
+        """Return the name of the LLM method that fits the model."""
+        return METHODS.get(self.config.pooling, "embed")
+
+    def _check_kind(self, wanted: str) -> None:
+        """Raise InvalidRequest unless `wanted` is the LLM method that fits the model."""
+        method = self._method()
+        if method == wanted:
+            return
+        does = {
+            "generate": "generates text",
+            "embed": "gives embeddings: call embed()",
+            "score": "gives scores of pairs of texts: call score()",
+            "classify": "gives labels of texts: call classify()",
+            "encode": "gives labels of tokens: call encode()",
+        }[method]
+        msg = f"{self.config.model} {does}. The option `pooling` decides which"
+        raise InvalidRequest(msg, param="model")
+
+    # --- given by LLM ---------------------------------------------------------------------------
+
+    def _request(self, prompt: PromptInput, before: str = "") -> RequestOutput:
+        """Return an empty RequestOutput for one prompt; before: a text that is put before it."""
+        raise NotImplementedError
+
+    def _run(
+        self,
+        items: list[BatchItem],
+        use_tqdm: bool,
+        context: ModelContext,
+        keep: Callable[[int, Choice], None] | None = None,
+    ) -> None:
+        """Run the items to their ends."""
+        raise NotImplementedError
+
+
+def items_of(
+    requests: list[RequestOutput], params: list[SamplingParams], priorities: list[int]
+) -> list[BatchItem]:
+    """Return the batch item of each request, with its parameters and priority."""
+    return [
+        BatchItem.of(request.prompt_token_ids, own, priority)
+        for request, own, priority in zip(requests, params, priorities, strict=True)
+    ]
