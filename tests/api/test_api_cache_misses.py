@@ -289,7 +289,11 @@ def test_timings_count_the_cached_tokens_and_explain_a_miss(api, dialect, stream
     cached(api, 96)
     response = dialect(api, OTHER, stream=stream, timings_per_token=True)
     if stream:
-        (timings,) = [event["timings"] for event in sse(response) if "timings" in event]
+        found = [event["timings"] for event in sse(response) if "timings" in event]
+        counts = [timings["predicted_n"] for timings in found]
+        assert len(counts) > 2
+        assert counts == sorted(counts)
+        timings = found[-1]
     else:
         timings = response.json()["timings"]
     assert timings["cache_n"] == 96

@@ -73,11 +73,14 @@ class ChatWriter:
         for event in events:
             if isinstance(event, Text):
                 if event.text or (event.token_ids and (self._top is not None or self._ids)):
-                    out += self._chunks.chunk(index, self._text(event), usage)
+                    more = timings_member(self._timed)
+                    out += self._chunks.chunk(index, self._text(event), usage, more)
             elif isinstance(event, Thought):
-                out += self._chunks.chunk(index, _thought_part(event), usage)
+                more = timings_member(self._timed)
+                out += self._chunks.chunk(index, _thought_part(event), usage, more)
             elif isinstance(event, ToolCallDelta):
-                out += self._chunks.chunk(index, _call_part(event), usage)
+                more = timings_member(self._timed)
+                out += self._chunks.chunk(index, _call_part(event), usage, more)
             elif isinstance(event, Finish):
                 members = b',"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b' % (
                     to_json(event.reason),

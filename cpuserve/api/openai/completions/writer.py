@@ -73,9 +73,9 @@ class CompletionWriter:
         if isinstance(first, PromptProgress):
             return self._chunks.chunk(index, _NOTHING, None, progress_member(first))
         members = self._members(self._parts[index], events)
-        ends = any(isinstance(event, Finish) for event in events)
-        more = timings_member(self._timed) if ends else b""
-        return self._chunks.chunk(index, members, usage, more) if members else b""
+        if not members:
+            return b""
+        return self._chunks.chunk(index, members, usage, timings_member(self._timed))
 
     def _members(self, part: _Part, events: list[Event]) -> bytes:
         text, tokens, entries, scores, finish = "", [], None, None, None
