@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,6 @@ from cpuserve.errors import InvalidRequest, NotFound, RequestError
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from cpuserve.serving.registry import ModelRegistry
 
 MAX_NAME_CHARS = 256
@@ -48,7 +45,7 @@ async def load_adapter(models: ModelRegistry, name: str, path: str, in_place: bo
                 "server. Adapters are loaded from its disk only: give the path of one there"
             )
             raise NotFound(msg, param="lora_path")
-        async with _awake(models):
+        async with models.first_loaded():
             details = {"name": name, "path": path, "in_place": in_place}
             reply = await context.client.ask("load_adapter", **details)
         if "error" in reply:
@@ -75,19 +72,9 @@ async def unload_adapter(models: ModelRegistry, name: str) -> None:
         del context.adapters[name]  # so that no request finds it any more
         if context.default_adapter == name:
             context.default_adapter = None
-        async with _awake(models):
+        async with models.first_loaded():
             await context.client.ask("unload_adapter", name=name)
         log.info("adapter %s is unloaded", name)
-
-
-@asynccontextmanager
-async def _awake(models: ModelRegistry) -> AsyncIterator[None]:
-    """Keep the first model loaded in this block; it is woken first if it sleeps."""
-    served = await models.find(None)
-    try:
-        yield
-    finally:
-        served.lease.release()
 
 
 def _check_name(name: str) -> None:

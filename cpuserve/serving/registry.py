@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -280,6 +280,15 @@ class ModelRegistry:
         slot.used = self._clock()
         adapters = self.first.adapters if slot is self._first else slot.loader.adapters
         return Served(context, known, known if known in adapters else None, lease)
+
+    @asynccontextmanager
+    async def first_loaded(self) -> AsyncIterator[None]:
+        """Keep the first model loaded in this block; it is woken first if it sleeps."""
+        served = await self.find(None)
+        try:
+            yield
+        finally:
+            served.lease.release()
 
     async def unload(self, name: str) -> None:
         """Unload a model, unless a request uses it or it is the first and cannot sleep.

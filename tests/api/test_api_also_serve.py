@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import urllib.error
+from datetime import datetime, timezone
 
 import psutil
 import pytest
@@ -159,3 +160,29 @@ def test_an_administrator_puts_the_server_to_sleep_and_wakes_it():
             server.raw("/sleep")
         assert raised.value.code == 404
         assert "--admin-routes" in raised.value.read().decode()
+
+
+def test_a_request_of_ollama_says_how_long_its_model_stays_loaded():
+    with running_server(tiny_model("llama"), "--served-model-name", "one") as server:
+        process = psutil.Process(server.pid)
+        ask = {
+            "model": "one",
+            "prompt": "a",
+            "stream": False,
+            "options": {"num_predict": 2, "temperature": 0},
+        }
+        server.post("/api/generate", keep_alive="1h", **ask)
+        (shown,) = json.loads(server.get("/api/ps"))["models"]
+        left = datetime.fromisoformat(shown["expires_at"]) - datetime.now(timezone.utc)
+        assert 3000 < left.total_seconds() < 3601
+        server.post("/api/generate", **ask)
+        (shown,) = json.loads(server.get("/api/ps"))["models"]
+        assert shown["expires_at"].startswith("2200"), "the next request did not say"
+        first = server.post("/api/generate", keep_alive=0, **ask)
+        wait_until(lambda: not process.children(), "the engine did not end")
+        assert json.loads(server.get("/api/ps")) == {"models": []}
+        assert server.post("/api/generate", keep_alive=-1, **ask)["response"] == first["response"]
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            server.post("/api/generate", keep_alive="soon", **ask)
+        assert raised.value.code == 400
+        assert json.loads(raised.value.read())["error"].startswith("keep_alive must be seconds")

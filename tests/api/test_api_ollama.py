@@ -278,7 +278,7 @@ BAD = {
     ),
     "suffix": ("/api/generate", {"suffix": "x"}, 400, "suffix is not supported"),
     "context": ("/api/generate", {"context": [1]}, 400, "context is not supported"),
-    "pull": ("/api/pull", {}, 404, "see --also-serve"),
+    "pull": ("/api/pull", {}, 404, "see --models"),
     "embed": ("/api/embed", {"input": "a"}, 400, "serve a model with --pooling"),
     "embeddings": ("/api/embeddings", {}, 400, "serve a model with --pooling"),
     "too-long": ("/api/generate", {"prompt": "x " * 400}, 400, "maximum context length"),

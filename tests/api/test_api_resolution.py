@@ -91,6 +91,8 @@ class Loader:
 
     name = "other"
     most_body_bytes = 4 << 20
+    aliases = ()
+    adapters = {}  # noqa: RUF012
 
     def __init__(self, pooling: str = "none", script: Any = script) -> None:
         self.loaded: list[Any] = []

@@ -211,6 +211,8 @@ class Second:
 
     name = "b"
     most_body_bytes = 16 << 20
+    aliases = ()
+    adapters = {}  # noqa: RUF012
 
     def __init__(self, max_model_len=128, most_body=1 << 20, silent_s=15.0):
         self.engine = FakeEngine(answers)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from typing import Any
 
 import msgspec
 
 from cpuserve.api.request.fields import is_set
+from cpuserve.config.values import parse_duration
+from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import unsupported
 
 # Each endpoint has its text in one of these fields.
@@ -24,6 +27,21 @@ def timestamp(seconds: float) -> str:
     # This is done for each token, and isoformat takes a third of the time of a format string.
     text = datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="microseconds")
     return text.removesuffix("+00:00") + "Z"
+
+
+def keep_alive_s(value: Any) -> float | None:
+    """Return the seconds of `keep_alive`, infinite if negative; None if the request has none.
+
+    Raises:
+      InvalidRequest: it is neither a number nor a duration.
+    """
+    if value is None or value == "":
+        return None
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        msg = f"keep_alive {error}"
+        raise InvalidRequest(msg, param="keep_alive") from None
 
 
 def check_text(request: object, path: str, own: str) -> None:

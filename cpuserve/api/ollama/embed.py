@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi import APIRouter, Response
 
-from cpuserve.api.ollama.common import check_text, nanoseconds, to_json
+from cpuserve.api.ollama.common import check_text, keep_alive_s, nanoseconds, to_json
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.openai.embeddings.schema import check_dimensions
 from cpuserve.api.openai.embeddings.writer import shortened
@@ -31,7 +31,8 @@ router = APIRouter()
 class OllamaEmbed(msgspec.Struct, kw_only=True):
     """POST /api/embed. Longer texts are cut to the context unless `truncate` is false.
 
-    `options` and `keep_alive` are ignored, because they are about the machine.
+    `options` are ignored, because they are about the machine. keep_alive: how long the model stays
+    loaded.
     """
 
     model: str
@@ -39,6 +40,7 @@ class OllamaEmbed(msgspec.Struct, kw_only=True):
     truncate: bool | None = None
     dimensions: int | None = None
     options: dict[str, Any] | None = None
+    keep_alive: Any = None
     prompt: Any = None
     messages: Any = None
 
@@ -59,6 +61,7 @@ class OllamaEmbedOne(msgspec.Struct, kw_only=True):
     model: str
     prompt: str | None = None
     options: dict[str, Any] | None = None
+    keep_alive: Any = None
     input: Any = None
     messages: Any = None
 
@@ -80,14 +83,17 @@ class OllamaVector(msgspec.Struct):
 )
 async def embed(received: RequestContext, asked: OllamaEmbed) -> Response:
     """Return a vector for each text."""
+    seconds = keep_alive_s(asked.keep_alive)
     if not asked.input:
         model = await received.choose(asked.model)
+        received.keep_loaded(seconds)
         check_dimensions(asked.dimensions or None, received.context)
         check_text(asked, "/api/embed", "input")
         took = nanoseconds(time.monotonic() - received.begun)
         return json_response(OllamaVectors(model, [], took, 0, 0))
 
     def call(asked: OllamaEmbed) -> GenerateCall:
+        received.keep_loaded(seconds)
         check_dimensions(asked.dimensions or None, received.context)
         return _call(asked.input or "", cut=asked.truncate is not False)
 
@@ -105,12 +111,15 @@ async def embed(received: RequestContext, asked: OllamaEmbed) -> Response:
 )
 async def embed_one(received: RequestContext, asked: OllamaEmbedOne) -> Response:
     """Return the vector of a text."""
+    seconds = keep_alive_s(asked.keep_alive)
     if not asked.prompt:
         await received.choose(asked.model)
+        received.keep_loaded(seconds)
         check_text(asked, "/api/embeddings", "prompt")
         return json_response(OllamaVector([]))
 
     def call(asked: OllamaEmbedOne) -> GenerateCall:
+        received.keep_loaded(seconds)
         return _call(asked.prompt or "", cut=False)
 
     with _told_how_to_cut("use /api/embed"):

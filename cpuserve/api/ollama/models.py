@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -73,7 +75,7 @@ async def loaded(request: Request) -> Response:
     found = [
         {
             **listed(models, name),
-            "expires_at": _NEVER,
+            "expires_at": _expiry(models.expires_s(context)),
             "size_vram": 0,
             "context_length": context.max_model_len,
         }
@@ -81,6 +83,11 @@ async def loaded(request: Request) -> Response:
         for name in (*context.model_names, *context.adapters)
     ]
     return json_response(OllamaModels(found))
+
+
+def _expiry(seconds: float) -> str:
+    """Return the time in `seconds` at which a model is unloaded."""
+    return _NEVER if seconds == math.inf else timestamp(time.time() + seconds)
 
 
 @post(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fastapi import APIRouter, Response
 
 from cpuserve.api import route
-from cpuserve.api.ollama.common import check_text
+from cpuserve.api.ollama.common import check_text, keep_alive_s
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.ollama.schema import (
     OllamaAnswer,
@@ -18,7 +18,6 @@ from cpuserve.api.ollama.schema import (
     OllamaRequest,
     chat_call,
     generate_call,
-    is_zero,
     words,
 )
 from cpuserve.api.ollama.writer import OllamaWriter, part_of
@@ -72,13 +71,20 @@ async def _respond(
     received: RequestContext, asked: T, to_call: Callable[[T], GenerateCall], *, chat: bool
 ) -> Response:
     """Return the response; a request without text loads the model, or unloads it (keep_alive 0)."""
+    seconds = keep_alive_s(asked.keep_alive)
     if asked.asks:
-        return await route.generate(received, asked, to_call, partial(OllamaWriter, chat=chat))
-    if is_zero(asked.keep_alive):
-        # Unload a model that is not used, without loading it first; the first model stays.
+
+        def call(asked: T) -> GenerateCall:
+            received.keep_loaded(seconds)
+            return to_call(asked)
+
+        return await route.generate(received, asked, call, partial(OllamaWriter, chat=chat))
+    if seconds == 0:
+        # Unload a model that is not used, without loading it first.
         received.note_model(asked.model)
         name, reason = received.models.resolve(asked.model), "unload"
         await received.models.unload(name)
     else:
         name, reason = await received.choose(asked.model), "load"
+        received.keep_loaded(seconds)
     return json_response(part_of(name, "", chat=chat, done=True, done_reason=reason))

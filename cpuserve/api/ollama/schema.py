@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,7 +22,6 @@ from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
 
-_ZERO = re.compile(r"[-+]?0+(\.0*)?(ns|us|ms|s|m|h)?")
 _LEVELS = ("low", "medium", "high", "max")  # of thinking, in the field `think`
 
 
@@ -45,7 +43,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):
-    """The fields that both endpoints share. Models stay loaded, unless keep_alive is 0."""
+    """The fields that both endpoints share. keep_alive: how long the model stays loaded."""
 
     model: str
     stream: bool | None = None
@@ -139,13 +137,6 @@ _WORDS = {
 def words(asked: OllamaRequest) -> dict[str, str]:
     """Return {RequestError.role: field of this API} for each role with another name."""
     return _WORDS if isinstance(asked, OllamaGenerate) else {**_WORDS, "prompt": "messages"}
-
-
-def is_zero(keep_alive: Any) -> bool:
-    """Return whether a time, in seconds or as a text such as "5m", is 0."""
-    if isinstance(keep_alive, str):
-        return bool(_ZERO.fullmatch(keep_alive))
-    return keep_alive == 0 and keep_alive is not False
 
 
 def chat_call(asked: OllamaChat) -> GenerateCall:

@@ -87,6 +87,11 @@ class RequestContext:
                 raise ServiceUnavailable(reason)
         return self._served.name
 
+    def keep_loaded(self, seconds: float | None) -> None:
+        """Set how long the model stays loaded after the request; None = as the server chooses."""
+        if seconds is not None:
+            self.served.lease.keep(seconds)
+
     def note_model(self, model: str | None) -> None:
         """Note the name of the model for the log."""
         if self.record is not None:

@@ -201,7 +201,7 @@ NO_EFFECT = (
     NoEffect(("metadata",), (MESSAGES,), "who asks changes no response"),
     NoEffect(("prompt", "input"), (OLLAMA,), "another endpoint's; refused if `messages` is empty"),
     NoEffect(("messages", "input"), (OLLAMA_TEXT,), "another endpoint's; refused without `prompt`"),
-    NoEffect(("keep_alive",), (OLLAMA, OLLAMA_TEXT), f"{_CACHES}; 0 unloads an idle model"),
+    NoEffect(("keep_alive",), (OLLAMA, OLLAMA_TEXT), "how long the model stays loaded"),
     NoEffect(
         ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa",
          "low_vram", "f16_kv", "vocab_only", "use_mlock", "logits_all", "embedding_only",

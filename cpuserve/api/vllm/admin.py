@@ -108,8 +108,8 @@ async def wake_up(request: Request) -> Response:
     Raises:
       ServiceUnavailable: the model cannot be loaded now.
     """
-    served = await get_state(request).models.find(None)
-    served.lease.release()
+    async with get_state(request).models.first_loaded():
+        pass
     return Response(status_code=200)
 
 
