@@ -59,7 +59,7 @@ class Endpoint(Generic[T]):
     words: Callable[[T], Words] | None = None
 
     async def respond(self, request: Request) -> Response:
-        """Return the response to a request whose body is of this endpoint."""
+        """Return the response to a request of this endpoint."""
         return await _respond(request, lambda _: self)
 
     @property

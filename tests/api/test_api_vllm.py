@@ -100,6 +100,12 @@ def test_a_reset_forgets_the_prefixes_of_earlier_requests(server):
     assert cached_tokens(server) > 0
 
 
+def test_a_reset_of_an_engine_that_does_not_run_has_nothing_to_do():
+    api = Api(admin_routes=True)
+    api.engine.alive = False
+    assert api.request("POST", "/reset_prefix_cache").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("query", "words"), [("reset_external=true", "is not supported"), ("reset_external=2", "true")]
 )

@@ -48,7 +48,7 @@ Write = Callable[[LineResult], None]
 
 
 def result_id(batch: str, number: int) -> str:
-    """Return the id of the result of line `number`; each run of the batch gives it the same id."""
+    """Return the id of the result of line `number`; it is the same in each run of the batch."""
     return f"batch_req_{batch}_{number}"
 
 

@@ -253,7 +253,7 @@ class BatchService:
 
 
 class _Results:
-    """The output and the error file of a batch, to which results are appended.
+    """The output and the error file of a batch; results are appended to them.
 
     done: the ids of the results that are written.
     """
