@@ -184,6 +184,9 @@ class Executor:
         allowed: npt.NDArray[np.int32] | None,
         prompt: npt.NDArray[np.int32],
         output: npt.NDArray[np.int32],
+        bad_ids: npt.NDArray[np.int32] = ...,
+        bad_ends: npt.NDArray[np.int32] = ...,
+        scored: npt.NDArray[np.int32] = ...,
     ) -> None: ...
     def release(self, slot: int) -> None: ...
     def step(self, words: npt.NDArray[np.int32], masks: npt.NDArray[np.int32] | None = None) -> int:

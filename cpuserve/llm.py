@@ -23,6 +23,7 @@ from cpuserve.llm_pooling import PoolingMethods, items_of
 from cpuserve.log import get_logger
 from cpuserve.outputs import DecisionOutput, RequestOutput, completion_of, position_logprobs
 from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.bad_words import with_own_bad_word_ids
 from cpuserve.serving.batch import BatchItem, chat_items, decision_items, run_batch
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.context import ModelContext
@@ -305,6 +306,7 @@ class LLM(PoolingMethods):
     ) -> list[SamplingParams]:
         """Return the sampling parameters of each prompt; None: the model's defaults."""
         params = one_each(self.get_default_sampling_params() if given is None else given, count)
+        params = [with_own_bad_word_ids(own, self._tokenizer) for own in params]
         if lora_request is None:
             return params
         if lora_request not in self._adapters:

@@ -59,7 +59,7 @@ CALLER_COUNTERS = (
 )
 # The most callers with metrics of their own. All other callers together are the caller "other".
 MAX_CALLERS = 100
-FINISHED_REASONS = ("stop", "length", "abort", "error")
+FINISHED_REASONS = ("stop", "length", "repetition", "abort", "error")
 
 
 class Collected(Protocol):

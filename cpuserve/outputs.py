@@ -176,18 +176,26 @@ def completion_of(choice: Choice, params: SamplingParams, tokenizer: Tokenizer) 
         function = {"name": call.name, "arguments": "".join(call.arguments)}
         done.tool_calls.append({"id": call.id, "type": "function", "function": function})
     if params.logprobs is not None:
-        done.logprobs = [position_logprobs(row, tokenizer) for row in choice.logprobs]
+        ranked = not params.scored_ids
+        done.logprobs = [
+            position_logprobs(row, tokenizer, ranked=ranked) for row in choice.logprobs
+        ]
         done.cumulative_logprob = sum((row.logprob for row in choice.logprobs), 0.0)
     return done
 
 
-def position_logprobs(row: TokenLogprob, tokenizer: Tokenizer) -> PositionLogprobs:
-    """Return the chosen token, then the alternatives in the order of their probability."""
+def position_logprobs(
+    row: TokenLogprob, tokenizer: Tokenizer, *, ranked: bool = True
+) -> PositionLogprobs:
+    """Return the chosen token, then the alternatives in the order of their probability.
 
-    def entry(token: int, logprob: float, rank: int) -> Logprob:
+    ranked: False = the alternatives are tokens of the request, with unknown ranks.
+    """
+
+    def entry(token: int, logprob: float, rank: int | None) -> Logprob:
         return Logprob(logprob, rank, tokenizer.token_bytes(token).decode("utf-8", "replace"))
 
     found = {row.token: entry(row.token, row.logprob, row.rank)}
     for rank, (token, logprob) in enumerate(row.top, 1):
-        found.setdefault(token, entry(token, logprob, rank))
+        found.setdefault(token, entry(token, logprob, rank if ranked else None))
     return found

@@ -68,12 +68,19 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
     """Raise InvalidRequest if parameters that all prompts of a request share are not possible."""
     _check_ids("logit_bias", params.logit_bias or (), limits.vocab)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab)
+    _check_ids("logprob_token_ids", params.scored_ids, limits.vocab)
+    for word in params.bad_word_ids:
+        _check_ids("bad_words", word, limits.vocab)
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab)
     _check_labels(params.label_ids, limits)
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         msg = "allowed_token_ids is empty: no token could ever be chosen"
         raise InvalidRequest(msg, role="allowed_token_ids")
     _check_choice(params, limits)
+    if len(params.scored_ids) > limits.max_top:
+        count = len(params.scored_ids)
+        msg = f"logprob_token_ids has {count} ids, at most {limits.max_top} are allowed"
+        raise InvalidRequest(msg, role="logprob_token_ids")
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > limits.max_top:
             msg = f"{name} is {getattr(params, name)}, at most {limits.max_top} is allowed"

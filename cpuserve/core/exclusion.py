@@ -21,7 +21,7 @@ def excludes_all(params: SamplingParams, stops: frozenset[int]) -> bool:
     stops: the tokens that would end the text, if the text has fewer than min_tokens; else empty. A
     grammar is not taken into account: the text ends where the grammar allows no further token.
     """
-    barred = _barred(params)
+    barred = _barred(params) | {word[0] for word in params.bad_word_ids if len(word) == 1}
     allowed = params.allowed_token_ids
     return allowed is not None and all(i in stops or i in barred for i in allowed)
 
@@ -34,18 +34,20 @@ def excluding_fields(params: SamplingParams, stops: frozenset[int]) -> list[str]
     """
     form = params.structured_outputs if params.masks_tokens else None
     allowed = params.allowed_token_ids
-    if form is None and allowed is not None and not excludes_all(params, stops):
+    may_bar = any(len(word) > 1 for word in params.bad_word_ids)
+    if form is None and allowed is not None and not (may_bar or excludes_all(params, stops)):
         return []
     barred = _barred(params)
     fields = {
         "allowed_token_ids": allowed is not None,
         "logit_bias": bool(barred),
+        "bad_words": bool(params.bad_word_ids),
         "min_tokens": bool(stops),
     }
     found = [name for name, is_used in fields.items() if is_used]
     if form is not None:
         return [form.role, *found] if found else []
-    return found if allowed is not None or barred else []
+    return found if allowed is not None or barred or params.bad_word_ids else []
 
 
 def no_token_left(fields: list[str]) -> str:

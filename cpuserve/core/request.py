@@ -16,7 +16,7 @@ from cpuserve.core.step import HIDDEN, LogitRow, RowResult
 from cpuserve.ids import RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
 NO_SLOT = SlotId(-1)
 
 
@@ -76,7 +76,7 @@ class Request:
         self.num_prompt = len(self.token_ids)
         # A request for an embedding generates no tokens, so no token can end it.
         self.stop_ids = stop_ids(params, self.eos_ids if self.pooler is None else ())
-        self.num_top = -1 if params.logprobs is None else params.logprobs
+        self.num_top = -1 if params.num_top is None else params.num_top
         self.prompt_rows = None if params.prompt_logprobs is None else [None]
         self.decode_rows = [LogitRow(0, -1, self.num_top, masked=self.masked)]
         self.chain.salt = params.cache_salt or "" if self.salt is None else self.salt
@@ -150,6 +150,13 @@ class Request:
         num_output = len(self.token_ids) - self.num_prompt
         if token in self.stop_ids and num_output > self.params.min_tokens:
             return "stop"
+        repeats = self.params.repetition_detection
+        if (
+            repeats is not None
+            and num_output > self.params.min_tokens
+            and repeats.finds(self.token_ids, num_output)
+        ):
+            return "repetition"
         return "length" if num_output >= self.max_tokens else None
 
 

@@ -84,7 +84,7 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
 class Output(msgspec.Struct, array_like=True, gc=False):
     """New tokens of one request in this step.
 
-    finish: None, "stop" (eos or a stop id: `stop_id`), "length", "abort", "error".
+    finish: None, "stop" (eos or a stop id: `stop_id`), "length", "repetition", "abort", "error".
     prompt_logprobs: sent once, entry 0 is None (no prediction for the first token).
     scheduled: time.monotonic() when the request first ran, in its first output; 0 in the others.
     processed: prompt tokens computed or found in the cache, in an output without tokens that only

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,7 +130,8 @@ class NativeExecutor:
             or params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
         )
-        counts_outputs = penalized or params.min_tokens > 0
+        bad_words = params.bad_word_ids
+        counts_outputs = penalized or params.min_tokens > 0 or bool(bad_words)
         bias = params.logit_bias or {}
         allowed = params.allowed_token_ids
         self.native.admit(
@@ -149,6 +151,9 @@ class NativeExecutor:
             allowed=None if allowed is None else np.asarray(sorted(set(allowed)), np.int32),
             prompt=np.asarray(prompt, np.int32) if penalized else EMPTY_INT,
             output=np.asarray(output, np.int32) if counts_outputs and output else EMPTY_INT,
+            bad_ids=np.asarray([i for word in bad_words for i in word], np.int32),
+            bad_ends=np.asarray([*accumulate(map(len, bad_words))], np.int32),
+            scored=np.asarray(params.scored_ids, np.int32),
         )
 
     def release(self, slot: int) -> None:

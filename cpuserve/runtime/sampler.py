@@ -5,6 +5,8 @@ The semantics and their order follow csrc/kernels/table/sampling.h, "Sampling of
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,15 +33,15 @@ class TokenScore:
     top_logprobs: Float32
 
 
-def score(logits: Float32, token: int, num_top: int) -> TokenScore:
+def score(logits: Float32, token: int, num_top: int, scored_ids: Sequence[int] = ()) -> TokenScore:
     """Return the score of `token` by unmodified logits [vocab], with `num_top` alternatives.
 
-    Of alternatives with equal logits, the lower id comes first.
+    Of alternatives with equal logits, the lower id comes first. scored_ids: ids that replace them.
     """
     top = float(logits.max())
     log_sum = top + float(np.log(np.exp(logits.astype(np.float64) - top).sum()))
     rank = 1 + int((logits > logits[token]).sum())
-    ids = _descending(logits, num_top)
+    ids = np.asarray(scored_ids, np.intp) if scored_ids else _descending(logits, num_top)
     logprobs = (logits[ids] - log_sum).astype(np.float32)
     return TokenScore(float(logits[token]) - log_sum, rank, ids.astype(np.int32), logprobs)
 
@@ -62,6 +64,8 @@ class SlotSampler:
             ("stop ids", stop_ids),
             ("logit_bias", list(params.logit_bias or ())),
             ("allowed_token_ids", params.allowed_token_ids or []),
+            ("bad_words", [i for word in params.bad_word_ids for i in word]),
+            ("logprob_token_ids", params.scored_ids),
         ):
             if ids and not (min(ids) >= 0 and max(ids) < vocab):
                 msg = f"{what} has a token id outside the vocabulary of {vocab}"
@@ -73,6 +77,13 @@ class SlotSampler:
         self._in_prompt[prompt] = True
         self._counts = np.bincount(np.asarray(output, np.int64), minlength=vocab)
         self._num_outputs = len(output)
+        longest = max(map(len, params.bad_word_ids), default=0)
+        self._recent = deque(output[-longest:], maxlen=longest)
+
+    @property
+    def scored_ids(self) -> list[int]:
+        """The ids with logprobs that replace the alternatives of a sampled token."""
+        return self._params.scored_ids
 
     def sample(self, logits: Float32, position: int, mask: Int32 | None = None) -> int:
         """Sample the token at absolute `position` from logits [vocab], and count it as output.
@@ -88,6 +99,7 @@ class SlotSampler:
         token = self._choose(adjusted, position)
         self._counts[token] += 1
         self._num_outputs += 1
+        self._recent.append(token)
         return token
 
     def _adjusted(self, logits: Float32, mask: Int32 | None = None) -> Float32:
@@ -102,6 +114,9 @@ class SlotSampler:
             x[barred] = -np.inf
         if self._num_outputs < p.min_tokens:
             x[self._stop_ids] = -np.inf
+        for *before, last in p.bad_word_ids:
+            if before == list(self._recent)[len(self._recent) - len(before) :]:
+                x[last] = -np.inf
         if mask is not None:
             x[~allowed_by(mask, len(x))] = -np.inf
         if p.repetition_penalty != 1.0:

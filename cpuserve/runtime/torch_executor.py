@@ -207,13 +207,15 @@ class TorchSampling:
         self, row: int, logits: Float32, step: StepView, out: StepOutputs, masks: Int32 | None
     ) -> None:
         token, num_top = int(step.row_target[row]), int(step.row_top[row])
+        named: list[int] = []
         known = is_distribution(logits) and _follows(row, step, out)
         if token < 0 and known:
             position = int(step.positions[step.row_token[row]]) + 1
             mask = None
             if masks is not None and len(step.row_mask) and step.row_mask[row] >= 0:
                 mask = masks[step.row_mask[row]]
-            token = self._slots[int(step.row_slot[row])].sample(logits, position, mask)
+            slot = self._slots[int(step.row_slot[row])]
+            token, named = slot.sample(logits, position, mask), slot.scored_ids
         out.tokens[row] = token
         if token < 0 or not known:
             out.tokens[row], out.logprobs[row], out.ranks[row] = -1, np.nan, 0
@@ -221,7 +223,7 @@ class TorchSampling:
             return
         if num_top < 0:
             return
-        scored = score(logits, token, num_top)
+        scored = score(logits, token, num_top, named)
         out.logprobs[row], out.ranks[row] = scored.logprob, scored.rank
         count = len(scored.top_ids)
         out.top_ids[row, :count] = scored.top_ids

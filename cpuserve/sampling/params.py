@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.repetition import RepetitionDetection, repetition_from
 from cpuserve.sampling.structured import StructuredOutputs, structured_from
 
 MAX_REPETITION_PENALTY = 1_000_000
@@ -25,6 +26,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     the most likely token, as in the API of OpenAI, llama.cpp and Ollama. The front end handles the
     `stop` strings, the engine all other parameters. `max_tokens` None means up to the context
     length. `logprobs`, `prompt_logprobs`: None = none, 0 = only the token, k = also k alternatives.
+    `logprob_token_ids`: the alternatives are these tokens in this order, if logprobs is not None.
+    `bad_words`: texts that are not written; the front end sets `bad_word_ids`, their token ids. The
+    last token of a word cannot be sampled when the output ends with the tokens before it.
     `label_ids`: tokens with logprobs that are wanted at the first generated token, whatever their
     rank; they replace its alternatives. `cache_salt`: only requests with the same salt share cached
     prefixes. `adapter`: the name of the
@@ -51,9 +55,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = msgspec.field(default_factory=list)
+    bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
+    repetition_detection: RepetitionDetection | None = None
     label_ids: list[int] = msgspec.field(default_factory=list)
     cache_salt: str | None = None
     adapter: str | None = None
@@ -97,7 +105,14 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             "at least 0",
         )
         self._check("vectors", self.vectors in VECTORS, f"one of {VECTORS}")
+        self._check_named()
         self._check("stop", all(self.stop), "non-empty strings")
+        if not all(map(str.strip, self.bad_words)):
+            msg = "bad_words has an empty word, or one of white space: omit it"
+            raise InvalidRequest(msg, role="bad_words")
+        repeats: object = self.repetition_detection
+        if repeats is not None:
+            self.repetition_detection = repetition_from(repeats)
         if not _is_salt(self.cache_salt):  # a salt may be secret, so the error does not quote it
             msg = f"cache_salt must be 1 to {MAX_SALT} {SALT_RULE}"
             raise InvalidRequest(msg, role="cache_salt")
@@ -106,12 +121,23 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             self.structured_outputs = structured_from(structured)
 
     @property
+    def scored_ids(self) -> list[int]:
+        """The tokens with logprobs that replace the alternatives of a generated token."""
+        return [] if self.logprobs is None else self.logprob_token_ids or []
+
+    @property
+    def num_top(self) -> int | None:
+        """The number of alternatives of each generated token; None = no logprobs."""
+        return len(self.scored_ids) or self.logprobs
+
+    @property
     def bars_tokens(self) -> bool:
         """Whether bans, biases, penalties or a grammar could exclude all tokens."""
         return bool(
             self.allowed_token_ids is not None
             or self.masks_tokens
             or self.logit_bias
+            or self.bad_word_ids
             or self.min_tokens
             or self.repetition_penalty != 1.0
             or self.presence_penalty
@@ -137,6 +163,17 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             seed = (seed + index + 2**63) % 2**64 - 2**63
         scores = None if index else self.prompt_logprobs
         return msgspec.structs.replace(self, n=1, seed=seed, prompt_logprobs=scores)
+
+    def _check_named(self) -> None:
+        ids = self.logprob_token_ids
+        if ids is None:
+            return
+        if self.logprobs is None:
+            msg = "logprob_token_ids needs logprobs: set it"
+            raise InvalidRequest(msg, role="logprob_token_ids")
+        if not ids or len(set(ids)) < len(ids):
+            msg = "logprob_token_ids must have at least one token id, and each only once"
+            raise InvalidRequest(msg, role="logprob_token_ids")
 
     def _check(self, name: str, ok: bool, want: str) -> None:
         if not ok:

@@ -72,6 +72,9 @@ class CommonFields(msgspec.Struct, kw_only=True):
 
     response_format, structured_outputs: see serving/response_format.py. Dialects that ask for a
     structured output in another field set response_format to StructuredOutputs.
+    truncate_prompt_tokens: prompts and pairs are cut to this number of tokens; -1 = to the context,
+    with room for max_tokens. truncation_side: "left" (the default for prompts of generated text) or
+    "right".
     """
 
     model: str | None = None
@@ -88,6 +91,11 @@ class CommonFields(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: Any = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
@@ -108,8 +116,6 @@ class GenerateCall(CommonFields, kw_only=True):
     prompt: a text, token ids, or a list of texts or of token ids. pairs: pairs of texts instead of
     a prompt; the response has a score for each pair. instruction: what a reranker should score.
     prompt_name: the key of the checkpoint's prompt that goes before each text to be embedded.
-    truncate_prompt_tokens: texts to be embedded, and pairs, are cut to this number of tokens;
-    -1 = to the context.
     reasoning_effort: one of REASONING_EFFORTS, which the chat template reads. include_reasoning:
     False = thoughts are left out of the response. reasoning_budget: the most tokens of a thought,
     -1 = any number. tools: functions, in the format that chat templates read. tool_choice: "none",
@@ -125,6 +131,8 @@ class GenerateCall(CommonFields, kw_only=True):
     sampling/params.py. adapter: the LoRA adapter that the request
     selects as its model. caller: who sends the request, for queues where callers take turns.
     session: an id of the client's session, which other clients cannot know.
+    suffix: the text after the response, between which and the prompt the model fills in.
+    stream_interval: how many tokens an event of a stream has, after the first one.
     usage_in_each: whether TokenUsage follows the events of each output. lines: when the response
     ends at a line. fills_cache: max_tokens may be 0, to compute the prompt for later requests.
     """
@@ -134,7 +142,6 @@ class GenerateCall(CommonFields, kw_only=True):
     pairs: list[tuple[str, str]] | None = None
     instruction: str | None = None
     prompt_name: str | None = None
-    truncate_prompt_tokens: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -155,6 +162,8 @@ class GenerateCall(CommonFields, kw_only=True):
 
     logprobs: int | None = None
     echo: bool = False
+    suffix: str | None = None
+    stream_interval: int | None = None
     embed: bool = False
     classify: str = ""
     vectors: str = ""

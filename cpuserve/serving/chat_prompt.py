@@ -50,8 +50,10 @@ async def chat_prompt(
     waits = waits and (thinks or not (continues or ends_thought(text, _tags(context))))
     begun = "" if waits else opening
     ids = await chat_tokens(context, call, text, begun, most)
+    # The tokens of a prompt that was cut differ from its text.
+    shown = text if call.truncate_prompt_tokens is None else None
     return Prompt(
-        ids, thinks=thinks, continues=continues, waits=waits, rendered=text, opening=begun
+        ids, thinks=thinks, continues=continues, waits=waits, rendered=shown, opening=begun
     )
 
 

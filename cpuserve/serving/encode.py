@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cpuserve.errors import PromptTooLong
+from cpuserve.errors import InvalidRequest, PromptTooLong
 from cpuserve.serving.threads import run_sized
+from cpuserve.tokenizer.cut import Cut
 from cpuserve.tokenizer.length import cannot_fit
 from cpuserve.tokenizer.tokenizer import LONG_CHARS
 
 if TYPE_CHECKING:
+    from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.context import ModelContext
 
 # Of texts with more characters than this, only LARGE_TEXTS_AT_ONCE are tokenized at the same time,
@@ -28,12 +30,12 @@ async def encode(
     *,
     add_special_tokens: bool,
     most: int | None = None,
-    cut: int | None = None,
+    cut: Cut | None = None,
     places: list[int] | None = None,
 ) -> list[list[int]]:
     """Return the token ids of each text; many or long texts are encoded on another thread.
 
-    cut: the number of tokens that are kept of each text; None = all tokens. places: the index of
+    cut: which tokens are kept of each text; None = all tokens. places: the index of
     each text among the inputs of an embedding request, for the error message.
 
     Raises:
@@ -49,7 +51,13 @@ async def encode(
                 at = None if places is None else places[index]
                 raise too_long(text, longest, context.max_model_len, at)
         return [
-            tokenizer.encode(text, add_special_tokens, unlocked=unlocked, most=cut)
+            tokenizer.encode(
+                text,
+                add_special_tokens,
+                unlocked=unlocked,
+                most=None if cut is None else cut.most,
+                left=cut is not None and cut.left,
+            )
             for text in texts
         ]
 
@@ -57,6 +65,29 @@ async def encode(
         return await run_sized(num_chars, encode_all)
     async with context.large_texts:
         return await run_sized(num_chars, encode_all)
+
+
+def cut_of(context: ModelContext, call: GenerateCall) -> Cut | None:
+    """Return how the prompts of a call are cut; None = they are not.
+
+    Raises:
+      InvalidRequest: truncate_prompt_tokens or truncation_side is invalid.
+    """
+    side = call.truncation_side
+    if side not in (None, "left", "right"):
+        msg = f'truncation_side must be "left" or "right", got {side[:80]!r}'
+        raise InvalidRequest(msg, role="truncation_side")
+    asked, most = call.truncate_prompt_tokens, context.max_model_len
+    if asked is None:
+        return None
+    if asked != -1 and not 1 <= asked <= most:
+        msg = f"truncate_prompt_tokens must be -1 or between 1 and {most}, got {asked}"
+        raise InvalidRequest(msg, role="truncate_prompt_tokens")
+    reads = call.embed or call.pairs is not None  # these calls generate nothing
+    if asked == -1:
+        new = 0 if reads else max(call.max_tokens or call.default_max_tokens or 1, 1)
+        asked = most - new if new < most else 1
+    return Cut(asked, left=side == "left" or (side is None and not reads))
 
 
 def too_long(text: str, most: int, max_model_len: int, index: int | None = None) -> PromptTooLong:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from cpuserve.serving.call import Prompt
 
 
+# The stop_reason of a text that ended because it repeats itself, as in vLLM.
+REPETITION_FOUND = "repetition_detected"
+
+
 class PromptProgress(msgspec.Struct, gc=False):
     """`processed` of the `total` prompt tokens are ready; `cached` were in the cache."""
 
@@ -105,9 +109,9 @@ def floats_of(vector: bytes) -> array[float]:
 
 
 class Finish(msgspec.Struct, gc=False):
-    """The sequence has ended: "stop", "length", "tool_calls" or "abort".
+    """The sequence has ended: "stop", "length", "repetition", "tool_calls" or "abort".
 
-    stop_reason: the stop string or stop token id that ended it.
+    stop_reason: the stop string or stop token id that ended it, or REPETITION_FOUND.
     """
 
     index: int

@@ -42,6 +42,7 @@ class SequenceRequest:
     computes the prompt logprobs for this one, None if it computes them itself. after_thought: the
     parameters after the thought, if a structured output begins only then; None = always `params`.
     lines: when the response ends at a line. ended: time.monotonic() at its end (0.0 before).
+    interval: the least number of tokens in a list of events, except the first and the last one.
     recent: where the response is remembered when it has ended, None = nowhere.
     """
 
@@ -52,6 +53,7 @@ class SequenceRequest:
     priority: int = 0
     timeout_s: float | None = None
     progress: bool = False
+    interval: int = 1
     scored_by: int | None = None
     after_thought: SamplingParams | None = None
     completion_tokens: int = 0
@@ -114,6 +116,7 @@ def fan_out(
                 sequence.scored_by = first
             sequence.progress = call.stream and call.return_progress
             sequence.lines = call.lines
+            sequence.interval = _interval(call)
             sequences.append(sequence)
     return sequences
 
@@ -163,9 +166,9 @@ def _check_size(prompts: list[Prompt], params: list[SamplingParams], echo: bool)
     if items > MAX_REQUEST_ITEMS:
         msg = (
             f"The sequences of this request have {items} list items in total (prompt tokens, "
-            f"prompt logprobs, ids in allowed_token_ids, stop_token_ids and logit_bias, "
-            f"characters of stop strings and schemas): at most {MAX_REQUEST_ITEMS} are allowed. "
-            f"Send fewer prompts in a request, or lower n"
+            f"prompt logprobs, ids in allowed_token_ids, stop_token_ids, logit_bias and "
+            f"bad_words, characters of stop strings and schemas): at most {MAX_REQUEST_ITEMS} are "
+            f"allowed. Send fewer prompts in a request, or lower n"
         )
         raise InvalidRequest(msg, role="n")
 
@@ -191,9 +194,24 @@ def _check_scores(prompts: list[Prompt], params: list[SamplingParams], echo: boo
 def _num_items(num_prompt: int, params: SamplingParams) -> int:
     """Return the number of list items in one sequence, without its prompt logprobs."""
     form = params.structured_outputs
-    lists = (params.allowed_token_ids, params.stop_token_ids, params.logit_bias, *params.stop)
+    lists = (
+        params.allowed_token_ids,
+        params.stop_token_ids,
+        params.logit_bias,
+        *params.stop,
+        *params.bad_word_ids,
+    )
     given = sum(len(some) for some in lists if some is not None)
     return num_prompt + given + (0 if form is None else form.num_chars)
+
+
+def _interval(call: GenerateCall) -> int:
+    """Return how many tokens are shown together."""
+    interval = call.stream_interval
+    if interval is not None and interval < 1:
+        msg = f"stream_interval must be at least 1, got {interval}"
+        raise InvalidRequest(msg, role="stream_interval")
+    return interval if interval is not None and call.stream else 1
 
 
 def _timeout(asked: float | None, longest_s: float | None) -> float | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.errors import InvalidRequest, RequestError
+from cpuserve.serving.bad_words import with_bad_word_ids
 from cpuserve.serving.cancellation import CANCELLATIONS
 from cpuserve.serving.chat_prompt import chat_prompt
 from cpuserve.serving.encode import most_counted
@@ -34,6 +35,7 @@ from cpuserve.serving.fan_out import (
     usage_of,
 )
 from cpuserve.serving.known_tokens import decoder, explain, remember
+from cpuserve.serving.pace import Pace
 from cpuserve.serving.params import sampling_params
 from cpuserve.serving.prompts import prompts_of
 from cpuserve.serving.recent_prompts import as_shown, difference
@@ -92,6 +94,7 @@ async def _prepared(
     def make_sequences() -> list[SequenceRequest]:
         form = response_structure(call, tools)
         params = sampling_params(call, ids, context.bounds, context.default_sampling, form)
+        with_bad_word_ids(params, context.get_tokenizer())
         return fan_out(call, prompts, params, context.limits.longest_s)
 
     num_ids = sum(map(len, ids))
@@ -395,13 +398,14 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
     )
     reason = "abort"
     run = None
+    pace = Pace(sequence.interval)
     try:
         run = SequenceRun(context, sequence, tools)
         while True:
             if run.turns:
                 events, count = run.turn()
                 sequence.count(count, run.num_reasoning)
-                if events:
+                if events := pace.push(events, ends=run.finish is not None):
                     yield events
                 if run.finish is not None:
                     break
@@ -428,7 +432,7 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
                             metrics.on_cache_miss(str(why["reason"]))
                     metrics.on_tokens(meter, count, output.cached_tokens, output.scheduled)
                     sequence.count(count, run.num_reasoning)
-                    if events:
+                    if events := pace.push(events, ends=run.finish is not None):
                         yield events
                     if run.finish is not None or run.turns:
                         break

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.serving.call import Prompt
-from cpuserve.serving.encode import encode
+from cpuserve.serving.encode import cut_of, encode
 from cpuserve.serving.events import Text, Thought
 from cpuserve.serving.recent_prompts import (
     PromptShape,
@@ -55,10 +55,15 @@ async def chat_tokens(
 ) -> list[int]:
     """Return the tokens of the rendered prompt `text` and of `opening`, the response's beginning.
 
-    most: the most tokens that the prompt may have; None = the context length (see `encode`).
+    most: the most tokens that the prompt may have; None = the context length (see `encode`). The
+    call may ask for a prompt that is cut.
     """
     given, known = text + opening, None
     add_special = bool(call.add_special_tokens)
+    cut = cut_of(context, call)
+    if cut is not None:
+        (ids,) = await encode(context, [given], add_special_tokens=add_special, cut=cut)
+        return ids
     if context.recent is not None and not add_special and not _is_repeatable(context, call):
         known = await _known(context, call, text)
     if known is None:

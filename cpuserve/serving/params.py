@@ -190,6 +190,9 @@ def _params(
         "prompt_logprobs": prompt_logprobs,
         "logit_bias": _logit_bias(call.logit_bias, limits.vocab),
         "allowed_token_ids": call.allowed_token_ids,
+        "bad_words": call.bad_words,
+        "logprob_token_ids": call.logprob_token_ids,
+        "repetition_detection": call.repetition_detection,
         "cache_salt": call.cache_salt,
         "adapter": call.adapter,
         "caller": call.caller,
@@ -199,7 +202,7 @@ def _params(
     asked = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(
         max_tokens=budget,
-        **{**_defaults_for(call, defaults), **asked},  # type: ignore[arg-type]
+        **{**_defaults_for(call, defaults), **asked},
     )
 
 

@@ -8,9 +8,10 @@ from cpuserve.errors import InvalidRequest, PromptTooLong
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Prompt
 from cpuserve.serving.chat_prompt import chat_prompt
 from cpuserve.serving.decisions.call import decision_prompts
-from cpuserve.serving.encode import LARGE_TEXT_CHARS, encode, too_long
+from cpuserve.serving.encode import LARGE_TEXT_CHARS, cut_of, encode, too_long
 from cpuserve.serving.params import check_fits, check_input_fits
 from cpuserve.serving.threads import run_sized
+from cpuserve.tokenizer.infill import infill_prompt, infill_tokens
 from cpuserve.tokenizer.length import cannot_fit
 from cpuserve.tokenizer.tokenizer import named_prompt
 
@@ -43,7 +44,9 @@ async def prompts_of(
         return await decision_prompts(context, call, call.decisions, num_bytes)
     if call.messages is not None:
         return [await chat_prompt(context, call, num_bytes, opening=opening, waits=waits)]
-    cut = _kept_tokens(context, call)
+    if call.suffix:
+        return await _infill_prompts(context, call, call.suffix)
+    cut = cut_of(context, call)
     longest = context.max_model_len if cut is None else MAX_CUT_TOKENS
     given = _listed("" if call.prompt is None else call.prompt, longest, embed=call.embed)
     before = _prompt_text(context, call) if call.embed else ""
@@ -53,20 +56,36 @@ async def prompts_of(
     found = await encode(context, texts, add_special_tokens=add_special, cut=cut, places=places)
     encoded = iter(found)
     return [
-        Prompt(next(encoded), item) if isinstance(item, str) else Prompt(item[:cut])
+        # A text that was cut is echoed as its tokens.
+        Prompt(next(encoded), None if cut else item)
+        if isinstance(item, str)
+        else Prompt(cut.apply(item) if cut else item)
         for item in given
     ]
 
 
-def _kept_tokens(context: ModelContext, call: GenerateCall) -> int | None:
-    """Return how many tokens of each text of a call are kept; None = all tokens."""
-    asked, most = call.truncate_prompt_tokens, context.max_model_len
-    if asked is None or asked == -1:
-        return None if asked is None else most
-    if not 1 <= asked <= most:
-        msg = f"truncate_prompt_tokens must be -1 or between 1 and {most}, got {asked}"
+async def _infill_prompts(context: ModelContext, call: GenerateCall, suffix: str) -> list[Prompt]:
+    """Return the prompts for the texts between each given prompt and `suffix`.
+
+    Raises:
+      InvalidRequest: the model cannot fill in, or the request asks for a prompt that is cut.
+    """
+    tokenizer = context.get_tokenizer()
+    tokens = infill_tokens(tokenizer)
+    if call.truncate_prompt_tokens is not None:
+        msg = "truncate_prompt_tokens is not possible with suffix: omit one of them"
         raise InvalidRequest(msg, role="truncate_prompt_tokens")
-    return asked
+    most = context.max_model_len
+    given = _listed("" if call.prompt is None else call.prompt, most, embed=False)
+    texts = [suffix, *(item for item in given if isinstance(item, str))]
+    end, *found = await encode(context, texts, add_special_tokens=False)
+    encoded = iter(found)
+    return [
+        Prompt(infill_prompt(tokenizer, tokens, next(encoded), end), item)
+        if isinstance(item, str)
+        else Prompt(infill_prompt(tokenizer, tokens, item, end))
+        for item in given
+    ]
 
 
 def _prompt_text(context: ModelContext, call: GenerateCall) -> str:
@@ -82,7 +101,7 @@ async def _pair_prompts(
     Raises:
       InvalidRequest: a pair is longer than the context, or the model takes no instruction.
     """
-    encoder, most, cut = context.get_pairs(), context.max_model_len, _kept_tokens(context, call)
+    encoder, most, cut = context.get_pairs(), context.max_model_len, cut_of(context, call)
     num_chars = sum(len(query) + len(document) for query, document in pairs)
 
     def encode_all() -> list[Prompt]:
@@ -92,7 +111,7 @@ async def _pair_prompts(
         for text in (query, document):
             if cut is None and cannot_fit(encoder.tokenizer, text, most):
                 raise too_long(text, most, most)
-        ids = encoder.encode(query, document, call.instruction, most=cut)
+        ids = encoder.encode(query, document, call.instruction, cut)
         if len(ids) > most:
             msg = (
                 f"This model's maximum context length is {most} tokens. Pair {index} (a query and "

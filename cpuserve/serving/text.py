@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.serving.events import (
+    REPETITION_FOUND,
     Embedding,
     Event,
     Finish,
@@ -229,7 +230,7 @@ class TextProcessor:
             return [*events, *self._shown(pieces)], count
         if finish is not None or self._has_ended():
             pieces += self._rest(text)
-        stop: str | int | None = output.stop_id
+        stop: str | int | None = REPETITION_FOUND if finish == "repetition" else output.stop_id
         if self._stops is not None and self._stops.matched is not None:
             finish, stop = "stop", self._stops.matched
         elif self._lines is not None and self._lines.ended:

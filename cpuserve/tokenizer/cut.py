@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from cpuserve.errors import InvalidRequest
 
 
-def kept(sequences: Sequence[int | None], most: int) -> list[int]:
+class Cut(NamedTuple):
+    """How a prompt is cut: to `most` tokens, at its end, or with `left` at its start."""
+
+    most: int
+    left: bool = False
+
+    def apply(self, ids: list[int]) -> list[int]:
+        """Return the kept tokens of `ids`."""
+        return ids[max(0, len(ids) - self.most) :] if self.left else ids[: self.most]
+
+
+def kept(sequences: Sequence[int | None], most: int, *, left: bool = False) -> list[int]:
     """Return the indices of at most `most` tokens to keep: special tokens, and each text's start.
 
-    sequences: for each token the number of its text (0 or 1), or None for a special token. The
+    sequences: for each token the number of its text (0 or 1), or None for a special token.
+    left: cut the starts of texts, and keep their ends. The
     longer one of two texts is cut first, to the length of the other, and then both are cut. This is
     "longest_first" in the tokenizers library (src/utils/truncation.rs of 0.22).
 
@@ -24,14 +37,16 @@ def kept(sequences: Sequence[int | None], most: int) -> list[int]:
     if room < 0:
         msg = f"the special tokens around a text are {most - room}: keep at least as many tokens"
         raise InvalidRequest(msg, role="truncate_prompt_tokens")
-    left = _shares(lengths, room)
+    shares = _shares(lengths, room)
     some = []
-    for i, text in enumerate(sequences):
+    places = range(len(sequences))
+    for i in reversed(places) if left else places:
+        text = sequences[i]
         if text is not None:
-            left[text] -= 1
-        if text is None or left[text] >= 0:
+            shares[text] -= 1
+        if text is None or shares[text] >= 0:
             some.append(i)
-    return some
+    return some[::-1] if left else some
 
 
 def _shares(lengths: Sequence[int], room: int) -> list[int]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.tokenizer.cut import Cut
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 # The prompt of the model card of Qwen3-Reranker, and its default instruction.
@@ -55,10 +56,9 @@ class PairEncoder:
         query: str,
         document: str,
         instruction: str | None = None,
-        *,
-        most: int | None = None,
+        cut: Cut | None = None,
     ) -> list[int]:
-        """Return the token ids of a pair; most: cut the texts to this number of ids, None = no cut.
+        """Return the token ids of a pair; cut: how its texts are cut, None = they are not.
 
         Raises:
             InvalidRequest: the model takes no instruction, or a text is not valid Unicode.
@@ -66,18 +66,18 @@ class PairEncoder:
         if not self.asks:
             if instruction is not None:
                 raise InvalidRequest(NO_INSTRUCTION, role="instruction")
-            return self._joined(query, document, most)
+            return self._joined(query, document, cut)
         text = QUESTION.format(
             instruction=instruction or INSTRUCTION, query=query, document=document
         )
         before, behind = self._around
         ids = self.tokenizer.encode(text, add_special_tokens=False)
-        if most is not None:
+        if cut is not None:
             around = len(before) + len(behind)
-            if most < around:
+            if cut.most < around:
                 msg = f"the prompt around a pair has {around} tokens: keep at least as many"
                 raise InvalidRequest(msg, role="truncate_prompt_tokens")
-            ids = ids[: most - around]
+            ids = Cut(cut.most - around, cut.left).apply(ids)
         return [*before, *ids, *behind]
 
     @cached_property
@@ -85,8 +85,9 @@ class PairEncoder:
         encode = self.tokenizer.encode
         return encode(BEFORE, add_special_tokens=False), encode(BEHIND, add_special_tokens=False)
 
-    def _joined(self, query: str, document: str, most: int | None) -> list[int]:
-        ids, types = self.tokenizer.encode_pair(query, document, most)
+    def _joined(self, query: str, document: str, cut: Cut | None) -> list[int]:
+        most, left = cut or (None, False)
+        ids, types = self.tokenizer.encode_pair(query, document, most, left=left)
         if not self.type_ids:
             return ids
         return [i + self.type_ids * kind for i, kind in zip(ids, types, strict=True)]

@@ -70,12 +70,14 @@ class Tokenizer:
         *,
         unlocked: bool = False,
         most: int | None = None,
+        left: bool = False,
     ) -> list[int]:
         """Return the token ids of `text`; the text of a special token becomes that token.
 
         add_special_tokens: add BOS and other special tokens as the model was trained. unlocked:
         release the GIL even for short texts; use it in threads other than the event loop. most:
         keep only this number of tokens, special tokens included, by cutting the end of the text.
+        left: cut its start instead.
 
         Raises:
             InvalidRequest: the text is not valid Unicode (it has a lone surrogate).
@@ -86,15 +88,16 @@ class Tokenizer:
         ids: list[int] = found.ids
         bos = self.bos_id if add_special_tokens and self._parts.add_bos else None
         if most is not None:
-            ids = [ids[i] for i in kept(found.sequence_ids, most - (bos is not None))]
+            ids = [ids[i] for i in kept(found.sequence_ids, most - (bos is not None), left=left)]
         return ids if bos is None else [bos, *ids]
 
     def encode_pair(
-        self, first: str, second: str, most: int | None = None
+        self, first: str, second: str, most: int | None = None, *, left: bool = False
     ) -> tuple[list[int], list[int]]:
         """Return (token ids, type of each token) of two texts, with the special tokens around them.
 
         most: keep only this number of tokens, by cutting the end of the longer text, then of both.
+        left: cut the starts.
 
         Raises:
             InvalidRequest, RequestError: the errors of `encode`.
@@ -103,7 +106,7 @@ class Tokenizer:
         found = self._encode((first, second), True, size > LONG_CHARS)
         if most is None:
             return found.ids, found.type_ids
-        some = kept(found.sequence_ids, most)
+        some = kept(found.sequence_ids, most, left=left)
         return [found.ids[i] for i in some], [found.type_ids[i] for i in some]
 
     def _encode(

@@ -158,7 +158,9 @@ void admit(Executor& e, int64_t slot, float temperature, float top_p, float min_
            float repetition, float frequency, float presence, uint64_t seed, int64_t min_tokens,
            const Array<int32_t>& stop_ids, const Array<int32_t>& bias_ids,
            const Array<float>& bias_values, const std::optional<Array<int32_t>>& allowed,
-           const Array<int32_t>& prompt, const Array<int32_t>& output) {
+           const Array<int32_t>& prompt, const Array<int32_t>& output,
+           const Array<int32_t>& bad_ids, const Array<int32_t>& bad_ends,
+           const Array<int32_t>& scored) {
   SlotRequest r;
   r.temperature = temperature;
   r.top_p = top_p;
@@ -176,6 +178,9 @@ void admit(Executor& e, int64_t slot, float temperature, float top_p, float min_
   if (allowed) r.allowed = span_of(*allowed);
   r.prompt = span_of(prompt);
   r.output = span_of(output);
+  r.bad_ids = span_of(bad_ids);
+  r.bad_ends = span_of(bad_ends);
+  r.scored = span_of(scored);
   e.sampler().admit(slot, r);
 }
 
@@ -211,12 +216,14 @@ void define_loads(py::class_<Executor>& executor) {
 
 // Methods that run steps, and their results.
 void define_steps(py::class_<Executor>& executor) {
+  const py::tuple empty;  // becomes an empty array in each call
   executor
       .def("admit", &admit, py::arg("slot"), py::kw_only(), py::arg("temperature"),
            py::arg("top_p"), py::arg("min_p"), py::arg("top_k"), py::arg("repetition"),
            py::arg("frequency"), py::arg("presence"), py::arg("seed"), py::arg("min_tokens"),
            py::arg("stop_ids"), py::arg("bias_ids"), py::arg("bias_values"), py::arg("allowed"),
-           py::arg("prompt"), py::arg("output"))
+           py::arg("prompt"), py::arg("output"), py::arg("bad_ids") = empty,
+           py::arg("bad_ends") = empty, py::arg("scored") = empty)
       .def(
           "release", [](Executor& e, int64_t slot) { e.release(slot); }, py::arg("slot"))
       .def(

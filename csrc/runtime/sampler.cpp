@@ -22,8 +22,22 @@ void Sampler::check_ids(const char* what, Span<const int32_t> ids) const {
   }
 }
 
+void Sampler::check_bad_words(const SlotRequest& r) const {
+  check_ids("bad_ids", r.bad_ids);
+  int32_t begin = 0;
+  for (int32_t end : r.bad_ends) {
+    check_argument(end > begin && end <= r.bad_ids.size(), "bad_ends has ", end, " after ", begin,
+                   ", and there are ", r.bad_ids.size(), " bad ids");
+    begin = end;
+  }
+  check_argument(begin == r.bad_ids.size(), "bad_ends ends at ", begin, " of ", r.bad_ids.size(),
+                 " bad ids");
+}
+
 void Sampler::admit(int64_t index, const SlotRequest& r) {
   Slot& s = slot(index);
+  check_bad_words(r);
+  check_ids("scored", r.scored);
   check_ids("stop_ids", r.stop_ids);
   check_ids("bias_ids", r.bias_ids);
   check_ids("allowed", r.allowed);
@@ -34,7 +48,19 @@ void Sampler::admit(int64_t index, const SlotRequest& r) {
 
   Slot fresh;
   fresh.used = true;
-  fresh.stop_ids.assign(r.stop_ids.begin(), r.stop_ids.end());
+  fresh.banned.assign(r.stop_ids.begin(), r.stop_ids.end());
+  fresh.num_stops = r.stop_ids.size();
+  fresh.banned.resize(static_cast<size_t>(r.stop_ids.size() + r.bad_ends.size()));
+  fresh.bad_ids.assign(r.bad_ids.begin(), r.bad_ids.end());
+  fresh.bad_ends.assign(r.bad_ends.begin(), r.bad_ends.end());
+  int32_t begin = 0;
+  for (int32_t end : fresh.bad_ends) {
+    fresh.most_recent = std::max(fresh.most_recent, static_cast<size_t>(end - begin - 1));
+    begin = end;
+  }
+  fresh.recent.reserve(fresh.most_recent);
+  for (int32_t id : r.output) add_recent(fresh, id);
+  fresh.scored.assign(r.scored.begin(), r.scored.end());
   fresh.allowed.assign(r.allowed.begin(), r.allowed.end());
   std::sort(fresh.allowed.begin(), fresh.allowed.end());
   for (int64_t i = 0; i < r.bias_ids.size(); i++) {
@@ -54,10 +80,34 @@ void Sampler::admit(int64_t index, const SlotRequest& r) {
   p.num_bias = static_cast<int32_t>(fresh.bias.size());
   p.allowed = fresh.allowed.data();
   p.num_allowed = r.has_allowed ? static_cast<int32_t>(fresh.allowed.size()) : -1;
-  p.banned = fresh.stop_ids.data();
-  p.num_banned = fresh.outputs_until_stop > 0 ? static_cast<int32_t>(fresh.stop_ids.size()) : 0;
+  ban(fresh);
   if (r.repetition != 1 || r.frequency != 0 || r.presence != 0) make_counts(fresh, r);
   s = std::move(fresh);  // moved vectors keep their storage, so the pointers in params stay valid
+}
+
+// Keeps the last `most_recent` ids, without an allocation.
+void Sampler::add_recent(Slot& s, int32_t token) noexcept {
+  if (s.most_recent == 0) return;
+  if (s.recent.size() == s.most_recent) s.recent.erase(s.recent.begin());
+  s.recent.push_back(token);
+}
+
+// Sets the banned ids of the next token.
+void Sampler::ban(Slot& s) noexcept {
+  const bool stops = s.outputs_until_stop > 0;
+  int64_t count = s.num_stops;
+  int32_t begin = 0;
+  for (int32_t end : s.bad_ends) {
+    const auto before = static_cast<size_t>(end - begin - 1);
+    const int32_t* word = s.bad_ids.data() + begin;
+    if (before <= s.recent.size() && std::equal(word, word + before, s.recent.end() - before)) {
+      s.banned[static_cast<size_t>(count++)] = word[before];
+    }
+    begin = end;
+  }
+  const int64_t skipped = stops ? 0 : s.num_stops;
+  s.params.banned = s.banned.data() + skipped;
+  s.params.num_banned = static_cast<int32_t>(count - skipped);
 }
 
 // Allocates `counts` and `place` for all tokens that the request can still generate. The system
@@ -83,7 +133,11 @@ TokenCount* Sampler::count_of(Slot& s, int32_t token) noexcept {
 void Sampler::append(int64_t index, int32_t token) noexcept {
   if (token < 0) return;  // no token could be sampled
   Slot& s = slots_[static_cast<size_t>(index)];
-  if (s.outputs_until_stop > 0 && --s.outputs_until_stop == 0) s.params.num_banned = 0;
+  if (s.outputs_until_stop > 0 || !s.bad_ends.empty()) {
+    s.outputs_until_stop -= s.outputs_until_stop > 0;
+    add_recent(s, token);
+    ban(s);
+  }
   if (!s.counts) return;
   if (s.place[static_cast<size_t>(token)] == 0 && s.params.num_counts == s.capacity) return;
   count_of(s, token)->output++;

@@ -12,7 +12,10 @@ namespace cpuserve {
 
 // The sampling parameters of a request. If has_allowed is false, `allowed` is ignored and all token
 // ids are allowed. `prompt` and `output` are the token ids of the prompt and of the output so far;
-// they may be empty if neither penalties nor min_tokens need them.
+// they may be empty if none of penalties, min_tokens and bad words need them. Bad word number i has
+// the ids of `bad_ids` from bad_ends[i - 1] (0 for the first one) to bad_ends[i] - 1; its last id is
+// banned while the output ends with the ids before it. The logprobs of `scored`, if it is not empty,
+// replace the alternatives of each sampled token.
 struct SlotRequest {
   float temperature = 1, top_p = 1, min_p = 0;
   int32_t top_k = 0;
@@ -22,7 +25,7 @@ struct SlotRequest {
   Span<const int32_t> stop_ids, bias_ids;
   Span<const float> bias_values;
   bool has_allowed = false;
-  Span<const int32_t> allowed, prompt, output;
+  Span<const int32_t> allowed, prompt, output, bad_ids, bad_ends, scored;
 };
 
 class Sampler {
@@ -40,6 +43,9 @@ class Sampler {
   const SampleParams& params(int64_t slot) const {
     return slots_[static_cast<size_t>(slot)].params;
   }
+  const std::vector<int32_t>& scored(int64_t slot) const {
+    return slots_[static_cast<size_t>(slot)].scored;
+  }
   // Adds a sampled token to the token counts, and to the number of generated tokens (for
   // min_tokens). A token of -1 (nothing was sampled) has no effect.
   void append(int64_t slot, int32_t token) noexcept;
@@ -48,9 +54,14 @@ class Sampler {
   struct Slot {
     bool used = false;
     SampleParams params{};
-    std::vector<int32_t> stop_ids, allowed;
+    std::vector<int32_t> allowed, scored;
     std::vector<TokenBias> bias;
+    std::vector<int32_t> banned;  // the stop ids, then room for the last id of each bad word
+    int64_t num_stops = 0;
     int64_t outputs_until_stop = 0;  // tokens to generate before stop ids are allowed
+    std::vector<int32_t> bad_ids, bad_ends;
+    std::vector<int32_t> recent;  // the last ids of the output, as many as a bad word may continue
+    size_t most_recent = 0;
     // `counts` is a compact list of the ids in the prompt and output. For each id of the
     // vocabulary, `place` has 1 + the index of the id in `counts`, or 0 if the id is not in it.
     // Both are null if the request has no penalties.
@@ -61,7 +72,10 @@ class Sampler {
 
   Slot& slot(int64_t index);
   void check_ids(const char* what, Span<const int32_t> ids) const;
+  void check_bad_words(const SlotRequest& request) const;
   void make_counts(Slot& s, const SlotRequest& request);
+  static void add_recent(Slot& s, int32_t token) noexcept;
+  static void ban(Slot& s) noexcept;
   static TokenCount* count_of(Slot& s, int32_t token) noexcept;
 
   int64_t vocab_, max_outputs_;

@@ -57,7 +57,6 @@ BOTH = {
     "logit_bias-300k": ({"logit_bias": {str(i): 1 for i in range(300_000)}}, "logit_bias"),
     "prompt_logprobs-21": ({"prompt_logprobs": 21}, "prompt_logprobs"),
     "prompt_logprobs-negative": ({"prompt_logprobs": -1}, "prompt_logprobs"),
-    "prompt_logprobs-stream": ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     "stream_options-no-stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
     "stream_options-stream-false": ({"stream_options": {}, "stream": False}, "stream_options"),
     "stream_options-text": ({"stream_options": "x", "stream": True}, "stream_options"),

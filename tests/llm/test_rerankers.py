@@ -8,6 +8,7 @@ import pytest
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError, InvalidRequest, StartupError
 from cpuserve.loader.load import packed_size, read_config
+from cpuserve.tokenizer.cut import Cut
 from cpuserve.tokenizer.pairs import BEHIND, PairEncoder
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers import gguf_convert
@@ -122,12 +123,12 @@ def test_the_question_is_cut_and_not_the_prompt_around_it():
     tokenizer = Tokenizer.load(reranker("qwen3-judge"))
     pairs = PairEncoder(tokenizer, asks=True)
     whole = pairs.encode(QUERY, DOCUMENTS[2])
-    cut = pairs.encode(QUERY, DOCUMENTS[2], most=len(whole) - 30)
+    cut = pairs.encode(QUERY, DOCUMENTS[2], cut=Cut(len(whole) - 30))
     before, behind = card_prompt("{", "}").split("<Instruct>")[0], BEHIND
     around = [len(tokenizer.encode(text, add_special_tokens=False)) for text in (before, behind)]
     assert cut == [*whole[: -around[1] - 30], *whole[-around[1] :]]
     with pytest.raises(InvalidRequest, match="the prompt around a pair has"):
-        pairs.encode(QUERY, DOCUMENTS[2], most=sum(around) - 1)
+        pairs.encode(QUERY, DOCUMENTS[2], cut=Cut(sum(around) - 1))
 
 
 def test_pairs_share_the_beginning_of_the_question():

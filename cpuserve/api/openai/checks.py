@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Protocol
 
 from cpuserve.api.request.fields import check_repeat_last_n
@@ -11,6 +12,10 @@ from cpuserve.serving.params import check_repeat_penalty
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.schema import GenerationRequest
+    from cpuserve.api.request.context import RequestContext
+
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def check_fields_together(request: GenerationRequest) -> None:
@@ -91,9 +96,20 @@ def _check_stream(request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
         msg = "stream_options can only be set when `stream` is true"
         raise InvalidRequest(msg, param="stream_options")
-    if request.stream and request.prompt_logprobs is not None:
-        msg = "prompt_logprobs is not available when `stream` is true"
-        raise InvalidRequest(msg, param="prompt_logprobs")
+
+
+def take_request_id(received: RequestContext, given: str | None) -> None:
+    """Make `given` the id of the response, after the prefix of its endpoint; None: no change.
+
+    Raises:
+      InvalidRequest: it is no valid id.
+    """
+    if given is None:
+        return
+    if not _REQUEST_ID.fullmatch(given):
+        msg = "request_id must be 1 to 128 letters, digits and characters of . _ : -"
+        raise InvalidRequest(msg, param="request_id")
+    received.id = f"{received.id.removesuffix(received.request_id)}{given}"
 
 
 def usage_in_each(request: GenerationRequest) -> bool:

@@ -29,6 +29,7 @@ class GenerationRequest(CommonFields, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_progress: bool | None = None
+    stream_interval: int | None = None
     user: str | None = None
     # Fields of llama.cpp: repetition_penalty, max_tokens, and the tokens that penalties count.
     repeat_penalty: float | None = None

@@ -80,10 +80,9 @@ REFUSED = (
     Refused("audio", OPENAI),
     Refused("moderation", OPENAI),
     Refused("prediction", OPENAI),
-    Refused("suffix", (*OPENAI, OLLAMA_TEXT)),
+    Refused("suffix", (CHAT, RESPONSES, OLLAMA_TEXT)),
     Refused("web_search_options", OPENAI, sets=({},)),  # {} switches a search on
     # vLLM
-    Refused("bad_words", OPENAI),
     Refused("chat_template", (*OPENAI, TOKENIZE)),
     Refused("documents", OPENAI),
     Refused("guided_choice", OPENAI, _JSON),
@@ -94,14 +93,14 @@ REFUSED = (
     Refused("include_reasoning", (TEXT,), _TRUE, off=(True,), sets=(False,)),
     Refused("length_penalty", OPENAI, off=(1,)),
     Refused("logits_processors", OPENAI),
-    Refused("logprob_token_ids", OPENAI),
     Refused("prompt_embeds", OPENAI),
-    Refused("repetition_detection", OPENAI),
-    Refused("return_prompt_text", OPENAI),
+    Refused("return_prompt_text", (TEXT, RESPONSES)),
     Refused("thinking_token_budget", (TEXT,), off=(-1,)),
-    Refused("truncate_prompt_tokens", OPENAI),
     Refused("use_beam_search", OPENAI),
     Refused("vllm_xargs", OPENAI),
+    Refused("watermarking", OPENAI),
+    Refused("embed_dtype", (EMBEDDINGS,), off=("float32",)),
+    Refused("endianness", (EMBEDDINGS,), off=("native", "little")),
     # llama.cpp
     Refused("adaptive_target", (*OPENAI, COMPLETION), off=(-1,)),
     Refused("dry_multiplier", (*OPENAI, COMPLETION), off=(0,)),
@@ -183,11 +182,12 @@ _SAMPLERS = "it belongs to a sampler that is refused when it is switched on"
 _CONTEXT = "a context is never shifted or cut, so nothing is kept of it"
 NO_EFFECT = (
     NoEffect(
-        ("user", "metadata", "safety_identifier", "service_tier", "request_id", "session_id"),
+        ("user", "metadata", "safety_identifier", "service_tier", "session_id"),
         OPENAI,
         "who asks, or what is kept elsewhere, changes no response",
     ),
     NoEffect(("store",), (CHAT, TEXT), "only /v1/responses stores responses"),
+    NoEffect(("request_id",), (RESPONSES,), "a response has an id of its own"),
     NoEffect(
         ("prompt_cache_key", "prompt_cache_retention", "cache_prompt", "id_slot",
          "kv_transfer_params", "guided_decoding_backend"),
@@ -209,12 +209,12 @@ NO_EFFECT = (
         (OPTIONS,),
         _CACHES,
     ),
-    NoEffect(("stream_interval", "sse_ping_interval"), OPENAI, _EVENTS),
+    NoEffect(("sse_ping_interval",), OPENAI, _EVENTS),
     NoEffect(("cache_prompt", "id_slot", "n_cache_reuse"), (COMPLETION,), _CACHES),
     NoEffect(("sse_ping_interval",), (COMPLETION,), _EVENTS),
     NoEffect(("n_keep", "n_discard"), (COMPLETION,), _CONTEXT),
     NoEffect(("timings_per_token",), (RESPONSES,), _EVENTS),
-    NoEffect(("n_keep", "n_discard", "truncation_side"), OPENAI, _CONTEXT),
+    NoEffect(("n_keep", "n_discard"), OPENAI, _CONTEXT),
     NoEffect(("truncate", "shift"), (OLLAMA, OLLAMA_TEXT), _CONTEXT),
     NoEffect(("num_keep",), (OPTIONS,), _CONTEXT),
     NoEffect(("mm_processor_kwargs", "media_io_kwargs"), OPENAI, "images are refused themselves"),
@@ -227,6 +227,14 @@ NO_EFFECT = (
     ),
     NoEffect(
         ("spaces_between_special_tokens",), OPENAI, "the tokenizer decides where spaces are"
+    ),
+    NoEffect(
+        ("ec_transfer_params", "routed_experts_prompt_start"), (CHAT, TEXT), _CACHES
+    ),
+    NoEffect(
+        ("return_token_offsets", "return_mm_kwargs"),
+        (CHAT, TEXT),
+        "it belongs to the render endpoints of vLLM",
     ),
     NoEffect(("verbosity",), OPENAI, "no chat template reads it"),
     NoEffect(("reasoning_format",), OPENAI, "thoughts are apart from the text"),

@@ -26,6 +26,7 @@ class ScoringRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     timeout: float | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
 
 
 @with_refused("rerank")
@@ -135,6 +136,7 @@ def _call(request: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall
         pairs=pairs,
         instruction=request.instruction,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
         max_tokens=0,
         priority=request.priority,
         cache_salt=request.cache_salt,

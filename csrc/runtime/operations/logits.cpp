@@ -1,7 +1,9 @@
 // The two operations that write the results of a step. LogitsOp computes logits and samples from
 // them. HiddenOp copies hidden rows, the vectors of an embedding model.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "base/check.h"
 #include "runtime/worker.h"
@@ -25,6 +27,15 @@ bool share_rows(int64_t count, Worker& w) noexcept {
   return count < w.threads && w.logits().width > kLogitPiece;
 }
 
+// Returns the ids with logprobs that replace the alternatives of a row; null if there are none.
+const std::vector<int32_t>* scored_ids(int64_t number, Worker& w) noexcept {
+  const StepInput& in = w.input();
+  const auto r = static_cast<size_t>(number);
+  if (in.row_target[r] >= 0 || in.row_top[r] <= 0) return nullptr;
+  const std::vector<int32_t>& ids = w.sampler().scored(in.row_slot[r]);
+  return ids.empty() ? nullptr : &ids;
+}
+
 // Returns the arguments to sample logit row `number` of the step, which is row `row` of the `rows`
 // rows that are sampled together. If threads share the passes over a row, they use the scratch of
 // thread `row`.
@@ -39,6 +50,7 @@ SampleArgs sample_args(int64_t number, int64_t row, int64_t rows, Worker& w) noe
   args.params = args.target < 0 ? &w.sampler().params(in.row_slot[r]) : nullptr;
   args.position = in.positions[in.row_token[r]] + 1;
   args.num_top = in.row_top[r];
+  if (args.num_top > 0 && scored_ids(number, w)) args.num_top = 0;  // see sample_row
   if (in.row_mask && in.row_mask[r] >= 0) {
     args.mask = in.masks + in.row_mask[r] * mask_words(w.logits().width);
   }
@@ -88,10 +100,28 @@ void copy_logits(int64_t r, int64_t row, Worker& w) noexcept {
               static_cast<size_t>(w.logits().width) * sizeof(float));
 }
 
+// Samples a row. If the request has ids to score, their logits are kept in top_logprobs while the
+// row is sampled, because bans change the logits. The logprob of the sampled token then determines
+// the logarithm of the sum.
 void sample_row(int64_t number, int64_t row, int64_t rows, Worker& w) noexcept {
   const auto r = static_cast<size_t>(number);
   SampleArgs args = sample_args(number, row, rows, w);
+  const std::vector<int32_t>* ids = scored_ids(number, w);
+  const int32_t count = ids ? w.input().row_top[r] : 0;
+  for (int32_t i = 0; i < count; i++) {
+    const bool named = i < static_cast<int32_t>(ids->size());
+    args.top_ids[i] = named ? (*ids)[static_cast<size_t>(i)] : -1;
+    args.top_logprobs[i] = named ? args.logits[args.top_ids[i]] : -INFINITY;
+  }
   w.kernels().sample(args);
+  const bool sampled = args.token >= 0;
+  const double sum = sampled && count > 0 ? static_cast<double>(args.logits[args.token]) -
+                                                static_cast<double>(args.logprob)
+                                          : NAN;
+  for (int32_t i = 0; i < count; i++) {
+    args.top_logprobs[i] = static_cast<float>(static_cast<double>(args.top_logprobs[i]) - sum);
+    if (!sampled) args.top_ids[i] = -1;
+  }
   w.results().tokens[r] = args.token;
   w.results().logprobs[r] = args.logprob;
   w.results().ranks[r] = args.rank;

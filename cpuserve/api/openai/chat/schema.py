@@ -59,7 +59,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     functions: Any = None
     function_call: Any = None
     modalities: list[str] | None = None
-    echo: Any = None
+    echo: bool | None = None
+    return_prompt_text: bool | None = None
+    request_id: str | None = None
 
 
 class TopLogprob(msgspec.Struct):
@@ -145,6 +147,7 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_text: str | msgspec.UnsetType = msgspec.UNSET
     timings: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -155,9 +158,6 @@ def to_call(request: ChatRequest) -> GenerateCall:
     if any(kind != "text" for kind in request.modalities or ()):
         msg = 'modalities can only be ["text"]: this server writes nothing else'
         raise unsupported(msg, "modalities")
-    if request.echo not in (None, False):
-        msg = "echo is not supported yet by chat completions: use /v1/completions"
-        raise unsupported(msg, "echo")
     offer = offered(request.tools or [])
     choice, function, tools = tool_choice(request.tool_choice, offer.functions, _WORDS)
     return call_from(

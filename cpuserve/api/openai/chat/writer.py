@@ -17,6 +17,7 @@ from cpuserve.serving.events import (
     Event,
     Finish,
     PromptProgress,
+    PromptScores,
     Text,
     Thought,
     TokenUsage,
@@ -24,14 +25,17 @@ from cpuserve.serving.events import (
     WholeResponse,
     WholeToolCall,
 )
+from cpuserve.tokenizer.conversation import text_of
+from cpuserve.tokenizer.messages import message_content
 
 if TYPE_CHECKING:
     from cpuserve.api.openai.chat.schema import ChatRequest
     from cpuserve.api.request.context import RequestContext
+    from cpuserve.serving.call import Prompt
     from cpuserve.serving.generate import Generation
 
-_ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-_NOTHING = b',"delta":{},"logprobs":null,"finish_reason":null'
+_NO_LOGPROBS = b',"logprobs":null,"finish_reason":null'
+_NOTHING = b',"delta":{}' + _NO_LOGPROBS
 
 
 class ChatWriter:
@@ -46,7 +50,8 @@ class ChatWriter:
         self._received = received
         self._model = received.served.name
         self._ids = bool(asked.return_token_ids)
-        self._top = first.params.logprobs
+        self._role, self._echoed = _echoed(asked)
+        self._top = first.params.num_top
         self._prompt_top = first.params.prompt_logprobs
         self._prompt_ids = first.prompt.ids
         options = asked.stream_options
@@ -58,6 +63,9 @@ class ChatWriter:
         )
         self._started = [False] * len(generation.sequences)
         self._timed = generation if asked.timings_per_token else None
+        self._prompt_text: str | None = None
+        if asked.return_prompt_text:
+            self._prompt_text = _prompt_text(first.prompt, received)
 
     def frames(self, events: list[Event]) -> bytes:
         """Return the chunks for the events of one engine output; b"" if they show nothing yet."""
@@ -68,8 +76,9 @@ class ChatWriter:
         out = b""
         if not (self._started[index] or isinstance(first, PromptProgress)):
             self._started[index] = True
-            more = b',"prompt_token_ids":' + to_json(self._prompt_ids) if self._ids else b""
-            out = self._chunks.chunk(index, _ROLE, usage, more)
+            first_delta = {"role": self._role, "content": self._echoed}
+            members = b',"delta":%b%b' % (to_json(first_delta), _NO_LOGPROBS)
+            out = self._chunks.chunk(index, members, usage, self._of_prompt(first))
         for event in events:
             if isinstance(event, Text):
                 if event.text or (event.token_ids and (self._top is not None or self._ids)):
@@ -90,6 +99,18 @@ class ChatWriter:
             elif isinstance(event, PromptProgress):
                 out += self._chunks.chunk(index, _NOTHING, usage, progress_member(event))
         return out
+
+    def _of_prompt(self, event: Event) -> bytes:
+        """Return the members of the first chunk about the prompt."""
+        more = b""
+        if self._ids:
+            more += b',"prompt_token_ids":' + to_json(self._prompt_ids)
+        if self._prompt_text is not None:
+            more += b',"prompt_text":' + to_json(self._prompt_text)
+        if isinstance(event, PromptScores) and self._prompt_top is not None:
+            rows = prompt_logprobs(event.scores, self._prompt_top, self._names)
+            more += b',"prompt_logprobs":' + to_json(rows)
+        return more
 
     def _text(self, event: Text) -> bytes:
         logprobs, ids = b"null", b""
@@ -121,9 +142,16 @@ class ChatWriter:
                 usage_body(response.usage),
                 prompt_logprobs(response.choices[0].scores, self._prompt_top, self._names),
                 self._prompt_ids if self._ids else msgspec.UNSET,
+                msgspec.UNSET if self._prompt_text is None else self._prompt_text,
                 msgspec.UNSET if self._timed is None else timings_of(self._timed),
             )
         )
+
+    def _message(self, choice: Choice) -> ChatMessage:
+        text, thought = self._echoed + "".join(choice.text), choice.reasoning or msgspec.UNSET
+        calls = [_whole_call(call) for call in choice.calls]
+        content = (text or None) if calls else text
+        return ChatMessage(self._role, content, None, calls or msgspec.UNSET, thought, thought)
 
     def _choice(self, choice: Choice) -> ChatChoice:
         logprobs = None
@@ -131,7 +159,7 @@ class ChatWriter:
             logprobs = chat_logprobs(choice.logprobs, self._top, self._names)
         return ChatChoice(
             choice.index,
-            _message(choice),
+            self._message(choice),
             logprobs,
             choice.reason,
             choice.stop_reason,
@@ -166,8 +194,25 @@ def _whole_call(call: WholeToolCall) -> schema.ToolCall:
     return schema.ToolCall(call.id, "function", schema.FunctionCall(call.name, written))
 
 
-def _message(choice: Choice) -> ChatMessage:
-    text, thought = "".join(choice.text), choice.reasoning or msgspec.UNSET
-    calls = [_whole_call(call) for call in choice.calls]
-    content = (text or None) if calls else text
-    return ChatMessage("assistant", content, None, calls or msgspec.UNSET, thought, thought)
+def _echoed(asked: ChatRequest) -> tuple[str, str]:
+    """Return the role of the response, and the text of the last message if it is echoed.
+
+    The last message is echoed if it has the same role as the response, as in vLLM. A response that
+    continues the last message, or has no beginning of its own, has the role of this message.
+    """
+    role = "assistant"
+    if not (asked.echo and asked.messages):
+        return role, ""
+    last = asked.messages[-1]
+    if asked.continue_final_message or asked.add_generation_prompt is False:
+        role = last["role"]
+    if last["role"] != role:
+        return role, ""
+    return role, text_of(message_content(last, f"messages[{len(asked.messages) - 1}]"))
+
+
+def _prompt_text(prompt: Prompt, received: RequestContext) -> str:
+    """Return the text of a prompt as the template wrote it, or of the tokens that were kept."""
+    if prompt.rendered is not None:
+        return prompt.rendered + prompt.opening
+    return received.context.get_tokenizer().decode(prompt.ids, skip_special_tokens=False)

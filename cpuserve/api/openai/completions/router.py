@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from cpuserve.api.openai.checks import take_request_id
 from cpuserve.api.openai.completions.schema import Completion, CompletionRequest, to_call, words
 from cpuserve.api.openai.completions.writer import CompletionWriter
 from cpuserve.api.request.context import RequestContext
@@ -24,4 +25,5 @@ router = APIRouter()
 )
 async def create_completion(received: RequestContext, asked: CompletionRequest) -> Response:
     """Continue one or several prompts, or compute their logprobs."""
+    take_request_id(received, asked.request_id)
     return await generate(received, asked, to_call, CompletionWriter)

@@ -30,7 +30,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
     max_completion_tokens: int | None = None
     logprobs: int | None = None
+    suffix: str | None = None
     echo: bool | None = None
+    request_id: str | None = None
     timings_per_token: bool | None = None
 
 

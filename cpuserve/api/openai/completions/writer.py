@@ -57,7 +57,7 @@ class CompletionWriter:
         )
         self._parts = [
             _Part(
-                received, self._names, sequence.prompt, sequence.params.logprobs, echo, skip_special
+                received, self._names, sequence.prompt, sequence.params.num_top, echo, skip_special
             )
             for sequence in sequences
         ]
@@ -89,7 +89,8 @@ class CompletionWriter:
         first = part.first
         text = part.echoed_text() + text
         logprobs = part.logprobs(tokens, entries or [], scores)
-        wanted = tokens and (self._ids or part.has_logprobs)
+        scored = scores is not None and self._prompt_top is not None
+        wanted = scored or (tokens and (self._ids or part.has_logprobs))
         if not (text or wanted or finish is not None):
             return b""
         out = b',"text":%b,"logprobs":%b,"finish_reason":%b' % (
@@ -103,6 +104,9 @@ class CompletionWriter:
             out += b',"token_ids":' + to_json(tokens)
             if first:
                 out += b',"prompt_token_ids":' + to_json(part.prompt.ids)
+        if scored:
+            rows = prompt_logprobs(scores, self._prompt_top, self._names)
+            out += b',"prompt_logprobs":' + to_json(rows)
         return out
 
     def failed(self, error: BaseException) -> bytes:

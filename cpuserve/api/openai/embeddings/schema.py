@@ -33,6 +33,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     timeout: float | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     prompt_name: str | None = None
     normalize: bool | None = None
 
@@ -73,6 +74,7 @@ def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
         add_special_tokens=request.add_special_tokens,
         prompt_name=request.prompt_name,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
         max_tokens=0,
         priority=request.priority,
         cache_salt=request.cache_salt,

@@ -81,7 +81,7 @@ class ResponseWriter:
         summarized = asked.reasoning is not None and asked.reasoning.has_summaries
         self._thought_form = form = SUMMARY if summarized else RAW
         self._thought_delta = f"response.{form.text}.delta".encode(), form.place.encode()
-        self._top = params.logprobs
+        self._top = params.num_top
         self._names = TokenNames(
             received.context.get_tokenizer(),
             as_ids=bool(asked.return_tokens_as_token_ids),

@@ -1,0 +1,122 @@
+"""Bad words and named logprobs in both samplers, compared with plain references."""
+
+from __future__ import annotations
+
+import native_runs
+import numpy as np
+from native_model import GREEDY, Chunk, Native, blocks_for, words
+from native_runs import PROMPT
+
+from cpuserve.runtime.sampler import SlotSampler, score
+from cpuserve.sampling.params import SamplingParams
+
+model = native_runs.model  # the fixture
+
+
+def decode(m, steps, named=0, **params):
+    """Sample `steps` tokens after PROMPT[:20]; return their logits rows and all results."""
+    e = m.executor
+    e.admit(0, **{**GREEDY, **params})
+    ids, tokens, rows, tops = PROMPT[:20], [], [], []
+    start = 0
+    for _ in range(steps):
+        chunk = Chunk(ids, start, blocks_for(64), [(len(ids) - 1, -1, named or 5)])
+        rows.append(e.step_logits(words(chunk))[0])
+        tokens.append(int(e.tokens[0]))
+        tops.append((e.top_ids[0, :named].tolist(), e.top_logprobs[0, :named].tolist()))
+        start += len(ids)
+        ids = tokens[-1:]
+    return tokens, rows, tops
+
+
+def bad(*words_):
+    flat = np.asarray([i for word in words_ for i in word], np.int32)
+    return {"bad_ids": flat, "bad_ends": np.cumsum([len(w) for w in words_]).astype(np.int32)}
+
+
+def allowed_greedily(rows, words_):
+    """The reference: the largest logit of a token that completes none of the words."""
+    out = []
+    for row in rows:
+        masked = row.copy()
+        for *before, last in words_:
+            if out[len(out) - len(before) :] == before or not before:
+                masked[last] = -np.inf
+        out.append(int(masked.argmax()))
+    return out
+
+
+def test_a_bad_word_is_never_completed(model):
+    free, _, _ = Native(model).run(lambda m: decode(m, 8))
+    for length in (1, 2, 3, 5):
+        word = free[:length]
+        tokens, rows, _ = Native(model).run(lambda m, w=word: decode(m, 8, **bad([96], w)))
+        assert tokens == allowed_greedily(rows, [[96], word])
+        assert tokens[: length - 1] == word[:-1]
+        assert tokens[length - 1] != word[-1]
+
+
+def test_a_bad_word_is_known_after_a_preemption(model):
+    free, _, _ = Native(model).run(lambda m: decode(m, 4))
+
+    def after(m):
+        output = np.asarray(free[:3], np.int32)
+        m.executor.admit(0, **{**GREEDY, **bad(free[:4]), "output": output})
+        ids = [*PROMPT[:20], *free[:3]]
+        m.executor.step(words(Chunk(ids, 0, blocks_for(64), [(len(ids) - 1, -1, 0)])))
+        return int(m.executor.tokens[0])
+
+    whole, _, _ = Native(model).run(lambda m: decode(m, 4, **bad(free[:4])))
+    assert Native(model).run(after) == whole[3] != free[3]
+
+
+def test_stop_ids_and_bad_words_are_banned_together(model):
+    free, _, _ = Native(model).run(lambda m: decode(m, 3))
+    stop = np.asarray([free[0]], np.int32)
+
+    def use(m):
+        return decode(m, 3, stop_ids=stop, min_tokens=1, **bad([free[1]]))
+
+    tokens, rows, _ = Native(model).run(use)
+    first = rows[0].copy()
+    first[[free[0], free[1]]] = -np.inf
+    assert tokens[0] == int(first.argmax())
+    assert free[1] not in tokens
+
+
+def test_named_tokens_replace_the_alternatives_in_their_order(model):
+    named = [90, 7, 41]
+    ids = np.asarray(named, np.int32)
+    for threads in (1, 3):  # three threads share the passes over one row
+        tokens, rows, tops = Native(model, threads=threads).run(
+            lambda m: decode(m, 4, named=3, scored=ids, **bad([41]))
+        )
+        assert 41 not in tokens
+        for row, (top, logprobs) in zip(rows, tops, strict=True):
+            want = row.astype(np.float64)
+            want -= np.log(np.exp(want).sum())
+            assert top == named
+            assert np.allclose(logprobs, want[named], atol=1e-5)
+
+
+def test_numpy_bars_the_last_token_of_a_bad_word():
+    logits = np.zeros(60, np.float32)
+    logits[[9, 4]] = 5, 4
+
+    def tokens(bad_word_ids, output=()):
+        params = SamplingParams(temperature=0, bad_word_ids=bad_word_ids)
+        slot = SlotSampler(params, 1, [], list(output), [], 60)
+        return [slot.sample(logits, i) for i in range(4)]
+
+    assert tokens([]) == [9] * 4
+    assert tokens([[9]]) == [4] * 4
+    assert tokens([[9, 9]]) == [9, 4, 9, 4]
+    assert tokens([[9, 9, 9]]) == [9, 9, 4, 9]
+    assert tokens([[9, 9, 9]], output=[9, 9]) == [4, 9, 9, 4]
+
+
+def test_numpy_scores_named_tokens():
+    logits = np.arange(60, dtype=np.float32)
+    found = score(logits, 3, 2, [8, 2])
+    assert found.top_ids.tolist() == [8, 2]
+    assert np.allclose(found.top_logprobs[0] - found.top_logprobs[1], 6)
