@@ -88,7 +88,7 @@ struct GroupAt {
   const uint8_t* ahead;  // first panel: the address to prefetch during this group
 };
 
-// Prefetches line `i` of a later group of NPF panels. Lines are prefetched one at a time between
+// Prefetches a line of a later group of NPF panels. Lines are prefetched one at a time between
 // products, because all lines of a group at once would fill the miss buffers of the core, and the
 // loads after them would wait. They go to L2, even if memory is the limit: a prefetch to L1
 // occupies one of the 10 to 16 miss buffers of L1 for the latency of memory, which limits a core to
@@ -96,8 +96,7 @@ struct GroupAt {
 // w4m_g128 reads 79, 77 and 71 % of the bandwidth with prefetches to L1, and 91, 90 and 82 % with
 // prefetches to L2.
 template <int NPF>
-CPUSERVE_INLINE void fetch_line(const GroupAt& at, int i) {
-  const uint8_t* line = at.ahead + i * 64;
+CPUSERVE_INLINE void fetch_line(const GroupAt& at, const uint8_t* line) {
   opaque(line);
 #pragma GCC unroll 4
   for (int p = 0; p < NPF; p++) {
@@ -107,14 +106,16 @@ CPUSERVE_INLINE void fetch_line(const GroupAt& at, int i) {
 }
 
 // Adds the products of a quad (4 elements of K) for MR rows x NV vectors. It is the first (high =
-// 0) or the second quad (high = 1) of line `line` of a group.
+// 0) or the second quad (high = 1) of the line at `lines`. The first quad of a line prefetches the
+// line at `ahead`.
 template <class W, int NPF, int MR, int NV>
-CPUSERVE_INLINE void quad_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at, int line,
-                                   int high, const uint8_t* lines, const uint8_t* quads) {
+CPUSERVE_INLINE void quad_products(typename W::Sum (&acc)[MR][NV], const GroupAt& at,
+                                   const uint8_t* ahead, int high, const uint8_t* lines,
+                                   const uint8_t* quads) {
   // One base pointer per quad: otherwise gcc keeps an offset for each quad and row on the stack.
   opaque(lines);
   opaque(quads);
-  if (high == 0) fetch_line<NPF>(at, line);
+  if (high == 0) fetch_line<NPF>(at, ahead);
   Q wq[NV];
 #pragma GCC unroll 16
   for (int v = 0; v < NV; v++) {
@@ -137,20 +138,22 @@ CPUSERVE_INLINE void octet_products(typename W::Sum (&acc)[MR][NV], const GroupA
   constexpr int kQuads = W::kQuadsPerLine;
   const uint8_t* w = at.w + UnitOf<W>::kHeader + quad0 / kQuads * 64;
   const uint8_t* x = at.x + quad0 * 4;
-  if constexpr (loops_over_quads(MR * NV)) {
+  const uint8_t* ahead = at.ahead + quad0 / kQuads * 64;
+  if constexpr (loops_over_quads(MR * NV) && (kQuads == 1 || kVecs > 1)) {
+    constexpr int kSecond = 1 / kQuads * 64, kPair = 2 / kQuads * 64;
 #pragma GCC unroll 1
-    for (int line = 0; line < 8 / kQuads; line++) {
-#pragma GCC unroll 2
-      for (int i = 0; i < kQuads; i++) {
-        quad_products<W, NPF>(acc, at, quad0 / kQuads + line, i, w + line * 64,
-                              x + (line * kQuads + i) * 4);
-      }
+    for (int pair = 0; pair < 4; pair++) {
+      quad_products<W, NPF>(acc, at, ahead, 0, w, x);
+      quad_products<W, NPF>(acc, at, ahead + kSecond, 1 % kQuads, w + kSecond, x + 4);
+      opaque(w += kPair);
+      opaque(x += 8);
+      opaque(ahead += kPair);
     }
   } else {
 #pragma GCC unroll 8
     for (int quad = 0; quad < 8; quad++) {
-      quad_products<W, NPF>(acc, at, (quad0 + quad) / kQuads, quad % kQuads, w + quad / kQuads * 64,
-                            x + quad * 4);
+      const int line = quad / kQuads * 64;
+      quad_products<W, NPF>(acc, at, ahead + line, quad % kQuads, w + line, x + quad * 4);
     }
   }
 }
@@ -317,7 +320,7 @@ struct Grouped {
           const bool last = i == Unit::kGroups;
           I dot[MR][NV];
           group_sums<W, NPF>(dot, at);
-          if (last) fetch_line<NPF>(at, Unit::kGroupLines);
+          if (last) fetch_line<NPF>(at, at.ahead + Unit::kGroupLines * 64);
           add_group<W, MR, NV, kKept, kStride>(f, dot, at, header, c);
           opaque(at.x += W::kGroup);
           opaque(at.scales += 4);

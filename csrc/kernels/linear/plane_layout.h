@@ -103,22 +103,29 @@ struct Planes : CodesOf<G::kTable, G::kLow + G::kHigh <= 4>::Type {
     return x;
   }
 
-  // Does the same as quad() if i is not a constant; kOdd is i % 2.
-  template <int kOdd>
-  CPUSERVE_INLINE Q quad_at(const uint8_t* line, int i) {
-    const auto bits_of = [&](int first_line, int n) __attribute__((always_inline)) {
-      const int each = 8 / n;  // quads in a line
-      return shift_right(load_quads(line + (first_line + i / each) * 64), i % each * n);
-    };
+  // The bytes of the low bits of half a group (four quads).
+  static constexpr int kHalfBytes = G::kLow / 2 * 64;
+
+  // Returns the high bits of half `number` of a group (0 or 1): those of its quad i are bit i
+  // (kHigh = 1) or bits 2 i and 2 i + 1 (kHigh = 2) of each byte. `line` points to the columns of a
+  // vector in the first line of the group.
+  CPUSERVE_INLINE Q high_bits(const uint8_t* line, int number) {
+    if constexpr (G::kHigh == 1) return shift_right(load_quads(line + G::kLow * 64), 4 * number);
+    return load_quads(line + (G::kLow + number) * 64);
+  }
+
+  // Returns quad i of half a group; `line` points to the columns in the first line of the half.
+  template <int i>
+  CPUSERVE_INLINE Q quad_of_half(const uint8_t* line, Q high) {
     Q x;
     if constexpr (G::kLow == 4) {
       x = load_quads(line + i / 2 * 64);
-      x = kOdd ? high_nibbles(x) : low_nibbles(x);
+      x = i % 2 ? high_nibbles(x) : low_nibbles(x);
     } else {
-      x = take_bits<0, 0, 2>(bits_of(0, 2));
+      x = take_bits<2 * i, 0, 2>(load_quads(line));
     }
     if constexpr (G::kHigh != 0) {
-      x = either(x, take_bits<0, G::kLow, G::kHigh>(bits_of(G::kLow, G::kHigh)));
+      x = either(x, take_bits<i * G::kHigh, G::kLow, G::kHigh>(high));
     }
     if constexpr (G::kTable) x = lookup16(G::values(), x);
     return x;

@@ -21,10 +21,16 @@ struct PlaneAt {
   int64_t left, groups;  // groups that are left in this unit; groups of a unit
 };
 
-// Adds the products of quad i of a group for MR rows x NV vectors. take(lines) returns the quad of
-// a vector. With each quad one cache line of later weights is prefetched to L2 (see fetch_line in
-// linear/group.h). Prefetching all lines at once would fill the miss buffers of the core.
-template <class W, int NPF, int MR, int NV, class Take>
+// Returns the offset of the columns of vector v of a tile from the first columns of the tile.
+CPUSERVE_INLINE size_t vector_at(const PlaneAt& at, int v) {
+  return static_cast<size_t>(v / kVecs) * at.panel_bytes + v % kVecs * kLanes * 4;
+}
+
+// Adds the products of quad i of a group for MR rows x NV vectors. take(lines, v) returns the quad
+// of vector v. With each of the first kFetch quads one cache line of later weights is prefetched to
+// L2 (see fetch_line in linear/group.h). Prefetching all lines at once would fill the miss buffers
+// of the core.
+template <class W, int NPF, int kFetch, int MR, int NV, class Take>
 CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& at, int i,
                                 const Take& take) {
   // One base pointer per quad: otherwise gcc keeps an offset for each quad and row on the stack.
@@ -32,7 +38,7 @@ CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& a
   const uint8_t* quads = at.x + i * 4;
   opaque(lines);
   opaque(quads);
-  if (i < W::kFetchLines) {
+  if (i < kFetch) {
     const uint8_t* ahead = at.ahead + i * 64;
     opaque(ahead);
 #pragma GCC unroll 4
@@ -44,7 +50,7 @@ CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& a
   Q wq[NV];
 #pragma GCC unroll 16
   for (int v = 0; v < NV; v++) {
-    wq[v] = take(lines + static_cast<size_t>(v / kVecs) * at.panel_bytes + v % kVecs * kLanes * 4);
+    wq[v] = take(lines + vector_at(at, v), v);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < MR; r++) {
@@ -55,25 +61,40 @@ CPUSERVE_INLINE void plane_quad(typename W::Sum (&acc)[MR][NV], const PlaneAt& a
   }
 }
 
-// Adds the products of quads [kQuad, kEnd) of a group, in code for each quad or in a loop over
-// pairs of quads.
+// Adds the products of quads [kQuad, 4) of half a group, which `at` points to. high: the high bits
+// of the half.
+template <class W, int NPF, int kQuad, int MR, int NV>
+CPUSERVE_INLINE void half_products(typename W::Sum (&acc)[MR][NV], const PlaneAt& at,
+                                   const Q (&high)[NV]) {
+  if constexpr (kQuad < 4) {
+    plane_quad<W, NPF, (W::kFetchLines + 1) / 2>(
+        acc, at, kQuad, [&](const uint8_t* lines, int v) __attribute__((always_inline)) {
+          return W::template quad_of_half<kQuad>(lines, high[v]);
+        });
+    half_products<W, NPF, kQuad + 1>(acc, at, high);
+  }
+}
+
+// Adds the products of quads [kQuad, kEnd) of a group, in code for each quad or in a loop over the
+// two halves of the group.
 template <class W, int NPF, int kQuad, int kEnd, int MR, int NV>
 CPUSERVE_INLINE void plane_products(typename W::Sum (&acc)[MR][NV], const PlaneAt& at) {
-  if constexpr (loops_over_quads(MR * NV)) {
+  if constexpr (kEnd - kQuad == 8 && loops_over_halves(MR * NV)) {
+    PlaneAt half = at;
 #pragma GCC unroll 1
-    for (int i = kQuad; i < kEnd; i += 2) {
-      plane_quad<W, NPF>(
-          acc, at, i, [i](const uint8_t* lines) __attribute__((always_inline)) {
-            return W::template quad_at<0>(lines, i);
-          });
-      plane_quad<W, NPF>(
-          acc, at, i + 1, [i](const uint8_t* lines) __attribute__((always_inline)) {
-            return W::template quad_at<1>(lines, i + 1);
-          });
+    for (int number = 0; number < 2; number++) {
+      opaque(number);  // otherwise gcc unrolls the loop
+      Q high[NV];
+#pragma GCC unroll 16
+      for (int v = 0; v < NV; v++) high[v] = W::high_bits(at.lines + vector_at(at, v), number);
+      half_products<W, NPF, 0>(acc, half, high);
+      opaque(half.x += 16);
+      opaque(half.lines += W::kHalfBytes);
+      opaque(half.ahead += (W::kFetchLines + 1) / 2 * 64);
     }
   } else if constexpr (kQuad < kEnd) {
-    plane_quad<W, NPF>(
-        acc, at, kQuad, [](const uint8_t* lines) __attribute__((always_inline)) {
+    plane_quad<W, NPF, W::kFetchLines>(
+        acc, at, kQuad, [](const uint8_t* lines, int) __attribute__((always_inline)) {
           return W::template quad<kQuad>(lines);
         });
     plane_products<W, NPF, kQuad + 1, kEnd>(acc, at);
