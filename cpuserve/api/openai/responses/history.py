@@ -1,4 +1,4 @@
-"""Find the stored items that a request refers to, and give ids to the items that it adds."""
+"""Find the stored items that a request refers to, and make ids for the items that it adds."""
 
 from __future__ import annotations
 
