@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -112,7 +113,7 @@ class PoolingItem(msgspec.Struct):
 
     index: int
     object: str
-    data: list[float] | list[list[float]] | str
+    data: Sequence[float | list[float]] | str
 
 
 class PoolingAnswer(msgspec.Struct):
