@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from cpuserve.errors import ModelError
 
 MAX_INT32 = 2**31 - 1  # token ids, positions and widths are int32 in the kernels
-MOST_TAPS = 8  # kMaxTaps in csrc/kernels/table/recurrent.h
+MOST_TAPS = 8  # kMaxTaps in csrc/kernels/generic/short_conv.h
 DTYPES = ("bfloat16", "float16", "float32")
 
 

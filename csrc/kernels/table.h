@@ -1,5 +1,6 @@
-// The interface of the kernels: plain structs of arguments (table/) and one table of function
-// pointers for each ISA level.
+// The interface of the kernels: plain structs of arguments and one table of function pointers for
+// each ISA level. The arguments of a kernel are in a file of table/, or in generic/ at the top of
+// the kernel's own file, which only an ISA unit compiles as a whole.
 //
 // Rules every kernel obeys:
 //  * noexcept, no allocation, no I/O, no globals, no getenv; the caller provides scratch memory.
@@ -15,11 +16,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/generic/activation.h"
+#include "kernels/generic/add.h"
+#include "kernels/generic/convert.h"
+#include "kernels/generic/gated_norm.h"
+#include "kernels/generic/norm.h"
+#include "kernels/generic/short_conv.h"
 #include "kernels/table/attention.h"
 #include "kernels/table/linear.h"
 #include "kernels/table/recurrent.h"
 #include "kernels/table/rows.h"
-#include "kernels/table/rowwise.h"
 #include "kernels/table/sampling.h"
 #include "kernels/table/weights.h"
 #include "kernels/table/work_sizes.h"
@@ -29,24 +35,19 @@ namespace cpuserve {
 // The types of products: KernelTable::probe_dot has a function for each that measures its rate.
 enum class DotKind : int32_t { f32 = 0, bf16, int8, int4, count };
 
-// The kernels that have exactly one entry in the table: X(name, types of the arguments). In a unit
-// that defines all kernels (isa/unit.h), the entry is the function of this name in
-// kernels/generic/.
-#define CPUSERVE_KERNELS(X)                                      \
-  X(rms_norm, const NormArgs&)                                   \
-  X(layer_norm, const NormArgs&)                                 \
-  X(convert, const ConvertArgs&)                                 \
-  X(add, const AddArgs&)                                         \
-  X(activation, const ActivationArgs&)                           \
-  X(rope_store, const RopeStoreArgs&)                            \
-  X(latent_store, const LatentStoreArgs&)                        \
-  X(recurrent, const RecurrentArgs&)                             \
-  X(short_conv, const ShortConvArgs&)                            \
-  X(gated_norm, const GatedNormArgs&)                            \
-  X(scale_logits, const ScaleLogitsArgs&)                        \
-  X(sample_scan, const SampleArgs&, int32_t begin, int32_t end)  \
-  X(sample_weigh, const SampleArgs&, int32_t begin, int32_t end) \
-  X(sample, SampleArgs&)
+// The kernels that have exactly one entry in the table: X(name, types of the arguments). The files
+// of the arguments have the lines of this list. In a unit that defines all kernels (isa/unit.h),
+// the entry is the function of this name in kernels/generic/.
+#define CPUSERVE_KERNELS(X)      \
+  CPUSERVE_NORM_KERNELS(X)       \
+  CPUSERVE_CONVERT_KERNELS(X)    \
+  CPUSERVE_ADD_KERNELS(X)        \
+  CPUSERVE_ACTIVATION_KERNELS(X) \
+  CPUSERVE_STORE_KERNELS(X)      \
+  CPUSERVE_RECURRENT_KERNELS(X)  \
+  CPUSERVE_SHORT_CONV_KERNELS(X) \
+  CPUSERVE_GATED_NORM_KERNELS(X) \
+  CPUSERVE_SAMPLING_KERNELS(X)
 
 // The kernels of one ISA level. A level inherits the entries that its unit does not define
 // (isa/*.cpp).

@@ -1,5 +1,25 @@
 // Activation functions: on a range of columns in place, and as an operation on whole rows.
 #pragma once
+#include <stdint.h>
+
+#include "kernels/table/linear.h"
+
+namespace cpuserve {
+
+// The arguments of `activation`, which processes rows [m0, m1).
+struct ActivationArgs {
+  Rows x;
+  Rows out;
+  Activation act;
+  bool glu;
+  int64_t m0, m1;
+  float* scratch;
+};
+#define CPUSERVE_ACTIVATION_KERNELS(X) X(activation, const ActivationArgs&)
+
+}  // namespace cpuserve
+
+#ifdef CPUSERVE_VEC  // in an ISA unit
 #include "kernels/generic/convert.h"
 #include "kernels/generic/math.h"
 
@@ -82,3 +102,4 @@ static inline void activation(const ActivationArgs& a) noexcept {
 }
 
 }  // namespace CPUSERVE_NS
+#endif

@@ -1,5 +1,22 @@
 // Residual additions: out += x, in fp32.
 #pragma once
+#include <stdint.h>
+
+#include "kernels/table/rows.h"
+
+namespace cpuserve {
+
+// out += x for rows [m0, m1).
+struct AddArgs {
+  Rows x;    // f32
+  Rows out;  // f32
+  int64_t m0, m1;
+};
+#define CPUSERVE_ADD_KERNELS(X) X(add, const AddArgs&)
+
+}  // namespace cpuserve
+
+#ifdef CPUSERVE_VEC  // in an ISA unit
 #include "kernels/generic/convert.h"
 
 namespace CPUSERVE_NS {
@@ -16,3 +33,4 @@ static inline void add(const AddArgs& a) noexcept {
 }
 
 }  // namespace CPUSERVE_NS
+#endif

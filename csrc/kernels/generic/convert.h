@@ -1,8 +1,24 @@
 // Converts rows of fp32 activations to any ActFormat.
 #pragma once
+#include <stdint.h>
+
+#include "kernels/table/rows.h"
+
+namespace cpuserve {
+
+// Converts rows [m0, m1).
+struct ConvertArgs {
+  Rows x;    // f32
+  Rows out;  // any format
+  int64_t m0, m1;
+};
+#define CPUSERVE_CONVERT_KERNELS(X) X(convert, const ConvertArgs&)
+
+}  // namespace cpuserve
+
+#ifdef CPUSERVE_VEC  // in an ISA unit
 #include <float.h>
 
-#include "kernels/table.h"
 #include "kernels/vec/vec.h"
 
 namespace CPUSERVE_NS {
@@ -304,3 +320,4 @@ static inline void convert(const ConvertArgs& a) noexcept {
 }
 
 }  // namespace CPUSERVE_NS
+#endif

@@ -1,5 +1,30 @@
 // RMS norms with a gate, at the end of recurrent layers.
 #pragma once
+#include <stdint.h>
+
+namespace cpuserve {
+
+// RMS norm of each of `groups` groups of `width` columns of a row, with a gate z:
+//   gate_first   out = rms(x silu(z)) weight     Mamba2
+//   otherwise    out = rms(x) weight silu(z)     Qwen3-Next
+struct GatedNormArgs {
+  const float* x;
+  int64_t x_stride;
+  const float* z;
+  int64_t z_stride;
+  const float* weight;  // [width] if shared_weight, else [groups][width]
+  int64_t groups, width;
+  float eps;
+  bool gate_first, shared_weight;
+  float* out;  // may equal x, with the same stride
+  int64_t out_stride;
+  int64_t rows;
+};
+#define CPUSERVE_GATED_NORM_KERNELS(X) X(gated_norm, const GatedNormArgs&)
+
+}  // namespace cpuserve
+
+#ifdef CPUSERVE_VEC  // in an ISA unit
 #include "kernels/generic/activation.h"
 #include "kernels/generic/norm.h"
 
@@ -33,3 +58,4 @@ static inline void gated_norm(const GatedNormArgs& a) noexcept {
 }
 
 }  // namespace CPUSERVE_NS
+#endif

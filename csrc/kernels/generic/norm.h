@@ -1,6 +1,27 @@
 // RMS and layer normalization. Each row is summed in the same four chains of kLanes columns. The
 // result is written in the format of the operation that reads it.
 #pragma once
+#include <stdint.h>
+
+#include "kernels/table/rows.h"
+
+namespace cpuserve {
+
+// The arguments of rms_norm and layer_norm. The kernels process rows [m0, m1).
+struct NormArgs {
+  Rows x;               // f32
+  Rows out;             // any format; may alias x when f32
+  const float* weight;  // [width]
+  const float* bias;    // layer_norm only, or nullptr
+  float eps;
+  int64_t m0, m1;
+  float* scratch;  // width floats
+};
+#define CPUSERVE_NORM_KERNELS(X) X(rms_norm, const NormArgs&) X(layer_norm, const NormArgs&)
+
+}  // namespace cpuserve
+
+#ifdef CPUSERVE_VEC  // in an ISA unit
 #include "kernels/generic/convert.h"
 
 namespace CPUSERVE_NS {
@@ -66,3 +87,4 @@ static inline void layer_norm(const NormArgs& a) noexcept {
 }
 
 }  // namespace CPUSERVE_NS
+#endif

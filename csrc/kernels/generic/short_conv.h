@@ -1,5 +1,32 @@
 // The short convolution before a recurrent layer.
 #pragma once
+#include <stdint.h>
+
+namespace cpuserve {
+
+// The causal convolution of each channel before a recurrent layer, then silu if `silu`:
+//   out[t][c] = bias[c] + sum_j weight[j][c] x[t - taps + 1 + j][c], one chain, j ascending
+// A task may compute only some of the channels. Then all pointers point to its first channel, and
+// the strides are the numbers of floats from one row to the next.
+constexpr int32_t kMaxTaps = 8;
+struct ShortConvArgs {
+  const float* x;
+  int64_t x_stride;
+  const float* before;  // the taps - 1 inputs before the first row, oldest first
+  const float* weight;  // [taps][channels], oldest first
+  const float* bias;    // [channels] or nullptr
+  bool silu;
+  int32_t taps;  // 1 to kMaxTaps
+  int64_t channels, rows;
+  float* out;  // must not overlap x or before
+  int64_t out_stride;
+  int64_t before_stride = 0, weight_stride = 0;  // 0 = channels
+};
+#define CPUSERVE_SHORT_CONV_KERNELS(X) X(short_conv, const ShortConvArgs&)
+
+}  // namespace cpuserve
+
+#ifdef CPUSERVE_VEC  // in an ISA unit
 #include "kernels/generic/activation.h"
 
 namespace CPUSERVE_NS {
@@ -41,3 +68,4 @@ static inline void short_conv(const ShortConvArgs& a) noexcept {
 }
 
 }  // namespace CPUSERVE_NS
+#endif

@@ -22,16 +22,10 @@
 #include "kernels/generic/attention.h"
 #endif
 #ifdef CPUSERVE_UNIT_ALL
-#include "kernels/generic/activation.h"
-#include "kernels/generic/add.h"
-#include "kernels/generic/convert.h"
-#include "kernels/generic/gated_norm.h"
 #include "kernels/generic/logits.h"
-#include "kernels/generic/norm.h"
 #include "kernels/generic/recurrent.h"
 #include "kernels/generic/rope_kv.h"
 #include "kernels/generic/sample.h"
-#include "kernels/generic/short_conv.h"
 #endif
 #include "kernels/generic/probe.h"
 

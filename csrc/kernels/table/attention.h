@@ -101,6 +101,10 @@ struct LatentStoreArgs {
   int64_t m0, m1;            // tokens [m0, m1) are processed
 };
 
+#define CPUSERVE_STORE_KERNELS(X)     \
+  X(rope_store, const RopeStoreArgs&) \
+  X(latent_store, const LatentStoreArgs&)
+
 // One unit of attention: some rows of one KV head of one sequence attend to chunks [chunk0, chunk1)
 // of its keys. Row r of a sequence is token `t0 + r / group` and query head
 // `kv_head * group + r % group`.

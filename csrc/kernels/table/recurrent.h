@@ -70,40 +70,6 @@ inline size_t recurrent_scratch_bytes(const RecurrentShape& s) {
   return static_cast<size_t>(rows + 5 * kStateChunk * kStateChunk + 16) * sizeof(float);
 }
 
-// The causal convolution of each channel before a recurrent layer, then silu if `silu`:
-//   out[t][c] = bias[c] + sum_j weight[j][c] x[t - taps + 1 + j][c], one chain, j ascending
-// A task may compute only some of the channels. Then all pointers point to its first channel, and
-// the strides are the numbers of floats from one row to the next.
-constexpr int32_t kMaxTaps = 8;
-struct ShortConvArgs {
-  const float* x;
-  int64_t x_stride;
-  const float* before;  // the taps - 1 inputs before the first row, oldest first
-  const float* weight;  // [taps][channels], oldest first
-  const float* bias;    // [channels] or nullptr
-  bool silu;
-  int32_t taps;  // 1 to kMaxTaps
-  int64_t channels, rows;
-  float* out;  // must not overlap x or before
-  int64_t out_stride;
-  int64_t before_stride = 0, weight_stride = 0;  // 0 = channels
-};
-
-// RMS norm of each of `groups` groups of `width` columns of a row, with a gate z:
-//   gate_first   out = rms(x silu(z)) weight     Mamba2
-//   otherwise    out = rms(x) weight silu(z)     Qwen3-Next
-struct GatedNormArgs {
-  const float* x;
-  int64_t x_stride;
-  const float* z;
-  int64_t z_stride;
-  const float* weight;  // [width] if shared_weight, else [groups][width]
-  int64_t groups, width;
-  float eps;
-  bool gate_first, shared_weight;
-  float* out;  // may equal x, with the same stride
-  int64_t out_stride;
-  int64_t rows;
-};
+#define CPUSERVE_RECURRENT_KERNELS(X) X(recurrent, const RecurrentArgs&)
 
 }  // namespace cpuserve

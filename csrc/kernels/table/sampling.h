@@ -92,4 +92,10 @@ inline double uniform(uint64_t seed, uint64_t position) {
   return static_cast<double>(z >> 11) * (1.0 / 9007199254740992.0);
 }
 
+#define CPUSERVE_SAMPLING_KERNELS(X)                             \
+  X(scale_logits, const ScaleLogitsArgs&)                        \
+  X(sample_scan, const SampleArgs&, int32_t begin, int32_t end)  \
+  X(sample_weigh, const SampleArgs&, int32_t begin, int32_t end) \
+  X(sample, SampleArgs&)
+
 }  // namespace cpuserve
