@@ -21,7 +21,7 @@ _to_json = msgspec.json.Encoder().encode
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StoredResponse(Entry):
-    """A response. Its items: those before the request, those of the request, and its output.
+    """A response. Its items: the items before the request, its own items, and its output.
 
     body: the Response as JSON. frames: the SSE frames of a background response that streams; the
     position of a frame is its sequence_number. work: the task of a background response.
