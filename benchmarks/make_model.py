@@ -124,6 +124,16 @@ def _yarn(original: int) -> dict[str, Any]:
 
 _TINY = (512, 64, 160, 2, 4, 2)
 _TINY_KEYS = {"torch_dtype": "float32", "max_position_embeddings": 512}
+_NEMOTRON = {
+    **_TINY_KEYS,
+    "model_type": "nemotron_h",
+    "head_dim": 32,
+    "mamba_num_heads": 12,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 20,
+    "mlp_hidden_act": "relu2",
+}
 _GRANITE = {
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,
@@ -632,6 +642,24 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=48,
         route_scale=1.7,
         mup_enabled=True,
+    ),
+    "tiny-arcee": _decoder("Arcee", _TINY, **{**_TINY_KEYS, "hidden_act": "relu2"}),
+    "tiny-nemotron-h": _decoder(
+        "NemotronH",
+        (512, 64, 96, 5, 4, 2),
+        **_NEMOTRON,
+        layers_block_type=["mamba", "mlp", "attention", "mamba", "mlp"],
+    ),
+    "tiny-nemotron-h-moe": _decoder(
+        "NemotronH",
+        (512, 64, 96, 5, 4, 2),
+        **_NEMOTRON,
+        hybrid_override_pattern="ME*EM",
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        moe_shared_expert_intermediate_size=80,
+        routed_scaling_factor=2.5,
     ),
     "tiny-dots1": _decoder(
         "Dots1",

@@ -29,7 +29,7 @@ _GGUF_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>[\w.]+?)(?P<kind>\.
 # The suffixes of NVFP4 scales in GGUF files, and in Programs.
 _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
 # Hugging Face tensors that end in one of these have no suffix ".weight" or ".bias".
-_BARE = ("_bias", "A_log", "mamba.D", ".sinks", "layer_scalar", "correct_output_scale")
+_BARE = ("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale")
 
 # Tensors that no Program reads: buffers that some exporters store, although they follow from the
 # config, layers for multi-token prediction, and the parts for images and audio.
@@ -79,6 +79,8 @@ def checkpoint_to_hf(name: str) -> str:
     the checkpoint has a head.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
+    if name.startswith("backbone."):  # Nemotron H
+        return f"model.{name.removeprefix('backbone.')}"
     name = name.removeprefix("bert.").removeprefix("roberta.")
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)
     if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.")):

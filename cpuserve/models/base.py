@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 BUILTIN = {
     "AfmoeForCausalLM": "cpuserve.models.afmoe:Afmoe",
+    "ArceeForCausalLM": "cpuserve.models.arcee:Arcee",
     "BertModel": "cpuserve.models.bert:Bert",
     "Cohere2ForCausalLM": "cpuserve.models.cohere:Cohere2",
     "CohereForCausalLM": "cpuserve.models.cohere:Cohere",
@@ -48,6 +49,7 @@ BUILTIN = {
     "MistralForCausalLM": "cpuserve.models.llama:Mistral",
     "MixtralForCausalLM": "cpuserve.models.mixtral:Mixtral",
     "ModernBertModel": "cpuserve.models.modernbert:ModernBert",
+    "NemotronHForCausalLM": "cpuserve.models.nemotron_h:NemotronH",
     "NomicBertModel": "cpuserve.models.nomic_bert:NomicBert",
     "Olmo2ForCausalLM": "cpuserve.models.olmo:Olmo2",
     "Olmo3ForCausalLM": "cpuserve.models.olmo:Olmo3",

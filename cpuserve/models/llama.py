@@ -233,6 +233,7 @@ def attend(
     softcap: float = 0.0,
     sinks: bool = False,
     cache: int | None = None,
+    name: str = "self_attn",
 ) -> ValueId:
     """The layer's attention of h, [T, q_heads * head_dim], before its output matrix.
 
@@ -240,10 +241,11 @@ def attend(
     neighbouring dims. qk_norm: RMS norm of each q and k head (Qwen3); plus_one: its weights are
     offsets from 1. wide_norm: RMS norm of all q heads as one row, and of all k heads (OLMo).
     softcap: see `Builder.attention`. sinks: each head has an attention sink. cache: the number of
-    the layer's KV cache, if some layers have no attention.
+    the layer's KV cache, if some layers have no attention. name: the part of a layer that has the
+    matrices.
     """
     d, rope = s.head_dim, layer_rope(s, layer)
-    at = f"model.layers.{layer}.self_attn"
+    at = f"model.layers.{layer}.{name}"
     heads = {f"{at}.q_proj": s.q_heads, f"{at}.k_proj": s.kv_heads, f"{at}.v_proj": s.kv_heads}
     parts = {name: n * d for name, n in heads.items()}
     if fused:
@@ -352,7 +354,14 @@ def build_sandwich(
     finish_decoder(b, s, norm(b, x, "model.norm"), softcap=softcap)
 
 
-def finish_decoder(b: Builder, s: ModelSpec, h: ValueId, *, softcap: float = 0.0) -> None:
-    """Append the logits of h, the rows after the last norm."""
-    tied_to = "model.embed_tokens" if s.tied else None
+def finish_decoder(
+    b: Builder,
+    s: ModelSpec,
+    h: ValueId,
+    *,
+    softcap: float = 0.0,
+    embedding: str = "model.embed_tokens",
+) -> None:
+    """Append the logits of h, the rows after the last norm; embedding: the name of its matrix."""
+    tied_to = embedding if s.tied else None
     b.logits(h, "lm_head", tied_to=tied_to, scale=s.logit_scale, softcap=softcap)

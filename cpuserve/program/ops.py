@@ -36,6 +36,7 @@ RouterScore = Literal["softmax", "sigmoid", "chosen_softmax"]
 Then = Literal[
     "none",
     "relu",
+    "relu2",
     "gelu",
     "gelu_tanh",
     "silu",

@@ -28,10 +28,13 @@ constexpr Name<SourceType> kSources[] = {
 #undef NAME
 #undef OWN_NAME
 };
-constexpr Name<Activation> kActivations[] = {
-    {"none", Activation::none}, {"relu", Activation::relu},
-    {"gelu", Activation::gelu}, {"gelu_tanh", Activation::gelu_tanh},
-    {"silu", Activation::silu}, {"clamped_swiglu", Activation::clamped_swiglu}};
+constexpr Name<Activation> kActivations[] = {{"none", Activation::none},
+                                             {"relu", Activation::relu},
+                                             {"relu2", Activation::relu2},
+                                             {"gelu", Activation::gelu},
+                                             {"gelu_tanh", Activation::gelu_tanh},
+                                             {"silu", Activation::silu},
+                                             {"clamped_swiglu", Activation::clamped_swiglu}};
 constexpr Name<KvType> kKvTypes[] = {{"bf16", KvType::bf16},     {"f16", KvType::f16},
                                      {"f32", KvType::f32},       {"int8", KvType::int8},
                                      {"fp8_e4m3", KvType::e4m3}, {"fp8_e5m2", KvType::e5m2}};

@@ -14,6 +14,8 @@ double activate(Activation act, double x) {
       return x;
     case Activation::relu:
       return x > 0 ? x : 0;
+    case Activation::relu2:
+      return x > 0 ? x * x : 0;
     case Activation::gelu:
       return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
     case Activation::gelu_tanh:
@@ -130,8 +132,8 @@ void check_epilogue(const KernelTable& k, WeightKind kind, int64_t m, const Epil
 
 // Of few, a third: every epilogue of every kind with one or two numbers of rows.
 KERNEL_TEST(linear_epilogues_match_fp64) {
-  constexpr Activation kActs[] = {Activation::none, Activation::relu, Activation::gelu,
-                                  Activation::gelu_tanh, Activation::silu};
+  constexpr Activation kActs[] = {Activation::none, Activation::relu,      Activation::relu2,
+                                  Activation::gelu, Activation::gelu_tanh, Activation::silu};
   unsigned turn = 0;
   for (WeightKind kind : {WeightKind::dense_bf16, WeightKind::w4m_g32, WeightKind::w8_channel}) {
     for (int64_t m : {1, 8, 14, 40}) {  // 40: several tiles finished together

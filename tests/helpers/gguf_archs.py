@@ -21,6 +21,8 @@ TOP = {
     "embeddings.token_type_embeddings": "token_types",
     "embeddings.LayerNorm": "token_embd_norm",
     "emb_ln": "token_embd_norm",
+    "model.embeddings": "token_embd",
+    "model.norm_f": "output_norm",
     "model.embeddings.tok_embeddings": "token_embd",
     "model.embeddings.norm": "token_embd_norm",
     "model.final_norm": "output_norm",
@@ -175,6 +177,20 @@ DELTA = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
+NEMOTRON = {
+    "norm": "attn_norm",
+    **{f"mixer.{part}_proj": f"attn_{part}" for part in ("q", "k", "v")},
+    "mixer.o_proj": "attn_output",
+    **{f"mixer.{part}_proj": f"ffn_{part}" for part in ("up", "down")},
+    **{f"mixer.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("up", "down")},
+    "mixer.gate": "ffn_gate_inp",
+    "mixer.fc1_latent_proj": "ffn_latent_down",
+    "mixer.fc2_latent_proj": "ffn_latent_up",
+    "mixer.in_proj": "ssm_in",
+    "mixer.conv1d": "ssm_conv1d",
+    "mixer.norm": "ssm_norm",
+    "mixer.out_proj": "ssm_out",
+}
 NAMES = {
     "granitehybrid": GRANITE_HYBRID,
     "granitehybrid-dense": {
@@ -222,6 +238,7 @@ NAMES = {
     "falcon-40b": FALCON,
     "olmo2": OLMO2,
     "exaone4": OLMO2,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), NEMOTRON),
     "afmoe": {
         **LLAMA,
         "self_attn.gate_proj": "attn_gate",
@@ -281,6 +298,14 @@ MAMBA_KEYS = {
     "ssm.time_step_rank": 16,
     "ssm.inner_size": 128,
     "rope.scaling.finetuned": False,
+}
+NEMOTRON_CHANGES = {"mamba_head_dim": 16, "mamba_num_heads": 8, "ssm_state_size": 32}
+NEMOTRON_KEYS = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 8,
+    "ssm.inner_size": 128,
 }
 # Family of the tiny model, changes of its config, and what the file says besides the sizes.
 ARCHS = {
@@ -465,6 +490,18 @@ ARCHS = {
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
     "seed_oss": ("seed-oss", {}, {}),
+    "arcee": ("arcee", {}, {}),
+    "nemotron_h": ("nemotron-h", NEMOTRON_CHANGES, NEMOTRON_KEYS),
+    "nemotron_h_moe": (
+        "nemotron-h-moe",
+        {**NEMOTRON_CHANGES, "moe_latent_size": 40},
+        {
+            **NEMOTRON_KEYS,
+            "expert_shared_feed_forward_length": 80,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+        },
+    ),
     "ernie4_5": ("ernie4.5", {}, {}),
     "exaone4": (
         "exaone4",
@@ -514,7 +551,7 @@ FILE_ARCHS = {
 }
 EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 CHOSEN_KEYS = ("top_k_experts", "num_experts_per_tok", "moe_k")
-INTERLEAVED = ("llama", "mixtral", "smollm3")  # and those of Granite
+INTERLEAVED = ("llama", "arcee", "mixtral", "smollm3")  # and those of Granite
 ADDED_NORMS = (
     "gemma2",
     "gemma3",

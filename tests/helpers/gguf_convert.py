@@ -213,7 +213,7 @@ def renamed(arch, tensors, heads, kv):
                 out[f"blk.{stem.split('.')[2]}.ffn_{part}{kind}.weight"] = half
         elif name.endswith("expert_bias"):
             out[f"blk.{stem.split('.')[2]}.exp_probs_b.bias"] = value
-        elif name.endswith("mamba.D"):
+        elif name.endswith((".mamba.D", ".mixer.D")):
             out[f"blk.{stem.split('.')[2]}.ssm_d"] = value
         elif name.endswith(("A_log", "dt_bias")):
             _, _, layer, _ = stem.split(".", 3)
@@ -234,9 +234,10 @@ def renamed(arch, tensors, heads, kv):
             out[name] = value + 1
         if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
             out[name] = value.squeeze(1)
-        if arch.startswith("granitehybrid") and name.endswith((".ssm_a", ".ssm_d")):
+        mamba = arch.startswith(("granitehybrid", "nemotron_h"))
+        if mamba and name.endswith((".ssm_a", ".ssm_d")):
             out[name] = value[:, None]
-        if arch.startswith("granitehybrid") and name.endswith("ssm_norm.weight"):
+        if mamba and name.endswith("ssm_norm.weight"):
             out[name] = value.reshape(ARCHS[arch][2]["ssm.group_count"], -1)
         if arch.startswith("qwen35") and name.startswith("blk"):
             out[name] = _tiled(name.split(".")[2], out[name])

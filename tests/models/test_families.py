@@ -280,6 +280,7 @@ VARIANTS = {
         "gpt-neox",
         {"use_parallel_residual": False, "rotary_pct": 1.0, "tie_word_embeddings": True},
     ),
+    "nemotron-h-latent": ("nemotron-h-moe", {"moe_latent_size": 40, "n_group": 2}),
     "gpt-oss-plain": (
         "gpt-oss",
         {

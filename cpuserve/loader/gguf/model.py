@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # Vectors that the converter of llama.cpp stores as matrices.
-VECTORS = ("mamba.A_log", "mamba.D", "mamba.norm.weight")
+VECTORS = tuple(f"{at}.{n}" for at in ("mamba", "mixer") for n in ("A_log", "D", "norm.weight"))
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Token ids by kind of tokenizer, for files that do not have these ids; as in llama.cpp.
 _TOKENS = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}
@@ -68,7 +68,8 @@ def _intermediate(keys: Keys) -> int:
     """Return the width of MLPs; of an expert if the file has no other (Qwen3.5 with experts)."""
     experts = keys.raw("expert_feed_forward_length")
     only = keys.raw("feed_forward_length") is None and experts is not None
-    return keys.count("expert_feed_forward_length" if only else "feed_forward_length")
+    key = "expert_feed_forward_length" if only else "feed_forward_length"
+    return keys.count(key, some=True)
 
 
 def _dtype(file: GgufFile) -> str:

@@ -125,10 +125,11 @@ class MixtureBuilder(DenseBuilder):
         """Add a mixture of experts of h to the value `to` and return it; if None, to a new value.
 
         router: the name of the router's matrix [experts, width of h], which multiplies `routed_by`
-        (None: h). experts: the matrices of each expert: gate and up [features, width of h], then
-        down [width of `to`, features]. bias: the full name of a vector [experts] that is added to
-        the scores, for the choice only. factors: the full name of a vector [experts] by which the
-        weights of the experts are multiplied. groups: limit the choice to groups of experts.
+        (None: h). experts: the matrices of each expert: gate and up, or up alone, [features, width
+        of h], then down [width of `to`, features]. bias: the full name of a vector [experts] that
+        is added to the scores, for the choice only. factors: the full name of a vector [experts] by
+        which the weights of the experts are multiplied. groups: limit the choice to groups of
+        experts.
         biased: the router and all matrices of experts have biases.
         """
         count, width = len(experts), self._width(h)
@@ -150,9 +151,9 @@ class MixtureBuilder(DenseBuilder):
         self._ops.append(Route(logits, routing, count, chosen, *weights, groups, factors))
         rows = self._value(f"{router} rows", width, chosen)
         self._ops.append(Dispatch(h, routing, rows, width, chosen))
-        gate_up, down = [names[:2] for names in experts], [names[2:] for names in experts]
+        ups, down = [names[:-1] for names in experts], [names[-1:] for names in experts]
         hidden = self._value(f"{router} hidden", features, chosen)
-        self._expert_linear(rows, routing, hidden, gate_up, features, then, biased)
+        self._expert_linear(rows, routing, hidden, ups, features, then, biased)
         out_width = width if to is None else self._width(to)
         out = self._value(f"{router} out", out_width, chosen)
         self._expert_linear(hidden, routing, out, down, out_width, "none", biased)

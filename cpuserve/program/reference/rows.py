@@ -33,6 +33,8 @@ def activate(x: Tensor, then: Then) -> Tensor:
         return activate(gate, cast("Then", then.removesuffix("_mul"))) * up
     if then == "relu":
         return F.relu(x)
+    if then == "relu2":
+        return F.relu(x).square()
     if then == "silu":
         return F.silu(x)
     if then == "gelu":

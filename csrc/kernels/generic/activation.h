@@ -27,6 +27,7 @@ namespace CPUSERVE_NS {
 
 // max returns its second operand if one operand is NaN, so a NaN in x stays NaN.
 CPUSERVE_INLINE F relu(F x) { return max(zero(), x); }
+CPUSERVE_INLINE F relu2(F x) { return mul(relu(x), relu(x)); }
 CPUSERVE_INLINE F silu(F x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
 // Returns max(x, -6) / 2, the first factor of GELU. Below x = -6 the other factor, 1 + erf or
 // 1 + tanh, is 0 except for a rounding error of 6e-8, which a large |x| would amplify.
@@ -69,6 +70,8 @@ CPUSERVE_INLINE void with_activation(Activation act, Run run) {
       return run(same, same);
     case Activation::relu:
       return run([](F x) { return relu(x); }, same);
+    case Activation::relu2:
+      return run([](F x) { return relu2(x); }, same);
     case Activation::gelu:
       return run([](F x) { return gelu(x); }, same);
     case Activation::gelu_tanh:

@@ -12,7 +12,15 @@ namespace cpuserve {
 // The activations of linears. clamped_swiglu (gpt-oss) is allowed only with a gate (glu), because
 // it changes the gate and the factor `up`:
 //   out = (1 + clamp(up, -7, 7)) * g * sigmoid(1.702 g), g = min(gate, 7)
-enum class Activation : int32_t { none = 0, relu, gelu, gelu_tanh, silu, clamped_swiglu };
+enum class Activation : int32_t {
+  none = 0,
+  relu,
+  relu2,  // the square of relu
+  gelu,
+  gelu_tanh,
+  silu,
+  clamped_swiglu
+};
 
 // The steps after the sums of a tile. In this order, a linear adds the bias, applies the
 // activation, with glu multiplies the activated gate by up, then stores the result in out.format,

@@ -165,6 +165,9 @@ ARCHS = {
     "cohere2": GgufArch(
         "Cohere2ForCausalLM", "cohere2", settings=_cohere, eps="layer_norm_eps", layer_norm=True
     ),
+    "arcee": GgufArch(
+        "ArceeForCausalLM", "arcee", settings=lambda _: {"hidden_act": "relu2"}, interleaved=True
+    ),
     "seed_oss": GgufArch(
         "SeedOssForCausalLM", "seed_oss", {"post_attention_norm": "post_attention_layernorm"}
     ),

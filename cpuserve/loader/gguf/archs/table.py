@@ -19,6 +19,7 @@ from cpuserve.loader.gguf.archs import (
     lfm2,
     llama,
     llama_like,
+    nemotron_h,
     qwen,
 )
 from cpuserve.loader.gguf.archs.record import GgufArch
@@ -37,6 +38,7 @@ ARCHS = {
     **deepseek.ARCHS,
     **gpt.ARCHS,
     **llama_like.ARCHS,
+    **nemotron_h.ARCHS,
 }
 
 

@@ -1,0 +1,168 @@
+"""Nemotron H and Nemotron 3 Nano: each layer is Mamba2, attention, an MLP or experts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from cpuserve.models.arcee import squared_mlp
+from cpuserve.models.base import register_model
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_float,
+    read_int,
+    read_kinds,
+    read_taps,
+    refuse,
+)
+from cpuserve.models.experts import read_experts, read_groups
+from cpuserve.models.llama import attend, finish_decoder, read_decoder
+from cpuserve.models.mamba import Mamba2Sizes, add_mamba2
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.operations.mixture import Groups
+from cpuserve.program.ops import ValueId
+
+# The kinds of layers: the letters of hybrid_override_pattern, and the names of layers_block_type.
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_NAMES = {
+    "linear_attention": "mamba",
+    "full_attention": "attention",
+    **{kind: kind for kind in _LETTERS.values()},
+}
+
+
+@register_model("NemotronHForCausalLM")
+class NemotronH:
+    """Nemotron Nano 2 and 3: attention without a RoPE. Source: modeling_nemotron_h."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Nemotron H config."""
+        kinds = _read_kinds(config)
+        config = {**config, "num_hidden_layers": len(kinds)}
+        read_choice(config, "mlp_hidden_act", "relu2", {"relu2": "relu2"})
+        extra: dict[str, object] = {"kinds": kinds}
+        if "mamba" in kinds:
+            extra["mamba"] = _read_mamba(config)
+        if "moe" in kinds:
+            extra |= _read_mixture(config)
+        bias = read_bool(config, "attention_bias", False)
+        spec = read_decoder(
+            {
+                "layer_norm_epsilon": 1e-5,
+                "intermediate_size": 21504,
+                **config,
+                "head_dim": read_int(config, "head_dim", 128),
+                "hidden_act": "silu",
+            },
+            architecture="NemotronHForCausalLM",
+            positions=4096,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=read_bool(config, "mlp_bias", False),
+            extra=extra,
+            eps="layer_norm_epsilon",
+        )
+        return replace(spec, rope=None)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        kinds = cast("tuple[str, ...]", s.extra["kinds"])
+        x = b.embed("model.embeddings", scale=s.embed_scale)
+        for i, kind in enumerate(kinds):
+            at = f"model.layers.{i}"
+            h = b.rms_norm(x, f"{at}.norm")
+            if kind == "mamba":
+                add_mamba2(b, cast("Mamba2Sizes", s.extra["mamba"]), f"{at}.mixer", h, x)
+            elif kind == "attention":
+                cache = kinds[:i].count("attention")
+                a = attend(b, s, i, h, cache=cache, name="mixer")
+                b.linear(a, f"{at}.mixer.o_proj", bias=s.out_bias, add_to=x)
+            elif kind == "mlp":
+                squared_mlp(b, s, f"{at}.mixer", h, s.intermediate, x)
+            else:
+                _add_experts(b, s, f"{at}.mixer", h, x)
+        finish_decoder(b, s, b.rms_norm(x, "model.norm_f"), embedding="model.embeddings")
+
+
+def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The kind of each layer; the list of names counts if the config has the letters as well."""
+    names = config.get("layers_block_type", config.get("layer_types"))
+    if names is None:
+        pattern = config.get("hybrid_override_pattern")
+        if not isinstance(pattern, str) or not pattern or set(pattern) - set(_LETTERS):
+            refuse("hybrid_override_pattern", pattern, "a text of M, *, - and E, one for a layer")
+        return tuple(_LETTERS[letter] for letter in pattern)
+    if not isinstance(names, list) or not names:
+        refuse("layers_block_type", names, f"a list of {', '.join(_NAMES)}")
+    counted = {"num_hidden_layers": len(names), "layers_block_type": names}
+    return tuple(_NAMES[n] for n in read_kinds(counted, "layers_block_type", tuple(_NAMES), str))
+
+
+def _read_mamba(config: Mapping[str, Any]) -> Mamba2Sizes:
+    """The sizes of Mamba2 layers; a step is at least time_step_min, as in transformers."""
+    heads = read_int(config, "mamba_num_heads", 128, high=65536)
+    groups = _either(config, "n_groups", "mamba_n_groups", 8)
+    if heads % groups:
+        refuse("n_groups", groups, f"a divisor of mamba_num_heads ({heads})")
+    read_choice(config, "mamba_hidden_act", "silu", {"silu": "silu", "swish": "silu"})
+    taps = "conv_kernel" if config.get("conv_kernel") is not None else "mamba_d_conv"
+    return Mamba2Sizes(
+        heads=heads,
+        head_dim=read_int(config, "mamba_head_dim", 64, high=65536),
+        groups=groups,
+        state=read_int(config, "ssm_state_size", 128, high=65536),
+        taps=read_taps(config, taps, 4),
+        eps=read_float(config, "layer_norm_epsilon", 1e-5),
+        conv_bias=read_bool(config, "use_conv_bias", True),
+        proj_bias=read_bool(config, "use_bias", False),
+        limits=(read_float(config, "time_step_min", 0.001), math.inf),
+    )
+
+
+def _either(config: Mapping[str, Any], key: str, older: str, default: int) -> int:
+    return read_int(config, key if config.get(key) is not None else older, default, high=65536)
+
+
+def _read_mixture(config: Mapping[str, Any]) -> dict[str, object]:
+    latent = config.get("moe_latent_size")
+    return {
+        **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
+        "shared_width": read_int(config, "moe_shared_expert_intermediate_size", 7688),
+        "latent": 0 if latent is None else read_int(config, "moe_latent_size"),
+        "groups": read_groups(config, (1, 1), best=2),
+        "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
+        "renormalize": read_bool(config, "norm_topk_prob", True),
+    }
+
+
+def _add_experts(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
+    """Add to x the experts of h and the shared expert; experts may work in a smaller width."""
+    latent = cast("int", s.extra["latent"])
+    low = b.linear(h, f"{at}.fc1_latent_proj", features=latent, bias=s.mlp_bias) if latent else h
+    total = b.mixture(
+        low,
+        f"{at}.gate",
+        [
+            [f"{at}.experts.{e}.up_proj", f"{at}.experts.{e}.down_proj"]
+            for e in range(cast("int", s.extra["experts"]))
+        ],
+        features=cast("int", s.extra["expert_width"]),
+        chosen=cast("int", s.extra["chosen"]),
+        to=None if latent else x,
+        then="relu2",
+        score="sigmoid",
+        renormalize=cast("bool", s.extra["renormalize"]),
+        scale=cast("float", s.extra["expert_scale"]),
+        bias=f"{at}.gate.e_score_correction_bias",
+        groups=cast("Groups | None", s.extra["groups"]),
+        routed_by=h,
+    )
+    if latent:
+        b.linear(total, f"{at}.fc2_latent_proj", bias=s.mlp_bias, add_to=x)
+    squared_mlp(b, s, f"{at}.shared_experts", h, cast("int", s.extra["shared_width"]), x)
