@@ -36,8 +36,8 @@ class Afmoe:
             "windows": windows,
             "no_rope": tuple(i for i, keys in enumerate(windows) if not keys),
             **read_experts(config, count="num_experts", width="moe_intermediate_size"),
-            "shared": read_int(config, "num_shared_experts", 2, low=0),
-            "dense_layers": read_int(config, "num_dense_layers", 1, low=0),
+            "shared": read_int(config, "num_shared_experts", low=0),
+            "dense_layers": read_int(config, "num_dense_layers", low=0),
             "expert_scale": read_float(config, "route_scale", 1.0),
         }
         bias = read_bool(config, "attention_bias", False)

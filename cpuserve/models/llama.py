@@ -291,8 +291,18 @@ def self_attention(
     cache: int | None = None,
 ) -> None:
     """Add the layer's attention of h to x; see `attend` for the options."""
-    norms = {"qk_norm": qk_norm, "wide_norm": wide_norm}
-    a = attend(b, s, layer, h, fused=fused, paired=paired, **norms, sinks=sinks, cache=cache)
+    a = attend(
+        b,
+        s,
+        layer,
+        h,
+        fused=fused,
+        paired=paired,
+        qk_norm=qk_norm,
+        wide_norm=wide_norm,
+        sinks=sinks,
+        cache=cache,
+    )
     b.linear(a, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
 
 

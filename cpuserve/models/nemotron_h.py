@@ -54,7 +54,6 @@ class NemotronH:
         spec = read_decoder(
             {
                 "layer_norm_epsilon": 1e-5,
-                "intermediate_size": 21504,
                 **config,
                 "head_dim": read_int(config, "head_dim", 128),
                 "hidden_act": "silu",
@@ -106,7 +105,7 @@ def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _read_mamba(config: Mapping[str, Any]) -> Mamba2Sizes:
     """The sizes of Mamba2 layers; a step is at least time_step_min, as in transformers."""
-    heads = read_int(config, "mamba_num_heads", 128, high=65536)
+    heads = read_int(config, "mamba_num_heads", high=65536)
     groups = _either(config, "n_groups", "mamba_n_groups", 8)
     if heads % groups:
         refuse("n_groups", groups, f"a divisor of mamba_num_heads ({heads})")
@@ -116,7 +115,7 @@ def _read_mamba(config: Mapping[str, Any]) -> Mamba2Sizes:
         heads=heads,
         head_dim=read_int(config, "mamba_head_dim", 64, high=65536),
         groups=groups,
-        state=read_int(config, "ssm_state_size", 128, high=65536),
+        state=read_int(config, "ssm_state_size", high=65536),
         taps=read_taps(config, taps, 4),
         eps=read_float(config, "layer_norm_epsilon", 1e-5),
         conv_bias=read_bool(config, "use_conv_bias", True),
@@ -133,7 +132,7 @@ def _read_mixture(config: Mapping[str, Any]) -> dict[str, object]:
     latent = config.get("moe_latent_size")
     return {
         **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
-        "shared_width": read_int(config, "moe_shared_expert_intermediate_size", 7688),
+        "shared_width": read_int(config, "moe_shared_expert_intermediate_size"),
         "latent": 0 if latent is None else read_int(config, "moe_latent_size"),
         "groups": read_groups(config, (1, 1), best=2),
         "expert_scale": read_float(config, "routed_scaling_factor", 1.0),

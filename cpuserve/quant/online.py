@@ -79,6 +79,7 @@ PER_TOKEN = (
     BY_LAYER,
     "lm_head.weight",
     "embed_in.weight",
+    "model.embeddings.weight",
     "embed_out.weight",
     "wte.weight",
     "word_embeddings.weight",
@@ -91,6 +92,8 @@ ROUTERS = (
     "block_sparse_moe.gate.weight",
     "router.layer.weight",
     "mlp.router.weight",
+    "router.gate.weight",
+    "mixer.gate.weight",
     "router.proj.weight",
     "modality_router.weight",
 )
