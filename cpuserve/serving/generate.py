@@ -35,7 +35,7 @@ from cpuserve.serving.fan_out import (
     usage_of,
 )
 from cpuserve.serving.known_tokens import decoder, explain, remember
-from cpuserve.serving.pace import Pace
+from cpuserve.serving.pace import EventPace
 from cpuserve.serving.params import sampling_params
 from cpuserve.serving.prompts import prompts_of
 from cpuserve.serving.recent_prompts import as_shown, difference
@@ -398,7 +398,7 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
     )
     reason = "abort"
     run = None
-    pace = Pace(sequence.interval)
+    pace = EventPace(sequence.interval)
     try:
         run = SequenceRun(context, sequence, tools)
         while True:

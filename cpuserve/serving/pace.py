@@ -1,4 +1,4 @@
-"""Pace: join the events of several engine outputs, so that a stream has fewer and longer events."""
+"""EventPace: join the events of several outputs, so that a stream has fewer, longer events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.events import Event
 
 
-class Pace:
+class EventPace:
     """Joins lists of events of one sequence until they have `interval` tokens.
 
     The first list with tokens and the last list are shown at once.

@@ -13,9 +13,9 @@ namespace cpuserve {
 // The sampling parameters of a request. If has_allowed is false, `allowed` is ignored and all token
 // ids are allowed. `prompt` and `output` are the token ids of the prompt and of the output so far;
 // they may be empty if none of penalties, min_tokens and bad words need them. Bad word number i has
-// the ids of `bad_ids` from bad_ends[i - 1] (0 for the first one) to bad_ends[i] - 1; its last id is
-// banned while the output ends with the ids before it. The logprobs of `scored`, if it is not empty,
-// replace the alternatives of each sampled token.
+// the ids of `bad_ids` from bad_ends[i - 1] (0 for the first one) to bad_ends[i] - 1; its last id
+// is banned while the output ends with the ids before it. The logprobs of `scored`, if it is not
+// empty, replace the alternatives of each sampled token.
 struct SlotRequest {
   float temperature = 1, top_p = 1, min_p = 0;
   int32_t top_k = 0;

@@ -15,7 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing
 from cpuserve.api.lifecycle.serve import serve
 from cpuserve.config.engine import Resolved
+from cpuserve.config.load import from_arguments
 from cpuserve.config.server import ServerOptions
+from cpuserve.config.several import NamedModel
 from cpuserve.engine.child import exit_now
 from cpuserve.engine.liveness import HangLimits
 from cpuserve.engine.process import ProcessClient
@@ -81,7 +83,8 @@ def main() -> int:
         print(f"ready {url}", flush=True)
 
     try:
-        others = [("two", prepare_two)] if options.get("also") else []
+        two = NamedModel("two", from_arguments({"model": options["model"]}))
+        others = [(two, prepare_two)] if options.get("also") else []
         return serve(prepare, http, on_ready=on_ready, others=others)
     except StartupError as error:
         print(f"cpuserve: error: {error}", file=sys.stderr)

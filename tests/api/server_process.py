@@ -59,9 +59,13 @@ class Served:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self.process.stdout.readline() == "preparing\n"
-        if download == "none":
-            self.another_engine()
+        try:
+            assert self.process.stdout.readline() == "preparing\n"
+            if download == "none":
+                self.another_engine()
+        except BaseException:
+            self.close()  # a process that is left over fails a later test
+            raise
 
     def another_engine(self):
         """Return the pid of the next engine that starts; `ends_with` also waits for its end."""

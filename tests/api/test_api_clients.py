@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from tests.api.fakes import error_of, events_of
+from tests.api.llamacpp import llama_error_of
+from tests.api.test_api_llamacpp_completion import CODER
 from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
+from tests.tokenizer.test_infill import tokenizer_with
 
 CHAT, TEXT, OLLAMA = "/v1/chat/completions", "/v1/completions", "/api/chat"
 WORDS = "It is warm."
@@ -280,7 +283,7 @@ LLAMA_VIM = {
         "/infill",
         {"input_prefix": "def f():\n", "input_suffix": "\n", "input_extra": [], "prompt": "    ret",
          "n_predict": 16, "samplers": ["top_k", "top_p", "infill"], "t_max_predict_ms": 1000},
-        404, "prompt of /v1/completions",
+        400, "samplers is not supported yet",
     ),
     "instruction": (
         CHAT,
@@ -292,13 +295,16 @@ LLAMA_VIM = {
 
 
 @pytest.mark.parametrize(("path", "body", "status", "told"), LLAMA_VIM.values(), ids=LLAMA_VIM)
-def test_llama_vim_is_refused_by_name(path, body, status, told):
-    response = tool_api(says(WORDS)).post(path, **body)
+def test_llama_vim_is_refused_by_name(tmp_path, path, body, status, told):
+    api = tool_api(says(WORDS))
+    api.context.tokenizer = tokenizer_with(tmp_path, *CODER)
+    response = api.post(path, **body)
     assert response.status_code == status
-    assert told in error_of(response)["message"]
+    error = llama_error_of(response) if path == "/infill" else error_of(response)
+    assert told in error["message"]
 
 
-@pytest.mark.parametrize("path", ["/api/v0/models", "/api/v1/models", "/apply-template", "/slots"])
+@pytest.mark.parametrize("path", ["/api/v0/models", "/api/v1/models", "/generate", "/sleep"])
 def test_routes_of_other_servers_say_what_to_use(path):
     response = tool_api(says(WORDS)).get(path)
     assert response.status_code == 404

@@ -54,7 +54,7 @@ def test_every_series_of_vllm_is_there_from_the_start():
     assert families["http_requests"].type == "counter"
     assert len(families) == len(HISTOGRAMS + COUNTERS + GAUGES) + 1
     reasons = {k[1] for k in samples(api) if k[0] == "request_success_total"}
-    assert reasons == {"stop", "length", "abort", "error"}
+    assert reasons == {"stop", "length", "abort", "error", "repetition"}
 
 
 def http_answers(api):

@@ -180,7 +180,7 @@ def test_an_unknown_route_is_told_the_nearest(api, path, near):
     [
         ("/v1/assistants/a1", CHAT),
         ("/assistants", CHAT),
-        ("/pooling", "use /v1/embeddings"),
+        ("/generate", "use /v1/completions"),
         ("/v1/audio/speech", "audio is not supported"),
         ("/docs", "/openapi.json"),
         ("/v1/me", "GET / lists the routes"),

@@ -40,6 +40,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/apply-template": {"messages": HI},
     "/score": {"text_1": "a", "text_2": "b"},
     "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/pooling": {"input": "hi", "task": "embed"},
+    "/classify": {"input": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [65]},
     "/api/chat": {"messages": HI, "stream": False},
@@ -48,7 +50,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/embeddings": {"prompt": "hi"},
     "/api/show": {},
 }
-VECTORS = ("embed", "rerank", "score")
+VECTORS = ("embed", "rerank", "score", "pooling")
 # POST endpoints without a model, and /infill, which needs a model with tokens for it.
 OTHERS = {
     "/ping",
@@ -62,6 +64,9 @@ OTHERS = {
     "/v1/conversations",
     "/v1/conversations/{conversation_id}",
     "/v1/conversations/{conversation_id}/items",
+    "/v1/files",
+    "/v1/batches",
+    "/v1/batches/{batch_id}/cancel",
 }
 # name in the request -> (the engine, the name in the response, the adapter)
 NAMES: dict[str | None, tuple[str, str, str | None]] = {
@@ -107,12 +112,14 @@ class Loader:
 def prepared(context: Any, pooling: str) -> Any:
     context.pooling = pooling
     context.vector_width = 4
+    context.client.info["labels"] = ["a", "b", "c", "d"]  # one for each value of a vector
     return context
 
 
 def served_api(path: str) -> tuple[Api, Loader, list[Any]]:
     """An Api for this endpoint, the loader of its other model, and the models that it finds."""
     pooling = "last" if any(word in path for word in VECTORS) else "none"
+    pooling = "classify" if path == "/classify" else pooling
     loader = Loader(pooling)
     api = Api(script, loaders=[loader])
     prepared(api.context, pooling)

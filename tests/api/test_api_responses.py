@@ -452,7 +452,7 @@ def test_fields_without_an_effect_are_accepted(fields):
 @pytest.mark.parametrize("value", [False, "", [], {}], ids=str)
 def test_fields_of_other_endpoints_that_are_not_set_change_nothing(value):
     """The call, in which fields of chat completions have these names, must not get the values."""
-    names = ("add_generation_prompt", "continue_final_message", "echo", "truncate_prompt_tokens")
+    names = ("add_generation_prompt", "continue_final_message", "echo", "suffix")
     api = Api()
     for fields in ({}, *({name: value} for name in names)):
         assert ask(api, **fields).status_code == 200, fields

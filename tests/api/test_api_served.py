@@ -20,6 +20,7 @@ from tests.helpers.fake_executor import fake_config
 HI = [{"role": "user", "content": "hi"}]
 PAIR = {"query": "a", "documents": ["b", "c"]}
 TEXTS = {"text_1": "a", "text_2": ["b", "c"]}
+LABELS = ["a", "b", "c", "d"]  # one for each value of a vector
 
 # A body for each route that runs the model, by the pooling of the model.
 GENERATES = {
@@ -38,6 +39,8 @@ GENERATES = {
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ("last", PAIR)),
     **dict.fromkeys(("/reranking", "/v1/reranking"), ("last", PAIR)),
     **dict.fromkeys(("/score", "/v1/score"), ("last", TEXTS)),
+    "/pooling": ("last", {"input": "hi", "task": "embed"}),
+    "/classify": ("classify", {"input": "hi"}),
 }
 # A body for each route that reads `model` and runs nothing.
 READS = {
@@ -83,6 +86,7 @@ def served(pooling="none"):
     api.context.adapters["polite"] = "/adapters/polite"
     api.context.pooling = pooling
     api.context.vector_width = 4
+    api.engine.info["labels"] = LABELS
     return api
 
 
@@ -216,6 +220,7 @@ class Second:
 
     def __init__(self, max_model_len=128, most_body=1 << 20, silent_s=15.0):
         self.engine = FakeEngine(answers)
+        self.engine.info["labels"] = LABELS
         limits = ClientLimits(max_body_bytes=most_body, silent_s=silent_s)
         self.context = make_context(self.engine, http=limits)
         self.context.model_names = ("b",)
@@ -342,7 +347,7 @@ def test_a_stream_that_is_read_slowly_keeps_its_model():
 
     async def main():
         async with live() as server:
-            server.state.models._slots["b"] = type(slot)(second)
+            server.state.models = type(server.state.models)(server.context, [second])
             watched = server.state.models._slots["b"]
             gate = asyncio.Event()
             second.engine.script = lambda e, n, p, q: [Output(n, [40]), gate, *speak(e, n, p, q)]
@@ -360,7 +365,6 @@ def test_a_stream_that_is_read_slowly_keeps_its_model():
             writer.close()
             await server.until(lambda: watched.leases == 0)
 
-    slot = Api(loaders=[Second()]).state.models._slots["b"]
     asyncio.run(main())
 
 

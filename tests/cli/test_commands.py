@@ -150,8 +150,8 @@ def test_serve_hands_over_the_options_and_writes_the_banner_when_ready(capsys, m
     assert seen.config.max_model_len == 128
     assert (seen.http.port, seen.http.api_key) == (7777, ["k"])
     assert (seen.http.max_num_queued_reqs, seen.http.request_timeout) == (9, 33)
-    ((name, prepare_other),) = seen.others
-    assert (name, prepare_other(0).resolved.config.served_model_names) == ("b", ["b"])
+    ((other, prepare_other),) = seen.others
+    assert (other.name, prepare_other(0).resolved.config.served_model_names) == ("b", ["b"])
     assert out.startswith("cpuserve ")
     assert out.splitlines()[0].endswith(" is ready: http://127.0.0.1:7777/v1")
     assert out.splitlines()[-1] == "  API       http://127.0.0.1:7777/v1"

@@ -19,7 +19,7 @@ from tests.api.fakes import ANSWER, speak
 from tests.api.live import live
 from tests.api.server_process import free_port
 from tests.helpers.children import child_options
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import wait_until
 from tests.helpers.tiny import tiny_model
 
 CHAT = "/v1/chat/completions"
@@ -251,16 +251,20 @@ def start(port, place):
     command += ["--served-model-name", "tiny"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **quiet, **child_options())
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                return process
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    process.kill()
-    raise AssertionError("the server did not start")
+    try:
+        wait_until(lambda: is_ready(port), "the server did not start", poll_s=0.05)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process
+
+
+def is_ready(port):
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_a_killed_server_runs_the_rest_of_a_batch_once(tmp_path):

@@ -35,8 +35,9 @@ class Recording:
         self, received: RequestContext, turn: ReferringRequest, writer: ResponseWriter
     ) -> None:
         self._store = received.state.stored
-        self._turn = turn
         self._writer = writer
+        # Without the request, which may be large and is not needed any more.
+        self._own, self._conversation = turn.own, turn.conversation
         self.entry: StoredResponse | None = None
         if turn.asked.store:
             self.entry = entry = StoredResponse(
@@ -55,19 +56,20 @@ class Recording:
         Raises:
           InvalidRequest, TooManyRequests: the store has no room for it.
         """
-        final, turn = self._writer.final, self._turn
+        final, conversation = self._writer.final, self._conversation
         assert final is not None
         if self.entry is not None and self._store.is_stored(self.entry):
             self.entry.end(self._store, final)
-        if turn.conversation is not None and final.status in ("completed", "incomplete"):
-            self._store.grow(turn.conversation, [*turn.own, *output_items(final)])
-            self._store.refresh(turn.conversation)
+        if conversation is not None and final.status in ("completed", "incomplete"):
+            self._store.grow(conversation, [*self._own, *output_items(final)])
+            self._store.refresh(conversation)
 
     def release(self) -> None:
         """Forget a response that has not ended, and let others extend the conversation."""
         if self.entry is not None and self.entry.running:
             self._store.remove(self.entry)
-        self._turn.release()
+        if self._conversation is not None:
+            self._conversation.running = False
 
 
 class _Recorded(Response):
