@@ -82,6 +82,20 @@ def test_files_are_uploaded_listed_read_and_deleted(tmp_path):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("header", ["Origin", "Sec-Fetch-Site"])
+def test_a_web_page_uploads_no_file(tmp_path, header):
+    async def main():
+        async with client_of(tmp_path) as (_, client):
+            with pytest.raises(openai.APIStatusError, match="any web page could") as error:
+                await client.files.create(
+                    file=data_of("{}"), purpose="batch", extra_headers={header: "null"}
+                )
+            assert error.value.status_code == 415
+            assert [f async for f in client.files.list()] == []
+
+    asyncio.run(main())
+
+
 def test_a_batch_runs_each_line_and_a_broken_one_fails_alone(tmp_path):
     async def main():
         async with client_of(tmp_path) as (server, client):

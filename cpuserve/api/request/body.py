@@ -105,6 +105,16 @@ _BROWSER_HEADERS = ("origin", "sec-fetch-site")
 _CURLS_DEFAULT = "application/x-www-form-urlencoded"
 
 
+def refuse_web_page(request: Request) -> None:
+    """Raise UnsupportedMediaType for an upload that a web page may have sent.
+
+    Any page may post multipart/form-data to 127.0.0.1 without a CORS preflight request.
+    """
+    if any(name in request.headers for name in _BROWSER_HEADERS):
+        msg = "A request with Origin cannot upload files, because any web page could: use a program"
+        raise UnsupportedMediaType(msg)
+
+
 def check_media_type(request: Request) -> None:
     """Raise UnsupportedMediaType unless the body is declared as uncompressed JSON.
 

@@ -9,6 +9,7 @@ from starlette.responses import FileResponse
 from cpuserve.api.batches.directory import FileObject
 from cpuserve.api.batches.service import BatchService
 from cpuserve.api.batches.upload import read_upload
+from cpuserve.api.request.body import refuse_web_page
 from cpuserve.api.request.headers import CALLER
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
@@ -56,6 +57,7 @@ def batches_of(request: Request) -> BatchService:
 async def upload_file(request: Request) -> Response:
     """Store a file of JSON lines, for a batch."""
     directory, limits = batches_of(request).directory, get_state(request).limits
+    refuse_web_page(request)
     directory.check_room(0, new_files=1)
     made = directory.new_id()
     path = directory.path_of(made)
