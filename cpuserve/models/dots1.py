@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int, read_windows
 from cpuserve.models.experts import (
-    add_shared_mixture,
     read_experts,
     read_first_dense,
     read_groups,
+    sigmoid_mixture,
 )
-from cpuserve.models.llama import build_decoder, dense_mlp, qk_norm_attention, read_decoder
+from cpuserve.models.llama import build_decoder, qk_norm_attention, read_decoder
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import ValueId
 
 
 @register_model("Dots1ForCausalLM")
@@ -51,11 +50,4 @@ class Dots1:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        build_decoder(b, s, attention=qk_norm_attention, mlp=_mlp)
-
-
-def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
-        dense_mlp(b, s, layer, h, x)
-    else:
-        add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score="sigmoid")
+        build_decoder(b, s, attention=qk_norm_attention, mlp=sigmoid_mixture)

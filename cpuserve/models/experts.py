@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from cpuserve.models.config import read_int, read_kinds, refuse
-from cpuserve.models.llama import gated_mlp
+from cpuserve.models.llama import dense_mlp, gated_mlp
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
@@ -126,3 +126,11 @@ def add_shared_mixture(
     )
     shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
     gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)
+
+
+def sigmoid_mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's experts of h to x, chosen by sigmoids; the first layers have a plain MLP."""
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        dense_mlp(b, s, layer, h, x)
+    else:
+        add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score="sigmoid")

@@ -9,23 +9,21 @@ from typing import Any, cast
 from cpuserve.models.base import register_model
 from cpuserve.models.config import read_bool, read_float, read_int
 from cpuserve.models.experts import (
-    add_shared_mixture,
     read_experts,
     read_first_dense,
     read_groups,
+    sigmoid_mixture,
 )
 from cpuserve.models.llama import (
     attend,
     build_decoder,
     build_sandwich,
-    dense_mlp,
     plain_mlp,
     read_decoder,
     self_attention,
 )
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import ValueId
 
 NORMS = (
     "input_layernorm",
@@ -92,17 +90,10 @@ class Glm4Moe:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
         attention = partial(self_attention, qk_norm=cast("bool", s.extra["qk_norm"]))
-        build_decoder(b, s, attention=attention, mlp=_mlp)
+        build_decoder(b, s, attention=attention, mlp=sigmoid_mixture)
 
 
 def _half_rotated(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config, with half of a head rotated by default."""
     share = config.get("partial_rotary_factor")
     return {**config, "partial_rotary_factor": 0.5 if share is None else share}
-
-
-def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
-        dense_mlp(b, s, layer, h, x)
-    else:
-        add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score="sigmoid")
