@@ -558,8 +558,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/api/request/body.py",
-        "if any(name in request.headers for name in _BROWSER_HEADERS):",
-        "if False:",
+        "return any(name in request.headers for name in _BROWSER_HEADERS)",
+        "return False",
         "tests/api/test_api_bodies.py -k browsers_body",
     ),
     Fault(

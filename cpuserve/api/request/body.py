@@ -105,12 +105,16 @@ _BROWSER_HEADERS = ("origin", "sec-fetch-site")
 _CURLS_DEFAULT = "application/x-www-form-urlencoded"
 
 
+def _may_be_web_page(request: Request) -> bool:
+    return any(name in request.headers for name in _BROWSER_HEADERS)
+
+
 def refuse_web_page(request: Request) -> None:
     """Raise UnsupportedMediaType for an upload that a web page may have sent.
 
     Any page may post multipart/form-data to 127.0.0.1 without a CORS preflight request.
     """
-    if any(name in request.headers for name in _BROWSER_HEADERS):
+    if _may_be_web_page(request):
         msg = "A request with Origin cannot upload files, because any web page could: use a program"
         raise UnsupportedMediaType(msg)
 
@@ -126,7 +130,7 @@ def check_media_type(request: Request) -> None:
     declared = request.headers.get("content-type")
     kind = None if declared is None else declared.partition(";")[0].strip().lower()
     if kind is None or kind == _CURLS_DEFAULT:
-        if any(name in request.headers for name in _BROWSER_HEADERS):
+        if _may_be_web_page(request):
             what = "missing" if declared is None else repr(declared)
             msg = f"Content-Type is {what}. A request with Origin needs application/json: send that"
             raise UnsupportedMediaType(msg)
