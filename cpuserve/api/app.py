@@ -105,7 +105,7 @@ def create_app(
     for router in routers:
         app.include_router(router)
     install_error_handlers(app)
-    install_schema(app)
+    install_schema(app, app.state.routes)
     # The middleware that is added last handles a request first.
     if api_keys:
         public = PUBLIC_PATHS | METRICS_PATHS if public_metrics else PUBLIC_PATHS

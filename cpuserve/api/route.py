@@ -12,7 +12,7 @@ A body that asks for text, vectors or scores is checked here and nowhere else, i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,12 +25,7 @@ from cpuserve.api.request.context import BodyForm, Named, RequestContext, read_c
 from cpuserve.api.request.fields import check_fields
 from cpuserve.api.response.error_json import ErrorBody
 from cpuserve.api.response.errors import WORDS, Words
-from cpuserve.api.response.openapi import (
-    any_json_body,
-    json_body,
-    parameters,
-    text_response_type,
-)
+from cpuserve.api.response.openapi import TEXT, either, json_body, parameters
 from cpuserve.api.response.writer import Writer, respond
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest, NotFound
@@ -53,10 +48,11 @@ class Endpoint(Generic[T]):
 
     handler: Handler[T]
     form: BodyForm[T]
-    response: type[msgspec.Struct] | None
+    response: Any
     error: type[msgspec.Struct] = ErrorBody
     stream: str | None = None
     words: Callable[[T], Words] | None = None
+    also: Sequence[int] = ()
 
     async def respond(self, request: Request) -> Response:
         """Return the response to a request of this endpoint."""
@@ -65,35 +61,36 @@ class Endpoint(Generic[T]):
     @property
     def described(self) -> dict[str, Any]:
         """The `openapi_extra` of a route of this endpoint."""
-        if self.response is None:
-            return text_response_type(self.form.schema)
-        return json_body(self.form.schema, self.response, self.error, stream=self.stream)
+        media = TEXT if self.response is None else self.stream
+        return json_body(self.form.schema, self.response, self.error, media=media, also=self.also)
 
 
 def post(
     router: APIRouter,
     *paths: str,
     schema: type[T],
-    response: type[msgspec.Struct] | None,
+    response: Any,
     id_prefix: str,
     error: type[msgspec.Struct] = ErrorBody,
     stream: str | None = None,
     conversation: str = "messages",
     words: Callable[[T], Words] | None = None,
+    also: Sequence[int] = (),
 ) -> Callable[[Handler[T]], Endpoint[T]]:
     """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
 
     schema, response, error: the types of the bodies; response = None: the response is plain text.
+    also: statuses of errors that few routes have.
     id_prefix: the start of the id in the response. stream: the media type of streamed responses;
     None = the route never streams. conversation: see BodyForm. words: returns {role of an error:
-    field of the body} (see RequestError.role); None = each role is the field of the same name. The
-    operation in /openapi.json has the handler's name and docstring. The decorated function becomes
-    the Endpoint, so that `post_by_field` can serve it at a further path.
+    field of the body} (see RequestError.role); None = each role is the field of the same name.
+    The operation in /openapi.json has the handler's name and docstring. The decorated function
+    becomes the Endpoint, so that `post_by_field` can serve it at a further path.
     """
 
     def add(handler: Handler[T]) -> Endpoint[T]:
         form = BodyForm(id_prefix, schema, conversation)
-        endpoint = Endpoint(handler, form, response, error, stream, words)
+        endpoint = Endpoint(handler, form, response, error, stream, words, also)
         for path in paths:
             router.add_api_route(
                 path,
@@ -142,7 +139,7 @@ def post_by_field(
         methods=["POST"],
         name=name,
         description=about,
-        openapi_extra=any_json_body(described),
+        openapi_extra=either(described),
     )
 
 

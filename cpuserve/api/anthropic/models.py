@@ -10,9 +10,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
+from cpuserve.api.anthropic.errors import MessageError
 from cpuserve.api.anthropic.schema import EFFORTS, MODEL_DECIDES
 from cpuserve.api.request.headers import has_header
 from cpuserve.api.response.error_format import ANTHROPIC
+from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
 
@@ -39,7 +41,7 @@ class _Route(APIRoute):
         return super().matches(scope) if has_header(scope, ANTHROPIC.header) else (Match.NONE, {})
 
 
-# The OpenAI routes describe these paths in /openapi.json, which can describe a path only once.
+# In /openapi.json the OpenAI routes with these paths describe both.
 router = APIRouter(route_class=_Route, include_in_schema=False)
 
 
@@ -106,7 +108,13 @@ def _each(names: Iterable[str], *, has: bool) -> dict[str, Any]:
     return {name: _support(has=has) for name in names}
 
 
-@router.get(MODELS)
+@router.get(
+    MODELS,
+    openapi_extra={
+        **response_types(ModelPage, MessageError),
+        **parameters("", limit=int, before_id=str, after_id=str),
+    },
+)
 async def list_models(request: Request) -> Response:
     """List the served models, `limit` of them after `after_id` or before `before_id`."""
     models = get_state(request).models
@@ -116,7 +124,7 @@ async def list_models(request: Request) -> Response:
     return Response(msgspec.json.encode(page), media_type="application/json")
 
 
-@router.get(MODELS + "/{name:path}")
+@router.get(MODELS + "/{name:path}", openapi_extra=response_types(ModelInfo, MessageError))
 async def get_model(request: Request, name: str) -> Response:
     """Describe one served model name; 404 for others."""
     models = get_state(request).models

@@ -72,7 +72,7 @@ def adapter_of(context: ModelContext, scales: Sequence[AdapterScale] | None) -> 
     return used
 
 
-@router.get("/lora-adapters", openapi_extra=response_types(LoraAdapter, LlamaError))
+@router.get("/lora-adapters", openapi_extra=response_types(list[LoraAdapter], LlamaError))
 async def lora_adapters(request: Request) -> Response:
     """List the LoRA adapters of the first model; the scale applies to requests without `lora`."""
     context = get_state(request).context
@@ -84,7 +84,7 @@ async def lora_adapters(request: Request) -> Response:
     )
 
 
-@router.post("/lora-adapters", openapi_extra=json_body(AdapterScale, Done, LlamaError))
+@router.post("/lora-adapters", openapi_extra=json_body(list[AdapterScale], Done, LlamaError))
 async def change_lora_adapters(request: Request) -> Response:
     """Set the adapter of requests that select none: the one with the scale 1, if any."""
     state = get_state(request)

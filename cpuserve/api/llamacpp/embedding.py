@@ -54,7 +54,7 @@ class LlamaEmbedding(msgspec.Struct):
     "/embedding",
     "/embeddings",
     schema=LlamaEmbeddingRequest,
-    response=LlamaEmbedding,
+    response=list[LlamaEmbedding],
     error=LlamaError,
     id_prefix="embedding-",
     words=lambda asked: {"prompt": "content" if asked.content is not None else "input"},

@@ -32,7 +32,7 @@ router.add_api_route(
 )
 
 
-@router.get("/models/sse", openapi_extra={"responses": {"200": {"content": {EVENTS: {}}}}})
+@router.get("/models/sse", openapi_extra=response_types(None, media=EVENTS))
 async def watch_models(request: Request) -> Response:
     """Stream an event for each model that is loaded or unloaded, until the server stops."""
     state = get_state(request)

@@ -25,7 +25,7 @@ class Slot(msgspec.Struct):
     speculative: bool = False
 
 
-@router.get("/slots", openapi_extra=response_types(Slot, LlamaError))
+@router.get("/slots", openapi_extra=response_types(list[Slot], LlamaError))
 async def slots(
     request: Request, model: str | None = None, fail_on_no_slot: str | None = None
 ) -> Response:
@@ -45,7 +45,7 @@ async def slots(
     return json_response([Slot(index, length, index < active) for index in range(total)])
 
 
-@router.post("/slots/{number}", openapi_extra=response_types(Slot, LlamaError))
+@router.post("/slots/{number}", openapi_extra=response_types(None, LlamaError))
 async def change_slot(number: str, action: str | None = None) -> Response:
     """Refuse to save, restore or erase a slot."""
     if action not in _ACTIONS:

@@ -3,45 +3,77 @@
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from fastapi.routing import APIRoute
 
 from cpuserve.api.response.error_json import ErrorBody
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fastapi import FastAPI
+    from starlette.routing import BaseRoute
 
-# The media types of streams.
-EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+# The media types of streams, and of texts.
+EVENTS, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 
-# The types in the schema. Classes of several modules may be called the same.
-_TYPES: dict[type[msgspec.Struct], None] = {ErrorBody: None}
-
-
-def _ref(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    _TYPES[kind] = None
-    return {"application/json": {"schema": {"$ref": _place(kind)}}}
+# The types in the schema, by their place. Classes of several modules may be called the same.
+_TYPES: dict[str, Any] = {}
+# The statuses of errors of every route, and more statuses of routes that read a body.
+_ERRORS = (400, 401, 403, 404, 500, 503)
+_BODY_ERRORS = (408, 413, 415, 429, 504)
 
 
-def _place(kind: type[msgspec.Struct]) -> str:
-    """Return the reference to a type, which `install_schema` replaces."""
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _schema(kind: Any) -> dict[str, Any]:
+    """Return a reference to a type, which `install_schema` replaces by its schema."""
+    if isinstance(kind, tuple):
+        return {"anyOf": [_schema(each) for each in kind]}
+    place = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else repr(kind)
+    _TYPES[place] = kind
+    return {"$ref": place}
+
+
+def _json(kind: Any) -> dict[str, Any]:
+    """Return the content of a JSON body of a type, or of one of a tuple of types."""
+    return {"application/json": {"schema": _schema(kind)}}
+
+
+def _statuses(
+    good: dict[str, Any], error: type[msgspec.Struct], errors: Iterable[int]
+) -> dict[str, Any]:
+    """Return the responses of a route: 200 with the content `good`, and an error of each status."""
+    content = _json(error)
+    success = {"description": "Success", **({"content": good} if good else {})}
+    found = {
+        str(status): {"description": HTTPStatus(status).phrase, "content": content}
+        for status in sorted(errors)
+    }
+    return {"responses": {"200": success, **found}}
 
 
 def response_types(
-    response: type[msgspec.Struct], error: type[msgspec.Struct] = ErrorBody
+    response: Any,
+    error: type[msgspec.Struct] = ErrorBody,
+    *,
+    media: str | None = None,
+    also: Iterable[int] = (),
 ) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route that responds with `response`, or with `error`."""
-    bad = {"description": "An error in the dialect's format", "content": _ref(error)}
-    good = {"description": "Success", "content": _ref(response)}
-    return {"responses": {"200": good, "4XX": bad, "5XX": bad}}
+    """Return the `openapi_extra` of a route that reads no body.
+
+    response: the type of its JSON, or a tuple of types; None = it sends none. media: the media type
+    of its streams or texts. error: the type of its errors. also: further statuses of errors.
+    """
+    good = {} if response is None else _json(response)
+    if media is not None:
+        good[media] = {"schema": {"type": "string"}}
+    return _statuses(good, error, {*_ERRORS, *also})
 
 
 def parameters(path: str, **query: type[int] | type[str] | type[bool]) -> dict[str, Any]:
-    """Return the `openapi_extra` with the parameters in `path`, and those of the query string."""
+    """Return the `openapi_extra` with the parameters in `path` and in the query string."""
     named = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)}", path)
@@ -54,79 +86,98 @@ def parameters(path: str, **query: type[int] | type[str] | type[bool]) -> dict[s
 
 
 def json_body(
-    request: type[msgspec.Struct],
-    response: type[msgspec.Struct],
+    request: Any,
+    response: Any,
     error: type[msgspec.Struct] = ErrorBody,
     *,
-    stream: str | None = None,
+    media: str | None = None,
+    also: Iterable[int] = (),
 ) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route that takes `request` and responds with `response`.
+    """Return the `openapi_extra` of a route that reads a JSON body of the type `request`.
 
-    stream: the media type of its streamed responses; None = it never streams.
+    `response_types` describes the other arguments.
     """
-    body = {"required": True, "content": _ref(request)}
-    described = {"requestBody": body, **response_types(response, error)}
-    if stream is not None:
-        described["responses"]["200"]["content"][stream] = {"schema": {"type": "string"}}
-    return described
+    body = {"required": True, "content": _json(request)}
+    found = response_types(response, error, media=media, also={*_BODY_ERRORS, *also})
+    return {"requestBody": body, **found}
 
 
-def any_json_body(described: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def either(described: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that serves the endpoints with these descriptions."""
-    status = described[0]["responses"]
+    if len(described) == 1:
+        return described[0]
+    found: dict[str, Any] = {"responses": {}}
+    bodies = [each["requestBody"]["content"] for each in described if "requestBody" in each]
+    if bodies:
+        found["requestBody"] = {"required": True, "content": _either_content(bodies)}
+    for status in sorted({status for each in described for status in each["responses"]}):
+        same = [each["responses"][status] for each in described if status in each["responses"]]
+        content = _either_content([each["content"] for each in same if "content" in each])
+        found["responses"][status] = {"description": same[0]["description"], "content": content}
+    named = [each for extra in described for each in extra.get("parameters", ())]
+    return {**found, "parameters": named} if named else found
 
-    def either(contents: list[dict[str, Any]]) -> dict[str, Any]:
-        schemas: dict[str, list[Any]] = {}
-        for content in contents:
-            for media, body in content.items():
-                if body["schema"] not in schemas.setdefault(media, []):
-                    schemas[media].append(body["schema"])
-        return {media: {"schema": {"anyOf": found}} for media, found in schemas.items()}
 
-    def responses(code: str) -> dict[str, Any]:
-        contents = [each["responses"][code]["content"] for each in described]
-        return {**status[code], "content": either(contents)}
-
-    body = either([each["requestBody"]["content"] for each in described])
+def _either_content(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    schemas: dict[str, list[Any]] = {}
+    for content in contents:
+        for media, body in content.items():
+            if body["schema"] not in schemas.setdefault(media, []):
+                schemas[media].append(body["schema"])
     return {
-        "requestBody": {"required": True, "content": body},
-        "responses": {code: responses(code) for code in status},
+        media: {"schema": found[0] if len(found) == 1 else {"anyOf": found}}
+        for media, found in schemas.items()
     }
 
 
-def text_response_type(request: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route that takes `request` and responds with a text."""
-    text = {"description": "Success", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    described = json_body(request, ErrorBody)
-    return {**described, "responses": {**described["responses"], "200": text}}
-
-
-def _replaced(value: Any, places: Mapping[str, str]) -> Any:
-    """Return a part of the document with references replaced by `places`."""
+def _replaced(value: Any, schemas: Mapping[str, Any]) -> Any:
+    """Return a part of the document with the references of `_schema` replaced by `schemas`."""
     if isinstance(value, list):
-        return [_replaced(each, places) for each in value]
+        return [_replaced(each, schemas) for each in value]
     if not isinstance(value, dict):
         return value
-    return {
-        key: places.get(each, each)
-        if key == "$ref" and isinstance(each, str)
-        else _replaced(each, places)
-        for key, each in value.items()
-    }
+    reference = value.get("$ref")
+    if isinstance(reference, str) and reference in schemas:
+        return schemas[reference]
+    return {key: _replaced(each, schemas) for key, each in value.items()}
 
 
-def install_schema(app: FastAPI) -> None:
-    """Add the types passed to json_body and response_types to the app's /openapi.json."""
+def _complete(operation: dict[str, Any], extras: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return an operation with exactly the responses of its routes, and each parameter once."""
+    described = either(extras)
+    named = [*operation.get("parameters", ()), *described.get("parameters", ())]
+    found = {**operation, **described}
+    if named:
+        found["parameters"] = [*{(each["in"], each["name"]): each for each in named}.values()]
+    return found
+
+
+def install_schema(app: FastAPI, routes: Iterable[BaseRoute]) -> None:
+    """Add the `openapi_extra` of `routes`, all routes of the app, to its /openapi.json.
+
+    Several routes may have the same path, such as a path that two dialects share.
+    """
     base = app.openapi
+    extras: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for route in routes:
+        if isinstance(route, APIRoute) and route.openapi_extra:
+            for method in route.methods or ():
+                extras.setdefault((route.path_format, method.lower()), []).append(
+                    route.openapi_extra
+                )
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
+            document = base()
+            for (path, method), described in extras.items():
+                operations = document["paths"].get(path, {})
+                if method in operations:
+                    operations[method] = _complete(operations[method], described)
             found, components = msgspec.json.schema_components(
-                list(_TYPES), ref_template="#/components/schemas/{name}"
+                list(_TYPES.values()), ref_template="#/components/schemas/{name}"
             )
-            places = {_place(kind): each["$ref"] for kind, each in zip(_TYPES, found, strict=True)}
-            document = _replaced(base(), places)
-            document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+            document = _replaced(document, dict(zip(_TYPES, found, strict=True)))
+            document["components"] = {"schemas": components}
             app.openapi_schema = document
         return app.openapi_schema
 

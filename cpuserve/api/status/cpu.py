@@ -17,7 +17,7 @@ router = APIRouter()
 REPORT_S = 10.0  # how long the engine may take to finish its step and respond
 
 
-@router.get("/v1/cpu", openapi_extra=response_types(CpuReport))
+@router.get("/v1/cpu", openapi_extra=response_types(CpuReport, also=[504]))
 async def show_cpu(request: Request) -> Response:
     """Report the machine, the thread placement and the utilization of the last ten seconds.
 

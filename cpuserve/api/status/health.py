@@ -6,6 +6,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.response.errors import error_response
+from cpuserve.api.response.openapi import response_types
+from cpuserve.api.response.writer import json_response
 from cpuserve.api.state import get_state
 from cpuserve.errors import ServiceUnavailable
 from cpuserve.serving.load_progress import health_body
@@ -14,7 +16,13 @@ from cpuserve.version import version
 router = APIRouter()
 
 
-@router.get("/health", response_class=Response)
+class Version(msgspec.Struct):
+    """The body of GET /version."""
+
+    version: str
+
+
+@router.get("/health", openapi_extra=response_types(None))
 async def health(request: Request) -> Response:
     """Report whether clients should send requests here: 200, or 503 with the reason.
 
@@ -40,14 +48,14 @@ async def health(request: Request) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-@router.get("/ping", response_class=Response)
-@router.post("/ping", operation_id="ping_post", response_class=Response)
+@router.get("/ping", openapi_extra=response_types(None))
+@router.post("/ping", operation_id="ping_post", openapi_extra=response_types(None))
 async def ping(request: Request) -> Response:
     """The same as /health, under the name that SageMaker uses."""
     return await health(request)
 
 
-@router.get("/live", response_class=Response)
+@router.get("/live", openapi_extra=response_types(None))
 async def live() -> Response:
     """Answer 200 as long as this process handles HTTP requests.
 
@@ -57,7 +65,7 @@ async def live() -> Response:
     return Response(status_code=200)
 
 
-@router.get("/version")
+@router.get("/version", openapi_extra=response_types(Version))
 async def show_version() -> Response:
     """The version of cpuserve."""
-    return Response(msgspec.json.encode({"version": version()}), media_type="application/json")
+    return json_response(Version(version()))

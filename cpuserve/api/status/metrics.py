@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import PlainTextResponse
 
+from cpuserve.api.response.openapi import TEXT, response_types
 from cpuserve.api.state import get_state
 from cpuserve.metrics import CONTENT_TYPE
 
 router = APIRouter()
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
+@router.get("/metrics", openapi_extra=response_types(None, media=TEXT))
 async def metrics(request: Request) -> Response:
     """Return all metrics."""
     state = get_state(request)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.response.openapi import response_types
+from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
 from cpuserve.log import get_logger
@@ -37,7 +37,10 @@ class Sleeping(msgspec.Struct):
     is_sleeping: bool
 
 
-@router.get("/server_info", openapi_extra=response_types(ServerInfo))
+@router.get(
+    "/server_info",
+    openapi_extra={**response_types(ServerInfo), **parameters("", config_format=str)},
+)
 async def server_info(request: Request) -> Response:
     """Return the settings that the engines run with, and facts about the machine.
 
@@ -60,7 +63,13 @@ async def server_info(request: Request) -> Response:
     return Response(msgspec.json.encode(ServerInfo(shown, system)), media_type="application/json")
 
 
-@router.post("/reset_prefix_cache", response_class=Response)
+@router.post(
+    "/reset_prefix_cache",
+    openapi_extra={
+        **response_types(None),
+        **parameters("", reset_running_requests=bool, reset_external=bool),
+    },
+)
 async def reset_prefix_cache(request: Request) -> Response:
     """Forget the cached prefixes of all models; running requests keep the blocks that they use.
 
@@ -86,7 +95,7 @@ async def reset_prefix_cache(request: Request) -> Response:
     return Response(status_code=200)
 
 
-@router.post("/sleep", response_class=Response)
+@router.post("/sleep", openapi_extra={**response_types(None), **parameters("", level=int)})
 async def sleep(request: Request) -> Response:
     """Unload all models that no request uses; the next request loads its model again.
 
@@ -102,7 +111,7 @@ async def sleep(request: Request) -> Response:
     return Response(status_code=200)
 
 
-@router.post("/wake_up", response_class=Response)
+@router.post("/wake_up", openapi_extra=response_types(None))
 async def wake_up(request: Request) -> Response:
     """Load the first model, if it sleeps, and return when it serves.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import APIRouter, Response
 
-from cpuserve.api.llamacpp.completion.schema import LlamaCompletion, LlamaOptions, to_call, words
+from cpuserve.api.llamacpp.completion.schema import COMPLETIONS, LlamaOptions, to_call, words
 from cpuserve.api.llamacpp.completion.writer import LlamaCompletionWriter
 from cpuserve.api.llamacpp.errors import LlamaError
 from cpuserve.api.request.context import RequestContext
@@ -53,7 +53,7 @@ class LlamaInfillRequest(LlamaOptions, kw_only=True):
     router,
     "/infill",
     schema=LlamaInfillRequest,
-    response=LlamaCompletion,
+    response=COMPLETIONS,
     error=LlamaError,
     id_prefix="infill-",
     stream=EVENTS,

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 
 from cpuserve.api.llamacpp.completion.prompts import flat_prompts
 from cpuserve.api.llamacpp.completion.schema import (
-    LlamaCompletion,
+    COMPLETIONS,
     LlamaCompletionRequest,
     to_call,
     words,
@@ -27,7 +27,7 @@ router = APIRouter()
     "/completion",
     "/completions",
     schema=LlamaCompletionRequest,
-    response=LlamaCompletion,
+    response=COMPLETIONS,
     error=LlamaError,
     id_prefix="completion-",
     stream=EVENTS,

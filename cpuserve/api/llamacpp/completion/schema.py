@@ -120,6 +120,9 @@ class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
     timings: dict[str, Any] | None = None
 
 
+# The bodies of POST /completion: `response_fields` leaves other members.
+COMPLETIONS = (LlamaCompletion, list[LlamaCompletion], dict[str, Any], list[dict[str, Any]])
+
 _WORDS = {
     "max_tokens": "n_predict",
     "logprobs": "n_probs",

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.openai.conversations.conversation import (
     ConversationBody,
+    ConversationLocked,
     StoredConversation,
     find_conversation,
 )
@@ -40,6 +41,7 @@ _ONE = "/v1/conversations/{conversation_id}"
 _ITEM = f"{_ONE}/items/{{item_id}}"
 # The OpenAI limit of items in one request.
 _MOST_ITEMS = 20
+_LOCKED = (ConversationLocked.status,)
 
 
 @post(
@@ -81,7 +83,10 @@ async def get_conversation(request: Request) -> Response:
     return json_response(_named(request).body)
 
 
-@router.delete(_ONE, openapi_extra={**response_types(DeletedConversation), **parameters(_ONE)})
+@router.delete(
+    _ONE,
+    openapi_extra={**response_types(DeletedConversation, also=_LOCKED), **parameters(_ONE)},
+)
 async def delete_conversation(request: Request) -> Response:
     """Delete a conversation; the responses that have extended it stay."""
     found = _named(request)
@@ -95,6 +100,7 @@ async def delete_conversation(request: Request) -> Response:
     f"{_ONE}/items",
     schema=AddItems,
     response=Page,
+    also=_LOCKED,
     id_prefix="conv_",
     conversation="items",
 )
@@ -129,7 +135,10 @@ async def get_item(request: Request) -> Response:
     return Response(_item(request, _named(request)).data, media_type="application/json")
 
 
-@router.delete(_ITEM, openapi_extra={**response_types(ConversationBody), **parameters(_ITEM)})
+@router.delete(
+    _ITEM,
+    openapi_extra={**response_types(ConversationBody, also=_LOCKED), **parameters(_ITEM)},
+)
 async def delete_item(request: Request) -> Response:
     """Delete an item of a conversation, and return the conversation."""
     found = _named(request)

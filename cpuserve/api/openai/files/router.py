@@ -19,6 +19,7 @@ from cpuserve.errors import InvalidRequest, NotFound
 
 router = APIRouter()
 _ONE = "/v1/files/{file_id}"
+_ANY = "application/octet-stream"
 _UPLOAD = {
     "required": True,
     "content": {
@@ -53,7 +54,10 @@ def batches_of(request: Request) -> BatchService:
     return found
 
 
-@router.post("/v1/files", openapi_extra={"requestBody": _UPLOAD, **response_types(FileObject)})
+@router.post(
+    "/v1/files",
+    openapi_extra={"requestBody": _UPLOAD, **response_types(FileObject, also=[408, 413, 415])},
+)
 async def upload_file(request: Request) -> Response:
     """Store a file of JSON lines, for a batch."""
     directory, limits = batches_of(request).directory, get_state(request).limits
@@ -98,12 +102,14 @@ async def get_file(request: Request, file_id: str) -> Response:
     return json_response(batches_of(request).directory.find(request.scope[CALLER], file_id))
 
 
-@router.get(f"{_ONE}/content", openapi_extra=parameters(_ONE))
+@router.get(
+    f"{_ONE}/content", openapi_extra={**response_types(None, media=_ANY), **parameters(_ONE)}
+)
 async def get_content(request: Request, file_id: str) -> Response:
     """Return the content of a file."""
     directory = batches_of(request).directory
     found = directory.find(request.scope[CALLER], file_id)
-    return FileResponse(directory.path_of(found.id), media_type="application/octet-stream")
+    return FileResponse(directory.path_of(found.id), media_type=_ANY)
 
 
 @router.delete(_ONE, openapi_extra={**response_types(DeletedFile), **parameters(_ONE)})

@@ -35,6 +35,7 @@ _ONE = "/v1/responses/{response_id}"
     id_prefix="resp_",
     stream=EVENTS,
     conversation="input",
+    also=[409],
     words=words,
 )
 async def create_response(received: RequestContext, asked: ResponsesRequest) -> Response:
@@ -57,6 +58,7 @@ async def create_response(received: RequestContext, asked: ResponsesRequest) -> 
     response=response_object.InputTokens,
     id_prefix="resp_",
     conversation="input",
+    also=[409],
     words=words,
 )
 async def count_tokens(received: RequestContext, asked: ResponsesRequest) -> Response:
@@ -71,7 +73,7 @@ async def count_tokens(received: RequestContext, asked: ResponsesRequest) -> Res
 @router.get(
     _ONE,
     openapi_extra={
-        **response_types(response_object.Response),
+        **response_types(response_object.Response, media=EVENTS, also=[405]),
         **parameters(_ONE, stream=bool, starting_after=int, include=str),
     },
 )
