@@ -67,6 +67,18 @@ class Prompt:
     shared: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The token ids of an earlier prompt and response, which go before the new prompt.
+
+    mark: a text in the messages; only what the template writes after it belongs to the new prompt.
+    "" = all of it does, without the tokens that begin a text.
+    """
+
+    ids: tuple[int, ...]
+    mark: str = ""
+
+
 class CommonFields(msgspec.Struct, kw_only=True):
     """Fields that GenerateCall and the OpenAI dialect share, mostly sampling parameters.
 
@@ -132,6 +144,7 @@ class GenerateCall(CommonFields, kw_only=True):
     selects as its model. caller: who sends the request, for queues where callers take turns.
     session: an id of the client's session, which other clients cannot know.
     suffix: the text after the response, between which and the prompt the model fills in.
+    earlier: the tokens of an earlier prompt and response, which the prompt continues.
     stream_interval: how many tokens an event of a stream has, after the first one.
     usage_in_each: whether TokenUsage follows the events of each output. lines: when the response
     ends at a line. fills_cache: max_tokens may be 0, to compute the prompt for later requests.
@@ -163,6 +176,7 @@ class GenerateCall(CommonFields, kw_only=True):
     logprobs: int | None = None
     echo: bool = False
     suffix: str | None = None
+    earlier: Earlier | None = None
     stream_interval: int | None = None
     embed: bool = False
     classify: str = ""

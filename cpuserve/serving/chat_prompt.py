@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, Prompt
+from cpuserve.serving.continued import continued
 from cpuserve.serving.known_tokens import chat_tokens
 from cpuserve.serving.readable import readable
 from cpuserve.serving.threads import run_rendering
@@ -49,6 +50,9 @@ async def chat_prompt(
     thinks, continues = _thinks(context, call, text), bool(call.continue_final_message)
     waits = waits and (thinks or not (continues or ends_thought(text, _tags(context))))
     begun = "" if waits else opening
+    if call.earlier is not None:
+        ids = await continued(context, call.earlier, text + begun)
+        return Prompt(ids, thinks=thinks, waits=waits, opening=begun)
     ids = await chat_tokens(context, call, text, begun, most)
     # The tokens of a prompt that was cut differ from its text.
     shown = text if call.truncate_prompt_tokens is None else None

@@ -43,7 +43,8 @@ class SequenceRequest:
     parameters after the thought, if a structured output begins only then; None = always `params`.
     lines: when the response ends at a line. ended: time.monotonic() at its end (0.0 before).
     interval: the least number of tokens in a list of events, except the first and the last one.
-    recent: where the response is remembered when it has ended, None = nowhere.
+    recent: where the response is remembered when it has ended, None = nowhere. response_ids: all
+    tokens of the response, when it has ended.
     """
 
     index: int
@@ -67,6 +68,7 @@ class SequenceRequest:
     ended: float = 0.0
     lines: LineRules | None = None
     recent: RecentPrompt | None = None
+    response_ids: Sequence[int] = ()
 
     def count(self, tokens: int, reasoning: int) -> None:
         """Add `tokens` new tokens; reasoning: how many tokens are thoughts so far."""

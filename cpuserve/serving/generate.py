@@ -446,6 +446,7 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
         dismiss(context, sequence)
         metrics.finish(meter, reason)
         if run is not None and sequence.first_output:
+            sequence.response_ids = run.response_ids
             remember(context, sequence, run)
 
 

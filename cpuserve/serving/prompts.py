@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cpuserve.errors import InvalidRequest, PromptTooLong
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Prompt
 from cpuserve.serving.chat_prompt import chat_prompt
+from cpuserve.serving.continued import continued
 from cpuserve.serving.decisions.call import decision_prompts
 from cpuserve.serving.encode import LARGE_TEXT_CHARS, cut_of, encode, too_long
 from cpuserve.serving.params import check_fits, check_input_fits
@@ -46,6 +47,8 @@ async def prompts_of(
         return [await chat_prompt(context, call, num_bytes, opening=opening, waits=waits)]
     if call.suffix:
         return await _infill_prompts(context, call, call.suffix)
+    if call.earlier is not None and isinstance(call.prompt, str):
+        return [Prompt(await continued(context, call.earlier, call.prompt))]
     cut = cut_of(context, call)
     longest = context.max_model_len if cut is None else MAX_CUT_TOKENS
     given = _listed("" if call.prompt is None else call.prompt, longest, embed=call.embed)

@@ -1,6 +1,7 @@
 """Ollama's API: lines of JSON, whole answers, options, forms, tools and what is refused."""
 
 import json
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -9,6 +10,8 @@ from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import ANSWER, Api, logprob_of, speak, tokenizer
 from tests.api.recorded import fails
 from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
+from tests.helpers.tiny import tiny_end_ids
+from tests.tokenizer.test_infill import tokenizer_with
 
 HI = [{"role": "user", "content": "hi"}]
 NUM_TOKENS = len(tokenizer().encode(ANSWER, add_special_tokens=False)) + 1
@@ -83,6 +86,52 @@ def test_a_model_without_a_template_continues_the_prompt():
     api.context.chat_template.source = None
     generate(api)
     assert api.engine.asked[0][0] == tokenizer().encode("hi", add_special_tokens=True)
+
+
+FIM = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
+
+
+def test_a_suffix_follows_the_response(tmp_path):
+    api = Api(says("x"))
+    api.context.tokenizer = tokenizer_with(tmp_path, *FIM)
+    assert generate(api, prompt="a = ", suffix="+ 1", stream=False).json()["response"] == "x"
+    text = api.context.tokenizer.decode(api.engine.asked[0][0], skip_special_tokens=False)
+    assert text == "<fim_prefix>a = <fim_suffix>+ 1<fim_middle>"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_context_continues_the_conversation(stream):
+    """The prompt is that of a chat with the same turns, and each response has it and its tokens."""
+    api, end = Api(), min(tiny_end_ids("llama"))
+    api.context.bounds = replace(api.context.bounds, eos_ids=frozenset({end}))
+    first = generate(api, stream=stream)
+    last = lines_of(first)[-1] if stream else first.json()
+    reply = tokenizer().encode(ANSWER, add_special_tokens=False)
+    assert last["context"] == [*api.engine.asked[0][0], *reply, end]
+    generate(api, prompt="more", context=last["context"])
+    turns = [*HI, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "more"}]
+    chat(api, messages=turns)
+    assert api.engine.asked[1][0] == api.engine.asked[2][0]
+    assert "context" not in generate(api, raw=True, stream=False).json()
+    assert "context" not in chat(api, stream=False).json()
+
+
+def test_a_context_with_a_system_message_or_without_a_template_goes_before_the_prompt():
+    api = Api()
+    generate(api, system="Be kind.", context=[70, 71])
+    generate(api, system="Be kind.")
+    assert api.engine.asked[0][0] == [70, 71, *api.engine.asked[1][0]]
+    api.context.chat_template.source = None
+    generate(api, context=[70, 71])
+    assert api.engine.asked[2][0] == [70, 71, *tokenizer().encode("hi", add_special_tokens=False)]
+
+
+def test_a_context_needs_a_template_that_writes_responses():
+    api = Api()
+    api.context.chat_template.source = "{{ messages[-1].content }}"
+    refused = generate(api, context=[70])
+    assert refused.status_code == 400
+    assert "leaves out earlier responses" in refused.json()["error"]
 
 
 def test_options_are_sampling_parameters():
@@ -276,8 +325,13 @@ BAD = {
         400,
         "repeat_last_n is not supported, because penalties count all tokens",
     ),
-    "suffix": ("/api/generate", {"suffix": "x"}, 400, "suffix is not supported"),
-    "context": ("/api/generate", {"context": [1]}, 400, "context is not supported"),
+    "suffix": ("/api/generate", {"suffix": "x"}, 400, "suffix is not possible with this model"),
+    "suffix-raw": ("/api/generate", {"suffix": "x", "raw": True}, 400, "not possible with raw"),
+    "suffix-system": ("/api/generate", {"suffix": "x", "system": "y"}, 400, "system is not"),
+    "context-raw": ("/api/generate", {"context": [1], "raw": True}, 400, "context is not possible"),
+    "context-ids": ("/api/generate", {"context": [1, 512]}, 400, "context has the token id 512"),
+    "context-negative": ("/api/generate", {"context": [-1]}, 400, "context has the token id -1"),
+    "context-long": ("/api/generate", {"context": [5] * 500}, 400, "maximum context length"),
     "pull": ("/api/pull", {}, 404, "see --models"),
     "embed": ("/api/embed", {"input": "a"}, 400, "serve a model with --pooling"),
     "embeddings": ("/api/embeddings", {}, 400, "serve a model with --pooling"),

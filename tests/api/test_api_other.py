@@ -133,13 +133,22 @@ def test_version_is_told(api):
 
 
 def test_the_root_says_what_this_is(api):
-    body = api.get("/").json()
+    body = api.get("/", headers={"accept": "text/html,*/*"}).json()
     assert body["server"] == "cpuserve"
+    assert api.get("/", headers={"accept": "application/json"}).json() == body
     assert body["models"] == ["tiny", "alias"]
     assert "/v1" in body["message"]
     assert {"/", "/health", "/v1/chat/completions", "/v1/models"} <= set(body["routes"])
     for path in {*body["routes"]} - ENDLESS:
         assert api.get(path).status_code in (200, 404, 405)  # 404: this app has no CPU report
+
+
+@pytest.mark.parametrize("accept", ["*/*", "", "text/plain"])
+def test_clients_of_ollama_find_a_server_that_runs(api, accept):
+    response = api.get("/", headers={"accept": accept})
+    assert (response.status_code, response.text) == (200, "Ollama is running")
+    head = api.request("HEAD", "/", headers={"accept": accept})
+    assert (head.status_code, head.content) == (200, b"")
 
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -70,8 +70,21 @@ BAD_CHAT = {
     "tools": ("x", 1, {}, [1]),
     "format": ("xml", 1, []),
 }
-GOOD_TEXT = {"system": ("Be kind.",), "raw": (True, False), "prompt": ("a",)}
-BAD_TEXT = {"prompt": NO_TEXT, "system": NO_TEXT, "raw": NO_FLAG, "format": ("xml", 1, [])}
+GOOD_TEXT = {
+    "system": ("Be kind.",),
+    "raw": (True, False),
+    "prompt": ("a",),
+    "context": ([], None, [5], [5, 70]),
+    "suffix": ("", None),
+}
+BAD_TEXT = {
+    "prompt": NO_TEXT,
+    "system": NO_TEXT,
+    "raw": NO_FLAG,
+    "format": ("xml", 1, []),
+    "context": ("x", 1, {}, ["x"], [1.5], [-1], [512], [5] * 500),
+    "suffix": ("x", *NO_TEXT),
+}
 
 
 @cases(

@@ -8,15 +8,22 @@ import msgspec
 
 from cpuserve.api.ollama.conversation import chat_messages
 from cpuserve.api.openai.chat.schema import ChatLogprob
-from cpuserve.api.request.fields import check_fields, check_repeat_last_n, with_refused
+from cpuserve.api.request.fields import (
+    check_fields,
+    check_repeat_last_n,
+    is_set,
+    with_refused,
+)
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import (
     NO_LIMIT,
+    Earlier,
     GenerateCall,
     call_from,
     thinking_variables,
 )
+from cpuserve.serving.continued import next_turn
 from cpuserve.serving.params import check_logprobs, check_repeat_penalty
 
 if TYPE_CHECKING:
@@ -76,9 +83,15 @@ class OllamaChat(OllamaRequest, kw_only=True):
 
 @with_refused("ollama generate")
 class OllamaGenerate(OllamaRequest, kw_only=True):
-    """POST /api/generate; with `raw` the prompt passes no chat template."""
+    """POST /api/generate; with `raw` the prompt passes no chat template.
+
+    suffix: the text after the response. context: the token ids of an earlier response, which the
+    prompt continues.
+    """
 
     prompt: str = ""
+    suffix: str | None = None
+    context: list[int] | None = None
     system: str | None = None
     raw: bool | None = None
     messages: Any = None
@@ -103,7 +116,7 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
     """A part of a response, or all of it: `message` of a chat, else `response` and `thinking`.
 
     The last part has `done`, the reason for the end, and durations in nanoseconds. The time in the
-    queue counts as evaluation of the prompt.
+    queue counts as evaluation of the prompt. context: the token ids of a prompt and its response.
     """
 
     model: str
@@ -121,6 +134,7 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
     prompt_eval_duration: int | msgspec.UnsetType = msgspec.UNSET
     eval_count: int | msgspec.UnsetType = msgspec.UNSET
     eval_duration: int | msgspec.UnsetType = msgspec.UNSET
+    context: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 # For each role of an error (a field of GenerateCall), the field of the Ollama API with this value.
@@ -152,12 +166,46 @@ def chat_call(asked: OllamaChat) -> GenerateCall:
 
 
 def generate_call(received: RequestContext, asked: OllamaGenerate) -> GenerateCall:
-    """Return the call; with `raw`, or for a model without template, it completes the prompt."""
+    """Return the call; with `raw`, or for a model without template, it completes the prompt.
+
+    Raises:
+      InvalidRequest: the request combines fields that exclude each other, or has unknown token ids.
+    """
+    _check_combination(asked)
     bare = received.context.get_chat_template().source is None and not asked.system
+    if asked.suffix:
+        return _call(asked, prompt=asked.prompt, suffix=asked.suffix)
+    earlier = _earlier(received, asked.context) if asked.context else None
     if asked.raw or bare:
-        return _call(asked, prompt=asked.prompt)
-    system = [{"role": "system", "content": asked.system}] if asked.system else []
-    return _call(asked, messages=[*system, {"role": "user", "content": asked.prompt}])
+        return _call(asked, prompt=asked.prompt, earlier=earlier)
+    user = {"role": "user", "content": asked.prompt}
+    if asked.system:
+        system = {"role": "system", "content": asked.system}
+        return _call(asked, messages=[system, user], earlier=earlier)
+    if earlier is None:
+        return _call(asked, messages=[user])
+    mark, messages = next_turn(asked.prompt)
+    return _call(asked, messages=messages, earlier=Earlier(earlier.ids, mark))
+
+
+# The fields of /api/generate that a request cannot have with `raw` or `suffix`.
+_WITHOUT = {"raw": ("suffix", "system", "context"), "suffix": ("system", "context")}
+
+
+def _check_combination(asked: OllamaGenerate) -> None:
+    for field, others in _WITHOUT.items():
+        for other in others:
+            if is_set(getattr(asked, field)) and is_set(getattr(asked, other)):
+                msg = f"{other} is not possible with {field}: omit one of them"
+                raise InvalidRequest(msg, param=other)
+
+
+def _earlier(received: RequestContext, ids: list[int]) -> Earlier:
+    most = received.context.bounds.vocab
+    if wrong := [i for i in ids if not 0 <= i < most]:
+        msg = f"context has the token id {wrong[0]}: ids of this model are from 0 to {most - 1}"
+        raise InvalidRequest(msg, param="context")
+    return Earlier(tuple(ids))
 
 
 def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:

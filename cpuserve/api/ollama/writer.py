@@ -57,11 +57,15 @@ class OllamaWriter:
     def __init__(
         self,
         received: RequestContext,
-        _asked: OllamaRequest,
+        asked: OllamaRequest,
         generation: Generation,
         *,
         chat: bool,
     ) -> None:
+        """chat: the request is one of /api/chat. Responses of a prompt that the template wrote, or
+        that continues another one, have their token ids.
+        """
+        self._gives_ids = not chat and not getattr(asked, "raw", False)
         self._part = partial(part_of, received.served.name, chat=chat)
         self._sequences = generation.sequences
         self._generation = generation
@@ -142,7 +146,15 @@ class OllamaWriter:
             "prompt_eval_duration": nanoseconds(begun - sequence.started),
             "eval_count": usage.completion,
             "eval_duration": nanoseconds(now - begun),
+            **self._context(),
         }
+
+    def _context(self) -> dict[str, Any]:
+        """Return the token ids of prompt and response, with which a client can go on."""
+        (sequence,) = self._sequences
+        if not self._gives_ids:
+            return {}
+        return {"context": [*sequence.prompt.ids, *sequence.response_ids]}
 
 
 def _call_body(call: WholeToolCall, number: int) -> dict[str, Any]:

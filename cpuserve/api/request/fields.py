@@ -80,7 +80,7 @@ REFUSED = (
     Refused("audio", OPENAI),
     Refused("moderation", OPENAI),
     Refused("prediction", OPENAI),
-    Refused("suffix", (CHAT, RESPONSES, OLLAMA_TEXT)),
+    Refused("suffix", (CHAT, RESPONSES)),
     Refused("web_search_options", OPENAI, sets=({},)),  # {} switches a search on
     # vLLM
     Refused("chat_template", (*OPENAI, TOKENIZE)),
@@ -127,7 +127,6 @@ REFUSED = (
     Refused("typical_p", (*OPENAI, COMPLETION, OPTIONS), off=(1,)),
     Refused("xtc_probability", (*OPENAI, COMPLETION), off=(0,)),
     # Ollama
-    Refused("context", (OLLAMA_TEXT,), _send("messages")),
     Refused("images", (OLLAMA_TEXT, DECISIONS)),
     Refused("penalize_newline", (OPTIONS,), _TRUE, off=(True,), sets=(False,)),
     Refused("template", (OLLAMA_TEXT,)),

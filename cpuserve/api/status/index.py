@@ -1,4 +1,4 @@
-"""GET /: what this server is, and where its API is."""
+"""GET and HEAD /: what this server is, and where its API is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from cpuserve.api.state import get_state
 from cpuserve.version import version
 
 router = APIRouter()
+# The body that clients of Ollama expect, to find out whether a server runs.
+_RUNS = b"Ollama is running"
+# Who accepts one of these by name wants the description: browsers, and clients of the API.
+_DESCRIBED = ("text/html", "application/json")
 
 
 class Welcome(msgspec.Struct):
@@ -23,13 +27,24 @@ class Welcome(msgspec.Struct):
     routes: list[str]
 
 
-@router.get("/", openapi_extra=response_types(Welcome))
+_DOCUMENTED = response_types(Welcome)
+_DOCUMENTED["responses"]["200"]["content"]["text/plain"] = {"schema": {"type": "string"}}
+
+
+@router.get("/", openapi_extra=_DOCUMENTED)
 async def welcome(request: Request) -> Response:
-    """Describe this server and list its routes."""
+    """Describe this server and list its routes; without Accept, say what clients of Ollama expect.
+
+    A request that accepts JSON or HTML by name gets the description.
+    """
+    accepted = request.headers.get("accept", "").lower()
+    if not any(kind in accepted for kind in _DESCRIBED):
+        return Response(_RUNS, media_type="text/plain", headers={"vary": "accept"})
     names = get_state(request).models.names
     message = (
         f"This is cpuserve, an inference server with OpenAI's API. The base URL for clients is the "
         f"address of this page followed by {BASE}."
     )
     welcome = Welcome("cpuserve", version(), message, list(names), request.app.state.paths)
-    return Response(msgspec.json.encode(welcome), media_type="application/json")
+    body = msgspec.json.encode(welcome)
+    return Response(body, media_type="application/json", headers={"vary": "accept"})
