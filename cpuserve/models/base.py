@@ -24,6 +24,7 @@ BUILTIN = {
     "Ernie4_5_MoeForCausalLM": "cpuserve.models.ernie4_5:Ernie45Moe",
     "Ernie4_5ForCausalLM": "cpuserve.models.ernie4_5:Ernie45",
     "Exaone4ForCausalLM": "cpuserve.models.exaone4:Exaone4",
+    "FalconH1ForCausalLM": "cpuserve.models.falcon_h1:FalconH1",
     "FalconForCausalLM": "cpuserve.models.falcon:Falcon",
     "Gemma2ForCausalLM": "cpuserve.models.gemma:Gemma2",
     "Gemma3ForCausalLM": "cpuserve.models.gemma:Gemma3",

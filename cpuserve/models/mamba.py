@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,16 +49,20 @@ class Mamba2Sizes:
 
 
 def read_mamba2(config: Mapping[str, Any]) -> Mamba2Sizes:
-    """The sizes in a config with the keys of Bamba and Granite 4."""
+    """The sizes in a config with the keys of Bamba and Granite 4.
+
+    The width of all heads is mamba_d_ssm (Falcon-H1), or else mamba_expand x hidden_size.
+    """
     width = read_int(config, "hidden_size", high=1 << 20)
-    inner = read_int(config, "mamba_expand", 2, high=64) * width
+    inner, of = read_int(config, "mamba_expand", 2, high=64) * width, "mamba_expand x hidden_size"
+    if config.get("mamba_d_ssm") is not None:
+        inner, of = read_int(config, "mamba_d_ssm", high=1 << 20), "mamba_d_ssm"
     heads = read_int(config, "mamba_n_heads", 128, high=65536)
     if inner % heads:
-        refuse("mamba_n_heads", heads, f"a divisor of mamba_expand x hidden_size ({inner})")
+        refuse("mamba_n_heads", heads, f"a divisor of {of} ({inner})")
     head_dim = config.get("mamba_d_head")
     if head_dim not in (None, "auto", inner // heads):
-        want = f"{inner // heads}: mamba_expand x hidden_size, for each of mamba_n_heads"
-        refuse("mamba_d_head", head_dim, want)
+        refuse("mamba_d_head", head_dim, f"{inner // heads}: {of}, for each of mamba_n_heads")
     groups = read_int(config, "mamba_n_groups", 1, high=65536)
     if heads % groups:
         refuse("mamba_n_groups", groups, f"a divisor of mamba_n_heads ({heads})")
@@ -89,9 +93,24 @@ def _read_limits(config: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def add_mamba2(b: Builder, s: Mamba2Sizes, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the Mamba2 layer `at` of h to x; its in_proj computes z, the channels, and the steps."""
+    """Add the Mamba2 layer `at` of h to x."""
+    out, inputs = scan_mamba2(b, s, at, h)
+    normed = b.gated_norm(out, inputs, f"{at}.norm", groups=s.groups, eps=s.eps)
+    b.linear(normed, f"{at}.out_proj", bias=s.proj_bias, add_to=x)
+
+
+def scan_mamba2(
+    b: Builder, s: Mamba2Sizes, at: str, h: ValueId, factors: Sequence[tuple[int, float]] = ()
+) -> tuple[ValueId, ValueId]:
+    """Return (output of the state space model, inputs) of the Mamba2 layer `at` of h.
+
+    The inputs are the result of in_proj: z, which gates the output, the channels, and the steps.
+    factors: (columns, factor) of each part of the inputs; by default all factors are 1.
+    """
     widths = s.width, s.channels, s.heads
     inputs = b.linear(h, f"{at}.in_proj", features=sum(widths), bias=s.proj_bias)
+    if factors:
+        b.multiply_by(inputs, factors)
     mixed = b.short_conv(
         inputs,
         f"{at}.conv1d",
@@ -112,5 +131,4 @@ def add_mamba2(b: Builder, s: Mamba2Sizes, at: str, h: ValueId, x: ValueId) -> N
         column=s.width + s.channels,
         limits=s.limits,
     )
-    normed = b.gated_norm(out, inputs, f"{at}.norm", groups=s.groups, eps=s.eps)
-    b.linear(normed, f"{at}.out_proj", bias=s.proj_bias, add_to=x)
+    return out, inputs

@@ -23,6 +23,7 @@ TOP = {
     "emb_ln": "token_embd_norm",
     "model.embeddings": "token_embd",
     "model.norm_f": "output_norm",
+    "model.final_layernorm": "output_norm",
     "model.embeddings.tok_embeddings": "token_embd",
     "model.embeddings.norm": "token_embd_norm",
     "model.final_norm": "output_norm",
@@ -62,6 +63,11 @@ GRANITE_HYBRID = {
     "mamba.conv1d": "ssm_conv1d",
     "mamba.norm": "ssm_norm",
     "mamba.out_proj": "ssm_out",
+}
+FALCON_H1 = {
+    **GRANITE_HYBRID,
+    "pre_ff_layernorm": "ffn_norm",
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
 LFM2 = {
     **LLAMA,
@@ -197,6 +203,7 @@ NAMES = {
         **GRANITE_HYBRID,
         "shared_mlp.output_linear": "ffn_down",
     },
+    **dict.fromkeys(("falcon-h1", "falcon-h1-no-norm"), FALCON_H1),
     "lfm2": LFM2,
     "lfm2moe": LFM2,
     "gemma2": GEMMA,
@@ -299,6 +306,14 @@ MAMBA_KEYS = {
     "ssm.inner_size": 128,
     "rope.scaling.finetuned": False,
 }
+FALCON_H1_CHANGES = {"mamba_d_ssm": 128, "mamba_n_heads": 16, "mamba_d_state": 32}
+FALCON_H1_KEYS = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 16,
+    "ssm.inner_size": 128,
+}
 NEMOTRON_CHANGES = {"mamba_head_dim": 16, "mamba_num_heads": 8, "ssm_state_size": 32}
 NEMOTRON_KEYS = {
     "ssm.conv_kernel": 4,
@@ -351,6 +366,12 @@ ARCHS = {
         "granite4-hybrid",
         {**MAMBA_CHANGES, "num_local_experts": 0, "intermediate_size": 80, "mamba_n_groups": 1},
         {**MAMBA_KEYS, "ssm.group_count": 1},
+    ),
+    "falcon-h1": ("falcon-h1", FALCON_H1_CHANGES, FALCON_H1_KEYS),
+    "falcon-h1-no-norm": (
+        "falcon-h1",
+        {**FALCON_H1_CHANGES, "mamba_rms_norm": False},
+        FALCON_H1_KEYS,
     ),
     "lfm2": ("lfm2", {"block_auto_adjust_ff_dim": False}, {"shortconv.l_cache": 3}),
     "lfm2moe": (
@@ -548,6 +569,7 @@ FILE_ARCHS = {
     **dict.fromkeys(("deepseek2-v2", "deepseek2-joined", "deepseek2-glm"), "deepseek2"),
     "granitehybrid-dense": "granitehybrid",
     "exaone4-small": "exaone4",
+    "falcon-h1-no-norm": "falcon-h1",
 }
 EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 CHOSEN_KEYS = ("top_k_experts", "num_experts_per_tok", "moe_k")

@@ -133,7 +133,10 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     for key, value in keys.items():
         add[type(value)](f"{file_arch}.{key}", value)
     add_tokenizer(writer, config["vocab_size"])
-    tensors = renamed(arch, load_file(source / "model.safetensors"), heads, kv)
+    tensors = load_file(source / "model.safetensors")
+    if file_arch == "falcon-h1":
+        tensors = {name: value * _factor(config, name) for name, value in tensors.items()}
+    tensors = renamed(arch, tensors, heads, kv)
     if file_arch == "gemma4":
         tensors |= _add_gemma4(writer, config)
     tensors |= more or {}
@@ -147,6 +150,27 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _factor(config, name):
+    """What a tensor of Falcon-H1 is multiplied by."""
+    into = config["attention_in_multiplier"]
+    if ".mamba.in_proj" in name:
+        groups = config["mamba_n_groups"] * config["mamba_d_state"]
+        rows = [*[config["mamba_d_ssm"]] * 2, groups, groups, config["mamba_n_heads"]]
+        return np.repeat(config["ssm_multipliers"], rows)[:, None] * config["ssm_in_multiplier"]
+    factors = {
+        "embed_tokens": config["embedding_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+        "q_proj": into,
+        "k_proj": into * config["key_multiplier"],
+        "v_proj": into,
+        "o_proj": config["attention_out_multiplier"],
+        "gate_proj": config["mlp_multipliers"][0],
+        "down_proj": config["mlp_multipliers"][1],
+        "out_proj": config["ssm_out_multiplier"],
+    }
+    return factors.get(name.split(".")[-2], 1.0)
 
 
 def _add_gemma4(writer, config):
@@ -234,7 +258,7 @@ def renamed(arch, tensors, heads, kv):
             out[name] = value + 1
         if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
             out[name] = value.squeeze(1)
-        mamba = arch.startswith(("granitehybrid", "nemotron_h"))
+        mamba = arch.startswith(("granitehybrid", "nemotron_h", "falcon-h1"))
         if mamba and name.endswith((".ssm_a", ".ssm_d")):
             out[name] = value[:, None]
         if mamba and name.endswith("ssm_norm.weight"):

@@ -94,6 +94,7 @@ FAMILIES = (
     "minimax-m2",
     "vaultgemma",
     "granite-swa",
+    "falcon-h1",
 )
 
 # Families that give vectors and no text.

@@ -281,6 +281,30 @@ VARIANTS = {
         {"use_parallel_residual": False, "rotary_pct": 1.0, "tie_word_embeddings": True},
     ),
     "nemotron-h-latent": ("nemotron-h-moe", {"moe_latent_size": 40, "n_group": 2}),
+    "falcon-h1-no-norm": (
+        "falcon-h1",
+        {
+            "mamba_rms_norm": False,
+            "mamba_d_ssm": None,
+            "mamba_d_head": 8,
+            "mamba_n_heads": 16,
+            "mamba_conv_bias": False,
+            "projectors_bias": True,
+            "mlp_bias": True,
+            "mlp_multipliers": None,
+            "head_dim": 24,
+        },
+    ),
+    "falcon-h1-norm-first": (
+        "falcon-h1",
+        {
+            "mamba_norm_before_gate": True,
+            "attention_bias": True,
+            "mamba_proj_bias": True,
+            "attention_in_multiplier": 1.0,
+            "ssm_in_multiplier": 1.0,
+        },
+    ),
     "gpt-oss-plain": (
         "gpt-oss",
         {

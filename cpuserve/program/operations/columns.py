@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import ModelError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.loads import Float32
     from cpuserve.program.lower import Lowering
 
 MOST_PARTS = 8  # the most parts of a row in MixParts: csrc/runtime/operations/columns.h
@@ -65,20 +67,36 @@ class Add(Op, frozen=True):
 
 
 class Scale(Op, frozen=True):
-    """x *= weight, in place; weight [1], or [width] (Gemma 3n) if `by_column`."""
+    """x *= weight, in place; weight [1], or [width] (Gemma 3n) if `by_column`.
+
+    Without a weight, the columns are multiplied by constants: `runs` lists (columns, factor).
+    """
 
     write_of = "x"
 
     x: ValueId
-    weight: str
+    weight: str | None
     width: int
     by_column: bool = False
+    runs: tuple[tuple[int, float], ...] = ()
 
     def lower(self, to: Lowering) -> None:
         x, factor = to.value(self.x), to.plain(self.weight, self.width if self.by_column else 1)
+        if self.weight is None:
+            factor = to.vector(("factors", self.runs), self.width, lambda _: self._factors())
         to.emit(lambda: to.native.scale(x, factor))
 
+    def _factors(self) -> Float32:
+        import numpy as np
+
+        counts, factors = zip(*self.runs, strict=True)
+        return np.repeat(np.array(factors, np.float32), counts)
+
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        if self.weight is None:
+            return x * torch.from_numpy(self._factors())
         return x * at.vector(self.weight)
 
 
@@ -242,6 +260,17 @@ class ColumnsBuilder(BaseBuilder):
         width = self._width(x)
         weight = self._need(name, (width if by_column else 1,), "vector")
         self._ops.append(Scale(x, weight, width, by_column))
+
+    def multiply_by(self, x: ValueId, factors: float | Sequence[tuple[int, float]]) -> None:
+        """Multiply x by constants, in place; nothing is appended if all are 1.
+
+        factors: one factor, or (columns, factor) of each part of x, in order.
+        """
+        width = self._width(x)
+        runs = [(width, factors)] if isinstance(factors, float) else factors
+        self._check_width("multiply_by", x, sum(count for count, _ in runs))
+        if any(factor != 1.0 for _, factor in runs):
+            self._ops.append(Scale(x, None, width, runs=tuple(runs)))
 
     def columns(
         self, x: ValueId, width: int, *, column: int = 0, more: ValueId | None = None

@@ -13,6 +13,7 @@ from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.archs import (
     deepseek,
     encoders,
+    falcon_h1,
     gemma,
     gpt,
     granite,
@@ -39,6 +40,7 @@ ARCHS = {
     **gpt.ARCHS,
     **llama_like.ARCHS,
     **nemotron_h.ARCHS,
+    **falcon_h1.ARCHS,
 }
 
 

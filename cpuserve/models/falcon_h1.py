@@ -1,0 +1,152 @@
+"""Falcon-H1: attention and Mamba2 of the same rows in each layer, with constant factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_float, refuse
+from cpuserve.models.llama import attend, finish_decoder, read_decoder
+from cpuserve.models.mamba import Mamba2Sizes, read_mamba2, scan_mamba2
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+from cpuserve.program.parts import rows
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFactors:
+    """The constants that multiply parts of a layer.
+
+    inputs: z, the values, B, C and the step sizes of Mamba2. gate: before the activation of the
+    MLP. attention, mamba, mlp: the results that are added to the rows.
+    """
+
+    inputs: tuple[float, ...]
+    gate: float
+    attention: float
+    mamba: float
+    mlp: float
+
+
+@register_model("FalconH1ForCausalLM")
+class FalconH1:
+    """Falcon-H1: attention and Mamba2 side by side. Source: transformers modeling_falcon_h1."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Falcon-H1 config."""
+        config = {"rms_norm_eps": 1e-5, "mamba_d_ssm": 1024, **config}
+        bias = read_bool(config, "attention_bias", False)
+        into = read_float(config, "attention_in_multiplier", 1.0)
+        if bias and into != 1.0:
+            refuse("attention_in_multiplier", into, "1 if attention_bias is true")
+        mamba = read_mamba2(config)
+        extra: dict[str, object] = {
+            "mamba": mamba,
+            "factors": _read_factors(config, into, mamba.proj_bias),
+            "mamba_norm": read_bool(config, "mamba_rms_norm", False),
+            "norm_first": read_bool(config, "mamba_norm_before_gate", True),
+            "mamba_bias": read_bool(config, "projectors_bias", False),
+        }
+        spec = read_decoder(
+            config,
+            architecture="FalconH1ForCausalLM",
+            positions=8192,
+            qkv_bias=bias,
+            out_bias=bias,
+            mlp_bias=read_bool(config, "mlp_bias", False),
+            extra=extra,
+        )
+        scores = into**2 * read_float(config, "key_multiplier", 1.0)
+        return replace(
+            spec,
+            embed_scale=read_float(config, "embedding_multiplier", 1.0),
+            logit_scale=read_float(config, "lm_head_multiplier", 1.0),
+            attention_scale=scores * spec.head_dim**-0.5,
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        factors = cast("LayerFactors", s.extra["factors"])
+        x = b.embed("model.embed_tokens", scale=s.embed_scale)
+        for i in range(s.layers):
+            at = f"model.layers.{i}"
+            h = b.rms_norm(x, f"{at}.input_layernorm")
+            mixed = _mamba(b, s, f"{at}.mamba", h)
+            bias = cast("bool", s.extra["mamba_bias"])
+            _add(b, s, mixed, f"{at}.mamba.out_proj", bias, factors.mamba, x)
+            a = attend(b, s, i, h)
+            _add(b, s, a, f"{at}.self_attn.o_proj", s.out_bias, factors.attention, x)
+            h = b.rms_norm(x, f"{at}.pre_ff_layernorm")
+            g = _gated(b, s, f"{at}.feed_forward", h)
+            _add(b, s, g, f"{at}.feed_forward.down_proj", s.mlp_bias, factors.mlp, x)
+        finish_decoder(b, s, b.rms_norm(x, "model.final_layernorm"))
+
+
+def _read_factors(config: Mapping[str, Any], attention_in: float, proj_bias: bool) -> LayerFactors:
+    """Return the factors of a layer; attention_in multiplies the values, and so the result."""
+    gate, down = _read_list(config, "mlp_multipliers", 2)
+    into = read_float(config, "ssm_in_multiplier", 1.0)
+    if proj_bias and into != 1.0:
+        refuse("ssm_in_multiplier", into, "1 if mamba_proj_bias is true")
+    return LayerFactors(
+        inputs=tuple(into * factor for factor in _read_list(config, "ssm_multipliers", 5)),
+        gate=gate,
+        attention=attention_in * read_float(config, "attention_out_multiplier", 1.0),
+        mamba=read_float(config, "ssm_out_multiplier", 1.0),
+        mlp=down,
+    )
+
+
+def _read_list(config: Mapping[str, Any], key: str, count: int) -> list[float]:
+    values = config.get(key)
+    if values is None:
+        return [1.0] * count
+    if not isinstance(values, list) or len(values) != count:
+        refuse(key, values, f"a list of {count} numbers")
+    return [read_float({key: value}, key) for value in values]
+
+
+def _mamba(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+    """Return the gated result of Mamba2, before its output matrix."""
+    m = cast("Mamba2Sizes", s.extra["mamba"])
+    widths = (m.width, m.width, m.groups * m.state, m.groups * m.state, m.heads)
+    inputs = cast("LayerFactors", s.extra["factors"]).inputs
+    out, z = scan_mamba2(b, m, at, h, list(zip(widths, inputs, strict=True)))
+    norm = cast("bool", s.extra["mamba_norm"])
+    if norm and not s.extra["norm_first"]:
+        return b.gated_norm(out, z, f"{at}.norm", groups=m.groups, eps=m.eps)
+    if norm:
+        each = m.width // m.groups
+        for i in range(m.groups):
+            part = rows(f"{at}.norm", i * each, each)
+            b.part_norm(out, part, width=each, column=i * each, eps=m.eps)
+    return b.activation(b.columns(z, m.width, more=out), "silu_mul")
+
+
+def _gated(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+    """Return act(factor x gate) x up of the MLP."""
+    factor = cast("LayerFactors", s.extra["factors"]).gate
+    both, then = [f"{at}.gate_proj", f"{at}.up_proj"], cast("Then", f"{s.activation}_mul")
+    if factor == 1.0:
+        return b.linear(h, both, features=s.intermediate, bias=s.mlp_bias, then=then)
+    g = b.linear(h, both, features=s.intermediate, bias=s.mlp_bias)
+    b.multiply_by(g, [(s.intermediate, factor), (s.intermediate, 1.0)])
+    return b.activation(g, then)
+
+
+def _add(
+    b: Builder, s: ModelSpec, value: ValueId, name: str, bias: bool, factor: float, x: ValueId
+) -> None:
+    """Add to x the product of a value and the matrix `name`, multiplied by a factor."""
+    if not bias:
+        b.multiply_by(value, factor)
+        b.linear(value, name, add_to=x)
+        return
+    out = b.linear(value, name, features=s.width, bias=True)
+    b.multiply_by(out, factor)
+    b.add(out, to=x)
