@@ -140,6 +140,7 @@ def build_parser() -> Parser:
     _generate(command("generate", "chat:generate", "Complete one prompt on this terminal."))
     _chat(command("chat", "chat:chat", "Chat with a model on this terminal."))
     add_bench(command("bench", "bench", "Measure this machine, or a server."))
+    _run_batch(command("run-batch", "run_batch:run_batch", "Run a file of requests, offline."))
     config = command("config", "commands:config", "Show every setting, its source and its reason.")
     add_options(config, server=True)
     config.add_argument("--json", action="store_true", help="as JSON")
@@ -221,6 +222,25 @@ def _generate(parser: Parser) -> None:
     parser.add_argument("words", nargs="*", metavar="[MODEL] TEXT", help=_WORDS_HELP)
     parser.add_argument("--prompt", "-p", metavar="TEXT", help="the prompt")
     _sampling(parser)
+
+
+def _run_batch(parser: Parser) -> None:
+    add_options(parser, server=False)
+    parser.usage = f"{parser.prog} -i FILE -o FILE [MODEL] [OPTIONS]"
+    parser.add_argument(
+        "--input-file",
+        "-i",
+        required=True,
+        metavar="FILE",
+        help="JSON lines with custom_id, method, url and body, as for /v1/batches",
+    )
+    parser.add_argument(
+        "--output-file",
+        "-o",
+        required=True,
+        metavar="FILE",
+        help="one result for each line, in the same order; an existing file is replaced",
+    )
 
 
 def _chat(parser: Parser) -> None:

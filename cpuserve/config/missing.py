@@ -156,6 +156,14 @@ MISSING: tuple[Missing, ...] = (
         "'{\"max_new_tokens\": N}'",
     ),
     Missing(
+        ("--output-tmp-dir",),
+        "`cpuserve run-batch` appends each result to the output file at once; leave it out",
+    ),
+    Missing(
+        ("--enable-metrics",),
+        "`cpuserve run-batch` has no port; run the file with /v1/batches of a server for metrics",
+    ),
+    Missing(
         ("--hf-file", "-hff"),
         "name the file after the model: OWNER/MODEL:FILE.gguf",
     ),

@@ -103,17 +103,21 @@ def _parsed(number: int, data: bytes, endpoints: Collection[str]) -> BatchLine:
 
 
 def check_lines(
-    source: BinaryIO, endpoints: Collection[str], longest: int
+    source: BinaryIO,
+    endpoints: Collection[str],
+    longest: int,
+    most_lines: int | None = MOST_LINES,
 ) -> tuple[int, list[LineError]]:
     """Return the number of lines, and why the whole file cannot run; [] = it can.
 
-    A line that is broken does not stop the others, so it is no error of the file.
+    most_lines: the most lines of a file; None = any number. A line that is broken does not stop
+    the others, so it is no error of the file.
     """
     total, known = 0, dict[str, int]()
     for line in read_lines(source, endpoints, longest):
         total += 1
-        if total > MOST_LINES:
-            msg = f"the file has more than {MOST_LINES} lines: send several files"
+        if most_lines is not None and total > most_lines:
+            msg = f"the file has more than {most_lines} lines: send several files"
             return total, [LineError("too_many_lines", msg, None, line.number)]
         if line.custom_id is None:
             continue

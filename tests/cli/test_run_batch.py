@@ -1,0 +1,133 @@
+"""`cpuserve run-batch`: the requests of a file, the order of results, files that cannot run."""
+
+import asyncio
+import io
+import json
+
+import pytest
+
+from cpuserve import LLM, SamplingParams
+from cpuserve.api.app import create_app
+from cpuserve.api.batches.offline import count_lines, run_file
+from cpuserve.api.state import ServerState
+from cpuserve.cli import main as cli
+from cpuserve.engine.ipc import Output
+from cpuserve.errors import ConfigError
+from cpuserve.serving.registry import ModelRegistry
+from tests.api.fakes import FakeEngine, make_context, speak
+from tests.helpers.tiny import tiny_model
+
+SMALL = ("--kv-cache-memory", "16MiB", "--max-num-batched-tokens", "64")
+COMPLETE = "/v1/completions"
+LONGEST = 10_000
+
+
+def line(name, url=COMPLETE, **body):
+    return json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body})
+
+
+def run(*lines, script=speak, most=4):
+    """Run lines with a scripted engine; return their results."""
+    results = []
+    data = io.BytesIO("\n".join(lines).encode())
+
+    async def main():
+        app = create_app(ServerState(ModelRegistry(make_context(FakeEngine(script)))))
+        await run_file(app, data, lambda *found: results.append(found), longest=LONGEST, most=most)
+
+    asyncio.run(main())
+    return [(json.loads(text), succeeded) for text, succeeded in results]
+
+
+def test_the_results_have_the_order_of_the_lines():
+    ended = []
+
+    def script(engine, number, prompt, params):
+        if params.max_tokens == 1:
+            yield 0.05  # the first lines end last
+        ended.append(params.max_tokens)
+        yield Output(number, [70], "length")
+
+    lines = [line(str(i), prompt="hi", max_tokens=1 if i < 2 else 9) for i in range(8)]
+    results = run(*lines, script=script)
+    assert ended[0] == 9, "a later line did not overtake"
+    assert [result["custom_id"] for result, _ in results] == [str(i) for i in range(8)]
+
+
+def test_lines_of_several_endpoints_run_and_a_broken_one_fails_alone():
+    messages = [{"role": "user", "content": "hi"}]
+    results = run(
+        line("chat", "/v1/chat/completions", messages=messages),
+        "{broken",
+        "",
+        line("text", prompt="hi"),
+        line("bad", prompt="hi", temperature=-1),
+        line("other", "/v1/models"),
+        line("stream", prompt="hi", stream=True),
+    )
+    assert [(r["custom_id"], ok) for r, ok in results] == [
+        ("chat", True), (None, False), ("text", True), ("bad", False), ("other", False),
+        ("stream", False),
+    ]  # fmt: skip
+    bad = {result["custom_id"]: result for result, _ in results}
+    assert bad["bad"]["response"]["status_code"] == 400
+    assert bad["other"]["error"]["code"] == "invalid_url"
+    assert bad["stream"]["error"]["param"] == "body.stream"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\n\n", "has no lines"),
+        (f"{line('a')}\n{line('a')}".encode(), "line 2: custom_id 'a' is also in line 1"),
+    ],
+)
+def test_a_file_that_cannot_run_says_why(data, reason):
+    with pytest.raises(ConfigError, match=reason):
+        count_lines(io.BytesIO(data), LONGEST)
+
+
+def test_a_file_may_have_more_lines_than_a_batch_of_the_server(monkeypatch):
+    monkeypatch.setattr("cpuserve.api.batches.lines.MOST_LINES", 2)
+    lines = "\n".join(line(str(i)) for i in range(5)).encode()
+    assert count_lines(io.BytesIO(lines), LONGEST) == 5
+
+
+def test_the_command_writes_what_llm_generates(tmp_path, capsys):
+    model = str(tiny_model("llama", dtype="bfloat16"))
+    prompts = ["over the dog", "a fox", "jumps"]
+    fields = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [line(text, model="tiny", prompt=text, **fields) for text in prompts]
+    source.write_text("\n".join([*lines, line("gone", model="other", prompt="x")]))
+    argv = ["run-batch", "-i", str(source), "-o", str(target), "--model", model]
+    assert cli.main([*argv, "--served-model-name", "tiny", *SMALL]) == 0
+    assert "4 of 4 lines have ended, 1 of them with errors" in capsys.readouterr().err
+    results = [json.loads(each) for each in target.read_text().splitlines()]
+    assert [each["custom_id"] for each in results] == [*prompts, "gone"]
+    assert results[3]["response"]["status_code"] == 404
+    texts = [each["response"]["body"]["choices"][0]["text"] for each in results[:3]]
+    with LLM(model=model, kv_cache_memory="16MiB", max_num_batched_tokens=64) as llm:
+        wanted = llm.generate(prompts, SamplingParams(**fields))
+    assert texts == [each.outputs[0].text for each in wanted]
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["-i", "gone", "-o", "out"], "-i gone: there is no such file"),
+        (["-i", "https://host/in", "-o", "out"], "local files only"),
+        (["-i", "in", "-o", "s3://host/out"], "local files only"),
+        (["-i", "in", "-o", "in"], "is the input file"),
+        (["-i", "in"], "-o"),
+        (["-i", "in", "-o", "out", "--enable-metrics"], "/v1/batches"),
+    ],
+)
+def test_a_command_that_cannot_run_is_one_line(tmp_path, monkeypatch, capsys, argv, reason):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").write_text(line("a", prompt="x"))
+    assert cli.main(["run-batch", *argv]) == 2
+    err = capsys.readouterr().err
+    assert reason in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
