@@ -29,7 +29,7 @@ _WAITING = 8
 
 
 def run_batch(args: argparse.Namespace) -> int:
-    """Run the lines of --input-file; return 0 also if some of them failed, as vLLM does."""
+    """Run the lines of --input-file; as in vLLM, return 0 even if some of them failed."""
     asked = flags.asked(args)
     source, target = _plain(args.input_file, "-i"), _plain(args.output_file, "-o")
     if not source.is_file():

@@ -109,8 +109,9 @@ def floats_of(vector: bytes) -> array[float]:
 
 
 class Finish(msgspec.Struct, gc=False):
-    """The sequence has ended: "stop", "length", "repetition", "tool_calls" or "abort".
+    """The sequence has ended: "stop", "length", "repetition", "tool_calls", "pause" or "abort".
 
+    "pause": the model searched for tools until the limit; a request with the response continues it.
     stop_reason: the stop string or stop token id that ended it, or REPETITION_FOUND.
     """
 

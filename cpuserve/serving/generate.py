@@ -323,7 +323,7 @@ class Generation:
             yield list(results)
             following = after_search(call, part, results, current.sequences[0].completion_tokens)
             if isinstance(following, Finish) or len(self._rounds) == MOST_ROUNDS:
-                yield [following if isinstance(following, Finish) else Finish(0, "stop")]
+                yield [following if isinstance(following, Finish) else Finish(0, "pause")]
                 break
             call = following
             asked = msgspec.structs.replace(call)

@@ -93,7 +93,7 @@ def test_a_bad_request_is_refused_in_this_dialect(fields, named):
     [
         (401, "authentication_error", {"key": None}),
         (401, "authentication_error", {"key": "other"}),
-        (404, "not_found_error", {"path": "/v1/messages/batches"}),
+        (404, "not_found_error", {"path": "/v1/messages/other"}),
         (404, "not_found_error", {"model": "other"}),
         (405, "invalid_request_error", {"method": "GET"}),
         (413, "request_too_large", {"content": "x" * 6000}),

@@ -67,6 +67,8 @@ OTHERS = {
     "/v1/files",
     "/v1/batches",
     "/v1/batches/{batch_id}/cancel",
+    "/v1/messages/batches",
+    "/v1/messages/batches/{message_batch_id}/cancel",
 }
 # name in the request -> (the engine, the name in the response, the adapter)
 NAMES: dict[str | None, tuple[str, str, str | None]] = {

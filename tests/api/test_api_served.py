@@ -64,6 +64,8 @@ OTHERS = {
     "/v1/conversations/{conversation_id}/items",
     "/v1/batches",
     "/v1/batches/{batch_id}/cancel",
+    "/v1/messages/batches",
+    "/v1/messages/batches/{message_batch_id}/cancel",
     "/v1/files",
     "/v1/responses/{response_id}/cancel",
     "/v1/load_lora_adapter",

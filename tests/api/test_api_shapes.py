@@ -28,7 +28,14 @@ ROUTES = sorted(
 UNKNOWN = [("POST", f"{start}/of/nobody") for start in ("/v1/messages", "/api", "/v1", "")]
 ALL = [*ROUTES, *UNKNOWN]
 # Routes that read no body, and /v1/files, which needs an option.
-NO_BODIES = ("/v1/responses/resp_1", "/ping", "/slots", "/v1/files", "/v1/batches/")
+NO_BODIES = (
+    "/v1/responses/resp_1",
+    "/ping",
+    "/slots",
+    "/v1/files",
+    "/v1/batches/",
+    "/v1/messages/batches/",
+)
 POSTS = [route for route in ROUTES if route[0] == "POST" and not route[1].startswith(NO_BODIES)]
 WITH_BODIES = [route for route in POSTS if "lora" not in route[1]]  # which need an option
 

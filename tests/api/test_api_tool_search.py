@@ -171,12 +171,24 @@ def test_a_search_beside_a_call_of_the_client_ends_the_response():
     assert '"name": "a", "description"' in prompt_of(api, 1)
 
 
-def test_a_model_that_searches_on_and_on_comes_to_an_end():
-    api = turns_api(call(BM25, query="about a"))
-    body = ask_messages(api, tools=[hosted(BM25), late("a"), claude("b")]).json()
+def test_a_model_that_searches_on_and_on_pauses_and_the_next_request_continues():
+    api = turns_api(*[call(BM25, query="about a")] * MOST_ROUNDS, ANSWER)
+    tools = [hosted(BM25), late("a"), claude("b")]
+    body = ask_messages(api, tools=tools).json()
     assert len(api.engine.asked) == MOST_ROUNDS
-    assert body["stop_reason"] == "end_turn"
+    assert body["stop_reason"] == "pause_turn"
     assert api.engine.running == api.context.active_sequences == 0
+    asked = [*HI_MESSAGES, {"role": "assistant", "content": body["content"]}]
+    later = ask_messages(api, asked, tools=tools).json()
+    assert later["content"] == [{"type": "text", "text": ANSWER}]
+    assert prompt_of(api, -1).count('"name": "a", "description"') == MOST_ROUNDS
+
+
+def test_a_response_of_openai_that_searches_on_and_on_is_completed():
+    api = turns_api(call("tool_search", query="orders"))
+    response = ask(api, [HI], tools=[{"type": "tool_search"}, space("orders")]).json()
+    assert len(api.engine.asked) == MOST_ROUNDS
+    assert response["status"] == "completed"
 
 
 @pytest.mark.parametrize("stream", [False, True])

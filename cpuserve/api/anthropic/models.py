@@ -11,25 +11,23 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 from cpuserve.api.anthropic.errors import MessageError
+from cpuserve.api.anthropic.page import page_of_ids
 from cpuserve.api.anthropic.schema import EFFORTS, MODEL_DECIDES
 from cpuserve.api.request.headers import has_header
 from cpuserve.api.response.error_format import ANTHROPIC
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.state import get_state
-from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from starlette.datastructures import QueryParams
     from starlette.types import Scope
 
+    from cpuserve.api.state import ServerState
     from cpuserve.serving.context import ModelContext
-    from cpuserve.serving.registry import ModelRegistry
 
 (MODELS,) = ANTHROPIC.shared
-_PAGE, _MAX_PAGE = 20, 1000
-_NOT_HERE = ("batch", "citations", "code_execution", "image_input", "pdf_input")
+_NOT_HERE = ("citations", "code_execution", "image_input", "pdf_input")
 _EDITS = ("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112")
 _SERVER_TOOLS = ("code_execution", "web_search")
 
@@ -70,21 +68,23 @@ class ModelPage(msgspec.Struct):
     last_id: str | None
 
 
-def _info(models: ModelRegistry, name: str) -> ModelInfo:
+def _info(state: ServerState, name: str) -> ModelInfo:
+    models = state.models
     context = models.peek(name)
     started = models.first.started if context is None else context.started
     at = datetime.fromtimestamp(started, timezone.utc)
     most = None if context is None else context.max_model_len
-    able = None if context is None else _capabilities(context)
+    able = None if context is None else _capabilities(context, state.batches is not None)
     return ModelInfo("model", name, name, f"{at:%Y-%m-%dT%H:%M:%SZ}", "active", most, most, able)
 
 
-def _capabilities(context: ModelContext) -> dict[str, Any]:
+def _capabilities(context: ModelContext, runs_batches: bool) -> dict[str, Any]:
     """Return all capabilities that the API of Anthropic knows, and whether the model has them."""
     chats = context.pooling == "none"
     thinks, effort = chats and context.learned_format.thinks, chats and context.reads_effort
     return {
         **{name: _support(has=False) for name in _NOT_HERE},
+        "batch": _support(has=chats and runs_batches),
         "context_management": {**_support(has=False), **_each(_EDITS, has=False)},
         "effort": {**_support(has=effort), **_each(EFFORTS, has=effort)},
         "server_tools": {**_support(has=False), **_each(_SERVER_TOOLS, has=False)},
@@ -117,9 +117,9 @@ def _each(names: Iterable[str], *, has: bool) -> dict[str, Any]:
 )
 async def list_models(request: Request) -> Response:
     """List the served models, `limit` of them after `after_id` or before `before_id`."""
-    models = get_state(request).models
-    names, more = _page(list(models.names), request.query_params)
-    infos = [_info(models, name) for name in names]
+    state = get_state(request)
+    names, more = page_of_ids(list(state.models.names), request.query_params)
+    infos = [_info(state, name) for name in names]
     page = ModelPage(infos, more, names[0] if names else None, names[-1] if names else None)
     return Response(msgspec.json.encode(page), media_type="application/json")
 
@@ -127,28 +127,6 @@ async def list_models(request: Request) -> Response:
 @router.get(MODELS + "/{name:path}", openapi_extra=response_types(ModelInfo, MessageError))
 async def get_model(request: Request, name: str) -> Response:
     """Describe one served model name; 404 for others."""
-    models = get_state(request).models
-    info = _info(models, models.resolve(name))
+    state = get_state(request)
+    info = _info(state, state.models.resolve(name))
     return Response(msgspec.json.encode(info), media_type="application/json")
-
-
-def _page(names: list[str], query: QueryParams) -> tuple[list[str], bool]:
-    """Return the models of the page, and whether more follow in the direction of the page."""
-    given = query.get("limit", str(_PAGE))
-    limit = int(given) if given.isdecimal() and len(given) < 5 else 0
-    if not 1 <= limit <= _MAX_PAGE:
-        msg = f"limit must be a whole number from 1 to {_MAX_PAGE}, got {given[:40]!r}"
-        raise InvalidRequest(msg, param="limit")
-    if (before := query.get("before_id")) is not None:
-        names = names[: _place(names, before, "before_id")]
-        return names[-limit:], len(names) > limit
-    if (after := query.get("after_id")) is not None:
-        names = names[_place(names, after, "after_id") + 1 :]
-    return names[:limit], len(names) > limit
-
-
-def _place(names: list[str], name: str, field: str) -> int:
-    if name not in names:
-        msg = f"{field} is {name[:200]!r}, which is not in the list: send an id of an earlier page"
-        raise InvalidRequest(msg, param=field)
-    return names.index(name)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _to_json = msgspec.json.Encoder().encode
 _SEARCH_RESULT = "tool_search_tool_result"
-_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "pause": "pause_turn"}
 
 
 class MessageWriter:

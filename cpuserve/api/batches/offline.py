@@ -75,7 +75,7 @@ class _InOrder:
             yield line
 
     def take(self, result: LineResult) -> None:
-        """Keep a result until those of all lines before it are written."""
+        """Keep a result until the results of all earlier lines are written."""
         self._ended[result.id] = result
         while self._begun and self._begun[0] in self._ended:
             first = self._ended.pop(self._begun.popleft())

@@ -6,7 +6,8 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 log = get_logger("serve")
 
 WINDOW_S = 24 * 3600
+# The error of lines that the batch did not reach in time.
+EXPIRED = "batch_expired"
 # How many lines of a batch run at the same time: few enough that other requests find room.
 MOST_RUNNING = 8
 _ENDED = ("completed", "failed", "cancelled", "expired")
@@ -69,12 +72,40 @@ class BatchObject(msgspec.Struct, kw_only=True):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
-    """A batch on disk. output, errors: the ids of the files that the results are written to."""
+    """A batch on disk. output, errors: the ids of the files that the results are written to.
+
+    owns_files: the files of its lines and results belong to the batch: they are in no list of
+    files, and are deleted with it. expired: how many of the failed lines were not reached in time.
+    """
 
     caller: str
     batch: BatchObject
     output: str
     errors: str
+    owns_files: bool = False
+    expired: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether no further line runs."""
+        return self.batch.status in _ENDED
+
+    @property
+    def contents(self) -> tuple[str, str, str]:
+        """The ids of the files of its lines and of its results."""
+        return self.batch.input_file_id, self.output, self.errors
+
+
+@dataclass(frozen=True, slots=True)
+class BatchKind:
+    """The batches of one API. prefix: how their ids begin. path: where clients list them."""
+
+    prefix: str
+    path: str
+
+
+FILE_BATCHES = BatchKind("batch_", "/v1/batches")
+MESSAGE_BATCHES = BatchKind("msgbatch_", "/v1/messages/batches")
 
 
 class BatchService:
@@ -88,10 +119,10 @@ class BatchService:
         directory.keep_only(
             name
             for found in self._records.values()
-            if found.batch.status not in _ENDED
-            for name in (found.output, found.errors)
+            if found.owns_files or not found.ended
+            for name in found.contents
         )
-        self._new = asyncio.Event()
+        self._waiting = asyncio.Event()
         self._current: tuple[str, asyncio.Task[None]] | None = None
 
     def create(
@@ -99,74 +130,147 @@ class BatchService:
     ) -> BatchObject:
         """Add a batch, which runs after those before it; NotFound if its file does not exist."""
         self.directory.find(caller, input_file, "input_file_id")
-        if len(self._records) >= self.directory.max_files:
-            oldest = next((r for r in self._records.values() if r.batch.status in _ENDED), None)
-            if oldest is None:
-                msg = f"{len(self._records)} batches have not ended: wait for one, or cancel one"
-                raise InvalidRequest(msg, code="batches_full")
-            del self._records[oldest.batch.id]
-            self.directory.delete_record(oldest.batch.id)
+        self._make_room()
+        made = self._new(FILE_BATCHES, endpoint, input_file, RequestCounts(), metadata)
+        return self._add(self._record(caller, made)).batch
+
+    def create_of_lines(
+        self, kind: BatchKind, caller: str, endpoint: str, lines: Sequence[bytes]
+    ) -> BatchRecord:
+        """Add a batch of lines, which belong to the batch; see `create`.
+
+        Raises:
+          InvalidRequest: there is no room for the lines, or for a batch.
+        """
+        self._make_room()
+        self.directory.check_room(sum(map(len, lines)))
+        name = self.directory.new_id()
+        made = self._new(kind, endpoint, name, RequestCounts(len(lines)))
+        try:
+            handle = open_plain(self.directory.path_of(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with os.fdopen(handle, "wb") as out:
+                out.writelines(lines)
+                out.flush()
+                os.fsync(out.fileno())
+            return self._add(self._record(caller, made, owns_files=True))
+        except BaseException:
+            self.directory.remove(name)
+            raise
+
+    def _make_room(self) -> None:
+        """Forget the oldest batch that has ended, if there are too many.
+
+        A batch that owns its results stays, because they would be lost with it.
+        """
+        if len(self._records) < self.directory.max_files:
+            return
+        known = self._records.values()
+        oldest = next((r for r in known if r.ended and not r.owns_files), None)
+        if oldest is None:
+            msg = f"{len(self._records)} batches have not ended: wait for one, or cancel one"
+            if any(found.ended for found in known):
+                msg = f"the server has {len(self._records)} batches: delete one that has ended"
+            raise InvalidRequest(msg, code="batches_full")
+        self._forget(oldest)
+
+    def _new(
+        self,
+        kind: BatchKind,
+        endpoint: str,
+        input_file: str,
+        counts: RequestCounts,
+        metadata: dict[str, str] | None = None,
+    ) -> BatchObject:
         now = int(time.time())
-        made = BatchObject(
-            id=f"batch_{uuid.uuid4().hex}",
+        return BatchObject(
+            id=f"{kind.prefix}{uuid.uuid4().hex}",
             endpoint=endpoint,
             input_file_id=input_file,
             completion_window="24h",
             created_at=now,
             expires_at=now + WINDOW_S,
-            request_counts=RequestCounts(),
+            request_counts=counts,
             metadata=metadata,
         )
+
+    def _record(self, caller: str, made: BatchObject, *, owns_files: bool = False) -> BatchRecord:
         names = self.directory.new_id(), self.directory.new_id()
-        record = BatchRecord(caller=caller, batch=made, output=names[0], errors=names[1])
-        self.directory.save(made.id, record)
-        self._records[made.id] = record
-        self._new.set()
-        return made
+        return BatchRecord(
+            caller=caller, batch=made, output=names[0], errors=names[1], owns_files=owns_files
+        )
 
-    def find(self, caller: str, batch_id: str) -> BatchObject:
-        """Return the caller's batch with this id; NotFound if there is none."""
+    def _add(self, record: BatchRecord) -> BatchRecord:
+        self.directory.save(record.batch.id, record)
+        self._records[record.batch.id] = record
+        self._waiting.set()
+        return record
+
+    def _forget(self, record: BatchRecord) -> None:
+        self.directory.delete_record(record.batch.id)
+        del self._records[record.batch.id]
+        if record.owns_files:
+            for name in record.contents:
+                self.directory.remove(name)
+
+    def find(self, caller: str, batch_id: str, kind: BatchKind = FILE_BATCHES) -> BatchRecord:
+        """Return the caller's batch with this id; NotFound if there is none of this kind."""
         found = self._records.get(batch_id)
-        if found is None or found.caller != caller:
-            msg = f"Batch {batch_id[:80]!r} was not found: GET /v1/batches lists your batches"
+        if found is None or found.caller != caller or not batch_id.startswith(kind.prefix):
+            msg = f"Batch {batch_id[:80]!r} was not found: GET {kind.path} lists your batches"
             raise NotFound(msg, param="batch_id", code="batch_not_found")
-        return found.batch
+        return found
 
-    def batches(self, caller: str) -> list[BatchObject]:
+    def batches(self, caller: str, kind: BatchKind = FILE_BATCHES) -> list[BatchRecord]:
         """Return the batches of a caller, the oldest first."""
-        own = [found.batch for found in self._records.values() if found.caller == caller]
-        return sorted(own, key=lambda found: found.created_at)
+        known = self._records.values()
+        own = [r for r in known if r.caller == caller and r.batch.id.startswith(kind.prefix)]
+        return sorted(own, key=lambda found: found.batch.created_at)
 
     def uses(self, file_id: str) -> bool:
         """Return whether a batch that has not ended reads this file."""
         return any(
-            found.batch.input_file_id == file_id and found.batch.status not in _ENDED
+            found.batch.input_file_id == file_id and not found.ended
             for found in self._records.values()
         )
 
-    def cancel(self, caller: str, batch_id: str) -> BatchObject:
+    def cancel(self, caller: str, batch_id: str, kind: BatchKind = FILE_BATCHES) -> BatchRecord:
         """End a batch; the results of the lines that have ended stay.
 
         Raises:
           InvalidRequest: the batch has ended.
         """
-        found = self.find(caller, batch_id)
-        if found.status in _ENDED:
-            msg = f"Batch {batch_id!r} is {found.status}, so it cannot be cancelled"
+        found = self.find(caller, batch_id, kind)
+        if found.ended:
+            msg = f"Batch {batch_id!r} is {found.batch.status}, so it cannot be cancelled"
             raise InvalidRequest(msg, param="batch_id")
-        if found.status != "cancelling":
-            self._set(self._records[batch_id], "cancelling")
+        if found.batch.status != "cancelling":
+            self._set(found, "cancelling")
         if self._current is not None and self._current[0] == batch_id:
             self._current[1].cancel()
+        else:  # it waits for other batches
+            self._recount(found)
+            self._end(found, "cancelled")
         return found
+
+    def delete(self, caller: str, batch_id: str, kind: BatchKind) -> None:
+        """Delete a batch with the files that it owns.
+
+        Raises:
+          InvalidRequest: the batch has not ended.
+        """
+        found = self.find(caller, batch_id, kind)
+        if not found.ended:
+            msg = f"Batch {batch_id!r} has not ended: cancel it, and delete it then"
+            raise InvalidRequest(msg, param="batch_id")
+        self._forget(found)
 
     async def run(self, app: ASGIApp) -> None:
         """Run batches until the task is cancelled; app: serves the endpoints of the lines."""
         while True:
-            waiting = [r for r in self._records.values() if r.batch.status not in _ENDED]
+            waiting = [found for found in self._records.values() if not found.ended]
             if not waiting:
-                self._new.clear()
-                await self._new.wait()
+                self._waiting.clear()
+                await self._waiting.wait()
                 continue
             record = min(waiting, key=lambda found: found.batch.created_at)
             work = asyncio.create_task(self._run(app, record))
@@ -194,6 +298,7 @@ class BatchService:
     async def _run(self, app: ASGIApp, record: BatchRecord) -> None:
         batch, directory = record.batch, self.directory
         if batch.status == "cancelling":
+            self._recount(record)
             return
         longest = self._longest_line()
         path = directory.path_of(batch.input_file_id)
@@ -226,15 +331,20 @@ class BatchService:
                 continue
             if time.time() >= batch.expires_at:
                 msg = "the batch did not reach this line within its completion_window"
-                line.error = LineError("batch_expired", msg)
+                line.error = LineError(EXPIRED, msg)
             yield line
+
+    def _recount(self, record: BatchRecord) -> None:
+        """Count the results that an earlier run of the server has written."""
+        record.batch.request_counts = RequestCounts(record.batch.request_counts.total)
+        _Results(self.directory, record).close()
 
     def _end(self, record: BatchRecord, status: str) -> None:
         """Make files of the results, and set the last status."""
         batch, directory = record.batch, self.directory
         for name, suffix in ((record.output, "output"), (record.errors, "error")):
             path = directory.path_of(name)
-            if not path.exists():
+            if record.owns_files or not path.exists():
                 continue
             if path.stat().st_size == 0:
                 path.unlink()
@@ -261,7 +371,8 @@ class _Results:
     def __init__(self, directory: FileDirectory, record: BatchRecord) -> None:
         self.done: set[str] = set()
         self._directory = directory
-        self._counts = record.batch.request_counts
+        self._record = record
+        record.expired = 0
         self._outputs = self._opened(record.output)
         self._errors = self._opened(record.errors)
 
@@ -288,8 +399,10 @@ class _Results:
 
     def _count(self, result: LineResult) -> None:
         self.done.add(result.id)
-        self._counts.completed += result.succeeded
-        self._counts.failed += not result.succeeded
+        counts = self._record.batch.request_counts
+        counts.completed += result.succeeded
+        counts.failed += not result.succeeded
+        self._record.expired += result.error is not None and result.error.code == EXPIRED
 
     def _opened(self, name: str) -> int:
         """Open a file for appending; a last line that was not written whole is removed."""

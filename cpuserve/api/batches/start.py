@@ -1,4 +1,4 @@
-"""Open the directory of files that the options of the server name."""
+"""The batches of a server, which keeps their files in the directory that its options name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.batches.directory import FileDirectory
 from cpuserve.api.batches.service import BatchService
+from cpuserve.errors import NotFound
 
 if TYPE_CHECKING:
     from cpuserve.api.state import ServerState
@@ -17,3 +18,11 @@ def batch_service(state: ServerState, options: ServerOptions) -> BatchService:
     assert options.files_dir is not None
     directory = FileDirectory(options.files_dir, options.files_bytes, options.files_count)
     return BatchService(directory, lambda: state.models.most_body_bytes)
+
+
+def batches_of(state: ServerState) -> BatchService:
+    """Return the batches of the server; NotFound if it keeps no files."""
+    if state.batches is None:
+        msg = "This server keeps no files and runs no batches: start it with --files-dir DIR"
+        raise NotFound(msg, code="files_disabled")
+    return state.batches

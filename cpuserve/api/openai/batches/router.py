@@ -9,15 +9,16 @@ from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.batches.lines import ENDPOINTS
 from cpuserve.api.batches.service import BatchObject
-from cpuserve.api.openai.files.router import batches_of
+from cpuserve.api.batches.start import batches_of
 from cpuserve.api.openai.responses.schema import check_metadata
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.headers import CALLER
 from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
+from cpuserve.api.state import get_state
 from cpuserve.api.stored.page import Page, page_of
-from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.errors import InvalidRequest
 
 router = APIRouter()
 _ONE = "/v1/batches/{batch_id}"
@@ -36,10 +37,7 @@ class CreateBatch(msgspec.Struct):
 @post(router, "/v1/batches", schema=CreateBatch, response=BatchObject, id_prefix="batch_")
 async def create_batch(received: RequestContext, asked: CreateBatch) -> Response:
     """Run the requests in a file, after the batches that were created before."""
-    batches = received.state.batches
-    if batches is None:
-        msg = "This server keeps no files and runs no batches: start it with --files-dir DIR"
-        raise NotFound(msg, code="files_disabled")
+    batches = batches_of(received.state)
     if asked.endpoint not in ENDPOINTS:
         msg = f"endpoint must be one of {', '.join(ENDPOINTS)}, got {asked.endpoint[:80]!r}"
         raise InvalidRequest(msg, param="endpoint")
@@ -60,18 +58,25 @@ async def create_batch(received: RequestContext, asked: CreateBatch) -> Response
 )
 async def list_batches(request: Request) -> Response:
     """List the batches of the caller, the newest first."""
-    found = batches_of(request).batches(request.scope[CALLER])
-    page = page_of(request.query_params, found, lambda batch: batch.id, msgspec.json.encode)
+    found = batches_of(get_state(request)).batches(request.scope[CALLER])
+    page = page_of(
+        request.query_params,
+        [record.batch for record in found],
+        lambda batch: batch.id,
+        msgspec.json.encode,
+    )
     return json_response(page)
 
 
 @router.get(_ONE, openapi_extra={**response_types(BatchObject), **parameters(_ONE)})
 async def get_batch(request: Request, batch_id: str) -> Response:
     """Return a batch: its status, how many lines have ended, and the files of results."""
-    return json_response(batches_of(request).find(request.scope[CALLER], batch_id))
+    return json_response(batches_of(get_state(request)).find(request.scope[CALLER], batch_id).batch)
 
 
 @router.post(f"{_ONE}/cancel", openapi_extra={**response_types(BatchObject), **parameters(_ONE)})
 async def cancel_batch(request: Request, batch_id: str) -> Response:
     """Cancel a batch; the results that it has stay."""
-    return json_response(batches_of(request).cancel(request.scope[CALLER], batch_id))
+    return json_response(
+        batches_of(get_state(request)).cancel(request.scope[CALLER], batch_id).batch
+    )

@@ -8,6 +8,7 @@ from starlette.responses import FileResponse
 
 from cpuserve.api.batches.directory import FileObject
 from cpuserve.api.batches.service import BatchService
+from cpuserve.api.batches.start import batches_of
 from cpuserve.api.batches.upload import read_upload
 from cpuserve.api.request.body import refuse_web_page
 from cpuserve.api.request.headers import CALLER
@@ -15,7 +16,7 @@ from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.state import get_state
 from cpuserve.api.stored.page import Page, page_of
-from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.errors import InvalidRequest
 
 router = APIRouter()
 _ONE = "/v1/files/{file_id}"
@@ -45,13 +46,8 @@ class DeletedFile(msgspec.Struct):
     deleted: bool = True
 
 
-def batches_of(request: Request) -> BatchService:
-    """Return the batches of the server; NotFound if it keeps no files."""
-    found = get_state(request).batches
-    if found is None:
-        msg = "This server keeps no files and runs no batches: start it with --files-dir DIR"
-        raise NotFound(msg, code="files_disabled")
-    return found
+def _batches(request: Request) -> BatchService:
+    return batches_of(get_state(request))
 
 
 @router.post(
@@ -60,7 +56,7 @@ def batches_of(request: Request) -> BatchService:
 )
 async def upload_file(request: Request) -> Response:
     """Store a file of JSON lines, for a batch."""
-    directory, limits = batches_of(request).directory, get_state(request).limits
+    directory, limits = _batches(request).directory, get_state(request).limits
     refuse_web_page(request)
     directory.check_room(0, new_files=1)
     made = directory.new_id()
@@ -89,7 +85,7 @@ async def upload_file(request: Request) -> Response:
 )
 async def list_files(request: Request) -> Response:
     """List the files of the caller."""
-    found = batches_of(request).directory.files(request.scope[CALLER])
+    found = _batches(request).directory.files(request.scope[CALLER])
     purpose = request.query_params.get("purpose")
     shown = [file for file in found if purpose in (None, file.purpose)]
     page = page_of(request.query_params, shown, lambda file: file.id, msgspec.json.encode)
@@ -99,7 +95,7 @@ async def list_files(request: Request) -> Response:
 @router.get(_ONE, openapi_extra={**response_types(FileObject), **parameters(_ONE)})
 async def get_file(request: Request, file_id: str) -> Response:
     """Describe a file."""
-    return json_response(batches_of(request).directory.find(request.scope[CALLER], file_id))
+    return json_response(_batches(request).directory.find(request.scope[CALLER], file_id))
 
 
 @router.get(
@@ -107,7 +103,7 @@ async def get_file(request: Request, file_id: str) -> Response:
 )
 async def get_content(request: Request, file_id: str) -> Response:
     """Return the content of a file."""
-    directory = batches_of(request).directory
+    directory = _batches(request).directory
     found = directory.find(request.scope[CALLER], file_id)
     return FileResponse(directory.path_of(found.id), media_type=_ANY)
 
@@ -115,7 +111,7 @@ async def get_content(request: Request, file_id: str) -> Response:
 @router.delete(_ONE, openapi_extra={**response_types(DeletedFile), **parameters(_ONE)})
 async def delete_file(request: Request, file_id: str) -> Response:
     """Delete a file that no running batch reads."""
-    batches = batches_of(request)
+    batches = _batches(request)
     found = batches.directory.find(request.scope[CALLER], file_id)
     if batches.uses(found.id):
         msg = f"File {found.id!r} is the input of a batch that has not ended: cancel the batch"

@@ -1,0 +1,1 @@
+"""Batches of messages, in the format of Anthropic."""

@@ -1,0 +1,152 @@
+"""POST /v1/messages/batches, and the requests that read, list, cancel and delete batches."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from starlette.responses import StreamingResponse
+
+from cpuserve.api.anthropic.batches.results import result_lines
+from cpuserve.api.anthropic.batches.schema import (
+    CreateMessageBatch,
+    DeletedMessageBatch,
+    MessageBatch,
+    MessageBatchPage,
+    message_batch,
+)
+from cpuserve.api.anthropic.errors import MessageError
+from cpuserve.api.anthropic.page import page_of_ids
+from cpuserve.api.batches.service import MESSAGE_BATCHES
+from cpuserve.api.batches.start import batches_of
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.request.headers import CALLER
+from cpuserve.api.response.openapi import parameters, response_types
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import post
+from cpuserve.api.state import get_state
+from cpuserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from cpuserve.api.batches.service import BatchRecord, BatchService
+
+router = APIRouter()
+_ALL = MESSAGE_BATCHES.path
+_ONE = _ALL + "/{message_batch_id}"
+_CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+@post(
+    router,
+    _ALL,
+    schema=CreateMessageBatch,
+    response=MessageBatch,
+    error=MessageError,
+    id_prefix="msgbatch_",
+    conversation="requests",
+)
+async def create_message_batch(received: RequestContext, asked: CreateMessageBatch) -> Response:
+    """Run the requests of the body, after the batches that were created before."""
+    batches = batches_of(received.state)
+    _check_ids(asked)
+    lines = [
+        msgspec.json.encode(
+            {
+                "custom_id": each.custom_id,
+                "method": "POST",
+                "url": "/v1/messages",
+                "body": each.params,
+            }
+        )
+        + b"\n"
+        for each in asked.requests
+    ]
+    made = batches.create_of_lines(MESSAGE_BATCHES, received.caller, "/v1/messages", lines)
+    return json_response(message_batch(made, ""))
+
+
+def _check_ids(asked: CreateMessageBatch) -> None:
+    """Raise InvalidRequest if there are no requests, or an id is not valid or not unique."""
+    if not asked.requests:
+        msg = "requests is empty: send one request or more"
+        raise InvalidRequest(msg, param="requests")
+    known: dict[str, int] = {}
+    for number, each in enumerate(asked.requests):
+        place = f"requests.{number}.custom_id"
+        if not _CUSTOM_ID.fullmatch(each.custom_id):
+            msg = f"{place} must have 1 to 64 letters, digits, _ or -, got {each.custom_id[:80]!r}"
+            raise InvalidRequest(msg, param=place)
+        first = known.setdefault(each.custom_id, number)
+        if first != number:
+            msg = f"{place} is also the custom_id of requests.{first}: each must be unique"
+            raise InvalidRequest(msg, param=place)
+
+
+@router.get(
+    _ALL,
+    openapi_extra={
+        **response_types(MessageBatchPage, MessageError),
+        **parameters("", after_id=str, before_id=str, limit=int),
+    },
+)
+async def list_message_batches(request: Request) -> Response:
+    """List the batches of the caller, the newest first."""
+    found = _batches(request).batches(request.scope[CALLER], MESSAGE_BATCHES)
+    known = {record.batch.id: record for record in reversed(found)}
+    ids, more = page_of_ids(list(known), request.query_params)
+    shown = [_shown(request, known[each]) for each in ids]
+    page = MessageBatchPage(shown, more, ids[0] if ids else None, ids[-1] if ids else None)
+    return json_response(page)
+
+
+@router.get(_ONE, openapi_extra={**response_types(MessageBatch, MessageError), **parameters(_ONE)})
+async def get_message_batch(request: Request, message_batch_id: str) -> Response:
+    """Return a batch: whether it has ended, and how many requests have which result."""
+    return json_response(_shown(request, _find(request, message_batch_id)))
+
+
+@router.get(f"{_ONE}/results", openapi_extra=parameters(_ONE))
+async def get_message_batch_results(request: Request, message_batch_id: str) -> Response:
+    """Stream the results of a batch that has ended, one line of JSON for each request."""
+    found = _find(request, message_batch_id)
+    if not found.ended:
+        msg = f"Batch {found.batch.id!r} has not ended: wait until its processing_status is ended"
+        raise InvalidRequest(msg, param="message_batch_id")
+    lines = result_lines(_batches(request).directory, found)
+    return StreamingResponse(lines, media_type="application/x-jsonl")
+
+
+@router.post(
+    f"{_ONE}/cancel",
+    openapi_extra={**response_types(MessageBatch, MessageError), **parameters(_ONE)},
+)
+async def cancel_message_batch(request: Request, message_batch_id: str) -> Response:
+    """Cancel a batch; the results that it has stay."""
+    caller = request.scope[CALLER]
+    found = _batches(request).cancel(caller, message_batch_id, MESSAGE_BATCHES)
+    return json_response(_shown(request, found))
+
+
+@router.delete(
+    _ONE,
+    openapi_extra={**response_types(DeletedMessageBatch, MessageError), **parameters(_ONE)},
+)
+async def delete_message_batch(request: Request, message_batch_id: str) -> Response:
+    """Delete a batch that has ended, and its results."""
+    _batches(request).delete(request.scope[CALLER], message_batch_id, MESSAGE_BATCHES)
+    return json_response(DeletedMessageBatch(message_batch_id))
+
+
+def _batches(request: Request) -> BatchService:
+    return batches_of(get_state(request))
+
+
+def _find(request: Request, name: str) -> BatchRecord:
+    return _batches(request).find(request.scope[CALLER], name, MESSAGE_BATCHES)
+
+
+def _shown(request: Request, record: BatchRecord) -> MessageBatch:
+    base = str(request.base_url).rstrip("/")
+    return message_batch(record, f"{base}{_ALL}/{record.batch.id}")

@@ -1,0 +1,39 @@
+"""Pages of lists in the format of Anthropic: `limit`, `after_id` and `before_id`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_DEFAULT, _MOST = 20, 1000
+
+
+def page_of_ids(ids: Sequence[str], query: Mapping[str, str]) -> tuple[list[str], bool]:
+    """Return the ids of the page, and whether more follow in the direction of the page.
+
+    Raises:
+      InvalidRequest: a parameter is not valid, or is no id of the list.
+    """
+    given = query.get("limit", str(_DEFAULT))
+    limit = int(given) if given.isdecimal() and len(given) < 5 else 0
+    if not 1 <= limit <= _MOST:
+        msg = f"limit must be a whole number from 1 to {_MOST}, got {given[:40]!r}"
+        raise InvalidRequest(msg, param="limit")
+    if (before := query.get("before_id")) is not None:
+        earlier = ids[: _place(ids, before, "before_id")]
+        return list(earlier[-limit:]), len(earlier) > limit
+    later = ids
+    if (after := query.get("after_id")) is not None:
+        later = ids[_place(ids, after, "after_id") + 1 :]
+    return list(later[:limit]), len(later) > limit
+
+
+def _place(ids: Sequence[str], given: str, field: str) -> int:
+    if given not in ids:
+        msg = f"{field} is {given[:200]!r}, which is not in the list: send an id of an earlier page"
+        raise InvalidRequest(msg, param=field)
+    return ids.index(given)
