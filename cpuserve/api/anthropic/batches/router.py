@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 router = APIRouter()
 _ALL = MESSAGE_BATCHES.path
 _ONE = _ALL + "/{message_batch_id}"
+_LINES = "application/x-jsonl"
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -107,7 +108,10 @@ async def get_message_batch(request: Request, message_batch_id: str) -> Response
     return json_response(_shown(request, _find(request, message_batch_id)))
 
 
-@router.get(f"{_ONE}/results", openapi_extra=parameters(_ONE))
+@router.get(
+    f"{_ONE}/results",
+    openapi_extra={**response_types(None, MessageError, media=_LINES), **parameters(_ONE)},
+)
 async def get_message_batch_results(request: Request, message_batch_id: str) -> Response:
     """Stream the results of a batch that has ended, one line of JSON for each request."""
     found = _find(request, message_batch_id)
@@ -115,7 +119,7 @@ async def get_message_batch_results(request: Request, message_batch_id: str) -> 
         msg = f"Batch {found.batch.id!r} has not ended: wait until its processing_status is ended"
         raise InvalidRequest(msg, param="message_batch_id")
     lines = result_lines(_batches(request).directory, found)
-    return StreamingResponse(lines, media_type="application/x-jsonl")
+    return StreamingResponse(lines, media_type=_LINES)
 
 
 @router.post(
