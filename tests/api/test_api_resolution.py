@@ -3,73 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import threading
 from typing import Any
 
 import httpx
 import pytest
 
-from cpuserve.engine.ipc import Output
 from cpuserve.serving.registry import ModelRegistry
 from tests.api.fakes import Api, FakeEngine, make_context, speak
+from tests.api.post_routes import HI, ROUTES, answers, prepare
 from tests.api.test_api_shapes import dialect_of
-from tests.api.test_api_systemone import URGENT, decide
 
-HI = [{"role": "user", "content": "hi"}]
-PAIR = {"query": "a", "documents": ["b"]}
-# The body for each POST endpoint that has a model, without the model.
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": HI},
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/responses": {"input": "hi"},
-    "/v1/responses/input_tokens": {"input": "hi"},
-    "/v1/messages": {"messages": HI, "max_tokens": 3},
-    "/v1/messages/count_tokens": {"messages": HI},
-    "/v1/systemone": {"state": "hi", "questions": {"urgent": URGENT}},
-    "/v1/embeddings": {"input": "hi"},
-    "/rerank": PAIR,
-    "/v1/rerank": PAIR,
-    "/v2/rerank": PAIR,
-    "/reranking": PAIR,
-    "/v1/reranking": PAIR,
-    "/completion": {"prompt": "hi"},
-    "/completions": {"prompt": "hi"},
-    "/embedding": {"content": "hi"},
-    "/embeddings": {"input": "hi"},
-    "/apply-template": {"messages": HI},
-    "/score": {"text_1": "a", "text_2": "b"},
-    "/v1/score": {"text_1": "a", "text_2": "b"},
-    "/pooling": {"input": "hi", "task": "embed"},
-    "/classify": {"input": "hi"},
-    "/tokenize": {"prompt": "hi"},
-    "/detokenize": {"tokens": [65]},
-    "/api/chat": {"messages": HI, "stream": False},
-    "/api/generate": {"prompt": "hi", "stream": False},
-    "/api/embed": {"input": "hi"},
-    "/api/embeddings": {"prompt": "hi"},
-    "/api/show": {},
-}
-VECTORS = ("embed", "rerank", "score", "pooling")
-# POST endpoints without a model, and /infill, which needs a model with tokens for it.
-OTHERS = {
-    "/ping",
-    "/v1/responses/{response_id}",
-    "/v1/responses/{response_id}/cancel",
-    "/infill",
-    "/lora-adapters",
-    "/slots/{number}",
-    "/invocations",
-    "/v1/responses/compact",
-    "/v1/conversations",
-    "/v1/conversations/{conversation_id}",
-    "/v1/conversations/{conversation_id}/items",
-    "/v1/files",
-    "/v1/batches",
-    "/v1/batches/{batch_id}/cancel",
-    "/v1/messages/batches",
-    "/v1/messages/batches/{message_batch_id}/cancel",
-}
 # name in the request -> (the engine, the name in the response, the adapter)
 NAMES: dict[str | None, tuple[str, str, str | None]] = {
     None: ("first", "tiny", None),
@@ -84,15 +28,6 @@ NAMES: dict[str | None, tuple[str, str, str | None]] = {
 }
 
 
-def script(engine: FakeEngine, number: int, prompt: list[int], params: Any) -> Any:
-    if params.max_tokens == 0:
-        yield Output(number, [], "stop", vector=struct.pack("<4f", 1, 0, 0, 0))
-    elif params.label_ids:
-        yield from decide(engine, number, prompt, params)
-    else:
-        yield from speak(engine, number, prompt, params)
-
-
 class Loader:
     """Loads "other"; `loaded` are its models so far."""
 
@@ -101,30 +36,22 @@ class Loader:
     aliases = ()
     adapters = {}  # noqa: RUF012
 
-    def __init__(self, pooling: str = "none", script: Any = script) -> None:
+    def __init__(self, pooling: str = "none", script: Any = answers) -> None:
         self.loaded: list[Any] = []
         self._pooling, self._script = pooling, script
 
     async def load(self, promised_bytes: int) -> Any:
-        context = prepared(make_context(FakeEngine(self._script)), self._pooling)
+        context = prepare(make_context(FakeEngine(self._script)), self._pooling)
         self.loaded.append(context)
         return context
 
 
-def prepared(context: Any, pooling: str) -> Any:
-    context.pooling = pooling
-    context.vector_width = 4
-    context.client.info["labels"] = ["a", "b", "c", "d"]  # one for each value of a vector
-    return context
-
-
 def served_api(path: str) -> tuple[Api, Loader, list[Any]]:
     """An Api for this endpoint, the loader of its other model, and the models that it finds."""
-    pooling = "last" if any(word in path for word in VECTORS) else "none"
-    pooling = "classify" if path == "/classify" else pooling
+    pooling = ROUTES[path].pooling
     loader = Loader(pooling)
-    api = Api(script, loaders=[loader])
-    prepared(api.context, pooling)
+    api = Api(answers, loaders=[loader])
+    prepare(api.context, pooling)
     api.context.adapters["polite"] = "/adapters/polite"
     found: list[Any] = []
     find = api.state.models.find
@@ -137,16 +64,7 @@ def served_api(path: str) -> tuple[Api, Loader, list[Any]]:
     return api, loader, found
 
 
-def test_every_endpoint_with_a_model_is_in_the_table():
-    routes = Api().app.state.routes
-    posts = {route.path for route in routes if "POST" in (getattr(route, "methods", None) or ())}
-    assert posts - OTHERS == set(BODIES)
-    for route in routes:
-        if getattr(route, "path", None) in BODIES:
-            assert route.endpoint.__module__ == "cpuserve.api.route", route.path
-
-
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", ROUTES)
 def test_a_name_means_the_same_model_in_every_endpoint(path):
     api, loader, found = served_api(path)
     for name, (engine, shown, adapter) in NAMES.items():
@@ -154,7 +72,7 @@ def test_a_name_means_the_same_model_in_every_endpoint(path):
             continue
         found.clear()
         model = {} if name is None else {"model": name}
-        response = api.post(path, **BODIES[path], **model)
+        response = api.post(path, **ROUTES[path].body, **model)
         assert response.status_code == 200, (name, response.text)
         (served,) = found
         expected = api.context if engine == "first" else loader.loaded[0]
@@ -171,11 +89,11 @@ def test_a_name_means_the_same_model_in_every_endpoint(path):
     assert slot.leases == 0
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", ROUTES)
 def test_an_unknown_name_is_404_in_the_words_of_the_dialect(path):
     api, loader, _ = served_api(path)
     for name in ("nobody", "nobody:latest", "TINY", "other:", ":latest"):
-        response = api.post(path, **BODIES[path], model=name)
+        response = api.post(path, **ROUTES[path].body, model=name)
         assert response.status_code == 404, (name, response.text)
         body = response.json()
         if path.startswith("/api/"):
@@ -190,11 +108,11 @@ def test_an_unknown_name_is_404_in_the_words_of_the_dialect(path):
     assert not loader.loaded
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", ROUTES)
 def test_a_large_body_finds_its_model_once_too(path):
     api, loader, found = served_api(path)
     padding = {"user": "u" * (1 << 17)}
-    response = api.post(path, **BODIES[path], model="other", **padding)
+    response = api.post(path, **ROUTES[path].body, model="other", **padding)
     assert response.status_code in (200, 400), response.text
     assert [served.context for served in found] == loader.loaded
     (slot,) = api.state.models._slots.values()
@@ -250,7 +168,7 @@ def test_a_model_is_not_unloaded_while_a_request_tokenizes_or_streams(path, stre
     async def run() -> None:
         held = Held()
         begun = await held.hold_tokenizing()
-        body = {**BODIES[path], "model": "other", "stream": stream, "max_tokens": 9}
+        body = {**ROUTES[path].body, "model": "other", "stream": stream, "max_tokens": 9}
         if path == "/v1/responses":
             del body["max_tokens"]
         response = asyncio.ensure_future(held.post(path, **body))
@@ -276,7 +194,7 @@ def test_a_model_is_not_unloaded_while_a_request_counts(path):
     async def run() -> None:
         held = Held()
         begun = await held.hold_tokenizing()
-        body = {"messages": HI} if path == "/tokenize" else BODIES[path]
+        body = {"messages": HI} if path == "/tokenize" else ROUTES[path].body
         response = asyncio.ensure_future(held.post(path, model="other", **body))
         assert await asyncio.to_thread(begun.wait, 30)
         assert not await held.unload()
@@ -291,7 +209,7 @@ def test_a_client_that_leaves_while_it_tokenizes_gives_its_lease_back():
     async def run() -> None:
         held = Held()
         begun = await held.hold_tokenizing()
-        body = {**BODIES["/v1/messages"], "model": "other"}
+        body = {**ROUTES["/v1/messages"].body, "model": "other"}
         response = asyncio.ensure_future(held.post("/v1/messages", **body))
         assert await asyncio.to_thread(begun.wait, 30)
         response.cancel()

@@ -9,28 +9,19 @@ import pytest
 from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 
-from cpuserve.api.app import create_app
 from cpuserve.api.response.error_format import ANTHROPIC, error_format_of
 from cpuserve.api.response.openapi import install_schema, response_types
 from cpuserve.errors import NotFound
 from tests.api import recorded
-from tests.api.fakes import Api
+from tests.api.post_routes import app_with_all_routes
 
 ANSWERS = json.loads(recorded.GOLDEN.read_text("utf-8"))
 REQUESTS = recorded.requests()
 
 
 @functools.cache
-def app():
-    """The app with all routes, also those that options add."""
-    api = Api()
-    api.context.adapters_change = True
-    return create_app(api.state, admin_routes=True)
-
-
-@functools.cache
 def document():
-    return json.loads(json.dumps(app().openapi()))
+    return json.loads(json.dumps(app_with_all_routes().openapi()))
 
 
 def operations():
@@ -87,7 +78,7 @@ def test_most_recorded_requests_have_an_operation():
 def test_every_route_has_an_operation():
     routes = {
         (route.path_format, method.lower())
-        for route in app().state.routes
+        for route in app_with_all_routes().state.routes
         for method in (route.methods if hasattr(route, "path_format") else ())
     }
     described = {(path, method) for path, method, _ in operations()}

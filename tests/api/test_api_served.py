@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import struct
 
 import httpx
 import pytest
@@ -14,116 +13,35 @@ from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import ANSWER, Api, FakeEngine, make_context, speak
 from tests.api.live import live, post
-from tests.api.test_api_systemone import URGENT, decide
+from tests.api.post_routes import HI, OTHERS, ROUTES, RUNS, answers, app_with_all_routes, prepare
 from tests.helpers.fake_executor import fake_config
-
-HI = [{"role": "user", "content": "hi"}]
-PAIR = {"query": "a", "documents": ["b", "c"]}
-TEXTS = {"text_1": "a", "text_2": ["b", "c"]}
-LABELS = ["a", "b", "c", "d"]  # one for each value of a vector
-
-# A body for each route that runs the model, by the pooling of the model.
-GENERATES = {
-    "/v1/chat/completions": ("none", {"messages": HI}),
-    "/v1/completions": ("none", {"prompt": "hi"}),
-    "/v1/responses": ("none", {"input": "hi"}),
-    "/v1/messages": ("none", {"messages": HI, "max_tokens": 9}),
-    "/v1/systemone": ("none", {"state": "hi", "questions": {"urgent": URGENT}}),
-    "/api/chat": ("none", {"messages": HI}),
-    "/api/generate": ("none", {"prompt": "hi"}),
-    "/v1/embeddings": ("last", {"input": "hi"}),
-    "/api/embed": ("last", {"input": ["hi"]}),
-    "/api/embeddings": ("last", {"prompt": "hi"}),
-    **dict.fromkeys(("/completion", "/completions"), ("none", {"prompt": "hi"})),
-    **dict.fromkeys(("/embedding", "/embeddings"), ("last", {"content": "hi"})),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ("last", PAIR)),
-    **dict.fromkeys(("/reranking", "/v1/reranking"), ("last", PAIR)),
-    **dict.fromkeys(("/score", "/v1/score"), ("last", TEXTS)),
-    "/pooling": ("last", {"input": "hi", "task": "embed"}),
-    "/classify": ("classify", {"input": "hi"}),
-}
-# A body for each route that reads `model` and runs nothing.
-READS = {
-    "/v1/messages/count_tokens": {"messages": HI},
-    "/v1/responses/input_tokens": {"input": "hi"},
-    "/apply-template": {"messages": HI},
-    "/tokenize": {"prompt": "hi"},
-    "/detokenize": {"tokens": [5]},
-    "/api/show": {},
-}
-# Routes without a model in the body, and /infill, which needs a model with tokens for it.
-OTHERS = {
-    "/ping",
-    "/infill",
-    "/lora-adapters",
-    "/slots/{number}",
-    "/invocations",
-    "/v1/responses/compact",
-    "/v1/conversations",
-    "/v1/conversations/{conversation_id}",
-    "/v1/conversations/{conversation_id}/items",
-    "/v1/batches",
-    "/v1/batches/{batch_id}/cancel",
-    "/v1/messages/batches",
-    "/v1/messages/batches/{message_batch_id}/cancel",
-    "/v1/files",
-    "/v1/responses/{response_id}/cancel",
-    "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
-}
-
-
-def answers(engine, number, prompt, params):
-    """A text, or a vector if max_tokens is 0, as of an embedding model."""
-    if params.label_ids:
-        yield from decide(engine, number, prompt, params)
-    elif params.max_tokens:
-        yield from speak(engine, number, prompt, params)
-    else:
-        yield Output(number, [], "stop", vector=struct.pack("<4f", 1, 0, 0, 0))
 
 
 def served(pooling="none"):
     api = Api(answers)
     api.context.adapters["polite"] = "/adapters/polite"
-    api.context.pooling = pooling
-    api.context.vector_width = 4
-    api.engine.info["labels"] = LABELS
+    prepare(api.context, pooling)
     return api
 
 
-def test_every_route_is_known_here():
-    """A route that is added needs a line in one of the tables."""
-    api = Api()
-    routes = {
-        path
-        for path, methods in api.get("/openapi.json").json()["paths"].items()
-        if "post" in methods
-    }
-    hidden = {route.path for router in _routers() for route in router.routes if _posts(route)}
-    assert routes <= hidden
-    assert hidden == {*GENERATES, *READS, *OTHERS}
-
-
-def _routers():
-    from cpuserve.api.app import ROUTERS
-    from cpuserve.api.lora import router as lora
-
-    return (*ROUTERS, lora.router)
-
-
-def _posts(route):
-    return "POST" in getattr(route, "methods", ())
+def test_every_route_has_a_line_in_a_table():
+    routes = app_with_all_routes().state.routes
+    posts = {route.path for route in routes if "POST" in (getattr(route, "methods", None) or ())}
+    assert posts - OTHERS == {*ROUTES}
+    assert posts >= OTHERS
+    for route in routes:
+        if getattr(route, "path", None) in ROUTES:
+            assert route.endpoint.__module__ == "cpuserve.api.route", route.path
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["polite", "polite:latest"])
-@pytest.mark.parametrize("path", GENERATES)
+@pytest.mark.parametrize("path", RUNS)
 def test_every_route_uses_the_adapter_that_is_named(path, name, stream):
-    pooling, body = GENERATES[path]
-    api = served(pooling)
+    route = ROUTES[path]
+    api = served(route.pooling)
     asked = {} if path == "/v1/systemone" else {"stream": stream}  # it has no streams
-    response = api.post(path, model=name, **asked, **body)
+    response = api.post(path, **{**route.body, **asked, "model": name})
     assert response.status_code == 200, response.text
     assert api.engine.asked
     assert {params.adapter for _, params in api.engine.asked} == {"polite"}
@@ -131,9 +49,9 @@ def test_every_route_uses_the_adapter_that_is_named(path, name, stream):
         assert '"model":"polite"' in response.text
 
 
-@pytest.mark.parametrize("path", [*GENERATES, *READS])
+@pytest.mark.parametrize("path", ROUTES)
 def test_every_route_finds_a_model_with_the_default_tag(path):
-    pooling, body = GENERATES.get(path, ("none", READS.get(path)))
+    body, pooling, _ = ROUTES[path]
     api = served(pooling)
     for name in ("tiny", "tiny:latest", "alias:latest"):
         assert api.post(path, model=name, **body).status_code == 200
@@ -149,13 +67,13 @@ def any_name(pooling="none"):
     return api
 
 
-@pytest.mark.parametrize("path", [*GENERATES, *READS])
+@pytest.mark.parametrize("path", ROUTES)
 def test_a_model_with_any_name_serves_unknown_names_in_every_dialect(path):
-    pooling, body = GENERATES.get(path, ("none", READS.get(path)))
+    body, pooling, _ = ROUTES[path]
     api = any_name(pooling)
     response = api.post(path, model="claude-opus-4-8", **body)
     assert response.status_code == 200, response.text
-    found = response.json() if response.text.startswith("{") and "\n{" not in response.text else {}
+    found = response.json()
     if "model" in found:
         assert found["model"] == "claude-opus-4-8"
     assert {params.adapter for _, params in api.engine.asked} <= {None}
@@ -167,8 +85,8 @@ def test_a_model_with_any_name_serves_unknown_names_in_every_dialect(path):
     ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"],
 )
 def test_a_response_has_the_name_that_its_request_asks_for(path, stream):
-    _, body = GENERATES[path]
-    response = any_name().post(path, model="org/Any:7b", stream=stream, **body)
+    body = {**ROUTES[path].body, "model": "org/Any:7b", "stream": stream}
+    response = any_name().post(path, **body)
     assert response.status_code == 200, response.text
     assert '"model":"org/Any:7b"' in response.text
     assert '"model":"tiny"' not in response.text
@@ -222,9 +140,8 @@ class Second:
 
     def __init__(self, max_model_len=128, most_body=1 << 20, silent_s=15.0):
         self.engine = FakeEngine(answers)
-        self.engine.info["labels"] = LABELS
         limits = ClientLimits(max_body_bytes=most_body, silent_s=silent_s)
-        self.context = make_context(self.engine, http=limits)
+        self.context = prepare(make_context(self.engine, http=limits), "none")
         self.context.model_names = ("b",)
         self.context.max_model_len = max_model_len
         self.loads = 0
@@ -304,13 +221,13 @@ def test_a_second_model_that_restarts_answers_503():
 
 
 @pytest.mark.parametrize("ends", ["answered", "refused", "left"])
-@pytest.mark.parametrize("path", GENERATES)
+@pytest.mark.parametrize("path", RUNS)
 def test_a_model_stays_loaded_from_the_first_byte_of_its_prompt_to_the_last_of_its_answer(
     path, ends
 ):
-    pooling, body = GENERATES[path]
+    body = {name: value for name, value in ROUTES[path].body.items() if name != "stream"}
     second = Second()
-    second.context.pooling, second.context.vector_width = pooling, 4
+    second.context.pooling = ROUTES[path].pooling
     held, gate = [], asyncio.Event()
 
     def waits(engine, number, prompt, params):

@@ -8,17 +8,15 @@ import copy
 import functools
 import json
 import re
-import struct
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from cpuserve.engine.ipc import Output
-from tests.api.fakes import Api, speak
+from tests.api.fakes import Api
+from tests.api.post_routes import answers, prepare
 from tests.api.test_api_shapes import check as check_error
 from tests.api.test_api_shapes import dialect_of
-from tests.api.test_api_systemone import decide
 
 # Values of another type than the field, by the type of the field.
 NO_NUMBER = ("x", [], {}, True)
@@ -89,27 +87,12 @@ def cases(*tables: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", every, ids=lambda case: case.id)
 
 
-def script(engine, number, prompt, params):
-    """A text, the logprobs of labels, or a vector if max_tokens is 0."""
-    if params.label_ids:
-        yield from decide(engine, number, prompt, params)
-    elif params.max_tokens:
-        yield from speak(engine, number, prompt, params)
-    else:
-        yield Output(number, [], "stop", vector=struct.pack("<4f", 1, 0, 0, 0))
-
-
 @functools.cache
 def server(pooling: str = "none") -> Api:
     """The app that all cases share; pooling: of the model, such as "last" for embeddings."""
-    api = Api(script if pooling != "none" else _speaks)
-    api.context.pooling = pooling
-    api.context.vector_width = 4
+    api = Api(answers)
+    prepare(api.context, pooling)
     return api
-
-
-def _speaks(engine, number, prompt, params):
-    yield from (decide if params.label_ids else speak)(engine, number, prompt, params)
 
 
 def run(case: Case, pooling: str = "none") -> None:
