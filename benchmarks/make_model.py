@@ -122,6 +122,17 @@ def _yarn(original: int) -> dict[str, Any]:
     }
 
 
+_SCALED_QUERIES = {
+    "type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
+
 _TINY = (512, 64, 160, 2, 4, 2)
 _TINY_KEYS = {"torch_dtype": "float32", "max_position_embeddings": 512}
 _NEMOTRON = {
@@ -706,6 +717,30 @@ SHAPES: dict[str, dict[str, Any]] = {
         rotary_dim=16,
         num_local_experts=7,
         num_experts_per_tok=3,
+    ),
+    "tiny-ministral3": _decoder(
+        "Ministral3",
+        _TINY,
+        **_TINY_KEYS,
+        head_dim=32,
+        rope_parameters={**_SCALED_QUERIES, "rope_theta": 1e5},
+    ),
+    "tiny-mistral4": _decoder(
+        "Mistral4",
+        (*_TINY[:3], 3, 4, 4),
+        **_TINY_KEYS,
+        q_lora_rank=48,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_routed_experts=9,
+        n_shared_experts=1,
+        num_experts_per_tok=3,
+        moe_intermediate_size=96,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.5,
+        rope_parameters={**_SCALED_QUERIES, "rope_theta": 1e4},
     ),
     "tiny-vaultgemma": _decoder(
         "VaultGemma",

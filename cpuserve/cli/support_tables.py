@@ -49,12 +49,20 @@ def families() -> list[list[str]]:
         archs = [arch for arch, found in ARCHS.items() if found.family == name]
         archs += [SAME_FILES[name]] if name in SAME_FILES else []
         rows.append([name, _sentence(MODELS.get(name)), ", ".join(archs)])
-    rows += [[name, f"its part for text, {part}", ""] for name, part in TEXT_PARTS.items()]
+    rows += [[name, f"its part for text, {_parts(name)}", ""] for name in TEXT_PARTS]
     what = "a classifier, or with one label a reranker"
     rows += [[name, f"{what}: {part} and a head", ""] for name, part in RERANKERS.items()]
     rows += [[name, f"a classifier: {part} and a head", ""] for name, part in CLASSIFIERS.items()]
     rows += [[name, f"labels of tokens: {part} and a head", ""] for name, part in TAGGERS.items()]
     return rows
+
+
+def _parts(name: str) -> str:
+    """The architectures of the part for text of a model of images and text."""
+    from cpuserve.models import TEXT_PARTS, TEXT_TYPES
+
+    *others, last = [TEXT_PARTS[name], *TEXT_TYPES.get(name, {}).values()]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def formats() -> list[list[str]]:

@@ -23,6 +23,7 @@ __all__ = [
     "RERANKERS",
     "TAGGERS",
     "TEXT_PARTS",
+    "TEXT_TYPES",
     "architecture_of",
     "build_program",
     "find_model",
@@ -40,6 +41,13 @@ TEXT_PARTS = {
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+# Other parts for text of such a model, by the model_type of the part.
+TEXT_TYPES = {
+    "Mistral3ForConditionalGeneration": {
+        "ministral3": "Ministral3ForCausalLM",
+        "mistral4": "Mistral4ForCausalLM",
+    },
 }
 
 
@@ -108,7 +116,10 @@ def architecture_of(config: Mapping[str, Any]) -> str:
             + _supported()
         )
         raise ModelError(msg)
-    return {**TEXT_PARTS, **RERANKERS, **CLASSIFIERS, **TAGGERS}.get(names[0], names[0])
+    if names[0] in TEXT_PARTS:
+        text_type = str(read_object(config, "text_config").get("model_type"))
+        return TEXT_TYPES.get(names[0], {}).get(text_type, TEXT_PARTS[names[0]])
+    return {**RERANKERS, **CLASSIFIERS, **TAGGERS}.get(names[0], names[0])
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:

@@ -47,6 +47,8 @@ BUILTIN = {
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",
     "MellumForCausalLM": "cpuserve.models.mellum:Mellum",
     "MiniMaxM2ForCausalLM": "cpuserve.models.minimax_m2:MiniMaxM2",
+    "Ministral3ForCausalLM": "cpuserve.models.ministral3:Ministral3",
+    "Mistral4ForCausalLM": "cpuserve.models.ministral3:Mistral4",
     "MistralForCausalLM": "cpuserve.models.llama:Mistral",
     "MixtralForCausalLM": "cpuserve.models.mixtral:Mixtral",
     "ModernBertModel": "cpuserve.models.modernbert:ModernBert",

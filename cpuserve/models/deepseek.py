@@ -22,8 +22,8 @@ from cpuserve.models.experts import (
     read_first_dense,
     read_groups,
 )
-from cpuserve.models.llama import GATED_ACTIVATIONS, build_decoder, dense_mlp
-from cpuserve.models.rope import attention_mscale, read_rope
+from cpuserve.models.llama import GATED_ACTIVATIONS, build_decoder, dense_mlp, scale_queries
+from cpuserve.models.rope import attention_mscale, read_query_scale, read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
@@ -45,7 +45,7 @@ class DeepseekV2:
         if read_bool(config, "norm_topk_prob", False):
             refuse("norm_topk_prob", True, "false for DeepSeek V2")
         grouped = read_choice(config, "topk_method", "greedy", TOPK_METHODS) == "groups"
-        return _read(
+        return read_latent(
             config,
             architecture="DeepseekV2ForCausalLM",
             positions=2048,
@@ -57,7 +57,7 @@ class DeepseekV2:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        _build(b, s, score="softmax")
+        build_latent(b, s, score="softmax")
 
 
 @register_model("DeepseekV3ForCausalLM")
@@ -81,7 +81,7 @@ class DeepseekV3:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        _build(b, s, score="sigmoid")
+        build_latent(b, s, score="sigmoid")
 
 
 @register_model("Glm4MoeLiteForCausalLM")
@@ -102,7 +102,7 @@ class Glm4MoeLite:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        _build(b, s, score="sigmoid")
+        build_latent(b, s, score="sigmoid")
 
 
 def _read_v3(
@@ -113,7 +113,7 @@ def _read_v3(
     dense: tuple[int, ...],
     groups: Groups | None,
 ) -> ModelSpec:
-    return _read(
+    return read_latent(
         config,
         architecture=architecture,
         positions=positions,
@@ -124,7 +124,7 @@ def _read_v3(
     )
 
 
-def _read(
+def read_latent(
     config: Mapping[str, Any],
     *,
     architecture: str,
@@ -159,6 +159,7 @@ def _read(
         "split": read_bool(config, "kv_b_split", False),  # only configs of GGUF files have this key
         "rank": rank,
         "values": read_int(config, "v_head_dim", high=1 << 16),
+        "query_scale": read_query_scale(config),
         "scale": (nope + rotary) ** -0.5 * attention_mscale(config),
     }
     bias = read_bool(config, "attention_bias", False)
@@ -186,7 +187,9 @@ def _read(
     )
 
 
-def _build(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
+def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
+    """Append the ops of a decoder with latent attention and experts."""
+
     def mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
         if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
             dense_mlp(b, s, layer, h, x)
@@ -198,7 +201,7 @@ def _build(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
 
 def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     at, rope = f"model.layers.{layer}.self_attn", s.rope
-    assert rope is not None, "_read sets it"
+    assert rope is not None, "read_latent sets it"
     nope, values, rank, q_rank = (
         cast("int", s.extra[k]) for k in ("nope", "values", "rank", "q_rank")
     )
@@ -210,6 +213,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
         q = b.linear(low, f"{at}.q_b_proj", features=wide)
     else:
         q = b.linear(h, f"{at}.q_proj", features=wide)
+    scale_queries(b, s, q, wide)
     kv = b.linear(h, f"{at}.kv_a_proj_with_mqa", features=rank + rope.rotary, bias=s.qkv_bias)
     split = f"{at}.k_b_proj", f"{at}.v_b_proj"
     out = b.latent_attention(

@@ -219,6 +219,13 @@ def unpaired(name: str, heads: int, head_dim: int, rotary: int) -> dict[str, int
     return found
 
 
+def scale_queries(b: Builder, s: ModelSpec, q: ValueId, width: int) -> None:
+    """Scale `width` columns of q by their positions, if the model has extra["query_scale"]."""
+    scale = cast("tuple[float, int] | None", s.extra.get("query_scale"))
+    if scale is not None:
+        b.scale_queries(q, width, beta=scale[0], length=scale[1])
+
+
 def attend(
     b: Builder,
     s: ModelSpec,
@@ -258,6 +265,7 @@ def attend(
     if wide_norm:
         b.part_norm(qkv, f"{at}.q_norm", width=s.q_heads * d)
         b.part_norm(qkv, f"{at}.k_norm", width=s.kv_heads * d, column=s.q_heads * d)
+    scale_queries(b, s, qkv, s.q_heads * d)
     cache = layer if cache is None else cache
     q_norm, k_norm = (f"{at}.q_norm", f"{at}.k_norm") if qk_norm else (None, None)
     window, scale = layer_window(s, layer), s.attention_scale

@@ -80,6 +80,17 @@ def attention_mscale(config: Mapping[str, Any]) -> float:
     return _mscale(factor, weight) ** 2
 
 
+def read_query_scale(config: Mapping[str, Any]) -> tuple[float, int] | None:
+    """Return (beta, length) of `Builder.scale_queries`; None if the config does not scale queries.
+
+    The rope parameters have beta as llama_4_scaling_beta.
+    """
+    params = _rope_params(config)
+    if params.get("llama_4_scaling_beta") is None:
+        return None
+    return read_float(params, "llama_4_scaling_beta"), read_int(params, ORIGINAL)
+
+
 def _mscale(factor: float, weight: float) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 

@@ -5,7 +5,8 @@ the row space of a mixture of experts, with one row for each token and chosen ex
 stream is fp32; the native executor stores other values in the format that their readers need
 (`csrc/kernels/table/rows.h: ActFormat`). Ops run in program order. `PositionEmbed`, `PartNorm`,
 `Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`, `KeepTop`, and `Linear` and `Combine` with `add`
-change a value in place. `RopeStoreKV` changes qkv in place and writes the KV cache.
+change a value in place, as `ScaleQueries` does. `RopeStoreKV` changes qkv in place and writes the
+KV cache.
 
 Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bias); Qwen3 (q/k norm
 inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional

@@ -1,4 +1,4 @@
-"""Tables of constants for the ops: rotary angles and ALiBi slopes."""
+"""Tables of constants for the ops: rotary angles, factors of queries and ALiBi slopes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ def rope_tables(
     angles = np.outer(positions.astype(np.float32), np.asarray(freqs, np.float32))
     factor = np.float32(rope.attention_factor)
     return np.cos(angles) * factor, np.sin(angles) * factor
+
+
+def query_scales(beta: float, length: int, positions: npt.NDArray[np.int32]) -> Float32:
+    """The factor of queries at each position: 1 + beta ln(1 + floor(position / length))."""
+    import numpy as np
+
+    steps = 1.0 + (positions // length).astype(np.float32)
+    scales: Float32 = np.float32(1.0) + np.float32(beta) * np.log(steps)
+    return scales
 
 
 def alibi_slopes(heads: int) -> Float32:

@@ -1,4 +1,4 @@
-"""Writes tiny Gemma 4 checkpoints as they are published: one tensor for all experts."""
+"""Writes tiny checkpoints of Gemma 4 and Mistral 4 as published: one tensor for all experts."""
 
 from __future__ import annotations
 

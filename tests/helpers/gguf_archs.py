@@ -289,6 +289,12 @@ V2_KEYS = {
     "rope.scaling.original_context_length": 64,
     "rope.scaling.yarn_log_multiplier": 0.0707,
 }
+SCALED_KEYS = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 16.0,
+    "rope.scaling.original_context_length": 32,
+    "attention.temperature_scale": 0.3,
+}
 GRANITE_KEYS = {
     "embedding_scale": 12.0,
     "residual_scale": 0.22,
@@ -539,6 +545,26 @@ ARCHS = {
         {},
         {**DEEPSEEK_KEYS, "expert_weights_scale": 1.7, "expert_gating_func": 2},
     ),
+    "mistral3": (
+        "ministral3",
+        {},
+        {**SCALED_KEYS, "rope.scaling.yarn_log_multiplier": 1.0},
+    ),
+    "mistral3-plain": ("mistral", {"sliding_window": None}, {}),
+    "mistral4": (
+        "mistral4",
+        {"first_k_dense_replace": 0},
+        {
+            **DEEPSEEK_KEYS,
+            **SCALED_KEYS,
+            "leading_dense_block_count": 0,
+            "rope.scaling.yarn_log_multiplier": 0.1,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+            "attention.key_length_mla": 48,
+            "attention.value_length_mla": 32,
+        },
+    ),
     "exaone4-small": ("exaone4", {"sliding_window": None, "layer_types": FULL}, {}),
     "dots1": (
         "dots1",
@@ -570,10 +596,11 @@ FILE_ARCHS = {
     "granitehybrid-dense": "granitehybrid",
     "exaone4-small": "exaone4",
     "falcon-h1-no-norm": "falcon-h1",
+    "mistral3-plain": "mistral3",
 }
 EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 CHOSEN_KEYS = ("top_k_experts", "num_experts_per_tok", "moe_k")
-INTERLEAVED = ("llama", "arcee", "mixtral", "smollm3")  # and those of Granite
+INTERLEAVED = ("llama", "arcee", "mistral3", "mixtral", "smollm3")  # and those of Granite
 ADDED_NORMS = (
     "gemma2",
     "gemma3",

@@ -274,7 +274,7 @@ def renamed(arch, tensors, heads, kv):
             out[name] = value.T
         if name.endswith("ffn_gate_inp_shexp.weight"):
             out[name] = value.reshape(-1)
-    if arch.startswith("deepseek2") and arch != "deepseek2-joined":
+    if arch.startswith(("deepseek2", "mistral4")) and arch != "deepseek2-joined":
         out = _split_kv_b(out, heads, len(out["blk.0.attn_output.weight"][0]) // heads)
     return _split_qkvz(out) if arch == "qwen3next" else out
 

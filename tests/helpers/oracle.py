@@ -87,13 +87,16 @@ def transformers_of(path: Path):
         path = published(path)  # gpt-oss; transformers reads no other layout
     elif any("router.per_expert_scale" in name for name in tensors_of(path)):
         path = stacked(path)  # Gemma 4
-
     config = json.loads((path / "config.json").read_text())
+    if config["architectures"] == ["Mistral4ForCausalLM"]:
+        path = stacked(path)
     more = {}
     if config.get("quantization_config", {}).get("quant_method") == "mxfp4":
         more["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
     transformers.utils.logging.disable_progress_bar()
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    # The automatic class does not know Mistral Small 4.
+    made = getattr(transformers, config["architectures"][0], transformers.AutoModelForCausalLM)
+    model, info = made.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **more
     )
     # The comparison is meaningless if transformers misses weights or ignores some.

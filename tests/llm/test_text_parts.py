@@ -77,6 +77,7 @@ def test_qwen35_with_experts(tmp_path, stacked):
         ("gemma3n", "Gemma3nForConditionalGeneration", "model.language_model."),
         ("gemma4-moe", "Gemma4ForConditionalGeneration", "model.language_model."),
         ("mistral", "Mistral3ForConditionalGeneration", "language_model.model."),
+        ("ministral3", "Mistral3ForConditionalGeneration", "model.language_model."),
     ],
 )
 def test_other_models(tmp_path, family, architecture, prefix):

@@ -79,7 +79,9 @@ NUMBERS = {
 }
 # What means something else there: a latent cache has one row for all heads.
 OTHERWISE = {
-    **dict.fromkeys(("deepseek-v2", "deepseek-v3", "glm4-moe-lite"), ("kv_heads", "head_dim")),
+    **dict.fromkeys(
+        ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4"), ("kv_heads", "head_dim")
+    ),
     "lfm2": {"intermediate"},  # adjusted by block_auto_adjust_ff_dim
     "falcon": {"kv_heads"},  # one with multi_query
     "falcon-40b": {"kv_heads"},

@@ -10,7 +10,7 @@ from cpuserve.program.base_builder import BaseBuilder
 from cpuserve.program.ops import Op, Rope, ValueId
 from cpuserve.program.program import CacheLayer
 from cpuserve.program.row_formats import WHOLE_ROW
-from cpuserve.program.tables import alibi_slopes
+from cpuserve.program.tables import alibi_slopes, query_scales
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -210,6 +210,38 @@ class Attention(Op, frozen=True):
         return torch.einsum("nhk,khd->nhd", p, v)
 
 
+class ScaleQueries(Op, frozen=True):
+    """Multiply the first `width` columns of x, in place, by a factor of the token's position.
+
+    The factor is 1 + beta ln(1 + floor(position / length)): scores keep their sharpness among more
+    keys (Llama 4, Ministral 3).
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    width: int
+    beta: float
+    length: int
+
+    def lower(self, to: Lowering) -> None:
+        import numpy as np
+
+        count, key = to.max_position, ("query scales", self.beta, self.length)
+        positions = np.arange(count, dtype=np.int32)
+        factors = to.vector(key, count, lambda _: query_scales(self.beta, self.length, positions))
+        x = to.value(self.x)
+        to.emit(lambda: to.native.scale_queries(x, factors, self.width))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        factors = query_scales(self.beta, self.length, at.step.positions)
+        out = x.clone()
+        out[:, : self.width] *= torch.from_numpy(factors)[:, None]
+        return out
+
+
 class SplitGates(Op, frozen=True):
     """Move the gates of the attention heads after all other columns.
 
@@ -344,6 +376,11 @@ class AttentionBuilder(BaseBuilder):
         scale = d**-0.5 if scale is None else scale
         self._ops.append(Attention(qkv, out, 0, *heads, scale, window, causal=False))
         return out
+
+    def scale_queries(self, x: ValueId, width: int, *, beta: float, length: int) -> None:
+        """Multiply `width` columns of x by 1 + beta ln(1 + floor(position / length)); in place."""
+        self._check_columns("scale_queries: x", x, 0, width)
+        self._ops.append(ScaleQueries(x, width, beta, length))
 
     def split_gates(self, x: ValueId) -> ValueId:
         """Return x with all gates at its end; in x, the gate of each head follows its query."""

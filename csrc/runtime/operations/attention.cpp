@@ -148,6 +148,25 @@ void run(const AttentionOp& op, Worker& w) noexcept {
           [&](int64_t i, int64_t) { merge(op, merges[static_cast<size_t>(i)], w); });
 }
 
+void prepare(const ScaleQueriesOp& op, Program& p) {
+  p.check_tokens("scale_queries", {op.x});
+  check_argument(op.width >= 1, "scale_queries: there must be at least 1 column, not ", op.width);
+  p.check_columns(op.x, 0, op.width, "scale_queries x");
+  check_argument(op.factors != kNone, "scale_queries: the factors are missing");
+  p.limits().max_positions = std::min(p.limits().max_positions, p.vector(op.factors).count);
+}
+
+void run(const ScaleQueriesOp& op, Worker& w) noexcept {
+  const Rows& x = w.value(op.x);
+  const float* factors = w.vector(op.factors);
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float factor = factors[w.input().positions[t]];
+    float* to = floats_of(x, t);
+    for (int64_t i = 0; i < op.width; i++) to[i] *= factor;
+  }
+}
+
 void prepare(const SplitGatesOp& op, const Program& p) {
   p.check_tokens("split_gates", {op.x, op.out});
   const int64_t width = p.f32_value(op.x, "split_gates x").width;

@@ -56,6 +56,23 @@ inline Accesses accesses(const AttentionOp& op, const Program&) {
   return claimed({any(op.q), any(kCache)}, {any(op.out)});
 }
 
+// Multiplies the first `width` columns of each row of x by the element of the vector `factors` at
+// the position of the row's token.
+struct ScaleQueriesOp {
+  static constexpr const char* kName = "scale_queries";
+  Id x, factors;
+  int64_t width;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &ScaleQueriesOp::x),
+                           field("factors", &ScaleQueriesOp::factors),
+                           field("width", &ScaleQueriesOp::width));
+  }
+};
+void prepare(const ScaleQueriesOp& op, Program& p);
+void run(const ScaleQueriesOp& op, Worker& w) noexcept;
+inline Accesses accesses(const ScaleQueriesOp& op, const Program&) { return changes({}, op.x); }
+
 // Reorders the columns of each row. A row of x has the query and the gate of head 0, then of head 1
 // and so on, and then other columns. A row of out has all queries, the other columns, and all
 // gates.
@@ -81,6 +98,6 @@ inline Accesses accesses(const SplitGatesOp& op, const Program&) {
 // rows.
 void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin);
 
-using AttentionOps = Family<RopeStoreOp, AttentionOp, SplitGatesOp>;
+using AttentionOps = Family<RopeStoreOp, AttentionOp, ScaleQueriesOp, SplitGatesOp>;
 
 }  // namespace cpuserve

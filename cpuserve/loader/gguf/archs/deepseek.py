@@ -45,13 +45,18 @@ def _deepseek2(keys: Keys) -> dict[str, Any]:
     from before May 2025 have one matrix kv_b, and key_length and value_length are the widths of a
     head. In newer files, these widths are key_length_mla and value_length_mla.
     """
-    if keys.raw("attention.temperature_scale"):
-        wanted = "absent: queries scaled by their positions are not supported"
-        keys.fail("attention.temperature_scale", keys.raw("attention.temperature_scale"), wanted)
     biased = any(name.endswith(".exp_probs_b.bias") for name in keys.file.tensors)
     gating = keys.raw("expert_gating_func")
     if gating not in (None, *_GATING):
         keys.fail("expert_gating_func", gating, "1, the softmax, or 2, the sigmoid")
+    if keys.raw("attention.temperature_scale"):
+        wanted = "absent: queries scaled by their positions are not supported"
+        keys.fail("attention.temperature_scale", keys.raw("attention.temperature_scale"), wanted)
+    return {**latent_settings(keys), **_GATING[gating or 1 + biased]}
+
+
+def latent_settings(keys: Keys) -> dict[str, Any]:
+    """Return the widths of latent attention and the numbers of experts."""
     rotary = keys.count("rope.dimension_count")
     mla = "" if keys.raw("attention.key_length_mla") is None else "_mla"
     key = keys.count(f"attention.key_length{mla}")
@@ -62,7 +67,6 @@ def _deepseek2(keys: Keys) -> dict[str, Any]:
     q_rank = keys.raw("attention.q_lora_rank") is not None
     return {
         **settings,
-        **_GATING[gating or 1 + biased],
         "q_lora_rank": keys.count("attention.q_lora_rank") if q_rank else None,
         "kv_lora_rank": keys.count("attention.kv_lora_rank"),
         "qk_rope_head_dim": rotary,
@@ -79,6 +83,21 @@ def _deepseek2(keys: Keys) -> dict[str, Any]:
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
     }
 
+
+# The tensors of latent attention, and of its experts.
+LATENT = {
+    **EXPERTS,
+    **shared("shared_experts"),
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+}
 
 ARCHS = {
     "glm4": GgufArch(
@@ -115,19 +134,7 @@ ARCHS = {
     "deepseek2": GgufArch(
         "DeepseekV3ForCausalLM",
         "deepseek_v3",
-        {
-            **EXPERTS,
-            **shared("shared_experts"),
-            "attn_q_a": "self_attn.q_a_proj",
-            "attn_q_a_norm": "self_attn.q_a_layernorm",
-            "attn_q_b": "self_attn.q_b_proj",
-            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-            "attn_kv_b": "self_attn.kv_b_proj",
-            "attn_k_b": "self_attn.k_b_proj",
-            "attn_v_b": "self_attn.v_b_proj",
-            "exp_probs_b": "mlp.gate.e_score_correction_bias",
-        },
+        LATENT,
         _deepseek2,
     ),
 }

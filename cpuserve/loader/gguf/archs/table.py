@@ -20,6 +20,7 @@ from cpuserve.loader.gguf.archs import (
     lfm2,
     llama,
     llama_like,
+    mistral,
     nemotron_h,
     qwen,
 )
@@ -39,6 +40,7 @@ ARCHS = {
     **deepseek.ARCHS,
     **gpt.ARCHS,
     **llama_like.ARCHS,
+    **mistral.ARCHS,
     **nemotron_h.ARCHS,
     **falcon_h1.ARCHS,
 }

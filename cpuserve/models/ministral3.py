@@ -1,0 +1,79 @@
+"""Ministral 3 and Mistral Small 4: queries are scaled by their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_int, read_object
+from cpuserve.models.deepseek import build_latent, read_latent
+from cpuserve.models.experts import read_first_dense, read_groups
+from cpuserve.models.llama import build_decoder, read_decoder
+from cpuserve.models.rope import ORIGINAL, read_query_scale
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+
+
+@register_model("Ministral3ForCausalLM")
+class Ministral3:
+    """Ministral 3 (3B, 8B, 14B): Mistral with queries scaled by position.
+
+    Source: transformers modeling_ministral3.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Ministral 3 config."""
+        rope = _rope(config, {"rope_theta": 1e6, "factor": 16.0, ORIGINAL: 16384})
+        config = {"rms_norm_eps": 1e-5, **config, "rope_scaling": None, "rope_parameters": rope}
+        head_dim = config.get("head_dim", 128)
+        return read_decoder(
+            {**config, "head_dim": head_dim},
+            architecture="Ministral3ForCausalLM",
+            positions=262144,
+            window=read_int(config, "sliding_window", 0, low=0),
+            extra={"query_scale": read_query_scale(config)},
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_decoder(b, s)
+
+
+@register_model("Mistral4ForCausalLM")
+class Mistral4:
+    """Mistral Small 4: latent attention, experts chosen by a softmax, and scaled queries.
+
+    Source: transformers modeling_mistral4.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Mistral Small 4 config."""
+        rope = _rope(config, {"rope_theta": 1e4, "factor": 128.0, ORIGINAL: 8192})
+        # The share is of nope and rotated dims together; qk_rope_head_dim has the rotated ones.
+        rope["partial_rotary_factor"] = None
+        config = {"n_shared_experts": 1, **config, "rope_scaling": None, "rope_parameters": rope}
+        return read_latent(
+            {**config, "q_lora_rank": config.get("q_lora_rank", 1024)},
+            architecture="Mistral4ForCausalLM",
+            positions=1048576,
+            dense=read_first_dense(config, 0),
+            groups=read_groups(config, (1, 1), best=2),
+            renormalize=read_bool(config, "norm_topk_prob", True),
+            interleaved=read_bool(config, "rope_interleave", True),
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_latent(b, s, score="softmax")
+
+
+def _rope(config: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rope parameters in either spelling; without any, YaRN with these numbers."""
+    given = {**read_object(config, "rope_scaling"), **read_object(config, "rope_parameters")}
+    yarn = {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    return given or {**yarn, **default}
