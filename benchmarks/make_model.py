@@ -524,6 +524,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         conv_L_cache=3,
         block_multiple_of=32,
     ),
+    "tiny-lfm3": _decoder(
+        "Lfm3",
+        (512, 64, 120, 5, 4, 2),
+        **_TINY_KEYS,
+        head_dim=32,
+        conv_L_cache=5,
+        sliding_window=20,
+    ),
     "tiny-lfm2-moe": _decoder(
         "Lfm2Moe",
         (512, 64, 96, 4, 4, 2),

@@ -44,6 +44,7 @@ BUILTIN = {
     "GraniteSWAForCausalLM": "cpuserve.models.granite:GraniteSwa",
     "Lfm2ForCausalLM": "cpuserve.models.lfm2:Lfm2",
     "Lfm2MoeForCausalLM": "cpuserve.models.lfm2:Lfm2Moe",
+    "Lfm3ForCausalLM": "cpuserve.models.lfm3:Lfm3",
     "LlamaForCausalLM": "cpuserve.models.llama:Llama",
     "MellumForCausalLM": "cpuserve.models.mellum:Mellum",
     "MiniMaxM2ForCausalLM": "cpuserve.models.minimax_m2:MiniMaxM2",

@@ -123,7 +123,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     if attends[layer]:
         _attention(b, s, f"{at}.self_attn", sum(attends[:layer]), h, x)
     else:
-        _convolution(b, s, f"{at}.conv", h, x)
+        short_convolution(b, s, f"{at}.conv", h, x)
 
 
 def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: ValueId) -> None:
@@ -136,8 +136,11 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
     b.linear(b.attention(qkv, layer=layer), f"{at}.out_proj", add_to=x)
 
 
-def _convolution(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add out_proj(C * conv(B * v)) to x, where B, C and v are the three parts of in_proj(h)."""
+def short_convolution(b: Builder, s: ModelSpec, at: str, h: ValueId, to: ValueId | None) -> ValueId:
+    """Return out_proj(C * conv(B * v)), added to `to` if that is given.
+
+    B, C and v are the three parts of in_proj(h).
+    """
     bias, width = cast("bool", s.extra["conv_bias"]), s.width
     name = f"{at}.in_proj"
     gates = b.linear(h, rows(name, 0, 2 * width), features=2 * width, bias=bias)
@@ -145,14 +148,19 @@ def _convolution(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> N
     b.multiply(gates, to=inner)
     mixed = b.short_conv(inner, f"{at}.conv", taps=cast("int", s.extra["taps"]), bias=bias)
     b.multiply(gates, to=mixed, column=width)
-    b.linear(mixed, f"{at}.out_proj", bias=bias, add_to=x)
+    return b.linear(mixed, f"{at}.out_proj", features=width, bias=bias, add_to=to)
+
+
+def lfm_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
+    """Return the layer's gated MLP of h, added to `to` if that is given."""
+    at = f"model.layers.{layer}.feed_forward"
+    g = b.linear(h, [f"{at}.w1", f"{at}.w3"], features=s.intermediate, then="silu_mul")
+    return b.linear(g, f"{at}.w2", features=s.width, add_to=to)
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     """Add the layer's gated MLP of h to x."""
-    at = f"model.layers.{layer}.feed_forward"
-    g = b.linear(h, [f"{at}.w1", f"{at}.w3"], features=s.intermediate, then="silu_mul")
-    b.linear(g, f"{at}.w2", features=s.width, add_to=x)
+    lfm_mlp(b, s, layer, h, x)
 
 
 def _sparse_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

@@ -44,7 +44,9 @@ KINDS = (
     "qwen3-moe",
     "qwen3-next",
     "granite4-hybrid",
+    "falcon-h1",
     "lfm2",
+    "lfm3",
     "mixtral",
     "mellum",
     "deepseek-v2",
@@ -96,7 +98,6 @@ FAMILIES = (
     "mistral4",
     "vaultgemma",
     "granite-swa",
-    "falcon-h1",
 )
 
 # Families that give vectors and no text.

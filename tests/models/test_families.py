@@ -268,6 +268,21 @@ VARIANTS = {
         "lfm2-moe",
         {"use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0},
     ),
+    "lfm3-plain": (
+        "lfm3",
+        {
+            "layer_types": ["full_attention", "conv", "sliding_attention", "conv", "conv"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 3e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e3},
+            },
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "attention_bias": True,
+            "conv_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     "phi3-partial": ("phi3", {"partial_rotary_factor": 0.5, "sliding_window": None}),
     "glm4-whole-heads": ("glm4", {"partial_rotary_factor": 1.0, "attention_bias": False}),
     "glm4-moe-groups": (

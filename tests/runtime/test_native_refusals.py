@@ -190,6 +190,8 @@ def test_ops_that_do_not_fit_their_values_are_refused():
         (lambda: p.add(x, h, -1), "does not hold 32 columns from column -1 on"),
         (lambda: p.combine(codes, routing, x), "must be f32 or bf16"),
         (lambda: p.combine(more, routing, h), "differ in width"),
+        (lambda: p.gate(x, h, 0, 7, False), "no multiple of the 7 columns of a gate"),
+        (lambda: p.gate(x, h, 30, 16, False), "does not hold 3 gates from column 30 on"),
         (lambda: p.scale(h, g), "32 elements, not 48"),
         (lambda: p.scale_queries(x, g, 33), "does not hold 33 columns from column 0 on"),
         (lambda: p.scale_queries(x, g, 0), "at least 1 column, not 0"),

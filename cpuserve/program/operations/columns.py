@@ -20,10 +20,9 @@ MOST_PARTS = 8  # the most parts of a row in MixParts: csrc/runtime/operations/c
 
 
 class Gate(Op, frozen=True):
-    """out[t] *= sigmoid(x[t, column:]), with one gate for each of the `width` columns of out.
+    """out[t] *= sigmoid(x[t, column:]), where each gate multiplies `columns` columns of out.
 
-    single: x has only one gate, which multiplies the whole row. plain: out is multiplied by the
-    gates themselves, without a sigmoid.
+    plain: out is multiplied by the gates themselves, without a sigmoid.
     """
 
     reads_of = ("x", "out")
@@ -32,17 +31,18 @@ class Gate(Op, frozen=True):
     out: ValueId
     width: int
     column: int = 0
-    single: bool = False
+    columns: int = 1
     plain: bool = False
 
     def lower(self, to: Lowering) -> None:
         x, out = to.value(self.x), to.value(self.out)
-        to.emit(lambda: to.native.gate(x, out, self.column, self.single, self.plain))
+        to.emit(lambda: to.native.gate(x, out, self.column, self.columns, self.plain))
 
     def reference(self, at: Interpreter, x: Tensor, out: Tensor) -> Tensor:
         import torch
 
-        gates = x[:, self.column : self.column + (1 if self.single else self.width)]
+        gates = x[:, self.column : self.column + self.width // self.columns]
+        gates = gates.repeat_interleave(self.columns, dim=1)
         return out * (gates if self.plain else torch.sigmoid(gates))
 
 
@@ -233,19 +233,18 @@ class ColumnsBuilder(BaseBuilder):
         self._check_columns("multiply", x, column, width)
         self._ops.append(Gate(x, to, width, column, plain=True))
 
-    def gate(self, x: ValueId, *, to: ValueId) -> None:
+    def gate(self, x: ValueId, *, to: ValueId, heads: int = 0) -> None:
         """Multiply `to` [T, width], in place, by the sigmoid of the last `width` columns of x.
 
-        If x has one column, its sigmoid multiplies all columns of `to`.
+        heads: x has only that many gates, and each multiplies an equal part of `to`. If x has one
+        column, its sigmoid multiplies all columns of `to`.
         """
-        width, gates = self._width(to), self._width(x)
-        if gates == 1:
-            self._ops.append(Gate(x, to, width, single=True))
-            return
-        if gates < width:
-            msg = f"gate: {self._values[x].name} has {gates} columns for {width} gates"
+        width, columns = self._width(to), self._width(x)
+        gates = 1 if columns == 1 else heads or width
+        if columns < gates or width % gates:
+            msg = f"gate: {self._values[x].name} has {columns} columns for {gates} gates of {width}"
             raise ModelError(msg)
-        self._ops.append(Gate(x, to, width, gates - width))
+        self._ops.append(Gate(x, to, width, columns - gates, width // gates))
 
     def add(self, x: ValueId, *, to: ValueId, column: int | None = None) -> None:
         """Add x to the value `to`, or to the columns of `to` from `column` on; in place."""

@@ -31,8 +31,10 @@ float square(float x) noexcept { return x * x; }
 
 void prepare(const GateOp& op, const Program& p) {
   p.check_tokens("gate", {op.x, op.out});
-  const int64_t gates = op.single ? 1 : p.f32_value(op.out, "gate out").width;
-  p.f32_value(op.out, "gate out");
+  const int64_t width = p.f32_value(op.out, "gate out").width;
+  check_argument(op.columns >= 1 && width % op.columns == 0, "gate: out has width ", width,
+                 ", which is no multiple of the ", op.columns, " columns of a gate");
+  const int64_t gates = width / op.columns;
   check_argument(
       op.x != op.out && op.column >= 0 && op.column + gates <= p.f32_value(op.x, "gate x").width,
       "gate: x has width ", p.value(op.x).width, ", which does not hold ", gates,
@@ -45,9 +47,11 @@ void run(const GateOp& op, Worker& w) noexcept {
   for (int64_t t = mine.begin; t < mine.end; t++) {
     const float* gates = floats_of(x, t) + op.column;
     float* to = floats_of(out, t);
-    if (op.single) {
-      const float gate = op.plain ? gates[0] : sigmoid(gates[0]);
-      for (int64_t i = 0; i < out.width; i++) to[i] *= gate;
+    if (op.columns > 1) {
+      for (int64_t i = 0; i < out.width; i += op.columns, gates++) {
+        const float gate = op.plain ? gates[0] : sigmoid(gates[0]);
+        for (int64_t j = 0; j < op.columns; j++) to[i + j] *= gate;
+      }
     } else if (op.plain) {
       for (int64_t i = 0; i < out.width; i++) to[i] *= gates[i];
     } else {

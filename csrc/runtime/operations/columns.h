@@ -6,19 +6,19 @@ namespace cpuserve {
 
 constexpr int32_t kMaxParts = 8;  // the most parts of a row of MixPartsOp
 
-// Multiplies each column of out by sigmoid(gate). The gates are columns of x from `column` on. With
-// `single`, all columns are multiplied by one gate. With `plain`, the factor is the gate itself
-// instead of its sigmoid.
+// Multiplies each column of out by sigmoid(gate). The gates are columns of x from `column` on, and
+// each multiplies `columns` columns. With `plain`, the factor is the gate itself instead of its
+// sigmoid.
 struct GateOp {
   static constexpr const char* kName = "gate";
   Id x, out;
-  int64_t column;
-  bool single, plain;
+  int64_t column, columns;
+  bool plain;
 
   static constexpr auto fields() {
     return std::make_tuple(field("x", &GateOp::x), field("out", &GateOp::out),
-                           field("column", &GateOp::column), field("single", &GateOp::single),
-                           field("plain", &GateOp::plain));
+                           field("column", &GateOp::column),
+                           field("columns", &GateOp::columns), field("plain", &GateOp::plain));
   }
 };
 void prepare(const GateOp& op, const Program& p);
