@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cpuserve.llm import LLM
     from cpuserve.outputs import CompletionOutput, RequestOutput
+    from cpuserve.sampling.beams import BeamSearchParams
     from cpuserve.sampling.params import SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
 _MODULES = {
     "LLM": "cpuserve.llm",
+    "BeamSearchParams": "cpuserve.sampling.beams",
     "CompletionOutput": "cpuserve.outputs",
     "RequestOutput": "cpuserve.outputs",
     "SamplingParams": "cpuserve.sampling.params",

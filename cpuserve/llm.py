@@ -21,10 +21,18 @@ from cpuserve.llm_arguments import (
 )
 from cpuserve.llm_pooling import PoolingMethods, items_of
 from cpuserve.log import get_logger
-from cpuserve.outputs import DecisionOutput, RequestOutput, completion_of, position_logprobs
+from cpuserve.outputs import (
+    BeamSearchOutput,
+    DecisionOutput,
+    RequestOutput,
+    beam_output,
+    completion_of,
+    position_logprobs,
+)
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.bad_words import with_own_bad_word_ids
 from cpuserve.serving.batch import BatchItem, chat_items, decision_items, run_batch
+from cpuserve.serving.beam_batch import search_batch
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.decisions.call import GREEDY, decision_call
@@ -41,6 +49,7 @@ if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.inline import InlineClient
+    from cpuserve.sampling.beams import BeamSearchParams
     from cpuserve.serving.events import Choice
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -191,6 +200,38 @@ class LLM(PoolingMethods):
         items = chat_items(context, calls, params)
         requests = [self._of_ids(item.prompt.ids) for item in items]
         return self._finished(requests, items, params, use_tqdm, context)
+
+    def beam_search(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: BeamSearchParams,
+        lora_request: str | None = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Return the params.beam_width best texts of each prompt; prompts as in `generate`.
+
+        use_tqdm: show progress on a terminal. concurrency_limit: search for so many prompts at a
+        time; None = for all, so that each step computes the beams of all prompts.
+
+        Raises:
+            InvalidRequest: a prompt or parameter is invalid.
+            RequestError, EngineDead: as `generate`.
+        """
+        self._check_kind("generate")
+        requests = [self._request(prompt) for prompt in as_list(prompts)]
+        step = SamplingParams(max_tokens=params.max_tokens, ignore_eos=params.ignore_eos)
+        (own,) = self._params(step, 1, lora_request)
+        found: list[BeamSearchOutput] = []
+        at_once = max(1, concurrency_limit or len(requests))
+        with _progress(len(requests), use_tqdm) as advance:
+            for start in range(0, len(requests), at_once):
+                ids = [each.prompt_token_ids for each in requests[start : start + at_once]]
+                searched = search_batch(self._client, self._context, ids, own, params.rules)
+                for prompt, beams in zip(ids, searched, strict=True):
+                    found.append(beam_output(prompt, beams, params, self._tokenizer))
+                advance(len(ids))
+        return found
 
     def decide(
         self,

@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.sampling.beams import BeamSearchParams
     from cpuserve.sampling.params import SamplingParams
+    from cpuserve.serving.beam_search import Beam
     from cpuserve.serving.decisions.results import LabelDiagnostics, Result
     from cpuserve.serving.events import Choice
     from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -65,6 +69,29 @@ class RequestOutput:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     finished: bool = False
     num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """A text of `LLM.beam_search`. tokens, text: with the prompt.
+
+    logprobs: of each token after the prompt, with the alternatives. finish_reason: "stop" or
+    "length". stop_reason: None, because a text ends only at the end of text.
+    """
+
+    tokens: list[int]
+    logprobs: list[PositionLogprobs]
+    cum_logprob: float
+    text: str
+    finish_reason: str
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The texts that a beam search has found for a prompt, the best one first."""
+
+    sequences: list[BeamSearchSequence]
 
 
 @dataclass(slots=True)
@@ -182,6 +209,26 @@ def completion_of(choice: Choice, params: SamplingParams, tokenizer: Tokenizer) 
         ]
         done.cumulative_logprob = sum((row.logprob for row in choice.logprobs), 0.0)
     return done
+
+
+def beam_output(
+    prompt: list[int], beams: Sequence[Beam], params: BeamSearchParams, tokenizer: Tokenizer
+) -> BeamSearchOutput:
+    """Return the output of a beam search for `prompt`; as in vLLM, its texts begin with it."""
+    found = BeamSearchOutput([])
+    for beam in beams:
+        cut = beam.end is not None and not params.include_stop_str_in_output
+        tokens = [*prompt, *(beam.tokens[:-1] if cut else beam.tokens)]
+        found.sequences.append(
+            BeamSearchSequence(
+                tokens,
+                [position_logprobs(row, tokenizer) for row in beam.logprobs],
+                beam.total,
+                tokenizer.decode(tokens, skip_special_tokens=False),
+                "length" if beam.end is None else "stop",
+            )
+        )
+    return found
 
 
 def position_logprobs(

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.beams import BeamRules
 from cpuserve.sampling.structured import InputGrammar
 from cpuserve.serving.decisions.labels import Labels
 from cpuserve.serving.decisions.questions import Decisions
@@ -71,7 +72,7 @@ class Prompt:
 class Earlier:
     """The token ids of an earlier prompt and response, which go before the new prompt.
 
-    mark: a text in the messages; only what the template writes after it belongs to the new prompt.
+    mark: a text in the messages; only the rendered text after it belongs to the new prompt.
     "" = all of it does, without the tokens that begin a text.
     """
 
@@ -126,7 +127,7 @@ class GenerateCall(CommonFields, kw_only=True):
     """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
 
     prompt: a text, token ids, or a list of texts or of token ids. pairs: pairs of texts instead of
-    a prompt; the response has a score for each pair. instruction: what a reranker should score.
+    a prompt; the response has a score for each pair. instruction: the task of a reranker.
     prompt_name: the key of the checkpoint's prompt that goes before each text to be embedded.
     reasoning_effort: one of REASONING_EFFORTS, which the chat template reads. include_reasoning:
     False = thoughts are left out of the response. reasoning_budget: the most tokens of a thought,
@@ -148,6 +149,7 @@ class GenerateCall(CommonFields, kw_only=True):
     stream_interval: how many tokens an event of a stream has, after the first one.
     usage_in_each: whether TokenUsage follows the events of each output. lines: when the response
     ends at a line. fills_cache: max_tokens may be 0, to compute the prompt for later requests.
+    beams: the responses are the best ones that a beam search finds; None = they are sampled.
     """
 
     prompt: str | list[str | int | list[int]] | None = None
@@ -189,6 +191,7 @@ class GenerateCall(CommonFields, kw_only=True):
     usage_in_each: bool = False
     lines: LineRules | None = None
     fills_cache: bool = False
+    beams: BeamRules | None = None
 
     @property
     def callable_tools(self) -> list[Any]:

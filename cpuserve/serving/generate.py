@@ -12,6 +12,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.serving.bad_words import with_bad_word_ids
+from cpuserve.serving.beam_runs import beam_events
 from cpuserve.serving.cancellation import CANCELLATIONS
 from cpuserve.serving.chat_prompt import chat_prompt
 from cpuserve.serving.encode import most_counted
@@ -46,6 +47,7 @@ from cpuserve.serving.tools.use import response_structure, tool_use, waits_for_t
 
 if TYPE_CHECKING:
     from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.sampling.beams import BeamRules
     from cpuserve.serving.call import GenerateCall, Prompt
     from cpuserve.serving.context import ModelContext
     from cpuserve.serving.fan_out import SequenceRequest
@@ -259,6 +261,8 @@ class Generation:
         """
         if self._kept is not None:
             return self._searching(self._kept)
+        if self.call.beams is not None:
+            return self._best_beams(self.call.beams)
         if self._beginning is not None:
             return self._after(self._beginning)
         return self._one(self.sequences[0]) if len(self.sequences) == 1 else self._several()
@@ -330,6 +334,28 @@ class Generation:
             current = await _prepared(self.context, asked, self._num_bytes)
             self._shorten_timeout(current.sequences[0])
             self._rounds.append(current)
+        yield [self.usage()]
+
+    async def _best_beams(self, rules: BeamRules) -> Events:
+        """Run a beam search for each prompt."""
+        context, sequences = self.context, self.sequences
+        admit(context, sequences)
+        prompts: dict[int, list[SequenceRequest]] = {}
+        for sequence in sequences:
+            prompts.setdefault(id(sequence.prompt), []).append(sequence)
+        searches = [
+            asyncio.create_task(beam_events(context, of_prompt, rules, self._tools))
+            for of_prompt in prompts.values()
+        ]
+        try:
+            for search in searches:
+                yield await search
+        finally:
+            for search in searches:
+                search.cancel()
+            await asyncio.gather(*searches, return_exceptions=True)
+            for sequence in sequences:  # a search that never started has not called it
+                dismiss(context, sequence)
         yield [self.usage()]
 
     def _shorten_timeout(self, later: SequenceRequest) -> None:

@@ -124,6 +124,19 @@ class NextTurn(Enum):
     NONE = "none"
 
 
+def check_failed(output: Output) -> None:
+    """Raise the error of an output that reports one.
+
+    Raises:
+      InvalidRequest: a field of the request was the cause.
+      RequestError: the engine ended the request with an error.
+    """
+    if output.fault is not None:
+        raise InvalidRequest(output.error or "the request is invalid", role=output.fault)
+    if output.finish == "error":
+        raise RequestError(output.error or "the engine ended this request with an error")
+
+
 class TextProcessor:
     """Turns the token ids of one sequence, choice `index` of the response, into events."""
 
@@ -206,11 +219,8 @@ class TextProcessor:
             InvalidRequest: a field of the request was the cause.
             RequestError: the engine ended the request with an error.
         """
+        check_failed(output)
         finish = output.finish
-        if output.fault is not None:
-            raise InvalidRequest(output.error or "the request is invalid", role=output.fault)
-        if finish == "error":
-            raise RequestError(output.error or "the engine ended this request with an error")
         text = Text(self._index, "", output.tokens, output.logprobs)
         events: list[Event] = [text]
         if output.prompt_logprobs is not None:

@@ -54,6 +54,10 @@ HONOURED = {
     "min_p": 0.5,
     "min_tokens": 3,
     "model": "alias",
+    "length_penalty": {
+        CHAT: {"use_beam_search": True, "length_penalty": 2},
+        TEXT: {"use_beam_search": True, "length_penalty": 2},
+    },
     "n": {CHAT: 2, TEXT: 2},
     "n_predict": 3,
     "presence_penalty": 0.5,
@@ -92,6 +96,7 @@ HONOURED = {
     "system": "be kind",
     "timings_per_token": {CHAT: True, TEXT: True},
     "think": {"/api/chat": False},
+    "use_beam_search": {CHAT: True, TEXT: True},
     "num_predict": 3,
 }
 # Fields without effect on the text of an answer, and why.

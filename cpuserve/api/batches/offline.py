@@ -61,7 +61,7 @@ async def run_file(
 
 
 class _InOrder:
-    """Passes on results in the order in which their lines began."""
+    """Passes on results in the order of their lines."""
 
     def __init__(self, write: WriteLine) -> None:
         self._write = write

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cpuserve.api.request.fields import check_repeat_last_n
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import NO_LIMIT, unsupported
+from cpuserve.serving.call import NO_LIMIT
 from cpuserve.serving.params import check_repeat_penalty
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ def check_fields_together(request: GenerationRequest) -> None:
         (request.presence_penalty, 0),
         (request.frequency_penalty, 0),
     )
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        msg = f"best_of is not supported yet: omit it, or set it to n ({request.n or 1})"
-        raise unsupported(msg, "best_of")
     _check_stream(request)
 
 

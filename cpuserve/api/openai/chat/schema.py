@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.api.openai.beams import beam_rules
 from cpuserve.api.openai.chat.conversation import chat_messages
 from cpuserve.api.openai.checks import (
     check_fields_together,
@@ -60,6 +61,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     function_call: Any = None
     modalities: list[str] | None = None
     echo: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     return_prompt_text: bool | None = None
     request_id: str | None = None
 
@@ -175,6 +178,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
         tool_name=function,
         custom_tools=offer.custom,
         usage_in_each=usage_in_each(request),
+        beams=beam_rules(request),
     )
 
 

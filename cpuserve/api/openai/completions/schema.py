@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.api.openai.beams import beam_rules
 from cpuserve.api.openai.checks import (
     check_fields_together,
     form_field,
@@ -31,6 +32,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: int | None = None
     suffix: str | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     echo: bool | None = None
     request_id: str | None = None
     timings_per_token: bool | None = None
@@ -81,6 +84,7 @@ def to_call(request: CompletionRequest) -> GenerateCall:
         repetition_penalty=repetition_penalty(request),
         default_max_tokens=COMPLETION_TOKENS,
         usage_in_each=usage_in_each(request),
+        beams=beam_rules(request),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.api.openai.beams import check_best_of
 from cpuserve.api.openai.chat.schema import thought_budget
 from cpuserve.api.openai.checks import check_fields_together, repetition_penalty
 from cpuserve.api.openai.responses.cache_diagnostics import CacheOptions
@@ -102,6 +103,7 @@ def to_call(request: ResponsesRequest, num_stored: int = 0) -> GenerateCall:
     num_stored: how many items at the beginning of `input` come from the store.
     """
     check_fields_together(request)
+    check_best_of(request.n or 1, request.best_of)
     _check_own_fields(request)
     offered = offered_tools(request.tools, request.tool_choice, request.input)
     tools = offered.choice

@@ -1,0 +1,91 @@
+"""The fields of a beam search: use_beam_search, length_penalty, and its width in n or best_of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cpuserve.api.request.fields import is_set
+from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.beams import MOST_BEAMS, BeamRules
+from cpuserve.serving.call import unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+# The fields that a beam search cannot heed, and their values that change nothing.
+_NOT_WITH_BEAMS: Mapping[str, Collection[Any]] = {
+    "stream": (),
+    "echo": (),
+    "tools": (),
+    "stop": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "prompt_logprobs": (),
+    "logprob_token_ids": (),
+    "logit_bias": (),
+    "allowed_token_ids": (),
+    "bad_words": (),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "repeat_penalty": (1,),
+    "repetition_detection": (),
+    "thinking_token_budget": (-1,),
+    "thinking_budget_tokens": (-1,),
+    "reasoning_budget_tokens": (-1,),
+}
+
+
+class HasBeams(Protocol):
+    """A request that may ask for a beam search."""
+
+    @property
+    def n(self) -> int | None:
+        """The number of responses."""
+
+    @property
+    def best_of(self) -> Any:
+        """The number of beams; None = n."""
+
+    @property
+    def use_beam_search(self) -> bool | None:
+        """Whether the request asks for a beam search."""
+
+    @property
+    def length_penalty(self) -> float | None:
+        """The exponent of the length in the score of a response."""
+
+
+def check_best_of(n: int, best_of: Any) -> None:
+    """Raise InvalidRequest if a request without a beam search asks for more than n candidates."""
+    if best_of is not None and best_of != n:
+        msg = f"best_of is only possible with use_beam_search: omit it, or set it to n ({n})"
+        raise unsupported(msg, "best_of")
+
+
+def beam_rules(request: HasBeams) -> BeamRules | None:
+    """Return how the beam search of a request runs; None = it samples.
+
+    Raises:
+      InvalidRequest: a field is out of range, or not possible together with the others.
+    """
+    n, best_of, penalty = request.n or 1, request.best_of, request.length_penalty
+    if not request.use_beam_search:
+        if penalty not in (None, 1):
+            msg = "length_penalty needs use_beam_search: set it to true"
+            raise unsupported(msg, "length_penalty")
+        check_best_of(n, best_of)
+        return None
+    for name, neutral in _NOT_WITH_BEAMS.items():
+        value = getattr(request, name, None)
+        if is_set(value) and value not in neutral:
+            msg = f"{name} is not possible with use_beam_search: omit it"
+            raise unsupported(msg, name)
+    field = "n" if best_of is None else "best_of"
+    width = n if best_of is None else best_of
+    if not isinstance(width, int) or not n <= width <= MOST_BEAMS:
+        least = "" if best_of is None else f" n ({n}) or more, and"
+        msg = f"{field} must be{least} at most {MOST_BEAMS} with use_beam_search, got {width!r:.80}"
+        raise InvalidRequest(msg, param=field)
+    return BeamRules(width, 1.0 if penalty is None else penalty)

@@ -1,0 +1,60 @@
+"""BeamSearchParams: how a beam search runs, with the fields and defaults of vLLM."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpuserve.errors import InvalidRequest
+
+# Each beam proposes twice as many tokens as there are beams, and the engine reports 20 at most.
+MOST_BEAMS = 10
+MOST_PENALTY = 16.0  # as an exponent of the length, so that no score overflows
+
+
+class BeamRules(msgspec.Struct, frozen=True):
+    """The width of a beam search, and the exponent of the length in the score of a beam."""
+
+    width: int
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequest with the parameter for a value out of range."""
+        if not 1 <= self.width <= MOST_BEAMS:
+            msg = f"a beam search has 1 to {MOST_BEAMS} beams, got {self.width}"
+            raise InvalidRequest(msg, role="beam_width")
+        if not -MOST_PENALTY <= self.length_penalty <= MOST_PENALTY:
+            msg = (
+                f"length_penalty must be between {-MOST_PENALTY:g} and {MOST_PENALTY:g}, "
+                f"got {self.length_penalty}"
+            )
+            raise InvalidRequest(msg, role="length_penalty")
+
+
+class BeamSearchParams(msgspec.Struct, kw_only=True):
+    """The parameters of `LLM.beam_search`.
+
+    beam_width: how many beams go on at each step, and how many texts are returned, at most
+    MOST_BEAMS. max_tokens: the most tokens of a text. length_penalty: the score of a text is its
+    cumulative logprob divided by its length in tokens, prompt included, to this power. temperature:
+    has no effect, because nothing is drawn. include_stop_str_in_output: whether the token that ends
+    a text is among its tokens.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequest with the parameter for a value out of range."""
+        _ = self.rules
+        if self.max_tokens < 1:
+            msg = f"max_tokens must be at least 1, got {self.max_tokens}"
+            raise InvalidRequest(msg, role="max_tokens")
+
+    @property
+    def rules(self) -> BeamRules:
+        """The width and the length penalty."""
+        return BeamRules(self.beam_width, self.length_penalty)
