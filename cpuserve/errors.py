@@ -96,6 +96,11 @@ class RequestError(CpuserveError):
 CONTEXT_LENGTH = "context_length_exceeded"
 
 
+def status_of(error: BaseException) -> int:
+    """Return the status of the response to an error: 500 for errors without one."""
+    return error.status if isinstance(error, RequestError) else 500
+
+
 class InvalidRequest(RequestError):
     """The request itself is wrong (400)."""
 

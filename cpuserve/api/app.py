@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from cpuserve.api import shared_paths
 from cpuserve.api.anthropic.dialect import ANTHROPIC
 from cpuserve.api.dialect import DialectOfPath
 from cpuserve.api.llamacpp.dialect import LLAMACPP
@@ -31,8 +32,9 @@ from cpuserve.api.status import (
     metrics,
 )
 from cpuserve.api.systemone.router import SYSTEM_ONE
+from cpuserve.api.tei.dialect import TEI
 from cpuserve.api.tokenize import router as tokenize
-from cpuserve.api.vllm import invocations, load
+from cpuserve.api.vllm import load
 from cpuserve.version import version
 
 if TYPE_CHECKING:
@@ -51,11 +53,12 @@ DIALECTS = (
     SCORES,
     POOLING,
     SYSTEM_ONE,
+    TEI,
 )
 ROUTERS = (
     *(router for dialect in DIALECTS for router in dialect.routers),
     tokenize.router,
-    invocations.router,
+    shared_paths.router,
     load.router,
     cpu.router,
     health.router,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cpuserve.api.response.error_format import OPENAI, ErrorFormat, error_format_of
-from cpuserve.api.response.errors import ENVELOPE
+from cpuserve.api.response.errors import ERROR_FORMAT
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -37,6 +37,6 @@ class DialectOfPath:
         """Handle one connection."""
         if scope["type"] == "http":
             errors = error_format_of(scope["path"], {name for name, _ in scope["headers"]})
-            scope[ENVELOPE] = errors.error
+            scope[ERROR_FORMAT] = errors
             scope[ID_HEADERS] = errors.id_headers
         await self._app(scope, receive, send)

@@ -23,8 +23,9 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.request.body import decode_request
 from cpuserve.api.request.context import BodyForm, Named, RequestContext, read_call
 from cpuserve.api.request.fields import check_fields
+from cpuserve.api.response.error_format import ErrorFormat
 from cpuserve.api.response.error_json import ErrorBody
-from cpuserve.api.response.errors import WORDS, Words
+from cpuserve.api.response.errors import ERROR_FORMAT, WORDS, Words
 from cpuserve.api.response.openapi import TEXT, either, json_body, parameters
 from cpuserve.api.response.writer import Writer, respond
 from cpuserve.api.state import get_state
@@ -53,6 +54,7 @@ class Endpoint(Generic[T]):
     stream: str | None = None
     words: Callable[[T], Words] | None = None
     also: Sequence[int] = ()
+    errors: ErrorFormat | None = None
 
     async def respond(self, request: Request) -> Response:
         """Return the response to a request of this endpoint."""
@@ -76,6 +78,7 @@ def post(
     conversation: str = "messages",
     words: Callable[[T], Words] | None = None,
     also: Sequence[int] = (),
+    errors: ErrorFormat | None = None,
 ) -> Callable[[Handler[T]], Endpoint[T]]:
     """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
 
@@ -84,13 +87,14 @@ def post(
     id_prefix: the start of the id in the response. stream: the media type of streamed responses;
     None = the route never streams. conversation: see BodyForm. words: returns {role of an error:
     field of the body} (see RequestError.role); None = each role is the field of the same name.
-    The operation in /openapi.json has the handler's name and docstring. The decorated function
-    becomes the Endpoint, so that `post_by_field` can serve it at a further path.
+    errors: the format of errors; None = as the path says. The operation in /openapi.json has the
+    handler's name and docstring. The decorated function becomes the Endpoint, so that
+    `post_by_field` can serve it at a further path.
     """
 
     def add(handler: Handler[T]) -> Endpoint[T]:
         form = BodyForm(id_prefix, schema, conversation)
-        endpoint = Endpoint(handler, form, response, error, stream, words, also)
+        endpoint = Endpoint(handler, form, response, error, stream, words, also, errors)
         for path in paths:
             router.add_api_route(
                 path,
@@ -110,21 +114,32 @@ ByPooling = Mapping[str, Endpoint[Any]]
 
 
 def post_by_field(
-    router: APIRouter, path: str, endpoints: Mapping[str, ByPooling], *, name: str, about: str
+    router: APIRouter,
+    path: str,
+    endpoints: Mapping[str, ByPooling],
+    *,
+    name: str,
+    about: str,
+    otherwise: Endpoint[Any] | None = None,
 ) -> None:
     """Add a route that serves several endpoints; a field of the body and the model decide which.
 
-    endpoints: by the name of a field; the first field that the body has decides. name, about: the
-    name of the operation in /openapi.json, and its description.
+    endpoints: by the name of a field, or of a field within an object as in "inputs.sentences"; the
+    first field that the body has decides. name, about: the name of the operation in /openapi.json,
+    and its description. otherwise: the endpoint for bodies without any of the fields.
     """
-    fields = [(field, msgspec.Raw, msgspec.Raw()) for field in endpoints]
+    names = dict.fromkeys(field.partition(".")[0] for field in endpoints)
+    fields = [(field, msgspec.Raw, msgspec.Raw()) for field in names]
     marks = msgspec.defstruct("Marks", [*fields, ("model", Any, None)])
 
     def endpoint_of(request: Request, body: bytearray) -> Endpoint[Any]:
         given = msgspec.structs.asdict(decode_request(body, marks))
         for field, choices in endpoints.items():
-            if given[field]:
+            outer, _, inner = field.partition(".")
+            if given[outer] and (not inner or _has_field(given[outer], inner)):
                 return choices.get(_pooling_of(request, given["model"]), choices[""])
+        if otherwise is not None:
+            return otherwise
         known = ", ".join(endpoints)
         msg = f"The body has none of the fields that say what is asked for: send one of {known}"
         raise InvalidRequest(msg)
@@ -132,7 +147,9 @@ def post_by_field(
     async def serve(request: Request) -> Response:
         return await _respond(request, partial(endpoint_of, request))
 
-    described = [each.described for choices in endpoints.values() for each in choices.values()]
+    served = [each for choices in endpoints.values() for each in choices.values()]
+    served += [] if otherwise is None else [otherwise]
+    described = [each.described for each in served]
     router.add_api_route(
         path,
         serve,
@@ -141,6 +158,14 @@ def post_by_field(
         description=about,
         openapi_extra=either(described),
     )
+
+
+def _has_field(value: msgspec.Raw, name: str) -> bool:
+    """Return whether a JSON value is an object with this field."""
+    try:
+        return name in msgspec.json.decode(value, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        return False
 
 
 def _pooling_of(request: Request, model: object) -> str:
@@ -159,6 +184,8 @@ async def _respond(request: Request, endpoint_of: Callable[[bytearray], Endpoint
 
     def form_of(body: bytearray) -> BodyForm[Any]:
         chosen.append(endpoint_of(body))
+        if chosen[0].errors is not None:
+            request.scope[ERROR_FORMAT] = chosen[0].errors
         return chosen[0].form
 
     async with read_call(request, form_of) as (received, asked):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -95,3 +95,9 @@ class Head:
     pooling: str
     layers: tuple[Layer, ...] = ()
     unit: bool = True
+
+    def without_activation(self) -> Head:
+        """Return the head without the activation of its last layer, which is a Dense."""
+        *first, last = self.layers
+        assert isinstance(last, Dense)
+        return replace(self, layers=(*first, replace(last, activation="none")))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.dense_module import Dense, Head, VectorNorm
@@ -41,8 +41,7 @@ def class_head(checkpoint: Checkpoint) -> Head:
     name = read_architectures(checkpoint.config)[0]
     make = TAGGER_HEADS.get(name) or HEADS[name]
     head = make(_reader(checkpoint, "classifier", set()), checkpoint.config)
-    last = replace(cast("Dense", head.layers[-1]), activation="none")
-    head = replace(head, layers=(*head.layers[:-1], last))
+    head = head.without_activation()
     _check(checkpoint, head, len(labels_of(checkpoint.config)))
     return head
 

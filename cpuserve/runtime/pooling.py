@@ -126,7 +126,9 @@ def make_pooler(head: Head, *, vectors: str = "") -> Pooler | None:
 
     vectors: as in SamplingParams; the vectors of tokens are those without the head.
     """
-    if vectors and head.pooling in POOLS:
+    if vectors == "raw":
+        head = head.without_activation()
+    elif vectors and head.pooling in POOLS:
         tokens = {"tokens": Head("all", unit=False), "unit_tokens": Head("all")}
         head = tokens.get(vectors) or replace(head, unit=False)
     return cast("Pooler", POOLS[head.pooling](head)) if head.pooling in POOLS else None

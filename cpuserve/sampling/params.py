@@ -14,8 +14,9 @@ MAX_SALT = 128
 NOT_IN_SALT = frozenset("@/\\\0")
 SALT_RULE = "characters without @, /, \\ and NUL"
 # The results of an embedding model: an embedding of length 1, one that is not scaled, and the
-# vectors of all tokens as the model computes them, or scaled to length 1.
-VECTORS = ("", "plain", "tokens", "unit_tokens")
+# vectors of all tokens as the model computes them, or scaled to length 1. "raw": the score of a
+# reranker before its activation.
+VECTORS = ("", "plain", "tokens", "unit_tokens", "raw")
 NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 
 
@@ -35,7 +36,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     LoRA adapter that changes the model for this request. `structured_outputs`: the grammar that the
     text must match; the response ends where nothing can follow. `caller`: the client of a server;
     waiting requests and new grammars of several clients take turns. `vectors`: the kind
-    of result of an embedding model, one of VECTORS.
+    of result of an embedding model or a reranker, one of VECTORS.
     """
 
     n: int = 1

@@ -7,7 +7,7 @@ not set the field.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,9 +126,10 @@ class CommonFields(msgspec.Struct, kw_only=True):
 class GenerateCall(CommonFields, kw_only=True):
     """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
 
-    prompt: a text, token ids, or a list of texts or of token ids. pairs: pairs of texts instead of
-    a prompt; the response has a score for each pair. instruction: the task of a reranker.
-    prompt_name: the key of the checkpoint's prompt that goes before each text to be embedded.
+    prompt: a text, token ids, or a list of texts or of token ids. pairs: pairs of texts, or single
+    texts, instead of a prompt; the response has a score or logits for each. instruction: the task
+    of a reranker. prompt_name: the key of the checkpoint's prompt that goes before each text to be
+    embedded.
     reasoning_effort: one of REASONING_EFFORTS, which the chat template reads. include_reasoning:
     False = thoughts are left out of the response. reasoning_budget: the most tokens of a thought,
     -1 = any number. tools: functions, in the format that chat templates read. tool_choice: "none",
@@ -154,7 +155,7 @@ class GenerateCall(CommonFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]] | None = None
     messages: list[ConversationMessage] | None = None
-    pairs: list[tuple[str, str]] | None = None
+    pairs: Sequence[tuple[str, ...]] | None = None
     instruction: str | None = None
     prompt_name: str | None = None
     add_generation_prompt: bool | None = None

@@ -125,8 +125,6 @@ class ModelContext:
         if info.get("prefix_caching", True) and self.pooling == "none":
             self.recent = RecentPrompts()
         self.vector_width = number("width", 0)
-        if self.pooling in ("rank", "classify"):
-            self.pairs = PairEncoder.of(tokenizer, info)
         self.ready = True
 
     def unavailable(self) -> str | None:
@@ -186,8 +184,9 @@ class ModelContext:
         return self.chat_template
 
     def get_pairs(self) -> PairEncoder:
-        """Return the encoder of pairs of texts; only models with a head for texts have one."""
-        assert self.pairs is not None
+        """Return the encoder of pairs of texts; call check_available first."""
+        if self.pairs is None:
+            self.pairs = PairEncoder.of(self.get_tokenizer(), self.client.info)
         return self.pairs
 
     def get_tokenizer(self) -> Tokenizer:

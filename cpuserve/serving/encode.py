@@ -13,6 +13,7 @@ from cpuserve.tokenizer.tokenizer import LONG_CHARS
 if TYPE_CHECKING:
     from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.context import ModelContext
+    from cpuserve.tokenizer.tokenizer import TokenSpan
 
 # Of texts with more characters than this, only LARGE_TEXTS_AT_ONCE are tokenized at the same time,
 # because it takes much memory.
@@ -60,6 +61,29 @@ async def encode(
             )
             for text in texts
         ]
+
+    if num_chars <= LARGE_TEXT_CHARS:
+        return await run_sized(num_chars, encode_all)
+    async with context.large_texts:
+        return await run_sized(num_chars, encode_all)
+
+
+async def encode_spans(
+    context: ModelContext, texts: list[str], *, add_special_tokens: bool = True
+) -> list[list[TokenSpan]]:
+    """Return the tokens of each text with their places; long texts are read on another thread.
+
+    Raises:
+      InvalidRequest: a text certainly has more than most_counted(context) tokens.
+    """
+    tokenizer, num_chars = context.get_tokenizer(), sum(map(len, texts))
+    most = most_counted(context)
+
+    def encode_all() -> list[list[TokenSpan]]:
+        for index, text in enumerate(texts):
+            if cannot_fit(tokenizer, text, most):
+                raise too_long(text, most, context.max_model_len, index)
+        return [tokenizer.encode_spans(text, add_special_tokens) for text in texts]
 
     if num_chars <= LARGE_TEXT_CHARS:
         return await run_sized(num_chars, encode_all)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import InvalidRequest, PromptTooLong
@@ -97,28 +98,32 @@ def _prompt_text(context: ModelContext, call: GenerateCall) -> str:
 
 
 async def _pair_prompts(
-    context: ModelContext, call: GenerateCall, pairs: list[tuple[str, str]]
+    context: ModelContext, call: GenerateCall, pairs: Sequence[tuple[str, ...]]
 ) -> list[Prompt]:
-    """Return the prompt of each pair of texts.
+    """Return the prompt of each pair of texts, or of each single text.
 
     Raises:
       InvalidRequest: a pair is longer than the context, or the model takes no instruction.
     """
     encoder, most, cut = context.get_pairs(), context.max_model_len, cut_of(context, call)
-    num_chars = sum(len(query) + len(document) for query, document in pairs)
+    num_chars = sum(len(text) for pair in pairs for text in pair)
 
     def encode_all() -> list[Prompt]:
-        return [encoded(index, *pair) for index, pair in enumerate(pairs)]
+        return [encoded(index, pair) for index, pair in enumerate(pairs)]
 
-    def encoded(index: int, query: str, document: str) -> Prompt:
-        for text in (query, document):
+    def encoded(index: int, pair: tuple[str, ...]) -> Prompt:
+        for text in pair:
             if cut is None and cannot_fit(encoder.tokenizer, text, most):
                 raise too_long(text, most, most)
-        ids = encoder.encode(query, document, call.instruction, cut)
+        if len(pair) == 1:
+            ids = encoder.encode_single(pair[0], cut)
+        else:
+            ids = encoder.encode(pair[0], pair[1], call.instruction, cut)
         if len(ids) > most:
+            what = f"Pair {index} (a query and its document)" if len(pair) == 2 else f"Text {index}"
             msg = (
-                f"This model's maximum context length is {most} tokens. Pair {index} (a query and "
-                f"its document) has {len(ids)} tokens: shorten it, or set truncate_prompt_tokens"
+                f"This model's maximum context length is {most} tokens. {what} has {len(ids)} "
+                "tokens: shorten it, or set truncate_prompt_tokens"
             )
             raise PromptTooLong(msg, num_tokens=len(ids), most=most)
         return Prompt(ids)

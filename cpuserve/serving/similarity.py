@@ -36,7 +36,7 @@ class PairScores:
         return [floats_of(vector)[0] for vector in vectors]  # a reranker's vector is one score
 
 
-def each_once(pairs: Sequence[tuple[str, str]]) -> tuple[list[str], Places]:
+def each_once(pairs: Sequence[tuple[str, ...]]) -> tuple[list[str], Places]:
     """Return the distinct texts of `pairs`, and for each pair the indices of its two texts."""
     at: dict[str, int] = {}
     places = [(at.setdefault(a, len(at)), at.setdefault(b, len(at))) for a, b in pairs]
@@ -56,7 +56,7 @@ def embedding_call(call: GenerateCall) -> tuple[GenerateCall, Places]:
     if len(texts) > MAX_PROMPTS:
         msg = f"the pairs have {len(texts)} different texts: at most {MAX_PROMPTS} are allowed"
         raise InvalidRequest(msg, role="prompt")
-    call.pairs, call.prompt = None, [*texts]
+    call.pairs, call.prompt, call.vectors = None, [*texts], ""
     return call, places
 
 

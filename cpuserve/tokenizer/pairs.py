@@ -80,6 +80,18 @@ class PairEncoder:
             ids = Cut(cut.most - around, cut.left).apply(ids)
         return [*before, *ids, *behind]
 
+    def encode_single(self, text: str, cut: Cut | None = None) -> list[int]:
+        """Return the token ids of one text; cut: how it is cut, None = it is not.
+
+        Raises:
+            InvalidRequest: the model reads pairs only, or the text is not valid Unicode.
+        """
+        if self.asks:
+            msg = "this model scores pairs of texts: give two texts"
+            raise InvalidRequest(msg, role="prompt")
+        most, left = cut or (None, False)
+        return self.tokenizer.encode(text, most=most, left=left)
+
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
         encode = self.tokenizer.encode

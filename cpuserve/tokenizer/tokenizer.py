@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpuserve.errors import InvalidRequest, RequestError
 from cpuserve.tokenizer.cut import kept
@@ -27,6 +27,19 @@ _KEEPING = frozenset({"NFC", "NFD", "Prepend", "ByteLevel"})
 _COMPOSED_BYTES = 3
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenSpan(NamedTuple):
+    """A token of a text: its id and name, its characters [start, stop), and whether it is special.
+
+    A special token that the tokenizer adds has no characters of the text.
+    """
+
+    id: int
+    name: str
+    start: int
+    stop: int
+    special: bool
 
 
 class Tokenizer:
@@ -108,6 +121,19 @@ class Tokenizer:
             return found.ids, found.type_ids
         some = kept(found.sequence_ids, most, left=left)
         return [found.ids[i] for i in some], [found.type_ids[i] for i in some]
+
+    def encode_spans(self, text: str, add_special_tokens: bool = True) -> list[TokenSpan]:
+        """Return the tokens of `text`, each with its place in the text.
+
+        Raises:
+            InvalidRequest, RequestError: the errors of `encode`.
+        """
+        found = self._encode(text, add_special_tokens, unlocked=False)
+        parts = zip(found.ids, found.tokens, found.offsets, found.special_tokens_mask, strict=True)
+        spans = [TokenSpan(i, name, *at, bool(special)) for i, name, at, special in parts]
+        if not (add_special_tokens and self._parts.add_bos) or self.bos_id is None:
+            return spans
+        return [TokenSpan(self.bos_id, self.token_text(self.bos_id), 0, 0, True), *spans]
 
     def _encode(
         self, text: str | tuple[str, str], add_special_tokens: bool, unlocked: bool

@@ -46,6 +46,11 @@ ROUTES = {
     **dict.fromkeys(("/score", "/v1/score"), _SCORE),
     "/pooling": PostRoute({"input": "hi", "task": "embed"}, "last"),
     "/classify": PostRoute({"input": "hi"}, "classify"),
+    "/embed": PostRoute({"inputs": "hi"}, "last"),
+    "/embed_all": PostRoute({"inputs": "hi"}, "last"),
+    "/similarity": PostRoute({"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "last"),
+    "/predict": PostRoute({"inputs": "hi"}, "classify"),
+    "/decode": PostRoute({"ids": [65]}, runs=False),
     "/tokenize": PostRoute({"prompt": "hi"}, runs=False),
     "/detokenize": PostRoute({"tokens": [65]}, runs=False),
     **dict.fromkeys(("/completion", "/completions"), PostRoute({"prompt": "hi"})),
@@ -59,6 +64,11 @@ ROUTES = {
     "/api/show": PostRoute({}, runs=False),
 }
 RUNS = [path for path, route in ROUTES.items() if route.runs]
+# Routes with responses that have no model.
+NO_MODEL = (
+    *("/api/embeddings", "/embedding", "/embeddings"),
+    *("/embed", "/embed_all", "/similarity", "/predict"),
+)
 # Routes without a model in the body, and /infill.
 OTHERS = {
     "/ping",
@@ -66,6 +76,7 @@ OTHERS = {
     "/lora-adapters",
     "/slots/{number}",
     "/invocations",
+    "/",
     "/v1/responses/compact",
     "/v1/responses/{response_id}/cancel",
     "/v1/conversations",

@@ -1,6 +1,7 @@
 """POST /rerank and /score of a real server, in all of their places."""
 
 import json
+import math
 import urllib.error
 
 import numpy as np
@@ -133,12 +134,6 @@ def test_the_longer_text_of_a_pair_is_cut_first(server):
         ("/score", {"text_1": ["a", "b"], "text_2": ["c"] * 3}, "text_1", "text_2 has 3"),
         ("/score", {"text_1": "a", "text_2": []}, "text_2", "give at least one text"),
         ("/score", {"text_1": "a", "text_2": "b " * 300}, "text_2", "maximum context length is"),
-        (
-            "/score",
-            {"text_1": "a", "text_2": "b", "use_activation": False},
-            "use_activation",
-            "must be true",
-        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(server, path, fields, param, words):
@@ -210,3 +205,14 @@ def test_a_reranker_that_answers_questions_takes_an_instruction():
             assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=2e-6)
         told = server.post("/v1/rerank", **asked, instruction="Find recipes")["results"]
     assert {r["relevance_score"] for r in told}.isdisjoint(r["relevance_score"] for r in plain)
+
+
+@pytest.mark.parametrize("path", ["/score", "/rerank"])
+def test_scores_without_the_activation_are_the_logits_of_those_with_it(server, path):
+    asked = {"text_1": QUERY, "text_2": DOCUMENTS}
+    key, name = ("data", "score") if path == "/score" else ("results", "relevance_score")
+    if path == "/rerank":
+        asked = {"query": QUERY, "documents": DOCUMENTS}
+    scores = [item[name] for item in server.post(path, **asked)[key]]
+    logits = [item[name] for item in server.post(path, **asked, use_activation=False)[key]]
+    assert logits == pytest.approx([math.log(s / (1 - s)) for s in scores], rel=1e-3, abs=1e-3)

@@ -13,7 +13,16 @@ from cpuserve.platforms.cpu import CpuPlatform
 from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import ANSWER, Api, FakeEngine, make_context, speak
 from tests.api.live import live, post
-from tests.api.post_routes import HI, OTHERS, ROUTES, RUNS, answers, app_with_all_routes, prepare
+from tests.api.post_routes import (
+    HI,
+    NO_MODEL,
+    OTHERS,
+    ROUTES,
+    RUNS,
+    answers,
+    app_with_all_routes,
+    prepare,
+)
 from tests.helpers.fake_executor import fake_config
 
 
@@ -45,7 +54,7 @@ def test_every_route_uses_the_adapter_that_is_named(path, name, stream):
     assert response.status_code == 200, response.text
     assert api.engine.asked
     assert {params.adapter for _, params in api.engine.asked} == {"polite"}
-    if path not in ("/api/embeddings", "/embedding", "/embeddings"):  # without a model
+    if path not in NO_MODEL:
         assert '"model":"polite"' in response.text
 
 

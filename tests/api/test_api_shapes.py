@@ -53,6 +53,9 @@ LLAMACPP = {
 }
 
 
+TEI = {"embed", "embed_all", "predict", "similarity", "decode", "info"}
+
+
 def dialect_of(path, headers=()):
     """The dialect whose clients ask for `path`, as a reader of its vendor's documentation says."""
     if path.startswith("/v1/messages") or (
@@ -61,6 +64,8 @@ def dialect_of(path, headers=()):
         return "anthropic"
     if path.startswith("/api/") or path == "/api":
         return "ollama"
+    if path.split("/")[1] in TEI:
+        return "tei"
     return "llamacpp" if path.split("/")[1] in LLAMACPP else "openai"
 
 
@@ -75,6 +80,10 @@ def check(body, dialect, where):
     elif dialect == "ollama":
         assert list(error) == ["error"], where
         told = error["error"]
+    elif dialect == "tei":
+        assert list(error) == ["error", "error_type"], where
+        assert error["error_type"] in TEI_KINDS, where
+        told = error["error"]
     elif dialect == "llamacpp":
         assert list(error)[:1] == ["error"], where
         assert {"code", "message", "type"} <= error["error"].keys(), where
@@ -88,6 +97,7 @@ def check(body, dialect, where):
     assert told, where
 
 
+TEI_KINDS = {"Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"}
 ANTHROPIC_KINDS = {
     "invalid_request_error",
     "authentication_error",
@@ -260,5 +270,5 @@ def test_an_unknown_route_has_the_shape_of_its_beginning(method, path):
 
 def test_every_dialect_has_its_shape():
     given = [dialect.errors for dialect in DIALECTS]
-    known = (error_format.ANTHROPIC, error_format.LLAMACPP, error_format.OLLAMA)
+    known = (error_format.ANTHROPIC, error_format.LLAMACPP, error_format.OLLAMA, error_format.TEI)
     assert {*known, error_format.OPENAI} == {*given}

@@ -22,6 +22,13 @@ from cpuserve.api.pooling.schema import ClassifyRequest, PoolingRequest
 from cpuserve.api.request import fields
 from cpuserve.api.scores.schema import RerankRequest, ScoreRequest
 from cpuserve.api.systemone.schema import SystemOneRequest
+from cpuserve.api.tei.predict import PredictRequest
+from cpuserve.api.tei.schema import (
+    EmbedAllRequest,
+    SimilarityRequest,
+    TeiEmbedRequest,
+    TeiRerankRequest,
+)
 from cpuserve.api.tokenize.schema import TokenizeRequest
 from cpuserve.config.reference import between
 
@@ -39,6 +46,11 @@ SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (fields.EMBEDDINGS, "/v1/embeddings", EmbeddingRequest),
     (fields.POOLING, "/pooling", PoolingRequest),
     (fields.POOLING, "/classify", ClassifyRequest),
+    (fields.TEI, "/embed", TeiEmbedRequest),
+    (fields.TEI, "/embed_all", EmbedAllRequest),
+    (fields.TEI, "/similarity", SimilarityRequest),
+    (fields.TEI, "/predict", PredictRequest),
+    (fields.TEI, "/rerank (TEI)", TeiRerankRequest),
     (fields.RERANK, "/v1/rerank", RerankRequest),
     (fields.RERANK, "/v1/score", ScoreRequest),
     (fields.DECISIONS, "/v1/systemone", SystemOneRequest),

@@ -20,6 +20,7 @@ S = TypeVar("S", bound=type[msgspec.Struct])
 CHAT, TEXT, RESPONSES = "chat", "completions", "responses"
 MESSAGES, EMBEDDINGS, RERANK, TOKENIZE = "messages", "embeddings", "rerank", "tokenize"
 POOLING = "pooling"
+TEI = "tei"
 DECISIONS = "systemone"
 COMPLETION = "completion"
 OLLAMA, OLLAMA_TEXT, OPTIONS = "ollama chat", "ollama generate", "ollama options"
@@ -171,6 +172,7 @@ REFUSED = (
     Refused("function_call", (RESPONSES,)),
     Refused("messages", (EMBEDDINGS, POOLING)),
     Refused("data", (POOLING,)),
+    Refused("encoding_format", (TEI,), "is not supported: omit it", off=("float",)),
     Refused("max_chunks_per_doc", (RERANK,)),
     Refused("max_tokens_per_doc", (RERANK,)),
     Refused("rank_fields", (RERANK,)),

@@ -6,7 +6,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -14,19 +14,22 @@ from cpuserve.api.anthropic.errors import anthropic_error
 from cpuserve.api.llamacpp.errors import llama_error
 from cpuserve.api.ollama.errors import ollama_error
 from cpuserve.api.response.error_json import Envelope, error_json
+from cpuserve.api.tei.errors import tei_error, tei_status
+from cpuserve.errors import status_of
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
     """How a dialect writes errors, and on which paths.
 
-    error: encodes an error. beginnings: a path that begins with one of these uses `error`, even if
-    no such route exists; all other paths use the OpenAI format. id_headers: headers that return the
-    request's id in responses of these paths, besides x-request-id. shared: beginnings of OpenAI
-    paths that belong to this dialect if the request has `header`.
+    error: encodes an error. status: returns its status. beginnings: a path that begins with one of
+    these uses `error`, even if no such route exists; all other paths use the OpenAI format.
+    id_headers: headers that return the request's id, besides x-request-id. shared: beginnings of
+    OpenAI paths that belong to this dialect if the request has `header`.
     """
 
     error: Envelope = error_json
+    status: Callable[[BaseException], int] = status_of
     beginnings: tuple[str, ...] = ()
     id_headers: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
@@ -37,15 +40,15 @@ OPENAI = ErrorFormat()
 # All Anthropic clients send this header, and no OpenAI client sends it.
 ANTHROPIC = ErrorFormat(
     anthropic_error,
-    ("/v1/messages",),
-    ("request-id",),
+    beginnings=("/v1/messages",),
+    id_headers=("request-id",),
     shared=("/v1/models",),
     header=b"anthropic-version",
 )
-OLLAMA = ErrorFormat(ollama_error, ("/api",))
+OLLAMA = ErrorFormat(ollama_error, beginnings=("/api",))
 LLAMACPP = ErrorFormat(
     llama_error,
-    (
+    beginnings=(
         "/completion",
         "/completions",
         "/infill",
@@ -57,7 +60,20 @@ LLAMACPP = ErrorFormat(
         "/slots",
     ),
 )
-_FORMATS = (ANTHROPIC, OLLAMA, LLAMACPP)
+TEI = ErrorFormat(
+    tei_error,
+    tei_status,
+    (
+        "/embed",
+        "/embed_all",
+        "/embed_sparse",
+        "/predict",
+        "/similarity",
+        "/decode",
+        "/info",
+    ),
+)
+_FORMATS = (ANTHROPIC, OLLAMA, LLAMACPP, TEI)
 
 
 def error_format_of(path: str, header_names: Collection[bytes]) -> ErrorFormat:

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from cpuserve.api.request.log import note_failure
-from cpuserve.api.response.error_json import Envelope, error_json
+from cpuserve.api.response.error_format import OPENAI, ErrorFormat
 from cpuserve.api.response.unknown_route import (
     allowed_methods,
     missing_method,
@@ -25,6 +25,7 @@ from cpuserve.errors import (
     RequestError,
     ServiceUnavailable,
     TooManyRequests,
+    status_of,
 )
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ class ServerBusy(ServiceUnavailable):
 # RequestError.use_words puts the field into the error.
 Words = Mapping[str, str]
 
-# Keys of ASGI scopes: the Envelope (error encoder) of the path, the request's id and its Words.
-ENVELOPE = "cpuserve.envelope"
+# Keys of ASGI scopes: the ErrorFormat of the request, the request's id and its Words.
+ERROR_FORMAT = "cpuserve.error_format"
 REQUEST_ID = "cpuserve.request_id"
 WORDS = "cpuserve.words"
 
@@ -135,7 +136,7 @@ def error_response(
 
     scope: the scope of the request; its dialect determines the format (DialectOfPath).
     """
-    status = error.status if isinstance(error, RequestError) else 500
+    status = status_of(error)
     all_headers = dict(headers or {})
     if isinstance(error, TooManyRequests | ServiceUnavailable):
         all_headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -148,9 +149,9 @@ def error_response(
         all_headers["connection"] = "close"
     known = scope or {}
     note_failure(error, known)
-    envelope: Envelope = known.get(ENVELOPE, error_json)
-    body = envelope(error, known.get(REQUEST_ID, ""))
-    return Response(body, status, all_headers, "application/json")
+    form: ErrorFormat = known.get(ERROR_FORMAT, OPENAI)
+    body = form.error(error, known.get(REQUEST_ID, ""))
+    return Response(body, form.status(error), all_headers, "application/json")
 
 
 class _Lingering(Response):

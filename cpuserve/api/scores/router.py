@@ -27,7 +27,6 @@ router = APIRouter()
     router,
     "/v2/rerank",
     "/v1/rerank",
-    "/rerank",
     "/v1/reranking",
     "/reranking",
     schema=RerankRequest,

@@ -16,7 +16,10 @@ class Document(msgspec.Struct):
 
 
 class ScoringRequest(msgspec.Struct, kw_only=True):
-    """The fields that /rerank and /score share. Only some models take an `instruction`."""
+    """The fields that /rerank and /score share. Only some models take an `instruction`.
+
+    use_activation: false = the scores of a reranker before its activation.
+    """
 
     model: str | None = None
     instruction: str | None = None
@@ -128,9 +131,6 @@ def texts_of(given: str | Document | list[str | Document], name: str) -> list[st
 
 
 def _call(request: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall:
-    if request.use_activation is False:
-        msg = "use_activation must be true: scores are what the model's activation makes of them"
-        raise InvalidRequest(msg, param="use_activation")
     return GenerateCall(
         model=request.model,
         pairs=pairs,
@@ -142,4 +142,5 @@ def _call(request: ScoringRequest, pairs: list[tuple[str, str]]) -> GenerateCall
         cache_salt=request.cache_salt,
         timeout=request.timeout,
         embed=True,
+        vectors="raw" if request.use_activation is False else "",
     )

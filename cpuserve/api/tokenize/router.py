@@ -39,7 +39,6 @@ _CLASS = "PreTrainedTokenizerFast"
 
 @post(
     router,
-    "/tokenize",
     schema=TokenizeRequest,
     response=TokenizeResponse,
     id_prefix="tokenize-",

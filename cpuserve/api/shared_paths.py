@@ -1,0 +1,68 @@
+"""Paths that several APIs have: a field of the body and the model decide which of them is meant."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from cpuserve.api.openai.chat.router import create_chat_completion
+from cpuserve.api.openai.completions.router import create_completion
+from cpuserve.api.openai.embeddings.router import create_embeddings
+from cpuserve.api.pooling.router import classify, pooling
+from cpuserve.api.route import ByPooling, post_by_field
+from cpuserve.api.scores.router import rerank, score
+from cpuserve.api.tei.router import predict, similarity, tei_embed, tei_rerank
+from cpuserve.api.tei.token_labels import token_labels
+from cpuserve.api.tei.tokens import tei_tokenize
+from cpuserve.api.tokenize.router import tokenize
+
+router = APIRouter()
+_TEI: dict[str, ByPooling] = {
+    "texts": {"": tei_rerank},
+    "inputs.source_sentence": {"": similarity},
+    "inputs": {
+        "": tei_embed,
+        "classify": predict,
+        "rank": predict,
+        "token_classify": token_labels,
+    },
+}
+
+# TEI and the clients of Hugging Face send requests to this path.
+post_by_field(
+    router,
+    "/",
+    _TEI,
+    name="inference",
+    about="Serve embeddings, labels, scores or similarities, in the format of TEI.",
+)
+# The route of SageMaker, which serves every kind of request.
+post_by_field(
+    router,
+    "/invocations",
+    {
+        "messages": {"": create_chat_completion},
+        "prompt": {"": create_completion},
+        "documents": {"": rerank},
+        "text_1": {"": score},
+        "input": {"": create_embeddings, "classify": classify, "token_classify": pooling},
+        **_TEI,
+    },
+    name="invocations",
+    about="Serve a chat, a completion, embeddings, labels or scores: body and model decide.",
+)
+post_by_field(
+    router,
+    "/rerank",
+    {"texts": {"": tei_rerank}},
+    name="rerank_any",
+    about="Order documents by how well they match a query, in the format of TEI, or of others.",
+    otherwise=rerank,
+)
+post_by_field(
+    router,
+    "/tokenize",
+    {"inputs": {"": tei_tokenize}},
+    name="tokenize_any",
+    about="Return the tokens of texts in the format of TEI, or the token ids of a prompt.",
+    otherwise=tokenize,
+)

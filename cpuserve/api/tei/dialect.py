@@ -1,0 +1,9 @@
+"""The API of text-embeddings-inference (TEI), besides the routes that it shares with others."""
+
+from __future__ import annotations
+
+from cpuserve.api.dialect import Dialect
+from cpuserve.api.response.error_format import TEI as TEI_ERRORS
+from cpuserve.api.tei import info, router, token_labels, tokens
+
+TEI = Dialect((router.router, tokens.router, token_labels.router, info.router), TEI_ERRORS)

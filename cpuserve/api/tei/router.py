@@ -1,0 +1,120 @@
+"""POST /embed, /embed_all, /predict, /similarity, and /rerank with TEI's fields."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.error_format import TEI
+from cpuserve.api.route import generate, post
+from cpuserve.api.tei.errors import ERRORS, TeiError
+from cpuserve.api.tei.predict import Predictions, PredictRequest, PredictWriter, predict_call
+from cpuserve.api.tei.schema import (
+    EmbedAllRequest,
+    Embeddings,
+    SimilarityRequest,
+    TeiEmbedRequest,
+    TeiRerankRequest,
+    TextRank,
+    TokenEmbeddings,
+    embed_all_call,
+    embed_call,
+    similarity_call,
+    tei_rerank_call,
+)
+from cpuserve.api.tei.writer import (
+    EmbedAllWriter,
+    SimilarityWriter,
+    TeiEmbedWriter,
+    TeiRerankWriter,
+)
+from cpuserve.serving.call import GenerateCall
+
+router = APIRouter()
+
+
+@post(
+    router,
+    "/embed",
+    schema=TeiEmbedRequest,
+    response=Embeddings,
+    error=TeiError,
+    errors=TEI,
+    also=ERRORS,
+    id_prefix="embed-",
+    words=lambda _: {"prompt": "inputs"},
+)
+async def tei_embed(received: RequestContext, asked: TeiEmbedRequest) -> Response:
+    """Return the embedding of each text."""
+
+    def call(asked: TeiEmbedRequest) -> GenerateCall:
+        return embed_call(asked, received.context)
+
+    return await generate(received, asked, call, TeiEmbedWriter)
+
+
+@post(
+    router,
+    "/embed_all",
+    schema=EmbedAllRequest,
+    response=TokenEmbeddings,
+    error=TeiError,
+    errors=TEI,
+    also=ERRORS,
+    id_prefix="embed-",
+    words=lambda _: {"prompt": "inputs"},
+)
+async def embed_all(received: RequestContext, asked: EmbedAllRequest) -> Response:
+    """Return the vectors of all tokens of each text."""
+    return await generate(received, asked, embed_all_call, EmbedAllWriter)
+
+
+@post(
+    router,
+    "/similarity",
+    schema=SimilarityRequest,
+    response=list[float],
+    error=TeiError,
+    errors=TEI,
+    also=ERRORS,
+    id_prefix="similarity-",
+    words=lambda _: {"prompt": "sentences"},
+)
+async def similarity(received: RequestContext, asked: SimilarityRequest) -> Response:
+    """Return how similar each sentence is to the source sentence."""
+    return await generate(received, asked, similarity_call, SimilarityWriter)
+
+
+@post(
+    router,
+    "/predict",
+    schema=PredictRequest,
+    response=Predictions,
+    error=TeiError,
+    errors=TEI,
+    also=ERRORS,
+    id_prefix="predict-",
+    words=lambda _: {"prompt": "inputs"},
+)
+async def predict(received: RequestContext, asked: PredictRequest) -> Response:
+    """Return the labels of each text or pair of texts."""
+
+    def call(asked: PredictRequest) -> GenerateCall:
+        return predict_call(asked, received.context)
+
+    return await generate(received, asked, call, PredictWriter)
+
+
+@post(
+    router,
+    schema=TeiRerankRequest,
+    response=list[TextRank],
+    error=TeiError,
+    errors=TEI,
+    also=ERRORS,
+    id_prefix="rerank-",
+    words=lambda _: {"prompt": "texts"},
+)
+async def tei_rerank(received: RequestContext, asked: TeiRerankRequest) -> Response:
+    """Order texts by how well they match a query."""
+    return await generate(received, asked, tei_rerank_call, TeiRerankWriter)

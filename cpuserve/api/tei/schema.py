@@ -1,0 +1,197 @@
+"""The fields of the endpoints that embed and compare texts, and the calls that they make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cpuserve.api.openai.embeddings.schema import check_dimensions
+from cpuserve.api.request.fields import TEI, with_refused
+from cpuserve.api.tei.errors import EmptyInput, TooManyInputs
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import MAX_PROMPTS, GenerateCall
+
+if TYPE_CHECKING:
+    from collections.abc import Sized
+
+    from cpuserve.serving.context import ModelContext
+
+# A text, token ids, or a list of texts or of token ids.
+Inputs = str | list[str | int | list[int]]
+_SIDES = ("left", "right")
+
+
+class TeiFields(msgspec.Struct, kw_only=True):
+    """The fields that most endpoints share.
+
+    truncate: whether longer texts are cut to the context; None = they are. truncation_direction:
+    the side that is cut, "left" or "right" (the default).
+    """
+
+    model: str | None = None
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    priority: int | None = None
+    timeout: float | None = None
+
+    def call(self, **more: Any) -> GenerateCall:
+        """Return the call of a request with these fields, and with `more`."""
+        return GenerateCall(
+            model=self.model,
+            max_tokens=0,
+            embed=True,
+            priority=self.priority,
+            timeout=self.timeout,
+            **{**cut(truncate=self.truncate, direction=self.truncation_direction), **more},
+        )
+
+
+class _EmbedFields(TeiFields, kw_only=True):
+    """The fields of endpoints that embed texts.
+
+    prompt_name: the one of the checkpoint's prompts that goes before each text.
+    """
+
+    inputs: Inputs
+    prompt_name: str | None = None
+
+
+@with_refused(TEI)
+class TeiEmbedRequest(_EmbedFields, kw_only=True):
+    """POST /embed.
+
+    normalize: false = embeddings are not scaled to length 1. dimensions: how many values of each
+    embedding are returned.
+    """
+
+    normalize: bool | None = None
+    dimensions: int | None = None
+
+
+@with_refused(TEI)
+class EmbedAllRequest(_EmbedFields, kw_only=True):
+    """POST /embed_all: the vectors of all tokens."""
+
+
+class SimilarityInput(msgspec.Struct, kw_only=True):
+    """A sentence and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(msgspec.Struct, kw_only=True):
+    """As in TeiEmbedRequest."""
+
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(msgspec.Struct, kw_only=True):
+    """POST /similarity: how similar each sentence is to the first one."""
+
+    inputs: SimilarityInput
+    parameters: SimilarityParameters | None = None
+    model: str | None = None
+    priority: int | None = None
+    timeout: float | None = None
+
+
+class TeiRerankRequest(TeiFields, kw_only=True):
+    """POST /rerank: texts to be ordered by how well they match the query.
+
+    raw_scores: scores before the activation of the model. return_text: whether the response has the
+    texts.
+    """
+
+    query: str
+    texts: list[str]
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+
+
+class TextRank(msgspec.Struct, omit_defaults=True):
+    """A text of the request by its index, and its score."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+# The responses have no name in JSON: they are lists.
+Embeddings = list[list[float]]
+TokenEmbeddings = list[list[list[float]]]
+
+
+def cut(*, truncate: bool | None, direction: str | None) -> dict[str, Any]:
+    """Return the fields of a GenerateCall for these two; InvalidRequest for another direction."""
+    side = (direction or "right").lower()
+    if side not in _SIDES:
+        msg = f'truncation_direction must be "left" or "right", got {side[:40]!r}'
+        raise InvalidRequest(msg, param="truncation_direction")
+    return {
+        "truncate_prompt_tokens": None if truncate is False else -1,
+        "truncation_side": side,
+    }
+
+
+def check_inputs(name: str, inputs: Sized) -> None:
+    """Raise EmptyInput or TooManyInputs unless a list has a number of inputs that is allowed."""
+    if not inputs:
+        msg = f"{name} is empty: give at least one text"
+        raise EmptyInput(msg, param=name)
+    if not isinstance(inputs, str) and len(inputs) > MAX_PROMPTS:
+        msg = f"{name} has {len(inputs)} texts: at most {MAX_PROMPTS} are allowed"
+        raise TooManyInputs(msg, param=name)
+
+
+def _check_texts(inputs: Inputs) -> None:
+    """Raise EmptyInput or TooManyInputs unless there are inputs, none of them is empty."""
+    if isinstance(inputs, str) or not inputs or not isinstance(inputs[0], int):
+        check_inputs("inputs", inputs)
+    if not all(each != "" and each != [] for each in inputs):
+        msg = "inputs has an empty text: omit it"
+        raise EmptyInput(msg, param="inputs")
+
+
+def embed_call(request: TeiEmbedRequest, context: ModelContext) -> GenerateCall:
+    """Return the call of /embed; InvalidRequest for a field that `context` does not support."""
+    _check_texts(request.inputs)
+    check_dimensions(request.dimensions, context)
+    return request.call(
+        prompt=request.inputs,
+        prompt_name=request.prompt_name,
+        vectors="plain" if request.normalize is False else "",
+    )
+
+
+def embed_all_call(request: EmbedAllRequest) -> GenerateCall:
+    """Return the call of /embed_all."""
+    _check_texts(request.inputs)
+    return request.call(prompt=request.inputs, prompt_name=request.prompt_name, vectors="tokens")
+
+
+def similarity_call(request: SimilarityRequest) -> GenerateCall:
+    """Return the call that embeds the sentence and, after it, those that it is compared with."""
+    asked, given = request.parameters or SimilarityParameters(), request.inputs
+    check_inputs("sentences", given.sentences)
+    fields = TeiFields(
+        model=request.model,
+        truncate=asked.truncate,
+        truncation_direction=asked.truncation_direction,
+        priority=request.priority,
+        timeout=request.timeout,
+    )
+    texts = [given.source_sentence, *given.sentences]
+    check_inputs("sentences", texts)
+    return fields.call(prompt=texts, prompt_name=asked.prompt_name)
+
+
+def tei_rerank_call(request: TeiRerankRequest) -> GenerateCall:
+    """Return the call of /rerank with TEI's fields."""
+    check_inputs("query", request.query)
+    check_inputs("texts", request.texts)
+    pairs = [(request.query, text) for text in request.texts]
+    return request.call(pairs=pairs, vectors="raw" if request.raw_scores else "")

@@ -1,0 +1,86 @@
+"""Write the responses of the endpoints that embed and compare texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.api.openai.embeddings.writer import shortened
+from cpuserve.api.tei.schema import TextRank
+from cpuserve.serving.classes import rows_of
+from cpuserve.serving.events import floats_of
+from cpuserve.serving.similarity import cosines
+
+if TYPE_CHECKING:
+    from cpuserve.api.request.context import RequestContext
+    from cpuserve.api.tei.schema import (
+        EmbedAllRequest,
+        SimilarityRequest,
+        TeiEmbedRequest,
+        TeiRerankRequest,
+    )
+    from cpuserve.serving.events import WholeResponse
+    from cpuserve.serving.generate import Generation
+
+
+class TeiEmbedWriter:
+    """Writes the response of /embed."""
+
+    def __init__(
+        self, _received: RequestContext, asked: TeiEmbedRequest, _generation: Generation
+    ) -> None:
+        self._asked = asked
+
+    def whole(self, response: WholeResponse) -> bytes:
+        """Return the whole response as JSON."""
+        asked, unit = self._asked, self._asked.normalize is not False
+        vectors = (floats_of(choice.vector) for choice in response.choices)
+        return msgspec.json.encode(
+            [shortened(vector, asked.dimensions, unit=unit).tolist() for vector in vectors]
+        )
+
+
+class EmbedAllWriter:
+    """Writes the response of /embed_all."""
+
+    def __init__(
+        self, _received: RequestContext, _asked: EmbedAllRequest, _generation: Generation
+    ) -> None:
+        pass
+
+    def whole(self, response: WholeResponse) -> bytes:
+        """Return the whole response as JSON."""
+        return msgspec.json.encode(
+            [rows_of(floats_of(each.vector), len(each.prompt.ids)) for each in response.choices]
+        )
+
+
+class SimilarityWriter:
+    """Writes the response of /similarity: the cosine of each sentence and the first one."""
+
+    def __init__(
+        self, _received: RequestContext, _asked: SimilarityRequest, _generation: Generation
+    ) -> None:
+        pass
+
+    def whole(self, response: WholeResponse) -> bytes:
+        """Return the whole response as JSON."""
+        vectors = [choice.vector for choice in response.choices]
+        return msgspec.json.encode(cosines(vectors, [(0, i) for i in range(1, len(vectors))]))
+
+
+class TeiRerankWriter:
+    """Writes the response of /rerank with TEI's fields; texts of equal scores keep their order."""
+
+    def __init__(
+        self, _received: RequestContext, asked: TeiRerankRequest, _generation: Generation
+    ) -> None:
+        self._asked = asked
+
+    def whole(self, response: WholeResponse) -> bytes:
+        """Return the whole response as JSON."""
+        scores = [floats_of(choice.vector)[0] for choice in response.choices]
+        shown = self._asked.texts if self._asked.return_text else [None] * len(scores)
+        ranks = [TextRank(index, score, shown[index]) for index, score in enumerate(scores)]
+        return msgspec.json.encode(sorted(ranks, key=lambda rank: -rank.score))
