@@ -92,10 +92,10 @@ TIMEOUTS = ("header_timeout_s", "write_timeout_s")
 
 
 @asynccontextmanager
-async def live(script: Script = speak, *, limits=None, **options: Any):
-    """Run a server on a free port of 127.0.0.1."""
-    engine = FakeEngine(script)
-    context = make_context(engine, http=limits)
+async def live(script: Script = speak, *, limits=None, context: Any = None, **options: Any):
+    """Run a server on a free port of 127.0.0.1; context: of its model, in place of a script."""
+    context = context or make_context(FakeEngine(script), http=limits)
+    engine = context.client
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         port = listener.getsockname()[1]

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.api.fakes import Api
@@ -108,3 +109,18 @@ def run(case: Case, pooling: str = "none") -> None:
     check_error(response.content, dialect_of(case.path), case.id)
     assert api.engine.running == 0
     assert api.context.active_sequences == 0
+
+
+def ask(
+    api: Api, method: str, path: str, status: int, named: str = "", **request: Any
+) -> httpx.Response:
+    """Send a request, check its status and the format of its error, and return the response.
+
+    named: what the error must contain.
+    """
+    response = api.request(method, path, **request)
+    assert response.status_code == status, response.text
+    if status >= 400:
+        assert named in response.text, response.text
+        check_error(response.content, dialect_of(path.partition("?")[0]), f"{method} {path}")
+    return response
