@@ -97,8 +97,12 @@ def server(pooling: str = "none") -> Api:
 
 
 def run(case: Case, pooling: str = "none") -> None:
+    """Send a case to the app that all cases share, and check the response."""
+    run_on(server(pooling), case)
+
+
+def run_on(api: Api, case: Case) -> None:
     """Send a case, and check its status and the format of its response."""
-    api = server(pooling)
     response = api.post(case.path, **case.body)
     if not case.named:
         assert response.status_code == 200, response.text
