@@ -166,7 +166,7 @@ void AttentionPlan::add_sequence(const StepInput& in, int32_t seq, int64_t tile_
   }
 }
 
-// Sorts the units, none of which is split yet, by head, and keeps their order within each head.
+// Sorts the units, before any is split, by head, and keeps their order within each head.
 void AttentionPlan::sort_by_head() noexcept {
   std::fill(places_.begin(), places_.end(), 0);
   for (const AttentionUnit& u : whole_) places_[static_cast<size_t>(u.kv_head) + 1]++;

@@ -150,7 +150,7 @@ class OllamaWriter:
         }
 
     def _context(self) -> dict[str, Any]:
-        """Return the token ids of prompt and response, with which a client can go on."""
+        """Return the token ids of prompt and response; a client continues with them."""
         (sequence,) = self._sequences
         if not self._gives_ids:
             return {}
