@@ -40,7 +40,7 @@ from cpuserve.loader.dense_module import Head
 from cpuserve.log import get_logger
 from cpuserve.runtime.pack import pack, unpack
 from cpuserve.runtime.pooling import make_pooler
-from cpuserve.sampling.structured import OF_FUNCTION, OF_GRAMMAR
+from cpuserve.sampling.grammar_marks import OF_FUNCTION, OF_GRAMMAR
 
 if TYPE_CHECKING:
     from cpuserve.config.engine import EngineConfig

@@ -51,7 +51,7 @@ ONLINE = (
 
 
 class LogitModel(Protocol):
-    """The part in which the torch executors differ: they compute hidden states and logits.
+    """The difference between the torch executors: they compute hidden states and logits.
 
     cancelled: any thread may set it; `hidden` then raises RuntimeError after its current op.
     """

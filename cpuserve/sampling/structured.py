@@ -8,36 +8,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.grammar_marks import (
+    IF_POSSIBLE,
+    INPUT,
+    INPUT_GRAMMAR,
+    PARAMETERS_OF,
+)
+from cpuserve.sampling.structural_tags import TagError, tag_grammar
 
 MAX_CHARS = 1 << 18  # characters of a schema, a regular expression, a grammar, or all choices
 MAX_CHOICES = 4096
-KINDS = ("json", "regex", "choice", "grammar", "json_object")
-
-# White space between the parts of JSON: none, a space, or a line break and its indentation. A model
-# that may write any white space may write nothing else until max_tokens.
-WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
-
-# A line of a Lark grammar that ends with PARAMETERS_OF and the name of a function contains the
-# schema of the function. The name is for messages about errors in the schema.
-OF_FUNCTION = "the parameters of "
-PARAMETERS_OF = f" // {OF_FUNCTION}"
-
-# If the function is not strict, this comment comes before PARAMETERS_OF. It means: if the library
-# cannot enforce the schema of the line, it enforces only the schema's type.
-IF_POSSIBLE = " // if possible"
-
-# If a rule of a Lark grammar ends with this comment and a text, all special tokens except the one
-# with this text match the rule as well. Only the process for grammars knows the special tokens.
-OTHER_TOKENS = " // and special tokens other than "
-
-# The input of a custom tool is a text. The schema of its function has one parameter INPUT, and the
-# schema of INPUT has the grammar of the text as its member INPUT_GRAMMAR: {"syntax": "lark" or
-# "regex", "definition": ...}. If calls have tags in place of JSON, the Lark grammar of calls has a
-# rule `NAME: %text {"syntax", "definition", "end"}`: the text, then `end`. In a Lark grammar, both
-# are on a line that ends with PARAMETERS_OF and the tool's name. Only the process for grammars
-# reads the grammars of clients.
-INPUT, INPUT_GRAMMAR, RAW_TEXT = "input", "x-input-grammar", "%text"
-OF_GRAMMAR = "the grammar of "
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 # Kinds of grammars, for StructuredOutputs.key: a schema, with closed or with open objects; tool
 # calls, alone or in free text; and a response that either has the requested structure or
@@ -52,14 +33,15 @@ _ANY_OBJECT = '{"type":"object"}'
 class StructuredOutputs(
     msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """A JSON schema, a regular expression, a choice of texts, a grammar, or any JSON object.
+    """A JSON schema, a regular expression, a choice, a grammar, any JSON object, or tags.
 
-    grammar: Lark or GBNF. disable_additional_properties: an object without a schema for
-    other members has no other members. calls: a Lark grammar of tool calls (it may permit free
-    text); if one of the other fields is set as well, the response matches either. role: the
-    part of the request that it comes from, for errors: "structured_outputs" or "tools". later: the
-    structure begins after a thought, in the next request of the response; the grammar is compiled
-    now, so that errors come before the thought.
+    grammar: Lark or GBNF. structural_tag: see structural_tags.py; an object, or its JSON.
+    disable_additional_properties: an object without a schema for other members has no other
+    members. calls: a Lark grammar of tool calls (it may permit free text); if one of the other
+    fields is set as well, the response matches either. role: the part of the request that it comes
+    from, for errors: "structured_outputs" or "tools". later: the structure begins after a thought,
+    in the next request of the response; the grammar is compiled now, so that errors come before the
+    thought.
 
     Raises:
         InvalidRequest: none or several of them are set, or one is too long.
@@ -70,6 +52,7 @@ class StructuredOutputs(
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
     calls: str | None = None
     disable_additional_properties: bool = True
     role: str = "structured_outputs"
@@ -78,6 +61,8 @@ class StructuredOutputs(
     def __post_init__(self) -> None:
         """Check the fields, and encode a schema, so that every process reads the same text."""
         given = [name for name in KINDS if getattr(self, name) not in (None, "", [])]
+        if self.structural_tag not in (None, ""):
+            self._read_tag()
         if self.json_object is False:
             given.remove("json_object")
         if len(given) > 1 or not (given or self.calls):
@@ -101,7 +86,14 @@ class StructuredOutputs(
     @property
     def num_chars(self) -> int:
         """The number of characters of all texts that are set."""
-        texts = (self.json, self.regex, self.grammar, self.calls, *(self.choice or ()))
+        texts = (
+            self.json,
+            self.regex,
+            self.grammar,
+            self.structural_tag,
+            self.calls,
+            *(self.choice or ()),
+        )
         return sum(len(text) for text in texts if isinstance(text, str))
 
     @property
@@ -123,11 +115,25 @@ class StructuredOutputs(
     def _form(self) -> tuple[str, str]:
         if self.json_object:
             return JSON, _ANY_OBJECT
+        if isinstance(self.structural_tag, str) and self.structural_tag:
+            return CALLS, tag_grammar(msgspec.json.decode(self.structural_tag))
         if self.choice is not None:
             return "choice", msgspec.json.encode(self.choice).decode()
         if isinstance(self.json, str) and self.json:
             return (JSON if self.disable_additional_properties else OPEN_JSON), self.json
         return ("regex", self.regex) if self.regex else ("grammar", self.grammar or "")
+
+    def _read_tag(self) -> None:
+        """Check the structural tag, and encode it; equal tags become equal texts."""
+        tag = self.structural_tag
+        try:
+            given = msgspec.json.decode(tag) if isinstance(tag, str) else tag
+            tag_grammar(given)
+            self.structural_tag = msgspec.json.encode(given).decode()
+        except TagError as error:
+            self._refuse(f"{self.role} has a structural tag that is not valid: {error}")
+        except (RecursionError, TypeError, ValueError, msgspec.MsgspecError) as error:
+            self._refuse(f"{self.role} has a structural tag that is no JSON: {error}")
 
     def _refuse(self, message: str) -> None:
         raise InvalidRequest(message, role=self.role)

@@ -1,7 +1,7 @@
 """BeamSearch: which continuations of a prompt go on, and which texts are the best.
 
 A beam is a beginning of the response. At each step, the engine computes the most likely next tokens
-of all beams, each as a request for one token whose prompt has the tokens of the beam. The blocks of
+of all beams, each as a request for one token after the tokens of the beam. The blocks of
 these tokens are in the prefix cache, and logits do not depend on how a prompt was computed. So the
 result is exact, and has the same bits beside any other requests.
 """

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs, structured_from
-from cpuserve.serving.call import unsupported
 
 if TYPE_CHECKING:
     from cpuserve.serving.call import GenerateCall
 
 _FIELD = "response_format"
-_FORMATS = "text, json_object or json_schema"
+_FORMATS = "text, json_object, json_schema or structural_tag"
 
 
 def structured_outputs(call: GenerateCall) -> StructuredOutputs | None:
@@ -49,8 +48,7 @@ def _response_format(value: Any) -> StructuredOutputs | None:
         case "json_schema":
             return _json_schema(value.get("json_schema"))
         case "structural_tag":
-            msg = f"response_format {kind} is not supported: use {_FORMATS}"
-            raise unsupported(msg, _FIELD)
+            return StructuredOutputs(structural_tag=value)
     msg = f"response_format must be an object whose type is {_FORMATS}"
     raise InvalidRequest(msg, param=_FIELD)
 

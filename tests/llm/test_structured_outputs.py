@@ -54,6 +54,25 @@ def test_every_seed_answers_valid_json(llm):
     assert len(set(found)) > 30
 
 
+TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "tags_with_separator",
+        "separator": ",",
+        "at_least_one": True,
+        "stop_after_first": True,
+        "tags": [
+            {
+                "begin": f"<{name}>",
+                "content": {"type": "regex", "pattern": pattern},
+                "end": f"</{name}>",
+            }
+            for name, pattern in (("a", "[0-9]"), ("b", "x|y"))
+        ],
+    },
+}
+
+
 @pytest.mark.parametrize(
     ("form", "pattern"),
     [
@@ -61,8 +80,9 @@ def test_every_seed_answers_valid_json(llm):
         ({"choice": ["to be", "not (to) be?", "ä\n"]}, r"to be|not \(to\) be\?|ä\n"),
         ({"grammar": 'root ::= "a" | "b" root'}, r"b*a"),
         ({"grammar": 'start: "x" /[0-9]/ "y"'}, r"x\dy"),
+        ({"structural_tag": TAG}, r"<a>(\d)</a>|<b>[xy]</b>"),
     ],
-    ids=["regex", "choice", "gbnf", "lark"],
+    ids=["regex", "choice", "gbnf", "lark", "structural tag"],
 )
 def test_texts_have_the_form(llm, form, pattern):
     found = texts(llm, [params(seed, structured_outputs=form) for seed in range(12)])

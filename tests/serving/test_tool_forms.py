@@ -13,7 +13,8 @@ from cpuserve.engine.grammars.compiler import (
     with_special,
 )
 from cpuserve.errors import InvalidRequest
-from cpuserve.sampling.structured import MAX_CHARS, OTHER_TOKENS, StructuredOutputs
+from cpuserve.sampling.grammar_marks import OTHER_TOKENS
+from cpuserve.sampling.structured import MAX_CHARS, StructuredOutputs
 from cpuserve.serving.call import GenerateCall
 from cpuserve.serving.events import Text
 from cpuserve.serving.tools import FORMATS as ALL

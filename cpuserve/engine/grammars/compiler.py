@@ -22,19 +22,16 @@ from cpuserve.engine.grammars.input_grammars import with_inputs
 from cpuserve.engine.grammars.schema_facts import SchemaError
 from cpuserve.engine.grammars.schemas import TYPES, convert
 from cpuserve.runtime.executor import mask_words
-from cpuserve.sampling.structured import (
-    CALLS,
+from cpuserve.sampling.grammar_marks import (
     IF_POSSIBLE,
-    JSON,
     OF_FUNCTION,
     OF_GRAMMAR,
-    OPEN_JSON,
     OTHER_TOKENS,
     PARAMETERS_OF,
     RAW_TEXT,
     WHITE_SPACE,
-    WITH_CALLS,
 )
+from cpuserve.sampling.structured import CALLS, JSON, OPEN_JSON, WITH_CALLS
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]

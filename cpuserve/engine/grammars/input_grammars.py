@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from cpuserve.engine.grammars.gbnf import is_gbnf, lark_of
 from cpuserve.engine.grammars.json_regex import (
     ANY_TEXT,
     RegexError,
@@ -38,7 +39,7 @@ from cpuserve.engine.grammars.lark_reader import (
     names_in,
     read_lark,
 )
-from cpuserve.sampling.structured import (
+from cpuserve.sampling.grammar_marks import (
     INPUT,
     INPUT_GRAMMAR,
     OF_GRAMMAR,
@@ -100,18 +101,27 @@ def _asked(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _read(asked: Mapping[str, Any]) -> LarkGrammar:
     syntax, definition = asked.get("syntax"), asked.get("definition")
-    if not isinstance(definition, str) or syntax not in ("lark", "regex"):
+    if not isinstance(definition, str) or syntax not in ("lark", "regex", "gbnf"):
         msg = "it must have a syntax (lark or regex) and a definition, which is a text"
         raise LarkError(msg)
     if syntax == "lark":
         return read_lark(definition)
+    if syntax == "gbnf":
+        try:
+            if is_gbnf(definition):  # without the directive of the library in the first line
+                definition = lark_of(definition).partition("\n")[2]
+            return read_lark(definition)
+        except ValueError as error:
+            raise LarkError(str(error)) from error
     return LarkGrammar({"start": LarkRegex(definition, place="line 1, column 1")})
 
 
 def _as_text(rule: str, grammar: LarkGrammar, end: str) -> list[str]:
     """Return the lines of Lark for a text and the `end` after it; the first one defines `rule`."""
     writer = _GrammarWriter(grammar, rule, in_json=False)
-    if writer.is_terminal:
+    if not end:
+        first = f"{rule}: {writer.start}"
+    elif writer.is_terminal:
         first = f"{rule}[suffix={json.dumps(end)}]: {writer.start}"
     else:
         first = f"{rule}: {writer.start} {json.dumps(end)}"

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
-from cpuserve.sampling.structured import OTHER_TOKENS
+from cpuserve.sampling.grammar_marks import OTHER_TOKENS
 from cpuserve.serving.events import Text, Thought, ToolCallDelta
 from cpuserve.serving.tools.thoughts import Around, ThoughtEnd
 

@@ -11,7 +11,8 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from cpuserve.sampling.structured import INPUT, InputGrammar, input_arguments
+from cpuserve.sampling.grammar_marks import INPUT
+from cpuserve.sampling.structured import InputGrammar, input_arguments
 from cpuserve.serving.events import ToolCallDelta
 from cpuserve.serving.tools.base import Piece, ToolParser
 

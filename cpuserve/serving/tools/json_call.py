@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from cpuserve.sampling.structured import PARAMETERS_OF, WHITE_SPACE
+from cpuserve.sampling.grammar_marks import PARAMETERS_OF, WHITE_SPACE
 from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas
 from cpuserve.serving.tools.json_scan import ObjectScanner
 from cpuserve.serving.tools.machine import CallParser

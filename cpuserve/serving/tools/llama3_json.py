@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 
-from cpuserve.sampling.structured import PARAMETERS_OF
+from cpuserve.sampling.grammar_marks import PARAMETERS_OF
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     OptionalSchemas,

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from cpuserve.sampling.structured import PARAMETERS_OF
+from cpuserve.sampling.grammar_marks import PARAMETERS_OF
 from cpuserve.serving.tools.base import (
     NO_SCHEMAS,
     JsonSchema,

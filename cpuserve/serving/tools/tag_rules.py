@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cpuserve.sampling.structured import INPUT_GRAMMAR, PARAMETERS_OF, RAW_TEXT, WHITE_SPACE
+from cpuserve.sampling.grammar_marks import INPUT_GRAMMAR, PARAMETERS_OF, RAW_TEXT, WHITE_SPACE
 from cpuserve.serving.tools.base import JsonSchema, OptionalSchemas, definitions
 from cpuserve.serving.tools.element_values import (
     check_size,

@@ -1,0 +1,29 @@
+"""Marks in Lark grammars that only the process for grammars reads, before the library does."""
+
+from __future__ import annotations
+
+# White space between the parts of JSON: none, a space, or a line break and its indentation. A model
+# that may write any white space may write nothing else until max_tokens.
+WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
+
+# A line of a Lark grammar that ends with PARAMETERS_OF and the name of a function contains the
+# schema of the function. The name is for messages about errors in the schema.
+OF_FUNCTION = "the parameters of "
+PARAMETERS_OF = f" // {OF_FUNCTION}"
+
+# If the function is not strict, this comment comes before PARAMETERS_OF. It means: if the library
+# cannot enforce the schema of the line, it enforces only the schema's type.
+IF_POSSIBLE = " // if possible"
+
+# If a rule of a Lark grammar ends with this comment and a text, all special tokens except the one
+# with this text match the rule as well. Only the process for grammars knows the special tokens.
+OTHER_TOKENS = " // and special tokens other than "
+
+# The input of a custom tool is a text. The schema of its function has one parameter INPUT, and the
+# schema of INPUT has the grammar of the text as its member INPUT_GRAMMAR: {"syntax": "lark" or
+# "regex", "definition": ...}. If calls have tags in place of JSON, the Lark grammar of calls has a
+# rule `NAME: %text {"syntax", "definition", "end"}`: the text, then `end`. In a Lark grammar, both
+# are on a line that ends with PARAMETERS_OF and the tool's name. Only the process for grammars
+# reads the grammars of clients.
+INPUT, INPUT_GRAMMAR, RAW_TEXT = "input", "x-input-grammar", "%text"
+OF_GRAMMAR = "the grammar of "
