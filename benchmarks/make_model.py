@@ -726,6 +726,25 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_local_experts=7,
         num_experts_per_tok=3,
     ),
+    "tiny-hunyuan": _decoder(
+        "HunYuanDenseV1",
+        _TINY,
+        **_TINY_KEYS,
+        model_type="hunyuan_v1_dense",
+        head_dim=32,
+        rope_parameters={"type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 1e4},
+    ),
+    "tiny-hunyuan-moe": _decoder(
+        "HunYuanMoEV1",
+        (512, 64, 96, 2, 4, 2),
+        **_TINY_KEYS,
+        model_type="hunyuan_v1_moe",
+        head_dim=16,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        num_experts=7,
+        moe_topk=3,
+    ),
+    "tiny-apertus": _decoder("Apertus", _TINY, **{**_TINY_KEYS, "hidden_act": "xielu"}),
     "tiny-ministral3": _decoder(
         "Ministral3",
         _TINY,
@@ -946,6 +965,8 @@ def _random_values(need: WeightNeed, seed: int, kinds: _Kinds) -> Iterator[npt.N
     middle, spread = 1.0 if norm and need.name not in kinds.offsets else 0.0, 0.2
     if need.name.endswith(".A_log"):
         middle = -3.0
+    if need.name.endswith(".act_fn.eps"):  # of xIELU
+        middle, spread = -1e-6, 0.0
     if need.role != "vector":
         inputs = need.shape[0 if need.name in kinds.transposed else -1]
         spread = math.sqrt(3.0 / inputs)  # uniform in +-spread has variance spread^2 / 3

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 BUILTIN = {
     "AfmoeForCausalLM": "cpuserve.models.afmoe:Afmoe",
+    "ApertusForCausalLM": "cpuserve.models.apertus:Apertus",
     "ArceeForCausalLM": "cpuserve.models.arcee:Arcee",
     "BertModel": "cpuserve.models.bert:Bert",
     "Cohere2ForCausalLM": "cpuserve.models.cohere:Cohere2",
@@ -42,6 +43,8 @@ BUILTIN = {
     "GraniteMoeHybridForCausalLM": "cpuserve.models.granite:GraniteMoeHybrid",
     "GraniteMoeSharedForCausalLM": "cpuserve.models.granite:GraniteMoe",
     "GraniteSWAForCausalLM": "cpuserve.models.granite:GraniteSwa",
+    "HunYuanDenseV1ForCausalLM": "cpuserve.models.hunyuan:HunyuanDense",
+    "HunYuanMoEV1ForCausalLM": "cpuserve.models.hunyuan:HunyuanMoe",
     "Lfm2ForCausalLM": "cpuserve.models.lfm2:Lfm2",
     "Lfm2MoeForCausalLM": "cpuserve.models.lfm2:Lfm2Moe",
     "Lfm3ForCausalLM": "cpuserve.models.lfm3:Lfm3",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpuserve.models.base import register_model
-from cpuserve.models.config import read_bool, read_int, read_object
+from cpuserve.models.config import read_bool, read_int, read_object, refuse
 from cpuserve.models.deepseek import build_latent, read_latent
 from cpuserve.models.experts import read_first_dense, read_groups
 from cpuserve.models.llama import build_decoder, read_decoder
@@ -53,6 +53,8 @@ class Mistral4:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a Mistral Small 4 config."""
         rope = _rope(config, {"rope_theta": 1e4, "factor": 128.0, ORIGINAL: 8192})
+        if read_groups(config, (1, 1), best=2) is not None:
+            refuse("topk_group", config["topk_group"], "n_group: no limit to groups of experts")
         # The share is of nope and rotated dims together; qk_rope_head_dim has the rotated ones.
         rope["partial_rotary_factor"] = None
         config = {"n_shared_experts": 1, **config, "rope_scaling": None, "rope_parameters": rope}
@@ -61,7 +63,7 @@ class Mistral4:
             architecture="Mistral4ForCausalLM",
             positions=1048576,
             dense=read_first_dense(config, 0),
-            groups=read_groups(config, (1, 1), best=2),
+            groups=None,
             renormalize=read_bool(config, "norm_topk_prob", True),
             interleaved=read_bool(config, "rope_interleave", True),
         )

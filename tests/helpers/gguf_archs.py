@@ -197,6 +197,12 @@ NEMOTRON = {
     "mixer.norm": "ssm_norm",
     "mixer.out_proj": "ssm_out",
 }
+HUNYUAN = {
+    **LLAMA,
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    **{f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
 NAMES = {
     "granitehybrid": GRANITE_HYBRID,
     "granitehybrid-dense": {
@@ -255,6 +261,13 @@ NAMES = {
         "mlp.router.gate": "ffn_gate_inp",
     },
     "exaone4-small": OLMO2,
+    "apertus": {
+        **LLAMA,
+        "attention_layernorm": "attn_norm",
+        "feedforward_layernorm": "ffn_norm",
+    },
+    "hunyuan-dense": HUNYUAN,
+    "hunyuan-moe": {**HUNYUAN, "mlp.gate.wg": "ffn_gate_inp"},
     "seed_oss": {**LLAMA, "post_attention_layernorm": "post_attention_norm"},
     "olmo3": OLMO2,
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
@@ -545,6 +558,13 @@ ARCHS = {
         {},
         {**DEEPSEEK_KEYS, "expert_weights_scale": 1.7, "expert_gating_func": 2},
     ),
+    "apertus": ("apertus", {"rope_theta": 1e4}, {}),
+    "hunyuan-dense": ("hunyuan", {"rope_parameters": {"rope_theta": 1e4}}, {}),
+    "hunyuan-moe": (
+        "hunyuan-moe",
+        {},
+        {"expert_feed_forward_length": 96, "expert_shared_feed_forward_length": 96},
+    ),
     "mistral3": (
         "ministral3",
         {},
@@ -599,7 +619,7 @@ FILE_ARCHS = {
     "mistral3-plain": "mistral3",
 }
 EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
-CHOSEN_KEYS = ("top_k_experts", "num_experts_per_tok", "moe_k")
+CHOSEN_KEYS = ("top_k_experts", "num_experts_per_tok", "moe_k", "moe_topk")
 INTERLEAVED = ("llama", "arcee", "mistral3", "mixtral", "smollm3")  # and those of Granite
 ADDED_NORMS = (
     "gemma2",

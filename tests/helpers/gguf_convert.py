@@ -136,6 +136,8 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     tensors = load_file(source / "model.safetensors")
     if file_arch == "falcon-h1":
         tensors = {name: value * _factor(config, name) for name, value in tensors.items()}
+    if arch == "apertus":
+        _add_xielu(writer, tensors, layers)
     tensors = renamed(arch, tensors, heads, kv)
     if file_arch == "gemma4":
         tensors |= _add_gemma4(writer, config)
@@ -194,6 +196,13 @@ def _add_gemma4(writer, config):
         writer.add_head_count_kv([many if own else few for own in local])
     turned = wide // 8  # pairs: a quarter of the head
     return {"rope_freqs.weight": np.array([1.0] * turned + [1e30] * (wide // 2 - turned))}
+
+
+def _add_xielu(writer, tensors, layers):
+    """Write the parameters of xIELU as metadata, and take them out of the tensors."""
+    for part in ("alpha_p", "alpha_n", "beta", "eps"):
+        names = [f"model.layers.{i}.mlp.act_fn.{part}" for i in range(layers)]
+        writer.add_array(f"xielu.{part}", [tensors.pop(name).item() for name in names])
 
 
 def _sizes(spec):

@@ -46,7 +46,7 @@ def sum_bound(terms: int, unit: float = UNIT32) -> float:
 
 def program_bound(program: Program, keys: int, unit: float = UNIT32) -> float:
     """The same for the logits of a program, relative to the largest; keys: tokens of a sequence."""
-    widths = {need.name: need.shape[-1] for need in program.weights}
+    widths = {need.name: need.shape[-1] for need in program.weights if need.shape}
     return sum_bound(sum(k for op in program.ops for k in _sums(op, keys, widths)), unit)
 
 

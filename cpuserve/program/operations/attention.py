@@ -242,6 +242,36 @@ class ScaleQueries(Op, frozen=True):
         return out
 
 
+class Rotate(Op, frozen=True):
+    """Rotate the first `heads` heads of x, in place.
+
+    It serves models with norms of q and k after the rotation (Hunyuan): `RopeStoreKV` then has the
+    norms and no RoPE.
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    heads: int
+    head_dim: int
+    rope: Rope
+
+    def lower(self, to: Lowering) -> None:
+        x, (cos, sin) = to.value(self.x), to.rope_tables(self.rope)
+        sizes = (self.heads, self.head_dim, self.rope.rotary)
+        to.emit(lambda: to.native.rotate(x, *sizes, cos, sin))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        from cpuserve.program.reference.rows import rotate
+
+        width = self.heads * self.head_dim
+        heads = x[:, :width].reshape(len(x), self.heads, self.head_dim)
+        turned = rotate(heads, *at.turns(self.rope)).reshape(len(x), -1)
+        return torch.cat([turned, x[:, width:]], dim=1)
+
+
 class SplitGates(Op, frozen=True):
     """Move the gates of the attention heads after all other columns.
 
@@ -282,16 +312,17 @@ class AttentionBuilder(BaseBuilder):
         eps: float | None = None,
         plus_one: bool = False,
         heads: tuple[int, int] | None = None,
+        q_heads: int | None = None,
         stores: bool = True,
     ) -> None:
         """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
         qkv [T, (q_heads + 2 kv_heads) * head_dim], or wider. Call it for layers in order, starting
         at 0; layers without attention are not counted. heads: (kv_heads, head_dim) of the layer, if
-        they differ from the spec. stores False: qkv has only queries, which read the cache of an
-        earlier layer, `layer`.
+        they differ from the spec; q_heads: the same for queries. stores False: qkv has only
+        queries, which read the cache of an earlier layer, `layer`.
         """
-        q_heads = self._spec.q_heads
+        q_heads = q_heads or self._spec.q_heads
         kv_heads, d = heads or (self._spec.kv_heads, self._spec.head_dim)
         self._check_qkv(layer, qkv, (q_heads + (2 * kv_heads if stores else 0)) * d)
         if rope is not None:
@@ -317,27 +348,28 @@ class AttentionBuilder(BaseBuilder):
         softcap: float = 0.0,
         sinks: str | None = None,
         alibi: bool = False,
+        q_heads: int | None = None,
     ) -> ValueId:
         """Return the causal attention of q over the cache of `layer`: [T, q_heads * head_dim].
 
         window: maximum number of visible keys (0 = all); scale: default head_dim ** -0.5; sinks:
-        the full name of a weight [q_heads].
+        the full name of a weight [q_heads]. q_heads: by default as in the spec.
         """
-        s = self._spec
+        q_heads = q_heads or self._spec.q_heads
         if layer >= len(self._cache):
             msg = f"layer {layer}: attention before rope_store_kv, which must come first"
             raise ModelError(msg)
         if sinks is not None:
-            self._need(sinks, (s.q_heads,), "vector")
+            self._need(sinks, (q_heads,), "vector")
         cache = self._cache[layer]
         kv_heads, d = cache.heads, cache.key_width
-        self._check_qkv(layer, qkv, s.q_heads * d)
+        self._check_qkv(layer, qkv, q_heads * d)
         read = any(isinstance(op, Attention) and op.layer == layer for op in self._ops)
         if read and cache.window != window:
             msg = f"layer {layer}: its cache has a window of {cache.window}, not {window}"
             raise ModelError(msg)
-        out = self._value(f"layers.{layer}.attention", s.q_heads * d)
-        heads = (s.q_heads, kv_heads, d)
+        out = self._value(f"layers.{layer}.attention", q_heads * d)
+        heads = (q_heads, kv_heads, d)
         scale = d**-0.5 if scale is None else scale
         self._ops.append(Attention(qkv, out, layer, *heads, scale, window, softcap, sinks, alibi))
         self._cache[layer] = replace(cache, window=window)
@@ -381,6 +413,13 @@ class AttentionBuilder(BaseBuilder):
         """Multiply `width` columns of x by 1 + beta ln(1 + floor(position / length)); in place."""
         self._check_columns("scale_queries: x", x, 0, width)
         self._ops.append(ScaleQueries(x, width, beta, length))
+
+    def rotate(self, x: ValueId, *, heads: int, rope: Rope) -> None:
+        """Rotate the first `heads` heads of x, in place; each is head_dim of the spec wide."""
+        d = self._spec.head_dim
+        self._check_columns("rotate: x", x, 0, heads * d)
+        check_rope(rope, d)
+        self._ops.append(Rotate(x, heads, d, rope))
 
     def split_gates(self, x: ValueId) -> ValueId:
         """Return x with all gates at its end; in x, the gate of each head follows its query."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cpuserve.program.interpret import Interpreter
-    from cpuserve.program.loads import Float32
+    from cpuserve.program.loads import Float32, ReadFn
     from cpuserve.program.lower import Lowering
 
 MOST_PARTS = 8  # the most parts of a row in MixParts: csrc/runtime/operations/columns.h
@@ -44,6 +44,62 @@ class Gate(Op, frozen=True):
         gates = x[:, self.column : self.column + self.width // self.columns]
         gates = gates.repeat_interleave(self.columns, dim=1)
         return out * (gates if self.plain else torch.sigmoid(gates))
+
+
+class SoftGate(Op, frozen=True):
+    """Multiply equal parts of out, in place, by softplus(x), with a gate for each part (Laguna)."""
+
+    reads_of = ("x", "out")
+
+    x: ValueId
+    out: ValueId
+
+    def lower(self, to: Lowering) -> None:
+        to.emit(lambda: to.native.soft_gate(to.value(self.x), to.value(self.out)))
+
+    def reference(self, at: Interpreter, x: Tensor, out: Tensor) -> Tensor:
+        from torch.nn import functional as F
+
+        return out * F.softplus(x).repeat_interleave(out.shape[1] // x.shape[1], dim=1)
+
+
+class Xielu(Op, frozen=True):
+    """Replace x by beta x + alpha_p x^2 if x > 0, else by beta x + alpha_n (exp(x) - 1 - x).
+
+    alpha_p = softplus(p) and alpha_n = beta + softplus(n). `factors` are p, n, beta and epsilon:
+    numbers, or the names of weights of one element. The published activation has epsilon in place
+    of x in exp(x), if x is between epsilon and 0. Epsilon must be so small that this has no effect.
+    Source: xIELU of Apertus, arXiv 2411.13010, as in transformers activations.py.
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    width: int
+    factors: tuple[str, ...] | tuple[float, ...]
+
+    def lower(self, to: Lowering) -> None:
+        x, factors = to.value(self.x), to.vector(("xielu", self.factors), 3, self._alphas)
+        to.emit(lambda: to.native.xielu(x, factors))
+
+    def _alphas(self, read: ReadFn) -> Float32:
+        """Return alpha_p, alpha_n and beta; ModelError if epsilon is not a small number."""
+        import numpy as np
+
+        given = [float(read(f).reshape(-1)[0]) if isinstance(f, str) else f for f in self.factors]
+        p, n, beta, epsilon = given
+        if not -1e-5 <= epsilon <= 0:
+            msg = f"{self.factors[3]} is {epsilon:g}, but xIELU needs an epsilon from -1e-5 to 0"
+            raise ModelError(msg)
+        alphas = np.logaddexp(0.0, [p, n]) + np.asarray([0.0, beta])
+        return np.asarray([*alphas, beta], np.float32)
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        p, n, beta = (float(a) for a in self._alphas(lambda name: at.vector(name).numpy()))
+        positive = beta * x + p * x.square()
+        return torch.where(x > 0, positive, beta * x + n * (torch.expm1(x.clamp(max=0)) - x))
 
 
 class Add(Op, frozen=True):
@@ -245,6 +301,23 @@ class ColumnsBuilder(BaseBuilder):
             msg = f"gate: {self._values[x].name} has {columns} columns for {gates} gates of {width}"
             raise ModelError(msg)
         self._ops.append(Gate(x, to, width, columns - gates, width // gates))
+
+    def soft_gate(self, x: ValueId, *, to: ValueId) -> None:
+        """Multiply equal parts of `to`, in place, by softplus(x), with a column of x for each."""
+        width, gates = self._width(to), self._width(x)
+        if width % gates:
+            msg = f"soft_gate: {width} columns are not equal parts for {gates} gates"
+            raise ModelError(msg)
+        self._ops.append(SoftGate(x, to))
+
+    def xielu(self, x: ValueId, name: str, factors: tuple[float, ...] = ()) -> None:
+        """Apply xIELU to x, in place; name: its parameters. factors: their values, see `Xielu`."""
+        shapes = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
+        named = tuple(f"{name}.{part}" for part in shapes)
+        if not factors:
+            for weight, shape in zip(named, shapes.values(), strict=True):
+                self._need(weight, shape, "vector")
+        self._ops.append(Xielu(x, self._width(x), factors or named))
 
     def add(self, x: ValueId, *, to: ValueId, column: int | None = None) -> None:
         """Add x to the value `to`, or to the columns of `to` from `column` on; in place."""

@@ -167,6 +167,34 @@ void run(const ScaleQueriesOp& op, Worker& w) noexcept {
   }
 }
 
+void prepare(const RotateOp& op, Program& p) {
+  p.check_tokens("rotate", {op.x});
+  check_argument(op.heads >= 1 && op.head_dim >= 1, "rotate: ", op.heads, " heads of ", op.head_dim,
+                 " dimensions");
+  p.check_columns(op.x, 0, int64_t{op.heads} * op.head_dim, "rotate x");
+  check_argument(op.rotary >= 2 && op.rotary % 2 == 0 && op.rotary <= op.head_dim,
+                 "rotate: cannot rotate ", op.rotary, " of ", op.head_dim, " dimensions");
+  check_rope(p, "rotate", op.rotary, op.cos, op.sin);
+}
+
+void run(const RotateOp& op, Worker& w) noexcept {
+  const Rows& x = w.value(op.x);
+  const int64_t half = op.rotary / 2;
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float* cosine = w.vector(op.cos) + w.input().positions[t] * half;
+    const float* sine = w.vector(op.sin) + w.input().positions[t] * half;
+    float* head = floats_of(x, t);
+    for (int32_t h = 0; h < op.heads; h++, head += op.head_dim) {
+      for (int64_t i = 0; i < half; i++) {
+        const float a = head[i], b = head[i + half];
+        head[i] = a * cosine[i] - b * sine[i];
+        head[i + half] = b * cosine[i] + a * sine[i];
+      }
+    }
+  }
+}
+
 void prepare(const SplitGatesOp& op, const Program& p) {
   p.check_tokens("split_gates", {op.x, op.out});
   const int64_t width = p.f32_value(op.x, "split_gates x").width;

@@ -73,6 +73,25 @@ void prepare(const ScaleQueriesOp& op, Program& p);
 void run(const ScaleQueriesOp& op, Worker& w) noexcept;
 inline Accesses accesses(const ScaleQueriesOp& op, const Program&) { return changes({}, op.x); }
 
+// Rotates the first `rotary` dimensions of the first `heads` heads of each row of x, as RopeStoreOp
+// does. It serves models with norms after the rotation: RopeStoreOp then rotates nothing.
+struct RotateOp {
+  static constexpr const char* kName = "rotate";
+  Id x;
+  int32_t heads, head_dim, rotary;
+  Id cos, sin;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &RotateOp::x), field("heads", &RotateOp::heads),
+                           field("head_dim", &RotateOp::head_dim),
+                           field("rotary", &RotateOp::rotary), field("cos", &RotateOp::cos),
+                           field("sin", &RotateOp::sin));
+  }
+};
+void prepare(const RotateOp& op, Program& p);
+void run(const RotateOp& op, Worker& w) noexcept;
+inline Accesses accesses(const RotateOp& op, const Program&) { return changes({}, op.x); }
+
 // Reorders the columns of each row. A row of x has the query and the gate of head 0, then of head 1
 // and so on, and then other columns. A row of out has all queries, the other columns, and all
 // gates.
@@ -98,6 +117,6 @@ inline Accesses accesses(const SplitGatesOp& op, const Program&) {
 // rows.
 void check_rope(Program& p, const char* op, int32_t rotary, Id cos, Id sin);
 
-using AttentionOps = Family<RopeStoreOp, AttentionOp, ScaleQueriesOp, SplitGatesOp>;
+using AttentionOps = Family<RopeStoreOp, AttentionOp, ScaleQueriesOp, RotateOp, SplitGatesOp>;
 
 }  // namespace cpuserve

@@ -60,6 +60,50 @@ void run(const GateOp& op, Worker& w) noexcept {
   }
 }
 
+void prepare(const SoftGateOp& op, const Program& p) {
+  p.check_tokens("soft_gate", {op.x, op.out});
+  const int64_t gates = p.f32_value(op.x, "soft_gate x").width;
+  const int64_t width = p.f32_value(op.out, "soft_gate out").width;
+  check_argument(op.x != op.out && width % gates == 0, "soft_gate: ", width,
+                 " columns are not equal parts for ", gates, " gates");
+}
+
+void run(const SoftGateOp& op, Worker& w) noexcept {
+  const Rows &x = w.value(op.x), &out = w.value(op.out);
+  const int64_t width = out.width / x.width;
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    const float* gates = floats_of(x, t);
+    float* to = floats_of(out, t);
+    for (int64_t g = 0; g < x.width; g++, to += width) {
+      const float z = gates[g];
+      const float factor = std::max(z, 0.0f) + std::log1p(std::exp(-std::fabs(z)));
+      for (int64_t i = 0; i < width; i++) to[i] *= factor;
+    }
+  }
+}
+
+void prepare(const XieluOp& op, const Program& p) {
+  p.check_tokens("xielu", {op.x});
+  p.f32_value(op.x, "xielu x");
+  check_argument(op.factors != kNone, "xielu: the factors are missing");
+  p.check_vector(op.factors, 3, "xielu factors");
+}
+
+void run(const XieluOp& op, Worker& w) noexcept {
+  const Rows& x = w.value(op.x);
+  const float* factors = w.vector(op.factors);
+  const float alpha_p = factors[0], alpha_n = factors[1], beta = factors[2];
+  const Range mine = w.share(w.tokens());
+  for (int64_t t = mine.begin; t < mine.end; t++) {
+    float* row = floats_of(x, t);
+    for (int64_t i = 0; i < x.width; i++) {
+      const float v = row[i];
+      row[i] = beta * v + (v > 0 ? alpha_p * v * v : alpha_n * (std::exp(v) - 1.0f - v));
+    }
+  }
+}
+
 void prepare(const AddOp& op, const Program& p) {
   p.check_tokens("add", {op.x, op.out});
   p.check_columns(op.out, op.column, p.f32_value(op.x, "add x").width, "add out");

@@ -25,6 +25,36 @@ void prepare(const GateOp& op, const Program& p);
 void run(const GateOp& op, Worker& w) noexcept;
 inline Accesses accesses(const GateOp& op, const Program&) { return changes({own(op.x)}, op.out); }
 
+// Multiplies equal parts of out by softplus(gate), where the columns of x are the gates, one for
+// each part.
+struct SoftGateOp {
+  static constexpr const char* kName = "soft_gate";
+  Id x, out;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &SoftGateOp::x), field("out", &SoftGateOp::out));
+  }
+};
+void prepare(const SoftGateOp& op, const Program& p);
+void run(const SoftGateOp& op, Worker& w) noexcept;
+inline Accesses accesses(const SoftGateOp& op, const Program&) {
+  return changes({own(op.x)}, op.out);
+}
+
+// Replaces x by beta x + alpha_p x^2 where it is positive, else by beta x + alpha_n (exp(x) - 1 -
+// x). The vector `factors` has alpha_p, alpha_n and beta (xIELU of Apertus).
+struct XieluOp {
+  static constexpr const char* kName = "xielu";
+  Id x, factors;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &XieluOp::x), field("factors", &XieluOp::factors));
+  }
+};
+void prepare(const XieluOp& op, const Program& p);
+void run(const XieluOp& op, Worker& w) noexcept;
+inline Accesses accesses(const XieluOp& op, const Program&) { return changes({}, op.x); }
+
 // Adds x to the columns of out from `column` on.
 struct AddOp {
   static constexpr const char* kName = "add";
@@ -133,6 +163,7 @@ void prepare(const KeepTopOp& op, const Program& p);
 void run(const KeepTopOp& op, Worker& w) noexcept;
 inline Accesses accesses(const KeepTopOp& op, const Program&) { return changes({}, op.x); }
 
-using ColumnOps = Family<GateOp, AddOp, ScaleOp, ColumnsOp, MixPartsOp, MatchRmsOp, KeepTopOp>;
+using ColumnOps = Family<GateOp, SoftGateOp, XieluOp, AddOp, ScaleOp, ColumnsOp, MixPartsOp,
+                         MatchRmsOp, KeepTopOp>;
 
 }  // namespace cpuserve

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.archs.experts import EXPERTS, experts, need_sigmoid, shared
 from cpuserve.loader.gguf.archs.record import GgufArch
 from cpuserve.loader.gguf.keys import Keys
@@ -111,6 +112,30 @@ def _exaone4(keys: Keys) -> dict[str, Any]:
     return {"layer_types": keys.windows()}
 
 
+def _apertus(keys: Keys) -> dict[str, Any]:
+    """Return the parameters of each layer's xIELU, which files have as metadata."""
+    layers = range(keys.layers())
+    found = []
+    for name in ("alpha_p", "alpha_n", "beta", "eps"):
+        values = keys.file.value(f"xielu.{name}")
+        values = [values] * len(layers) if isinstance(values, float) else values
+        if not isinstance(values, list) or len(values) != len(layers):
+            msg = f"GGUF {keys.file.path}: xielu.{name} must be a number for each of the layers"
+            raise ModelError(msg)
+        found.append([float(v) for v in values])
+    return {"hidden_act": "xielu", "xielu": tuple(zip(*found, strict=True))}
+
+
+def _hunyuan_moe(keys: Keys) -> dict[str, Any]:
+    settings = experts(keys)
+    width = settings["moe_intermediate_size"]
+    return {
+        **settings,
+        "moe_topk": settings["num_experts_per_tok"],
+        "intermediate_size": keys.count("expert_shared_feed_forward_length", width),
+    }
+
+
 def _minimax_m2(keys: Keys) -> dict[str, Any]:
     need_sigmoid(keys)
     settings = experts(keys)
@@ -121,6 +146,11 @@ def _minimax_m2(keys: Keys) -> dict[str, Any]:
     }
 
 
+# The norms of queries and keys of Hunyuan.
+_HUNYUAN = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
 ARCHS = {
     "phi3": GgufArch(
         "Phi3ForCausalLM",
@@ -205,6 +235,19 @@ ARCHS = {
             "post_ffw_norm": "post_feedforward_layernorm",
         },
         _exaone4,
+    ),
+    "apertus": GgufArch(
+        "ApertusForCausalLM",
+        "apertus",
+        {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+        _apertus,
+    ),
+    "hunyuan-dense": GgufArch("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", _HUNYUAN),
+    "hunyuan-moe": GgufArch(
+        "HunYuanMoEV1ForCausalLM",
+        "hunyuan_v1_moe",
+        {**EXPERTS, **shared("shared_mlp"), "ffn_gate_inp": "mlp.gate.wg", **_HUNYUAN},
+        _hunyuan_moe,
     ),
     "minimax-m2": GgufArch(
         "MiniMaxM2ForCausalLM",

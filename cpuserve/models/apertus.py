@@ -1,0 +1,60 @@
+"""Apertus: an MLP with the activation xIELU and no gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_choice
+from cpuserve.models.llama import attend, build_sandwich, read_decoder
+from cpuserve.models.rope import ORIGINAL
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import ValueId
+
+NORMS = ("attention_layernorm", None, "feedforward_layernorm", None)
+_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 12e6,
+    "factor": 8.0,
+    ORIGINAL: 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+@register_model("ApertusForCausalLM")
+class Apertus:
+    """Apertus 8B and 70B: q and k norms, and the activation xIELU. Source: modeling_apertus."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in an Apertus config."""
+        read_choice(config, "hidden_act", "xielu", {"xielu": "xielu"})
+        if not any(config.get(key) for key in ("rope_parameters", "rope_scaling", "rope_theta")):
+            config = {**config, "rope_parameters": _ROPE}
+        bias = read_bool(config, "attention_bias", False)
+        return read_decoder(
+            {"rms_norm_eps": 1e-5, "rope_theta": 12e6, **config, "hidden_act": "silu"},
+            architecture="ApertusForCausalLM",
+            positions=65536,
+            qkv_bias=bias,
+            out_bias=bias,
+            # Only configs of GGUF files have this key: the parameters of each layer's activation.
+            extra={"xielu": config.get("xielu", ())},
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_sandwich(b, s, attention=partial(attend, qk_norm=True), norms=NORMS, mlp=_mlp)
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, to: ValueId | None) -> ValueId:
+    at = f"model.layers.{layer}.mlp"
+    layers = cast("tuple[tuple[float, ...], ...]", s.extra["xielu"])
+    u = b.linear(h, f"{at}.up_proj", features=s.intermediate)
+    b.xielu(u, f"{at}.act_fn", layers[layer] if layers else ())
+    return b.linear(u, f"{at}.down_proj", features=s.width, add_to=to)
