@@ -113,6 +113,15 @@ class Program:
 def packed_file_bytes(team: Team, program: Program) -> int:
     """Bytes of a file with the packed matrices of all ranks, behind 2 MB for a header."""
 
+class ChainSettings:
+    """The samplers of a request, and their parameters (sampling/chain.py)."""
+
+    stages: npt.NDArray[np.int32]
+    breaker_ids: npt.NDArray[np.int32]
+    breaker_ends: npt.NDArray[np.int32]
+    prefixes: npt.NDArray[np.int32]
+    def __init__(self) -> None: ...
+
 class Executor:
     """Owns arenas, KV cache and sampler state. Call its methods on thread 0 inside Team.run, or
     anywhere with a team of one thread."""
@@ -187,7 +196,10 @@ class Executor:
         bad_ids: npt.NDArray[np.int32] = ...,
         bad_ends: npt.NDArray[np.int32] = ...,
         scored: npt.NDArray[np.int32] = ...,
+        last_n: int = -1,
+        chain: ChainSettings | None = None,
     ) -> None: ...
+    def mirostat_mu(self, slot: int) -> float: ...
     def release(self, slot: int) -> None: ...
     def step(self, words: npt.NDArray[np.int32], masks: npt.NDArray[np.int32] | None = None) -> int:
         """Run one step (GIL released) and return its number of logit rows, R. Results are in the

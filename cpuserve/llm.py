@@ -43,6 +43,7 @@ from cpuserve.serving.decisions.questions import (
     questions_from,
 )
 from cpuserve.serving.decisions.results import results_of
+from cpuserve.serving.sampler_ids import with_own_sampler_ids
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format, parsers_of
 
 if TYPE_CHECKING:
@@ -348,6 +349,8 @@ class LLM(PoolingMethods):
         """Return the sampling parameters of each prompt; None: the model's defaults."""
         params = one_each(self.get_default_sampling_params() if given is None else given, count)
         params = [with_own_bad_word_ids(own, self._tokenizer) for own in params]
+        vocab = self._context.bounds.vocab
+        params = [with_own_sampler_ids(own, self._tokenizer, vocab) for own in params]
         if lora_request is None:
             return params
         if lora_request not in self._adapters:

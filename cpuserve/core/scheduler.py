@@ -39,7 +39,7 @@ from cpuserve.core.prompt_blocks import PromptBlocks
 from cpuserve.core.queue import Policy, QueueRank, WaitingQueue, by_rank, next_requests, rank_of
 from cpuserve.core.request import NO_SLOT, Delta, Request
 from cpuserve.core.results import ResultProcessor
-from cpuserve.core.slots import SlotHost
+from cpuserve.core.slots import SlotHost, keep_state
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult
 from cpuserve.ids import BlockId, RequestId, SlotId
 
@@ -131,6 +131,7 @@ class Scheduler:
     def end_with_the_grammar(self, request: Request) -> None:
         """Let a running request end before min_tokens, because its grammar allows no more text."""
         request.params = msgspec.structs.replace(request.params, min_tokens=0)
+        keep_state(self._slots, request)
         self._admit(request, request.slot)
 
     def abort(self, request_id: RequestId) -> bool:
@@ -540,15 +541,15 @@ class Scheduler:
         return True
 
     def _admit(self, request: Request, slot: SlotId) -> None:
-        ids, num_prompt = request.token_ids, request.num_prompt
-        prompt, output = ids[:num_prompt], ids[num_prompt:]
+        ids, count = request.token_ids, request.num_prompt
         stop_ids = sorted(request.stop_ids)
-        self._slots.admit(slot, request.params, request.seed, prompt, output, stop_ids)
+        self._slots.admit(slot, request.params, request.seed, ids[:count], ids[count:], stop_ids)
 
     def _preempt(self, request: Request) -> None:
         """Free the slot and all blocks of a running request, and queue it to be recomputed."""
         self.running.remove(request)
         self.kv.publish_end(request.tables, request.chain, request.num_computed)
+        keep_state(self._slots, request)
         self._free(request)
         request.num_computed = 0
         request.num_preemptions += 1

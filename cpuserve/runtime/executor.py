@@ -133,6 +133,12 @@ class Executor(Protocol):
     def release(self, slot: int) -> None:
         """Discard the sampler state and the block tables of `slot`."""
 
+    def mirostat_mu(self, slot: int) -> float:
+        """Return the state of mirostat for `slot`, which depends on earlier logits; 0 without it.
+
+        A request that goes on in another slot is admitted with it (params.mirostat_mu).
+        """
+
     def step(self, arrays: StepArrays) -> StepOutputs:
         """Run one step. The arrays of the result are valid until the next step.
 

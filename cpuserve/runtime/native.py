@@ -26,6 +26,7 @@ from cpuserve.quant.base import BuiltTensor, Each, QuantTensor, Weights, rows_of
 from cpuserve.runtime.executor import Bytes, Float32, Int32, StepArrays, StepOutputs
 from cpuserve.runtime.packed_cache import PackedCache
 from cpuserve.runtime.threads import threads_on
+from cpuserve.sampling.chain import STAGES, Chain
 from cpuserve.sampling.params import SamplingParams
 
 ProgressFn = Callable[[str, int, int], None]
@@ -131,7 +132,9 @@ class NativeExecutor:
             or params.frequency_penalty != 0.0
         )
         bad_words = params.bad_word_ids
-        counts_outputs = penalized or params.min_tokens > 0 or bool(bad_words)
+        chain = params.chain
+        remembers = chain is not None and "dry" in chain.stages
+        counts_outputs = penalized or params.min_tokens > 0 or bool(bad_words) or remembers
         bias = params.logit_bias or {}
         allowed = params.allowed_token_ids
         self.native.admit(
@@ -149,12 +152,18 @@ class NativeExecutor:
             bias_ids=np.asarray(list(bias), np.int32) if bias else EMPTY_INT,
             bias_values=np.asarray(list(bias.values()), np.float32) if bias else EMPTY_FLOAT,
             allowed=None if allowed is None else np.asarray(sorted(set(allowed)), np.int32),
-            prompt=np.asarray(prompt, np.int32) if penalized else EMPTY_INT,
+            prompt=np.asarray(prompt, np.int32) if penalized or remembers else EMPTY_INT,
             output=np.asarray(output, np.int32) if counts_outputs and output else EMPTY_INT,
             bad_ids=np.asarray([i for word in bad_words for i in word], np.int32),
             bad_ends=np.asarray([*accumulate(map(len, bad_words))], np.int32),
             scored=np.asarray(params.scored_ids, np.int32),
+            last_n=params.penalty_window,
+            chain=None if chain is None else chain_settings(chain),
         )
+
+    def mirostat_mu(self, slot: int) -> float:
+        """Return the state of mirostat for `slot`; 0 without it."""
+        return self.native.mirostat_mu(slot)
 
     def release(self, slot: int) -> None:
         """Forget `slot`."""
@@ -280,6 +289,20 @@ class NativeExecutor:
         if self._cache is not None:
             self._cache.close()
         del self.native
+
+
+def chain_settings(chain: Chain) -> _C.ChainSettings:
+    """Return the parameters of `chain` for the native executor."""
+    settings = _C.ChainSettings()
+    lists = ("stages", "breaker_ids", "breaker_ends", "prefixes")
+    for name in Chain.__dataclass_fields__:
+        if name not in lists:
+            setattr(settings, name, getattr(chain, name))
+    settings.stages = np.asarray([STAGES.index(name) for name in chain.stages], np.int32)
+    settings.breaker_ids = np.asarray(chain.breaker_ids, np.int32)
+    settings.breaker_ends = np.asarray(chain.breaker_ends, np.int32)
+    settings.prefixes = np.frombuffer(chain.prefixes, "<i4")
+    return settings
 
 
 def make_team(config: EngineConfig) -> _C.Team:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cpuserve.runtime.sampler_chain import ChainRow, ChainSampler
 from cpuserve.sampling.params import SamplingParams
 
 Int32 = npt.NDArray[np.int32]
@@ -77,13 +78,32 @@ class SlotSampler:
         self._in_prompt[prompt] = True
         self._counts = np.bincount(np.asarray(output, np.int64), minlength=vocab)
         self._num_outputs = len(output)
+        window = params.penalty_window
+        self._window: deque[int] | None = None
+        if window >= 0:  # penalties count the last tokens, and each of them as output
+            counted = [*prompt, *output]
+            self._window = deque(counted[max(0, len(counted) - window) :], maxlen=window)
+            self._in_prompt[:] = False
+            self._counts = np.bincount(np.asarray(self._window, np.int64), minlength=vocab)
+        chain = params.chain
+        self._chain: ChainSampler | None = None
+        if chain is not None:
+            self._chain = ChainSampler(chain, params, [*prompt, *output], vocab)
         longest = max(map(len, params.bad_word_ids), default=0)
         self._recent = deque(output[-longest:], maxlen=longest)
 
     @property
-    def scored_ids(self) -> list[int]:
-        """The ids with logprobs that replace the alternatives of a sampled token."""
-        return self._params.scored_ids
+    def mirostat_mu(self) -> float:
+        """The state of mirostat; 0 without it."""
+        return self._chain.mu if self._chain else 0.0
+
+    def score(self, logits: Float32, token: int, num_top: int) -> TokenScore:
+        """Return the score of the token that was sampled last; see `score`."""
+        found = score(logits, token, num_top, self._params.scored_ids)
+        if self._chain is None or not self._params.post_sampling_probs:
+            return found
+        logprob, ids, logprobs = self._chain.report(token, num_top)
+        return TokenScore(logprob, found.rank, ids.astype(np.int32), logprobs)
 
     def sample(self, logits: Float32, position: int, mask: Int32 | None = None) -> int:
         """Sample the token at absolute `position` from logits [vocab], and count it as output.
@@ -93,17 +113,34 @@ class SlotSampler:
         Returns -1 if no token can be sampled: see `is_distribution`.
         """
         with np.errstate(over="ignore"):
-            adjusted = self._adjusted(logits, mask)
+            if self._chain is None:
+                adjusted = self._adjusted(logits, mask)
+            else:  # penalties are one of the samplers
+                adjusted = self._barred(logits, mask)
         if not is_distribution(adjusted):
             return -1
         token = self._choose(adjusted, position)
-        self._counts[token] += 1
+        self._count(token)
         self._num_outputs += 1
         self._recent.append(token)
         return token
 
+    def _count(self, token: int) -> None:
+        window = self._window
+        if window is not None:
+            if window.maxlen == 0:
+                return
+            if len(window) == window.maxlen:
+                self._counts[window[0]] -= 1
+            window.append(token)
+        self._counts[token] += 1
+
     def _adjusted(self, logits: Float32, mask: Int32 | None = None) -> Float32:
-        """Return the logits after steps 2 and 3: bias, allowed and banned ids, mask, penalties."""
+        """Return the logits after steps 2 and 3."""
+        return self._penalized(self._barred(logits, mask))
+
+    def _barred(self, logits: Float32, mask: Int32 | None) -> Float32:
+        """Return the logits after step 2: bias, allowed and banned ids, mask."""
         p = self._params
         x = logits.astype(np.float32, copy=True)
         for id_, value in (p.logit_bias or {}).items():
@@ -119,6 +156,11 @@ class SlotSampler:
                 x[last] = -np.inf
         if mask is not None:
             x[~allowed_by(mask, len(x))] = -np.inf
+        return x
+
+    def _penalized(self, x: Float32) -> Float32:
+        """Return the logits after step 3, the penalties."""
+        p = self._params
         if p.repetition_penalty != 1.0:
             seen = self._in_prompt | (self._counts > 0)
             penalty = np.float32(p.repetition_penalty)
@@ -132,6 +174,10 @@ class SlotSampler:
     def _choose(self, x: Float32, position: int) -> int:
         """Return the most likely token, or a random one after temperature and filters (4 to 6)."""
         p = self._params
+        if self._chain is not None:
+            stops = self._stop_ids if self._num_outputs >= p.min_tokens else []
+            random = lambda change: uniform((self._seed ^ change) & MASK64, position)  # noqa: E731
+            return self._chain.sample(ChainRow(x, self._penalized, stops, random))
         if p.temperature < GREEDY_BELOW:
             return int(x.argmax())
         scaled = (x / np.float32(p.temperature)).astype(np.float64)

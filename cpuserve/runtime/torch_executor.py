@@ -101,6 +101,10 @@ class TorchSampling:
         """(Re)set the sampler state of `slot`."""
         self._slots[slot] = SlotSampler(params, seed, prompt, output, stop_ids, self._vocab)
 
+    def mirostat_mu(self, slot: int) -> float:
+        """Return the state of mirostat for `slot`; 0 without it."""
+        return self._slots[slot].mirostat_mu
+
     def release(self, slot: int) -> None:
         """Discard the sampler state and the block tables of `slot`."""
         self._slots.pop(slot, None)
@@ -207,7 +211,7 @@ class TorchSampling:
         self, row: int, logits: Float32, step: StepView, out: StepOutputs, masks: Int32 | None
     ) -> None:
         token, num_top = int(step.row_target[row]), int(step.row_top[row])
-        named: list[int] = []
+        slot: SlotSampler | None = None
         known = is_distribution(logits) and _follows(row, step, out)
         if token < 0 and known:
             position = int(step.positions[step.row_token[row]]) + 1
@@ -215,7 +219,7 @@ class TorchSampling:
             if masks is not None and len(step.row_mask) and step.row_mask[row] >= 0:
                 mask = masks[step.row_mask[row]]
             slot = self._slots[int(step.row_slot[row])]
-            token, named = slot.sample(logits, position, mask), slot.scored_ids
+            token = slot.sample(logits, position, mask)
         out.tokens[row] = token
         if token < 0 or not known:
             out.tokens[row], out.logprobs[row], out.ranks[row] = -1, np.nan, 0
@@ -223,7 +227,7 @@ class TorchSampling:
             return
         if num_top < 0:
             return
-        scored = score(logits, token, num_top, named)
+        scored = (score if slot is None else slot.score)(logits, token, num_top)
         out.logprobs[row], out.ranks[row] = scored.logprob, scored.rank
         count = len(scored.top_ids)
         out.top_ids[row, :count] = scored.top_ids

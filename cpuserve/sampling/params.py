@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.chain import Chain, ChainParams, chain_of, check_samplers
 from cpuserve.sampling.repetition import RepetitionDetection, repetition_from
 from cpuserve.sampling.structured import StructuredOutputs, structured_from
 
@@ -20,8 +21,8 @@ VECTORS = ("", "plain", "tokens", "unit_tokens", "raw")
 NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 
 
-class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The sampling parameters of a request.
+class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
+    """The sampling parameters of a request; ChainParams has the ones for samplers of llama.cpp.
 
     csrc/kernels/table/sampling.h, "Sampling of one row", defines the arithmetic. A top_p of 0 keeps
     the most likely token, as in the API of OpenAI, llama.cpp and Ollama. The front end handles the
@@ -107,6 +108,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         )
         self._check("vectors", self.vectors in VECTORS, f"one of {VECTORS}")
         self._check_named()
+        check_samplers(self)
         self._check("stop", all(self.stop), "non-empty strings")
         if not all(map(str.strip, self.bad_words)):
             msg = "bad_words has an empty word, or one of white space: omit it"
@@ -130,6 +132,17 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     def num_top(self) -> int | None:
         """The number of alternatives of each generated token; None = no logprobs."""
         return len(self.scored_ids) or self.logprobs
+
+    @property
+    def chain(self) -> Chain | None:
+        """The samplers of llama.cpp that choose the tokens; None = the kernels choose them."""
+        reports = bool(self.post_sampling_probs) and self.num_top is not None
+        return chain_of(self, reports=reports)
+
+    @property
+    def penalty_window(self) -> int:
+        """How many of the last tokens penalties count; -1 = all."""
+        return -1 if self.repeat_last_n is None else self.repeat_last_n
 
     @property
     def bars_tokens(self) -> bool:
@@ -172,6 +185,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
         if self.logprobs is None:
             msg = "logprob_token_ids needs logprobs: set it"
             raise InvalidRequest(msg, role="logprob_token_ids")
+        if self.post_sampling_probs:
+            msg = "post_sampling_probs and logprob_token_ids exclude each other: omit one of them"
+            raise InvalidRequest(msg, role="post_sampling_probs")
         if not ids or len(set(ids)) < len(ids):
             msg = "logprob_token_ids must have at least one token id, and each only once"
             raise InvalidRequest(msg, role="logprob_token_ids")

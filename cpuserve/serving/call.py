@@ -15,6 +15,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.beams import BeamRules
+from cpuserve.sampling.chain import SamplerFields
 from cpuserve.sampling.structured import InputGrammar
 from cpuserve.serving.decisions.labels import Labels
 from cpuserve.serving.decisions.questions import Decisions
@@ -80,7 +81,7 @@ class Earlier:
     mark: str = ""
 
 
-class CommonFields(msgspec.Struct, kw_only=True):
+class CommonFields(SamplerFields, kw_only=True):
     """Fields that GenerateCall and the OpenAI dialect share, mostly sampling parameters.
 
     response_format, structured_outputs: see serving/response_format.py. Dialects that ask for a

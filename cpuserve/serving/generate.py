@@ -40,6 +40,7 @@ from cpuserve.serving.pace import EventPace
 from cpuserve.serving.params import sampling_params
 from cpuserve.serving.prompts import prompts_of
 from cpuserve.serving.recent_prompts import as_shown, difference
+from cpuserve.serving.sampler_ids import VOCABULARY_US, reads_vocabulary, with_sampler_ids
 from cpuserve.serving.sequence import SequenceRun
 from cpuserve.serving.threads import run_sized
 from cpuserve.serving.tools.search_round import MOST_ROUNDS, SearchRound, after_search
@@ -97,12 +98,14 @@ async def _prepared(
         form = response_structure(call, tools)
         params = sampling_params(call, ids, context.bounds, context.default_sampling, form)
         with_bad_word_ids(params, context.get_tokenizer())
+        with_sampler_ids(params, context.get_tokenizer(), context.bounds.vocab)
         return fan_out(call, prompts, params, context.limits.longest_s)
 
     num_ids = sum(map(len, ids))
     if "tokens" in (call.classify, *call.vectors.split("_")):
         _check_values(num_ids * context.vector_width)
-    sequences = await run_sized(num_ids // _IDS_PER_US, make_sequences)
+    more_us = VOCABULARY_US if reads_vocabulary(call) else 0
+    sequences = await run_sized(num_ids // _IDS_PER_US + more_us, make_sequences)
     check_capacity(context, sequences)
     recent = await explain(context, call, prompts[0]) if len(prompts) == 1 else None
     sequences[0].recent = recent

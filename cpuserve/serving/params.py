@@ -9,6 +9,7 @@ import msgspec
 
 from cpuserve.core.admission import Limits, check_params, check_prompt
 from cpuserve.errors import CONTEXT_LENGTH, InvalidRequest, PromptTooLong
+from cpuserve.sampling.chain import SamplerFields
 from cpuserve.sampling.params import MAX_REPETITION_PENALTY, SamplingParams
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import (
@@ -193,6 +194,7 @@ def _params(
         "bad_words": call.bad_words,
         "logprob_token_ids": call.logprob_token_ids,
         "repetition_detection": call.repetition_detection,
+        **{name: getattr(call, name) for name in SamplerFields.__struct_fields__},
         "cache_salt": call.cache_salt,
         "adapter": call.adapter,
         "caller": call.caller,

@@ -212,6 +212,10 @@ class Tokenizer:
                 self._bytes[token_id] = found
         return found
 
+    def texts(self, vocab: int) -> list[bytes]:
+        """Return the bytes of the tokens 0 to vocab - 1; see `token_bytes`."""
+        return [self._to_bytes(self.token_text(token)) for token in range(vocab)]
+
     def _to_bytes(self, token: str) -> bytes:
         if self._parts.scheme == "byte_level":
             try:

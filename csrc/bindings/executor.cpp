@@ -160,7 +160,7 @@ void admit(Executor& e, int64_t slot, float temperature, float top_p, float min_
            const Array<float>& bias_values, const std::optional<Array<int32_t>>& allowed,
            const Array<int32_t>& prompt, const Array<int32_t>& output,
            const Array<int32_t>& bad_ids, const Array<int32_t>& bad_ends,
-           const Array<int32_t>& scored) {
+           const Array<int32_t>& scored, int64_t last_n, const ChainSettings* chain) {
   SlotRequest r;
   r.temperature = temperature;
   r.top_p = top_p;
@@ -181,7 +181,44 @@ void admit(Executor& e, int64_t slot, float temperature, float top_p, float min_
   r.bad_ids = span_of(bad_ids);
   r.bad_ends = span_of(bad_ends);
   r.scored = span_of(scored);
+  r.last_n = last_n;
+  r.chain = chain;
   e.sampler().admit(slot, r);
+}
+
+// Defines a property that copies an array of int32.
+template <class Class>
+void define_ids(Class& settings, const char* name, std::vector<int32_t> ChainSettings::*member) {
+  settings.def_property(
+      name, [member](const ChainSettings& s) { return s.*member; },
+      [member](ChainSettings& s, const Array<int32_t>& ids) {
+        s.*member = {ids.data(), ids.data() + ids.size()};
+      });
+}
+
+void define_chain(py::module_& m) {
+  py::class_<ChainSettings> settings(m, "ChainSettings");
+  settings.def(py::init<>())
+      .def_readwrite("min_keep", &ChainSettings::min_keep)
+      .def_readwrite("typical_p", &ChainSettings::typical_p)
+      .def_readwrite("top_n_sigma", &ChainSettings::top_n_sigma)
+      .def_readwrite("dynatemp_range", &ChainSettings::dynatemp_range)
+      .def_readwrite("dynatemp_exponent", &ChainSettings::dynatemp_exponent)
+      .def_readwrite("xtc_probability", &ChainSettings::xtc_probability)
+      .def_readwrite("xtc_threshold", &ChainSettings::xtc_threshold)
+      .def_readwrite("dry_multiplier", &ChainSettings::dry_multiplier)
+      .def_readwrite("dry_base", &ChainSettings::dry_base)
+      .def_readwrite("dry_allowed_length", &ChainSettings::dry_allowed_length)
+      .def_readwrite("dry_penalty_last_n", &ChainSettings::dry_penalty_last_n)
+      .def_readwrite("mirostat", &ChainSettings::mirostat)
+      .def_readwrite("mirostat_tau", &ChainSettings::mirostat_tau)
+      .def_readwrite("mirostat_eta", &ChainSettings::mirostat_eta)
+      .def_readwrite("mirostat_mu", &ChainSettings::mirostat_mu)
+      .def_readwrite("post_sampling_probs", &ChainSettings::post_sampling_probs);
+  define_ids(settings, "stages", &ChainSettings::stages);
+  define_ids(settings, "breaker_ids", &ChainSettings::breaker_ids);
+  define_ids(settings, "breaker_ends", &ChainSettings::breaker_ends);
+  define_ids(settings, "prefixes", &ChainSettings::prefixes);
 }
 
 const auto free_gil = py::call_guard<py::gil_scoped_release>();
@@ -223,7 +260,15 @@ void define_steps(py::class_<Executor>& executor) {
            py::arg("frequency"), py::arg("presence"), py::arg("seed"), py::arg("min_tokens"),
            py::arg("stop_ids"), py::arg("bias_ids"), py::arg("bias_values"), py::arg("allowed"),
            py::arg("prompt"), py::arg("output"), py::arg("bad_ids") = empty,
-           py::arg("bad_ends") = empty, py::arg("scored") = empty)
+           py::arg("bad_ends") = empty, py::arg("scored") = empty, py::arg("last_n") = -1,
+           py::arg("chain") = static_cast<const ChainSettings*>(nullptr))
+      .def(
+          "mirostat_mu",
+          [](Executor& e, int64_t slot) {
+            const SamplerChain* chain = e.sampler().checked_chain(slot);
+            return chain ? chain->mu() : 0.0f;
+          },
+          py::arg("slot"))
       .def(
           "release", [](Executor& e, int64_t slot) { e.release(slot); }, py::arg("slot"))
       .def(
@@ -330,6 +375,7 @@ void register_executor(py::module_& m) {
       "packed_file_bytes",
       [](const Team& team, const Program& p) { return packed_file_bytes(p, team.ranks()); },
       py::arg("team"), py::arg("program"));
+  define_chain(m);
   py::class_<Executor> executor(m, "Executor");
   executor.def(py::init([](Team& team, const Program& program, int64_t num_blocks,
                            const std::string& kv_type, int64_t num_slots, int64_t max_top,

@@ -1,6 +1,7 @@
 #include "runtime/sampler.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "base/check.h"
 
@@ -81,7 +82,12 @@ void Sampler::admit(int64_t index, const SlotRequest& r) {
   p.allowed = fresh.allowed.data();
   p.num_allowed = r.has_allowed ? static_cast<int32_t>(fresh.allowed.size()) : -1;
   ban(fresh);
-  if (r.repetition != 1 || r.frequency != 0 || r.presence != 0) make_counts(fresh, r);
+  const bool penalizes = r.repetition != 1 || r.frequency != 0 || r.presence != 0;
+  if (penalizes && r.last_n != 0) make_counts(fresh, r);
+  if (r.chain) {
+    fresh.chain =
+        std::make_unique<SamplerChain>(*r.chain, vocab_, r.prompt, r.output, max_outputs_);
+  }
   s = std::move(fresh);  // moved vectors keep their storage, so the pointers in params stay valid
 }
 
@@ -117,8 +123,28 @@ void Sampler::make_counts(Slot& s, const SlotRequest& r) {
   s.counts.reset(new TokenCount[static_cast<size_t>(s.capacity)]);
   s.place.reset(new int32_t[static_cast<size_t>(vocab_)]());
   s.params.counts = s.counts.get();
-  for (int32_t id : r.prompt) count_of(s, id)->prompt++;
-  for (int32_t id : r.output) count_of(s, id)->output++;
+  if (r.last_n < 0) {
+    for (int32_t id : r.prompt) count_of(s, id)->prompt++;
+    for (int32_t id : r.output) count_of(s, id)->output++;
+    return;
+  }
+  s.window_size =
+      static_cast<size_t>(std::min(r.last_n, r.prompt.size() + r.output.size() + max_outputs_));
+  s.window.reserve(s.window_size);
+  for (int32_t id : r.prompt) count(s, id);
+  for (int32_t id : r.output) count(s, id);
+}
+
+// Counts a token as output, and no longer counts the one that leaves the window, if there is one.
+void Sampler::count(Slot& s, int32_t token) noexcept {
+  if (s.window_size > 0 && s.window.size() < s.window_size) {
+    s.window.push_back(token);
+  } else if (s.window_size > 0) {
+    count_of(s, s.window[s.oldest])->output--;
+    s.window[s.oldest] = token;
+    s.oldest = (s.oldest + 1) % s.window_size;
+  }
+  count_of(s, token)->output++;
 }
 
 TokenCount* Sampler::count_of(Slot& s, int32_t token) noexcept {
@@ -138,9 +164,17 @@ void Sampler::append(int64_t index, int32_t token) noexcept {
     add_recent(s, token);
     ban(s);
   }
+  if (s.chain) s.chain->append(token);
   if (!s.counts) return;
   if (s.place[static_cast<size_t>(token)] == 0 && s.params.num_counts == s.capacity) return;
-  count_of(s, token)->output++;
+  count(s, token);
+}
+
+int32_t Sampler::sample(int64_t index, const float* logits, const int32_t* mask,
+                        int32_t position) noexcept {
+  const Slot& s = slots_[static_cast<size_t>(index)];
+  const Span<const int32_t> stops(s.banned.data(), s.outputs_until_stop > 0 ? 0 : s.num_stops);
+  return s.chain->sample({logits, s.params, mask, s.place.get(), stops, position});
 }
 
 void Sampler::release(int64_t index) { slot(index) = Slot{}; }

@@ -7,6 +7,7 @@
 
 #include "base/span.h"
 #include "kernels/table.h"
+#include "runtime/sampler_chain.h"
 
 namespace cpuserve {
 
@@ -15,7 +16,9 @@ namespace cpuserve {
 // they may be empty if none of penalties, min_tokens and bad words need them. Bad word number i has
 // the ids of `bad_ids` from bad_ends[i - 1] (0 for the first one) to bad_ends[i] - 1; its last id
 // is banned while the output ends with the ids before it. The logprobs of `scored`, if it is not
-// empty, replace the alternatives of each sampled token.
+// empty, replace the alternatives of each sampled token. If last_n is at least 0, penalties count
+// only the last so many ids of prompt and output, and each of them as output. `chain` is null for
+// requests that the kernels sample; with one, `prompt` and `output` are needed.
 struct SlotRequest {
   float temperature = 1, top_p = 1, min_p = 0;
   int32_t top_k = 0;
@@ -26,6 +29,8 @@ struct SlotRequest {
   Span<const float> bias_values;
   bool has_allowed = false;
   Span<const int32_t> allowed, prompt, output, bad_ids, bad_ends, scored;
+  int64_t last_n = -1;
+  const ChainSettings* chain = nullptr;
 };
 
 class Sampler {
@@ -46,6 +51,12 @@ class Sampler {
   const std::vector<int32_t>& scored(int64_t slot) const {
     return slots_[static_cast<size_t>(slot)].scored;
   }
+  // The samplers that choose the tokens of the slot; null if the kernels do.
+  SamplerChain* chain(int64_t slot) const { return slots_[static_cast<size_t>(slot)].chain.get(); }
+  // The same. Throws std::invalid_argument for a slot that does not exist.
+  const SamplerChain* checked_chain(int64_t index) { return slot(index).chain.get(); }
+  // Returns the id that the chain of the slot samples; see SamplerChain::sample.
+  int32_t sample(int64_t slot, const float* logits, const int32_t* mask, int32_t position) noexcept;
   // Adds a sampled token to the token counts, and to the number of generated tokens (for
   // min_tokens). A token of -1 (nothing was sampled) has no effect.
   void append(int64_t slot, int32_t token) noexcept;
@@ -68,6 +79,10 @@ class Sampler {
     std::unique_ptr<TokenCount[]> counts;
     std::unique_ptr<int32_t[]> place;
     int64_t capacity = 0;
+    // The counted ids, if penalties count only the last ids; `oldest` is the next one to replace.
+    std::vector<int32_t> window;
+    size_t window_size = 0, oldest = 0;
+    std::unique_ptr<SamplerChain> chain;
   };
 
   Slot& slot(int64_t index);
@@ -76,6 +91,7 @@ class Sampler {
   void make_counts(Slot& s, const SlotRequest& request);
   static void add_recent(Slot& s, int32_t token) noexcept;
   static void ban(Slot& s) noexcept;
+  static void count(Slot& s, int32_t token) noexcept;
   static TokenCount* count_of(Slot& s, int32_t token) noexcept;
 
   int64_t vocab_, max_outputs_;

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.fakes import error_of, events_of
-from tests.api.llamacpp import llama_error_of
+from tests.api.fakes import events_of
 from tests.api.test_api_llamacpp_completion import CODER
 from tests.api.tools import CALL, TEMPLATE, WEATHER, prompt_of, says, tool_api
 from tests.tokenizer.test_infill import tokenizer_with
@@ -283,25 +282,26 @@ LLAMA_VIM = {
         "/infill",
         {"input_prefix": "def f():\n", "input_suffix": "\n", "input_extra": [], "prompt": "    ret",
          "n_predict": 16, "samplers": ["top_k", "top_p", "infill"], "t_max_predict_ms": 1000},
-        400, "samplers is not supported yet",
+        ("top_k", "top_p", "infill"),
     ),
     "instruction": (
         CHAT,
         {"id_slot": 0, "messages": [HI], "min_p": 0.1, "temperature": 0.1, "stream": True,
          "samplers": ["min_p", "temperature"], "cache_prompt": True},
-        400, "samplers is not supported yet",
+        ("min_p", "temperature"),
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "body", "status", "told"), LLAMA_VIM.values(), ids=LLAMA_VIM)
-def test_llama_vim_is_refused_by_name(tmp_path, path, body, status, told):
+@pytest.mark.parametrize(("path", "body", "order"), LLAMA_VIM.values(), ids=LLAMA_VIM)
+def test_llama_vim_chooses_the_samplers(tmp_path, path, body, order):
     api = tool_api(says(WORDS))
     api.context.tokenizer = tokenizer_with(tmp_path, *CODER)
     response = api.post(path, **body)
-    assert response.status_code == status
-    error = llama_error_of(response) if path == "/infill" else error_of(response)
-    assert told in error["message"]
+    assert response.status_code == 200, response.text
+    params = api.engine.asked[0][1]
+    assert params.chain.stages == order
+    assert len(params.chain.prefixes) == ("infill" in order) * 4 * api.context.bounds.vocab
 
 
 @pytest.mark.parametrize("path", ["/api/v0/models", "/api/v1/models", "/generate", "/sleep"])

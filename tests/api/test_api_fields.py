@@ -98,6 +98,24 @@ HONOURED = {
     "think": {"/api/chat": False},
     "use_beam_search": {CHAT: True, TEXT: True},
     "num_predict": 3,
+    # The samplers of llama.cpp.
+    "samplers": ["top_k"],
+    "typical_p": 0.5,
+    "min_keep": 3,
+    "top_n_sigma": 1.5,
+    "dynatemp_range": 0.5,
+    "dynatemp_exponent": 2.0,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+    "repeat_last_n": 64,
+    "dry_multiplier": 0.8,
+    "dry_base": 2.0,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": 4,
+    "dry_sequence_breakers": ["a"],
+    "mirostat": 2,
+    "mirostat_tau": 4.0,
+    "mirostat_eta": 0.2,
 }
 # Fields without effect on the text of an answer, and why.
 NO_EFFECT = {
@@ -122,10 +140,8 @@ NO_EFFECT = {
     "truncation": "auto", "truncation_side": "left",
     # Images are refused where they are.
     "mm_processor_kwargs": {"a": 1}, "media_io_kwargs": {"a": 1}, "modalities": ["text"],
-    # Of samplers that are refused when they are switched on.
-    "mirostat_tau": 4.0, "mirostat_eta": 0.2, "dry_base": 2.0, "dry_allowed_length": 3,
-    "dry_penalty_last_n": 4, "dry_sequence_breakers": ["a"], "xtc_threshold": 0.2,
-    "dynatemp_exponent": 2.0, "adaptive_decay": 0.5, "backend_sampling": True, "repeat_last_n": 64,
+    # Of a sampler that is refused when it is switched on.
+    "adaptive_decay": 0.5, "backend_sampling": True,
     "best_of": 1, "spaces_between_special_tokens": False,
     # The model does not think: tests/api/test_api_thoughts.py has models that do.
     "include_reasoning": False, "thinking_token_budget": 5, "thinking_budget_tokens": 5,
@@ -138,8 +154,8 @@ NO_EFFECT = {
 }  # fmt: skip
 # A value that sets a field which is refused.
 SETS = {
-    "include_reasoning": False, "penalize_newline": False, "length_penalty": 0.5, "min_keep": 3,
-    "n_cmpl": 2, "web_search_options": {}, "guided_json": {}, "typical_p": 0.5, "tfs_z": 0.5,
+    "include_reasoning": False, "penalize_newline": False, "length_penalty": 0.5, "n_cmpl": 2,
+    "web_search_options": {}, "guided_json": {}, "tfs_z": 0.5, "post_sampling_probs": True,
 }  # fmt: skip
 # The endpoints by their names in the table of fields.
 ENDPOINTS = {

@@ -101,7 +101,7 @@ BAD = {
     "alternatives": ({"prompt": "a", "n_probs": 21}, "n_probs must be between"),
     "completions": ({"prompt": "a", "n_cmpl": 0}, "n_cmpl must be"),
     "adapter": ({"prompt": "a", "lora": [{"id": 0, "scale": 1}]}, "no adapter is loaded"),
-    "window": ({"prompt": "a", "repeat_penalty": 2, "repeat_last_n": 9}, "repeat_last_n is not"),
+    "window": ({"prompt": "a", "repeat_last_n": -2}, "repeat_last_n must be"),
     "penalty": ({"prompt": "a", "repeat_penalty": 0}, "repeat_penalty must be above 0"),
 }
 

@@ -196,6 +196,15 @@ def test_samplers_that_are_switched_off_are_accepted():
     assert chat(Api(), stream=False, options=off).status_code == 200
 
 
+def test_samplers_reach_the_engine():
+    on = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "typical_p": 0.5}
+    api = Api()
+    assert chat(api, stream=False, options={**on, "repeat_last_n": 64}).status_code == 200
+    params = api.engine.asked[0][1]
+    assert {name: getattr(params, name) for name in on} == on
+    assert params.penalty_window == 64
+
+
 @pytest.mark.parametrize("most", [-2, -1, 0, 100_000])
 def test_a_limit_beyond_the_context_is_none(most):
     api = Api()
@@ -309,7 +318,7 @@ BAD = {
     "think-zero": ("/api/chat", {"think": 0}, 400, "think must be true, false"),
     "think-list": ("/api/generate", {"think": []}, 400, "think must be true, false"),
     "format": ("/api/chat", {"format": "xml"}, 400, 'format must be "json" or a JSON schema'),
-    "mirostat": ("/api/chat", {"options": {"mirostat": 2}}, 400, "mirostat is not supported"),
+    "mirostat": ("/api/chat", {"options": {"mirostat": 3}}, 400, "options.mirostat must be"),
     "logprobs": ("/api/generate", {"logprobs": 2}, 400, "logprobs must be"),
     "top-logprobs": ("/api/chat", {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs must"),
     "top-p": ("/api/generate", {"options": {"top_p": 2}}, 400, "top_p must be in [0, 1]"),
@@ -321,9 +330,9 @@ BAD = {
     ),
     "last-n": (
         "/api/chat",
-        {"options": {"repeat_last_n": 64, "repeat_penalty": 1.1}},
+        {"options": {"repeat_last_n": -2, "repeat_penalty": 1.1}},
         400,
-        "repeat_last_n is not supported, because penalties count all tokens",
+        "options.repeat_last_n must be",
     ),
     "suffix": ("/api/generate", {"suffix": "x"}, 400, "suffix is not possible with this model"),
     "suffix-raw": ("/api/generate", {"suffix": "x", "raw": True}, 400, "not possible with raw"),

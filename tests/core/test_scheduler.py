@@ -123,6 +123,22 @@ def test_preempted_request_is_readmitted_before_later_ones_with_its_output():
     assert readmitted[: len(output)] == output
 
 
+def test_a_preempted_request_keeps_the_state_of_mirostat():
+    scheduler, model = make(num_blocks=9, max_num_seqs=3)
+    plain = request(0, 13, max_tokens=15)
+    scheduler.add(plain)
+    scheduler.add(request(1, 13, max_tokens=15, mirostat=2))
+    while not scheduler.num_preemptions:
+        step(scheduler, model)
+    preempted = next(iter(scheduler.waiting))
+    generated = preempted.num_output  # the state of the fake executor
+    assert preempted.params.mirostat_mu == generated > 0
+    while not preempted.is_running:
+        step(scheduler, model)
+    assert model.slots[preempted.slot][0].mirostat_mu == generated
+    assert plain.params.mirostat_mu is None
+
+
 def test_tight_pool_admits_only_what_leaves_room_to_decode():
     scheduler, model = make(num_blocks=6)
     for number in range(3):

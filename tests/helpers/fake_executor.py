@@ -132,6 +132,9 @@ class FakeModel:
         assert held is None or held[2:4] == (prompt, output), "the slot is another request's"
         self.slots[slot] = (params, seed, list(prompt), list(output), list(stop_ids))
 
+    def mirostat_mu(self, slot) -> float:
+        return float(len(self.slots[slot][3]))
+
     def release(self, slot) -> None:
         del self.slots[slot]
         self.kept.pop(slot, None)
@@ -368,6 +371,9 @@ class FakeExecutor(Executor):
 
     def admit(self, slot, params, seed, prompt, output, stop_ids) -> None:
         self.model.admit(slot, params, seed, prompt, output, stop_ids)
+
+    def mirostat_mu(self, slot) -> float:
+        return self.model.mirostat_mu(slot)
 
     def release(self, slot) -> None:
         self.model.release(slot)

@@ -38,6 +38,11 @@ def params_of(n):
         allowed_token_ids=list(range(0, 300, 3)) if n % 8 == 7 else None,
         stop_token_ids=list(range(0, 500, 9)) if n % 3 == 1 else [],
         min_tokens=(0, 25)[n % 6 == 4],
+        repeat_last_n=(None, 20)[n % 4 == 2],
+        mirostat=(None, 2)[n % 9 == 4],
+        dry_multiplier=(None, 0.8)[n % 7 == 2],
+        typical_p=(None, 0.8)[n % 10 == 6],
+        xtc_probability=(None, 0.5)[n % 11 == 8],
         logprobs=(None, 2)[n % 4 < 3],
         ignore_eos=n % 3 != 1,
     )

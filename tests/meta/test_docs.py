@@ -173,7 +173,8 @@ def test_the_settings_on_the_page_on_agents_are_valid_in_their_languages():
         "yaml": yaml.safe_load,
         "python": lambda text: compile(text, "agents.md", "exec"),
         "": lambda text: [shlex.split(line) for line in text.splitlines()],
-        "lua": str,  # Python has no reader of Lua
+        "lua": str,  # Python has no reader of Lua and of Vim's language
+        "vim": str,
     }
     languages = re.findall(r"^```(\w*)\n.*?^```$", AGENTS, re.MULTILINE | re.DOTALL)
     assert set(languages) <= readers.keys()

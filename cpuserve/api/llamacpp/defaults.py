@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cpuserve.sampling.chain import DEFAULT_BREAKERS, Chain, chain_of
 from cpuserve.serving.call import NO_LIMIT
 
 if TYPE_CHECKING:
@@ -35,9 +36,22 @@ def shown_params(params: SamplingParams, longest: int) -> dict[str, Any]:
         "top_p": params.top_p,
         "min_p": params.min_p,
         "repeat_penalty": params.repetition_penalty,
-        "repeat_last_n": -1,
+        "repeat_last_n": params.penalty_window,
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
+        **_sampler_fields(params),
         "ignore_eos": params.ignore_eos,
         "stop": params.stop,
     }
+
+
+def _sampler_fields(params: SamplingParams) -> dict[str, Any]:
+    """Return the parameters of the samplers that only llama-server has."""
+    chain = chain_of(params, reports=True)
+    assert chain is not None, "a chain that reports exists"
+    hidden = ("stages", "mirostat_mu", "breaker_ids", "breaker_ends", "prefixes")
+    names = [name for name in Chain.__dataclass_fields__ if name not in hidden]
+    shown = {name: getattr(chain, name) for name in names}
+    breakers = params.dry_sequence_breakers or DEFAULT_BREAKERS
+    shown["post_sampling_probs"] = bool(params.post_sampling_probs)
+    return {**shown, "dry_sequence_breakers": list(breakers), "samplers": list(chain.stages)}

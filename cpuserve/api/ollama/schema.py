@@ -8,12 +8,7 @@ import msgspec
 
 from cpuserve.api.ollama.conversation import chat_messages
 from cpuserve.api.openai.chat.schema import ChatLogprob
-from cpuserve.api.request.fields import (
-    check_fields,
-    check_repeat_last_n,
-    is_set,
-    with_refused,
-)
+from cpuserve.api.request.fields import check_fields, is_set, with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import (
@@ -45,6 +40,10 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
+    typical_p: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
@@ -212,12 +211,6 @@ def _call(asked: OllamaRequest, **prompt: Any) -> GenerateCall:
     options = asked.options or OllamaOptions()
     check_fields(options)
     check_repeat_penalty(options.repeat_penalty)
-    check_repeat_last_n(
-        options.repeat_last_n,
-        (options.repeat_penalty, 1),
-        (options.presence_penalty, 0),
-        (options.frequency_penalty, 0),
-    )
     check_logprobs("top_logprobs", asked.top_logprobs)
     _check_think(asked.think)
     call = call_from(

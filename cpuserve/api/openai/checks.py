@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Protocol
 
-from cpuserve.api.request.fields import check_repeat_last_n
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import NO_LIMIT
 from cpuserve.serving.params import check_repeat_penalty
@@ -20,13 +19,6 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 def check_fields_together(request: GenerationRequest) -> None:
     """Raise InvalidRequest for combinations of fields that are not supported."""
-    check_repeat_last_n(
-        request.repeat_last_n,
-        (request.repeat_penalty, 1),
-        (request.repetition_penalty, 1),
-        (request.presence_penalty, 0),
-        (request.frequency_penalty, 0),
-    )
     _check_stream(request)
 
 

@@ -31,10 +31,9 @@ class GenerationRequest(CommonFields, kw_only=True):
     return_progress: bool | None = None
     stream_interval: int | None = None
     user: str | None = None
-    # Fields of llama.cpp: repetition_penalty, max_tokens, and the tokens that penalties count.
+    # Fields of llama.cpp: repetition_penalty and max_tokens.
     repeat_penalty: float | None = None
     n_predict: int | None = None
-    repeat_last_n: int | None = None
     best_of: Any = None
     thinking: Any = None
 

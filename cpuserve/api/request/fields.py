@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from cpuserve.errors import InvalidRequest
-from cpuserve.serving.call import unsupported
 
 S = TypeVar("S", bound=type[msgspec.Struct])
 
@@ -105,29 +104,21 @@ REFUSED = (
     Refused("endianness", (EMBEDDINGS,), off=("native", "little")),
     # llama.cpp
     Refused("adaptive_target", (*OPENAI, COMPLETION), off=(-1,)),
-    Refused("dry_multiplier", (*OPENAI, COMPLETION), off=(0,)),
-    Refused("dynatemp_range", (*OPENAI, COMPLETION), off=(0,)),
     Refused("grammar", OPENAI, _send('structured_outputs: {"grammar": ...}, which may be in GBNF')),
     Refused("image_data", (*OPENAI, COMPLETION)),
     Refused("json_schema", OPENAI, _send('structured_outputs: {"json": ...}')),
     Refused("lora", OPENAI, "is not supported yet: name the adapter as the model"),
-    Refused("min_keep", (*OPENAI, COMPLETION), off=(0,)),
-    Refused("mirostat", (*OPENAI, COMPLETION, OPTIONS), off=(0,)),
     Refused("n_cmpl", OPENAI, _send("n"), off=(1,)),
     Refused("n_indent", OPENAI, off=(0,)),
     Refused("n_probs", OPENAI, _send("logprobs"), off=(0,)),
     Refused("penalize_nl", OPENAI),
-    Refused("post_sampling_probs", (*OPENAI, COMPLETION)),
+    Refused("post_sampling_probs", OPENAI, _send("logprobs")),
     Refused("reasoning_budget_tokens", (TEXT,), off=(-1,)),
     Refused("response_fields", OPENAI),
     Refused("return_tokens", OPENAI, _send("return_token_ids")),
-    Refused("samplers", (*OPENAI, COMPLETION)),
     Refused("t_max_predict_ms", OPENAI, off=(0, -1)),
     Refused("tfs_z", (*OPENAI, COMPLETION, OPTIONS), off=(1,)),
     Refused("thinking_budget_tokens", (TEXT,), off=(-1,)),
-    Refused("top_n_sigma", (*OPENAI, COMPLETION), off=(-1, 0)),
-    Refused("typical_p", (*OPENAI, COMPLETION, OPTIONS), off=(1,)),
-    Refused("xtc_probability", (*OPENAI, COMPLETION), off=(0,)),
     # Ollama
     Refused("images", (OLLAMA_TEXT, DECISIONS)),
     Refused("penalize_newline", (OPTIONS,), _TRUE, off=(True,), sets=(False,)),
@@ -220,13 +211,7 @@ NO_EFFECT = (
     NoEffect(("truncate", "shift"), (OLLAMA, OLLAMA_TEXT), _CONTEXT),
     NoEffect(("num_keep",), (OPTIONS,), _CONTEXT),
     NoEffect(("mm_processor_kwargs", "media_io_kwargs"), OPENAI, "images are refused themselves"),
-    NoEffect(
-        ("mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-         "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent", "adaptive_decay",
-         "backend_sampling"),
-        (*OPENAI, COMPLETION, OPTIONS),
-        _SAMPLERS,
-    ),
+    NoEffect(("adaptive_decay", "backend_sampling"), (*OPENAI, COMPLETION), _SAMPLERS),
     NoEffect(
         ("spaces_between_special_tokens",), OPENAI, "the tokenizer decides where spaces are"
     ),
@@ -292,17 +277,3 @@ def honoured(endpoint: str, schema: type[msgspec.Struct]) -> list[str]:
 def refused_names(asked: object) -> set[str]:
     """Return the name of each field that `refused_by` returns; a GenerateCall gets none of them."""
     return {rule.name for rule in refused_by(type(asked))}
-
-
-def check_repeat_last_n(value: int | None, *penalties: tuple[float | None, float]) -> None:
-    """Raise InvalidRequest if penalties are on and limited to the last `value` tokens.
-
-    penalties: a pair (value, value that switches it off) for each penalty.
-    """
-    if value in (None, -1) or all(given in (None, off) for given, off in penalties):
-        return
-    msg = (
-        "repeat_last_n is not supported, because penalties count all tokens: omit it, or set it to "
-        "-1 (0 would mean no penalties: omit them)"
-    )
-    raise unsupported(msg, "repeat_last_n")

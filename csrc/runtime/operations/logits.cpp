@@ -113,7 +113,15 @@ void sample_row(int64_t number, int64_t row, int64_t rows, Worker& w) noexcept {
     args.top_ids[i] = named ? (*ids)[static_cast<size_t>(i)] : -1;
     args.top_logprobs[i] = named ? args.logits[args.top_ids[i]] : -INFINITY;
   }
+  SamplerChain* chain = args.params ? w.sampler().chain(w.input().row_slot[r]) : nullptr;
+  if (chain) {
+    args.target = w.sampler().sample(w.input().row_slot[r], args.logits, args.mask, args.position);
+    args.params = nullptr;  // the kernel computes the logprob of the token
+  }
   w.kernels().sample(args);
+  if (chain && chain->reports() && args.num_top >= 0 && args.token >= 0) {
+    args.logprob = chain->report(args.token, args.num_top, args.top_ids, args.top_logprobs);
+  }
   const bool sampled = args.token >= 0;
   const double sum = sampled && count > 0 ? static_cast<double>(args.logits[args.token]) -
                                                 static_cast<double>(args.logprob)

@@ -8,8 +8,9 @@ import msgspec
 
 from cpuserve.api.llamacpp.adapters import AdapterScale, adapter_of
 from cpuserve.api.llamacpp.defaults import DEFAULTS
-from cpuserve.api.request.fields import check_repeat_last_n, refused_names, with_refused
+from cpuserve.api.request.fields import refused_names, with_refused
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.chain import SamplerFields
 from cpuserve.sampling.structured import StructuredOutputs
 from cpuserve.serving.call import NO_LIMIT, GenerateCall, call_from
 from cpuserve.serving.line_limits import LineRules
@@ -32,7 +33,7 @@ class PromptObject(msgspec.Struct, kw_only=True):
 PromptItem = str | int | list[str | int] | PromptObject
 
 
-class LlamaOptions(msgspec.Struct, kw_only=True):
+class LlamaOptions(SamplerFields, kw_only=True):
     """The fields that /completion and /infill share."""
 
     model: str | None = None
@@ -46,7 +47,6 @@ class LlamaOptions(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     min_p: float | None = None
     repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Any = None
@@ -78,19 +78,24 @@ class LlamaCompletionRequest(LlamaOptions, kw_only=True):
     prompt: str | PromptObject | list[PromptItem]
 
 
-class LlamaToken(msgspec.Struct):
-    """A possible token; `bytes` are its UTF-8 bytes."""
+class LlamaToken(msgspec.Struct, kw_only=True):
+    """A possible token; `bytes` are its UTF-8 bytes.
+
+    With post_sampling_probs it has a probability, and otherwise a logprob.
+    """
 
     id: int
     token: str
     bytes: list[int]
-    logprob: float
+    logprob: float | msgspec.UnsetType = msgspec.UNSET
+    prob: float | msgspec.UnsetType = msgspec.UNSET
 
 
-class LlamaChosen(LlamaToken):
+class LlamaChosen(LlamaToken, kw_only=True):
     """A generated token, and the most likely tokens in its place."""
 
-    top_logprobs: list[LlamaToken]
+    top_logprobs: list[LlamaToken] | msgspec.UnsetType = msgspec.UNSET
+    top_probs: list[LlamaToken] | msgspec.UnsetType = msgspec.UNSET
 
 
 class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -146,12 +151,6 @@ def to_call(
       InvalidRequest: a field is not supported, out of range or contradicts another.
     """
     check_repeat_penalty(asked.repeat_penalty)
-    check_repeat_last_n(
-        asked.repeat_last_n,
-        (asked.repeat_penalty, 1),
-        (asked.presence_penalty, 0),
-        (asked.frequency_penalty, 0),
-    )
     length = asked.max_tokens if asked.n_predict is None else asked.n_predict
     call = call_from(
         asked,

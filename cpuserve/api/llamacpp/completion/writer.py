@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -165,14 +166,20 @@ class LlamaCompletionWriter:
     def _probabilities(self, entries: list[TokenLogprob] | None) -> list[LlamaChosen] | None:
         if self._top is None or entries is None:
             return None
-        return [
-            LlamaChosen(
-                *self._token(entry.token, entry.logprob),
-                [LlamaToken(*self._token(*each)) for each in entry.top[: self._top]],
-            )
-            for entry in entries
-        ]
+        return [self._chosen(entry) for entry in entries]
 
-    def _token(self, token: int, logprob: float) -> tuple[int, str, list[int], float]:
+    def _chosen(self, entry: TokenLogprob) -> LlamaChosen:
+        chosen = LlamaChosen(**self._token(entry.token, entry.logprob))
+        top = [LlamaToken(**self._token(*each)) for each in entry.top[: self._top]]
+        if self._asked.post_sampling_probs:
+            chosen.top_probs = top
+        else:
+            chosen.top_logprobs = top
+        return chosen
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self._names.raw(token)
-        return token, raw.decode("utf-8", "replace"), list(raw), finite(logprob)
+        named = {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw)}
+        if self._asked.post_sampling_probs:
+            return {**named, "prob": math.exp(logprob)}
+        return {**named, "logprob": finite(logprob)}

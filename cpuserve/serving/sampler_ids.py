@@ -1,0 +1,151 @@
+"""Turn the texts that samplers of llama.cpp need into token ids: sequence breakers and prefixes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.log import get_logger
+from cpuserve.sampling.chain import (
+    DEFAULT_BREAKERS,
+    SamplerFields,
+    unknown_samplers,
+    uses_dry,
+    uses_infill,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpuserve.sampling.params import SamplingParams
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+MAX_BREAKERS = 64
+MAX_BREAKER_CHARS = 40  # limits of llama.cpp: characters of a breaker, and tokens after its first
+MAX_BREAKER_TOKENS = 20
+# The table of prefixes has 4 bytes for each id of the vocabulary, in the message of each sequence.
+MAX_PREFIX_BYTES = 16 << 20
+# A vocabulary takes about a microsecond for each token, on another thread.
+VOCABULARY_US = 1 << 20
+_KEPT_BREAKERS = 64
+
+log = get_logger("serving")
+
+_Breaker = list[list[int]]
+_breakers: WeakKeyDictionary[Tokenizer, dict[str, _Breaker]] = WeakKeyDictionary()
+_prefixes: WeakKeyDictionary[Tokenizer, bytes] = WeakKeyDictionary()
+
+
+def reads_vocabulary(fields: SamplerFields) -> bool:
+    """Return whether `with_sampler_ids` reads the texts of all tokens for these fields."""
+    return uses_dry(fields) or uses_infill(fields)
+
+
+def with_sampler_ids(params: Sequence[SamplingParams], tokenizer: Tokenizer, vocab: int) -> None:
+    """Set the token ids that samplers need in all parameters, which have the fields of the first.
+
+    vocab: the number of token ids of the model.
+
+    Raises:
+      InvalidRequest: a sequence breaker is too long, or there are too many sequences for `infill`.
+    """
+    first = params[0]
+    if unknown := unknown_samplers(first.samplers):
+        log.warning("samplers: left out, because they are unknown: %.200s", ", ".join(unknown))
+    if uses_dry(first):
+        texts = first.dry_sequence_breakers or DEFAULT_BREAKERS
+        ids, ends = _breaker_ids(texts, tokenizer, vocab)
+        for each in params:
+            each.dry_breaker_ids, each.dry_breaker_ends = ids, ends
+    if uses_infill(first):
+        most = MAX_PREFIX_BYTES // (4 * vocab)
+        if (count := sum(each.n for each in params)) > max(1, most):
+            msg = f"samplers with infill allows {max(1, most)} sequences in a request, not {count}"
+            raise InvalidRequest(msg, role="samplers")
+        found = _prefixes.get(tokenizer)
+        if found is None or len(found) != 4 * vocab:
+            found = _prefixes[tokenizer] = prefixes(tokenizer.texts(vocab))
+        for each in params:
+            each.infill_prefixes = found
+
+
+def with_own_sampler_ids(
+    params: SamplingParams, tokenizer: Tokenizer, vocab: int
+) -> SamplingParams:
+    """Return `params` with the ids that its samplers need; the given object does not change."""
+    if not reads_vocabulary(params):
+        return params
+    own = msgspec.structs.replace(params)
+    with_sampler_ids([own], tokenizer, vocab)
+    return own
+
+
+def _breaker_ids(
+    texts: Sequence[str], tokenizer: Tokenizer, vocab: int
+) -> tuple[list[int], list[int]]:
+    """Return the ids of all sequences that break a repetition, and where each sequence ends."""
+    role = "dry_sequence_breakers"
+    if len(texts) > MAX_BREAKERS:
+        msg = f"{role} has {len(texts)} texts: at most {MAX_BREAKERS} are allowed"
+        raise InvalidRequest(msg, role=role)
+    if not all(texts) or any(len(text) > MAX_BREAKER_CHARS for text in texts):
+        msg = f"{role} must have texts of 1 to {MAX_BREAKER_CHARS} characters"
+        raise InvalidRequest(msg, role=role)
+    known = _breakers.setdefault(tokenizer, {})
+    if len(known) > _KEPT_BREAKERS:
+        known.clear()
+    if missing := [text for text in texts if text not in known]:
+        words = tokenizer.texts(vocab)
+        known.update({text: sequences(text, words, tokenizer) for text in missing})
+    ids: list[int] = []
+    ends: list[int] = []
+    for sequence in (sequence for text in texts for sequence in known[text]):
+        ids += sequence
+        ends.append(len(ids))
+    return ids, ends
+
+
+def sequences(breaker: str, words: Sequence[bytes], tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the token sequences that contain `breaker`.
+
+    words: the text of each token. A token that contains the breaker is a sequence. So is a token
+    that ends with the beginning of the breaker, and the tokens of the breaker's rest.
+    """
+    text = breaker.encode()
+    found: list[list[int]] = []
+    for token, word in enumerate(words):
+        if text in word:
+            found.append([token])
+            continue
+        for size in range(1, min(len(text), len(word) + 1)):
+            if not word.endswith(text[:size]):
+                continue
+            rest = tokenizer.encode(text[size:].decode("utf-8", "ignore"), add_special_tokens=False)
+            sequence = [token, *rest[:MAX_BREAKER_TOKENS]]
+            if rest and sequence not in found[-size:]:
+                found.append(sequence)
+    return found
+
+
+def prefixes(words: Sequence[bytes]) -> bytes:
+    """Return for each token the longest other token that its text begins with, or -1.
+
+    words: the text of each token. The result is int32 little-endian. Of equal texts, each begins
+    with the one of the next lower id.
+    """
+    import numpy as np
+
+    links = np.full(len(words), -1, "<i4")
+    open_: list[int] = []  # tokens that the current text begins with, the shortest first
+    for token in sorted(range(len(words)), key=lambda i: (words[i], i)):
+        if not words[token]:
+            continue
+        while open_ and not words[token].startswith(words[open_[-1]]):
+            open_.pop()
+        if open_:
+            links[token] = open_[-1]
+        open_.append(token)
+    return links.tobytes()

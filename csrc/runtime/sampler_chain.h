@@ -1,0 +1,124 @@
+// The samplers of llama.cpp, which change and drop the candidates for the next token, in the order
+// that a request asks for. Other requests are sampled by the kernels (kernels/generic/sample.h).
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/span.h"
+#include "kernels/table.h"
+
+namespace cpuserve {
+
+// The numbers are those of STAGES in cpuserve/sampling/chain.py.
+enum class Stage : int32_t {
+  penalties,
+  dry,
+  top_n_sigma,
+  top_k,
+  typical_p,
+  top_p,
+  min_p,
+  xtc,
+  temperature,
+  infill,
+};
+
+// The parameters of the chain, which cpuserve/sampling/chain.py describes. SampleParams has the
+// parameters that requests without a chain have as well. Breaker number i has the ids of
+// `breaker_ids` up to breaker_ends[i] - 1. `prefixes` has for each id the longest other token that
+// its text begins with, or -1; it is empty unless `stages` has infill.
+struct ChainSettings {
+  std::vector<int32_t> stages;
+  int32_t min_keep = 0;
+  float typical_p = 1, top_n_sigma = -1;
+  float dynatemp_range = 0, dynatemp_exponent = 1;
+  float xtc_probability = 0, xtc_threshold = 0.1f;
+  float dry_multiplier = 0, dry_base = 1.75f;
+  int32_t dry_allowed_length = 2, dry_penalty_last_n = -1;
+  std::vector<int32_t> breaker_ids, breaker_ends, prefixes;
+  int32_t mirostat = 0;
+  float mirostat_tau = 5, mirostat_eta = 0.1f, mirostat_mu = 10;
+  bool post_sampling_probs = false;
+};
+
+// A token that can still be sampled. `p` is valid after a sampler that needs probabilities.
+struct Candidate {
+  float logit;
+  int32_t id;
+  double p;
+};
+
+// The row to sample. `place` has 1 + the index of each id in params.counts, or 0; null without
+// penalties. `stops` are the ids that may end the text now, in
+// ascending order.
+struct ChainRow {
+  const float* logits;
+  const SampleParams& params;
+  const int32_t* mask;
+  const int32_t* place;
+  Span<const int32_t> stops;
+  int32_t position;
+};
+
+class SamplerChain {
+ public:
+  // room: the number of tokens that the request can still generate. Throws std::invalid_argument
+  // for an unknown stage, or an id outside the vocabulary.
+  SamplerChain(const ChainSettings& settings, int64_t vocab, Span<const int32_t> prompt,
+               Span<const int32_t> output, int64_t room);
+
+  // Returns the sampled id, or -1 if no id can be sampled.
+  int32_t sample(const ChainRow& row) noexcept;
+  // Adds the sampled token to those that dry compares, and updates mu. A step that is cancelled
+  // appends no token, so it can run again.
+  void append(int32_t token) noexcept;
+  // The largest surprise that mirostat allows for the next token.
+  float mu() const { return settings_.mirostat_mu; }
+  bool reports() const { return settings_.post_sampling_probs; }
+  // Writes the `count` most likely candidates of the last sampled row, and the logarithms of their
+  // probabilities; -1 and -inf after the last candidate. Returns the logarithm for `token`.
+  float report(int32_t token, int32_t count, int32_t* ids, float* logprobs) noexcept;
+
+ private:
+  bool load(const ChainRow& row) noexcept;
+  void run(Stage stage, const ChainRow& row) noexcept;
+  void order(size_t count) noexcept;
+  double weigh() noexcept;
+  template <class Keep>
+  void keep_if(const Keep& keep) noexcept;
+  void cut(size_t count) noexcept;
+
+  void penalize(const ChainRow& row) noexcept;
+  void dry() noexcept;
+  int64_t dry_limit(int64_t length) const noexcept;
+  void find_repeats(int64_t length) noexcept;
+  void top_n_sigma() noexcept;
+  void typical(float p) noexcept;
+  void top_p(float p) noexcept;
+  void min_p(float p) noexcept;
+  void xtc(const ChainRow& row) noexcept;
+  void temper(float temperature) noexcept;
+  void divide(float temperature) noexcept;
+  void infill(const ChainRow& row) noexcept;
+  void merge_prefixes() noexcept;
+  void mirostat() noexcept;
+  int32_t draw(double u) noexcept;
+
+  struct Breaker {  // ids [begin, end) of breaker_ids
+    int32_t first, begin, end;
+  };
+
+  ChainSettings settings_;
+  int64_t vocab_;
+  float next_mu_;                  // mu after the last sampled token
+  std::vector<Breaker> breakers_;  // in order of their first ids
+  std::vector<Candidate> candidates_;
+  size_t ordered_ = 0;       // so many candidates at the beginning are the most likely, in order
+  Candidate likely_stop_{};  // the most likely stop id; id -1 if no stop id may be sampled
+  std::vector<int32_t> tokens_;   // prompt and output, if dry needs them
+  std::vector<int32_t> repeats_;  // for each position before the end, the length of its repetition
+  std::vector<int32_t> extends_;  // for each id, 1 + the longest repetition that it would extend
+};
+
+}  // namespace cpuserve
