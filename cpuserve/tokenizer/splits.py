@@ -58,6 +58,21 @@ _DEEPSEEK_LETTERS = (
 _DEEPSEEK_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _LONG_GAPS = "|".join([rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)])
+# Chinese, Japanese, Thai, Lao, Khmer, Burmese, Javanese and Korean, as AFMoE lists them.
+_AFMOE_SCRIPTS = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f"
+    "\u2f00-\u2fdf\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f"
+    "\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+
+
+def _threes(digit: str) -> str:
+    """Return an expression that cuts a piece of digits into groups of three, from its end.
+
+    The original expressions look ahead to the end of the number at each group. Here only the first
+    group does, and each later group begins at the end of the group before it.
+    """
+    return rf"\A{digit}{{1,3}}(?=(?:{digit}{{3}})*\z)|\G(?<={digit}){digit}{{3}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +117,7 @@ _EXAONE_MOE = (
     rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-# Rules of llama.cpp that are missing: some are no regular expressions (afmoe, superbpe, and
-# whitespace), and others take time quadratic in the digits of a number (tiny_aya, cohere2moe).
+# Rules of llama.cpp that are missing are no regular expressions (superbpe and whitespace).
 _TABLE: dict[str, PreTokenizer] = {
     "default gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe "
     "gigachat a.x-4.0 mellum jais trillion granite-docling exaone4": _PLAIN,
@@ -133,6 +147,9 @@ _TABLE: dict[str, PreTokenizer] = {
     ),
     "ufakzeka": PreTokenizer((rf"{_WORD}|\p{{N}}|{_SIGNS}|{_GAPS}",)),
     "laguna": PreTokenizer((r"[^\n]+|[\n]+", _QWEN2)),
+    "afmoe": PreTokenizer((r"\p{N}+", _threes(r"\p{N}"), _AFMOE_SCRIPTS, _DEEPSEEK3)),
+    # Only a number before a character that is neither a letter nor "_" is cut from its end.
+    "tiny_aya cohere2moe": PreTokenizer((r"(?<!\d)\d+\b", _threes(r"\d"), _O200K)),
     "seed-coder": PreTokenizer((
         rf"{_NOT_CASED}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_GAPS}",
     )),
