@@ -23,7 +23,7 @@ class Cohere:
         """The hyperparameters in a Cohere config."""
         if read_bool(config, "use_qk_norm", False):
             refuse("use_qk_norm", True, "false: norms of each head (Command R+) are not supported")
-        return _spec({"rope_theta": 500000.0, **config}, "CohereForCausalLM", {})
+        return read_cohere({"rope_theta": 500000.0, **config}, "CohereForCausalLM", {})
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -46,7 +46,7 @@ class Cohere2:
         windows = read_windows(config, window, default=lambda i: (i + 1) % pattern > 0)
         no_rope = tuple(i for i, window in enumerate(windows) if not window)
         extra: dict[str, object] = {"windows": windows, "no_rope": no_rope}
-        return _spec(config, "Cohere2ForCausalLM", extra)
+        return read_cohere(config, "Cohere2ForCausalLM", extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -54,7 +54,10 @@ class Cohere2:
         _build(b, s)
 
 
-def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]) -> ModelSpec:
+def read_cohere(
+    config: Mapping[str, Any], architecture: str, extra: dict[str, object]
+) -> ModelSpec:
+    """Return the hyperparameters that all Cohere models share."""
     bias = read_bool(config, "attention_bias", False)
     tied = config.get("tie_word_embeddings")
     spec = read_decoder(
@@ -73,9 +76,10 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
     return replace(spec, logit_scale=read_float(config, "logit_scale", 0.0625))
 
 
-def _norm(b: Builder, x: ValueId, name: str) -> ValueId:
+def cohere_norm(b: Builder, x: ValueId, name: str) -> ValueId:
+    """A layer norm without bias."""
     return b.layer_norm(x, name, bias=False)
 
 
 def _build(b: Builder, s: ModelSpec) -> None:
-    build_decoder(b, s, attention=paired_attention, norm=_norm, parallel=True)
+    build_decoder(b, s, attention=paired_attention, norm=cohere_norm, parallel=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from cpuserve.models.base import register_model
@@ -81,6 +82,47 @@ class DeepseekV3:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
+        build_latent(b, s, score="sigmoid")
+
+
+# The tensors of an indexer, which chooses the keys of each query.
+INDEXER = ("wq_b.weight", "wk.weight", "weights_proj.weight", "k_norm.weight", "k_norm.bias")
+
+
+@register_model("DeepseekV32ForCausalLM")
+class DeepseekV32:
+    """V3.2, as far as its indexer keeps all keys: requests are at most index_topk tokens long.
+
+    Source: transformers modeling_deepseek_v32.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a DeepSeek V3.2 config.
+
+        With more than index_topk keys, the indexer would leave some of them out.
+        """
+        first = read_int(config, "first_k_dense_replace", 3, low=0)
+        spec = _read_v3(
+            {**config, "rope_interleave": True},
+            architecture="DeepseekV32ForCausalLM",
+            positions=163840,
+            dense=read_dense_layers(config, first=first),
+            groups=read_groups(config, (8, 4), best=2),
+        )
+        most = read_int(config, "index_topk", 2048)
+        if most >= spec.max_position:
+            return spec
+        why = "cpuserve has no indexer, which longer requests need to choose their keys"
+        extra = {**spec.extra, "length_limit": why}
+        return replace(spec, max_position=most, extra=extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        scales = [name.replace(".weight", ".weight_scale_inv") for name in INDEXER[:3]]
+        for layer in range(s.layers):
+            b.leave(f"model.layers.{layer}.self_attn.indexer.{n}" for n in (*INDEXER, *scales))
         build_latent(b, s, score="sigmoid")
 
 

@@ -33,7 +33,8 @@ class ModelFacts:
 
     name: the model as requested by the user. dtype: the type of the checkpoint ("bfloat16",
     "float16", "float32"); quantization: its weight format if it is quantized ("gguf Q4_1").
-    fixed_positions: positions are a learned table of max_position rows. weight_bytes: bytes of all
+    fixed_positions: no request can be longer than max_position, for example because positions are a
+    learned table; length_limit: the reason, if it is another one. weight_bytes: bytes of all
     tensors in the files; table_bytes: bytes of tables that are not packed, because their rows are
     looked up in the files. matrix_weights: number of weights in all matrices, a tied one counted
     once (0 without a Program); expert_weights: their number in a mixture's experts; a token reads
@@ -66,6 +67,7 @@ class ModelFacts:
     expert_weights: int = 0
     chosen_weights: int = 0
     fixed_positions: bool = False
+    length_limit: str = ""
     generation: Mapping[str, int | float] = field(default_factory=dict)
     generation_why: str = "the model recommends nothing"
     adapters: Mapping[str, str] = field(default_factory=dict)

@@ -379,6 +379,8 @@ def wanted_length(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> 
             f"{ledger.asked('max_model_len')}: the positions of {facts.name} end at "
             f"{facts.max_position} tokens; give at most {facts.max_position}"
         )
+        if facts.length_limit:
+            msg += f", because {facts.length_limit}"
         if not facts.fixed_positions:
             msg += ", or set CPUSERVE_ALLOW_LONG_MAX_MODEL_LEN=1 to exceed its trained length"
         raise ConfigError(msg)
@@ -519,7 +521,7 @@ def _length_why(budget: _Budget, length: int, facts: ModelFacts) -> str:
     if length == facts.usual_length:
         return "max_seq_length of sentence-transformers; --max-model-len may give more"
     if length == facts.max_position:
-        return "as in the model"
+        return facts.length_limit or "as in the model"
     if length == facts.rope_original:
         return (
             f"the original context of LongRoPE; --max-model-len may be up to {facts.max_position}"

@@ -101,6 +101,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         "gemma4-moe": 1e6,
         "lfm2": 1e6,
         "lfm2moe": 1e6,
+        "laguna": 5e5,
         "ernie4_5": 5e5,
         "ernie4_5-moe": 5e5,
         "minimax-m2": 5e6,
@@ -283,7 +284,7 @@ def renamed(arch, tensors, heads, kv):
             out[name] = value.T
         if name.endswith("ffn_gate_inp_shexp.weight"):
             out[name] = value.reshape(-1)
-    if arch.startswith(("deepseek2", "mistral4")) and arch != "deepseek2-joined":
+    if arch.startswith(("deepseek2", "deepseek32", "mistral4")) and arch != "deepseek2-joined":
         out = _split_kv_b(out, heads, len(out["blk.0.attn_output.weight"][0]) // heads)
     return _split_qkvz(out) if arch == "qwen3next" else out
 

@@ -99,8 +99,9 @@ def transformers_of(path: Path):
     model, info = made.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **more
     )
-    # The comparison is meaningless if transformers misses weights or ignores some.
-    assert not info["missing_keys"]
+    # The comparison is meaningless if transformers misses weights or ignores some. Indexers change
+    # nothing as long as they keep all keys.
+    assert not [name for name in info["missing_keys"] if ".indexer." not in name]
     assert not info["unexpected_keys"]
     return model.eval()
 

@@ -111,6 +111,31 @@ BAD = {
         {"layer_types": ["mamba", "conv", "mamba"]},
         "layer_types is ['mamba', 'conv', 'mamba'], but it must be 3 entries of mamba",
     ),
+    "mistral4-groups": (
+        "mistral4",
+        {"n_group": 3, "topk_group": 2},
+        "topk_group is 2, but it must be n_group: no limit to groups of experts",
+    ),
+    "hunyuan-cla": ("hunyuan", {"use_cla": True}, "use_cla is True, but it must be false"),
+    "hunyuan-topk": ("hunyuan-moe", {"moe_topk": [1, 2]}, "moe_topk is [1, 2]"),
+    "hunyuan-shared": ("hunyuan-moe", {"num_shared_expert": [2, 2]}, "num_shared_expert is 2"),
+    "apertus-activation": ("apertus", {"hidden_act": "silu"}, "hidden_act is 'silu'"),
+    "laguna-heads": (
+        "laguna",
+        {"num_attention_heads_per_layer": [4, 3, 2]},
+        "is [4, 3, 2], but it must be 3 multiples of num_key_value_heads, 2",
+    ),
+    "laguna-gates": ("laguna", {"gating": "per-layer"}, "gating is 'per-layer'"),
+    "laguna-softcap": (
+        "laguna",
+        {"moe_router_logit_softcapping": 30.0},
+        "moe_router_logit_softcapping is 30.0, but it must be 0",
+    ),
+    "cohere2-moe-scores": (
+        "cohere2-moe",
+        {"expert_selection_fn": "relu"},
+        "expert_selection_fn is 'relu', but it must be one of sigmoid, softmax",
+    ),
     "vocab-0": ("llama", {"vocab_size": 0}, "vocab_size is 0"),
     "vocab-2^31": ("llama", {"vocab_size": 2**31}, "vocab_size is 2147483648"),
     "vocab-text": ("llama", {"vocab_size": "many"}, "vocab_size is 'many'"),
@@ -339,6 +364,15 @@ def text_spec(outer, **text):
     )
 
 
+def test_requests_of_deepseek_v32_are_short_enough_for_its_indexer_to_keep_all_keys():
+    spec = spec_from_config(tiny_config("deepseek-v3.2", index_topk=64))
+    assert spec.max_position == 64
+    assert "no indexer" in spec.extra["length_limit"]
+    assert (
+        "length_limit" not in spec_from_config(tiny_config("deepseek-v3.2", index_topk=512)).extra
+    )
+
+
 def test_the_config_of_a_text_counts_unless_it_is_null():
     assert not text_spec({"attention_bias": True}, attention_bias=False).qkv_bias
     assert text_spec({"attention_bias": True}, attention_bias=None).qkv_bias
@@ -360,6 +394,11 @@ OPTIONAL = (
 )
 # The number of layers follows from the list of their kinds.
 COUNTED = {(family, "num_hidden_layers") for family in ("nemotron-h", "nemotron-h-moe")}
+# Numbers with a default in one family.
+COUNTED |= {
+    ("cohere2-moe", key) for key in ("num_shared_experts", "prefix_dense_intermediate_size")
+}
+COUNTED.add(("laguna", "num_attention_heads_per_layer"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

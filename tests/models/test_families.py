@@ -290,6 +290,43 @@ VARIANTS = {
         {"n_group": 4, "topk_group": 2, "use_qk_norm": False, "n_shared_experts": 2},
     ),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": False}),
+    "cohere2-moe-softmax": (
+        "cohere2-moe",
+        {
+            "expert_selection_fn": "softmax",
+            "shared_expert_combination_strategy": "sum",
+            "rms_norm_eps": 1e-5,
+            "first_k_dense_replace": 2,
+            "prefix_dense_sliding_window_pattern": 2,
+            "prefix_dense_intermediate_size": None,
+        },
+    ),
+    "laguna-plain": (
+        "laguna",
+        {
+            "num_attention_heads_per_layer": None,
+            "gating": "per-element",
+            "rope_parameters": None,
+            "layer_types": None,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
+    "hunyuan-moe-biases": (
+        "hunyuan-moe",
+        {
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "alpha": 1000.0,
+                "factor": 2.0,
+                "rope_theta": 1e4,
+            },
+        },
+    ),
+    "ministral3-plain": (
+        "ministral3",
+        {"rope_parameters": None, "tie_word_embeddings": True, "sliding_window": 20},
+    ),
     "cohere2-pattern": ("cohere2", {"sliding_window_pattern": 3, "attention_bias": True}),
     "gpt-neox-serial": (
         "gpt-neox",

@@ -82,6 +82,7 @@ OTHERWISE = {
     **dict.fromkeys(
         ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4"), ("kv_heads", "head_dim")
     ),
+    "deepseek-v3.2": {"kv_heads", "head_dim", "max_position"},  # as many as index_topk
     "lfm2": {"intermediate"},  # adjusted by block_auto_adjust_ff_dim
     "falcon": {"kv_heads"},  # one with multi_query
     "falcon-40b": {"kv_heads"},

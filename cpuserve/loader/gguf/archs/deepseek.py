@@ -55,6 +55,11 @@ def _deepseek2(keys: Keys) -> dict[str, Any]:
     return {**latent_settings(keys), **_GATING[gating or 1 + biased]}
 
 
+def _deepseek32(keys: Keys) -> dict[str, Any]:
+    need_sigmoid(keys)
+    return {**latent_settings(keys), "index_topk": keys.count("attention.indexer.top_k")}
+
+
 def latent_settings(keys: Keys) -> dict[str, Any]:
     """Return the widths of latent attention and the numbers of experts."""
     rotary = keys.count("rope.dimension_count")
@@ -99,6 +104,14 @@ LATENT = {
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
 
+# The tensors of the indexer of DeepSeek V3.2, which no Program reads.
+_INDEXER = {
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+}
+
 ARCHS = {
     "glm4": GgufArch(
         "Glm4ForCausalLM",
@@ -130,6 +143,9 @@ ARCHS = {
             "exp_probs_b": "mlp.gate.e_score_correction_bias",
         },
         _dots1,
+    ),
+    "deepseek32": GgufArch(
+        "DeepseekV32ForCausalLM", "deepseek_v32", {**LATENT, **_INDEXER}, _deepseek32
     ),
     "deepseek2": GgufArch(
         "DeepseekV3ForCausalLM",

@@ -126,6 +126,70 @@ def _apertus(keys: Keys) -> dict[str, Any]:
     return {"hidden_act": "xielu", "xielu": tuple(zip(*found, strict=True))}
 
 
+def _cohere2_moe(keys: Keys) -> dict[str, Any]:
+    """Return settings; all files have the mean of routed and shared experts.
+
+    The first layers, whose MLP is dense, have a RoPE even if they have no window.
+    """
+    shared_count = keys.whole("expert_shared_count")
+    settings = experts(keys)
+    width = settings["moe_intermediate_size"]
+    given = keys.count("expert_shared_feed_forward_length", max(shared_count, 1) * width)
+    if shared_count and given != shared_count * width:
+        wanted = f"{shared_count * width}, the width of all shared experts"
+        keys.fail("expert_shared_feed_forward_length", given, wanted)
+    need_sigmoid(keys)
+    dense = keys.file.tensors.get("blk.0.ffn_up.weight")
+    return {
+        **settings,
+        **_cohere(keys),
+        "intermediate_size": width,
+        "prefix_dense_intermediate_size": width if dense is None else dense.shape[0],
+        "num_shared_experts": shared_count,
+        "expert_selection_fn": "sigmoid",
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "first_k_dense_replace": keys.whole("leading_dense_block_count"),
+        "layer_types": keys.windows(),
+    }
+
+
+def _laguna(keys: Keys) -> dict[str, Any]:
+    """Return settings; the size of a gate says whether it belongs to a head or to a column."""
+    need_sigmoid(keys)
+    layers, settings = range(keys.layers()), experts(keys)
+    dense = keys.whole("leading_dense_block_count")
+    heads = [keys.of_layer("attention.head_count", i) for i in layers]
+    gate = keys.file.tensors.get("blk.0.attn_gate.weight")
+    head_dim = keys.count("attention.key_length")
+    kinds = ["full_attention"] * len(layers)
+    if keys.raw("attention.sliding_window"):
+        pattern = keys.raw("attention.sliding_window_pattern")
+        every = pattern if isinstance(pattern, int) else 4
+        kinds = ["sliding_attention" if i % every else "full_attention" for i in layers]
+        if isinstance(pattern, list):
+            kinds = keys.windows()
+    local = keys.count("rope.dimension_count_swa", keys.count("rope.dimension_count"))
+    return {
+        **settings,
+        "num_attention_heads_per_layer": heads,
+        "gating": "per-head" if gate is None or gate.shape[0] == heads[0] else "per-element",
+        "layer_types": kinds,
+        "mlp_layer_types": ["dense" if i < dense else "sparse" for i in layers],
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
+        "moe_routed_scaling_factor": keys.real("expert_weights_scale", 1.0),
+        "partial_rotary_factor": None,
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": keys.count("rope.dimension_count") / head_dim
+            },
+            "sliding_attention": {
+                "rope_theta": keys.real("rope.freq_base_swa", keys.real("rope.freq_base")),
+                "partial_rotary_factor": local / head_dim,
+            },
+        },
+    }
+
+
 def _hunyuan_moe(keys: Keys) -> dict[str, Any]:
     settings = experts(keys)
     width = settings["moe_intermediate_size"]
@@ -235,6 +299,26 @@ ARCHS = {
             "post_ffw_norm": "post_feedforward_layernorm",
         },
         _exaone4,
+    ),
+    "cohere2moe": GgufArch(
+        "Cohere2MoeForCausalLM",
+        "cohere2_moe",
+        {**EXPERTS, **shared("shared_experts")},
+        _cohere2_moe,
+        eps="layer_norm_eps",
+        layer_norm=True,
+    ),
+    "laguna": GgufArch(
+        "LagunaForCausalLM",
+        "laguna",
+        {
+            **EXPERTS,
+            **shared("shared_expert"),
+            "attn_gate": "self_attn.g_proj",
+            "exp_probs_b": "mlp.experts.e_score_correction_bias",
+        },
+        _laguna,
+        mixed=True,
     ),
     "apertus": GgufArch(
         "ApertusForCausalLM",
