@@ -64,7 +64,7 @@ class VaultGemma:
 
 @register_model("Gemma3ForCausalLM")
 class Gemma3:
-    """Gemma 3, text: q and k norms; five local layers for each global one, with other RoPE bases.
+    """Gemma 3 and FunctionGemma: q and k norms; five local layers for each global one.
 
     Source: transformers modeling_gemma3.
     """

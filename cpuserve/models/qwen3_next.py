@@ -1,4 +1,4 @@
-"""Qwen3-Next, Qwen3.5 and 3.6: three layers of gated delta nets for each of gated attention."""
+"""Qwen3-Next, Qwen3.5, 3.6 and 3.8: gated delta nets, and gated attention in each fourth layer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Qwen3Next:
 
 @register_model("Qwen3_5ForCausalLM")
 class Qwen35:
-    """Qwen3.5 and 3.6: layers as in Qwen3-Next with a dense MLP; no multi-token prediction.
+    """Qwen3.5, 3.6 and 3.8: layers as in Qwen3-Next with a dense MLP; no multi-token prediction.
 
     Source: transformers modeling_qwen3_5.
     """

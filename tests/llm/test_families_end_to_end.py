@@ -3,8 +3,6 @@
 Their weights, keys and values are fp32 here, so that no rounding separates two close logits.
 """
 
-import os
-
 import pytest
 import torch
 
@@ -47,13 +45,17 @@ def test_answers_do_not_depend_on_neighbours_threads_or_the_prefix_cache(family)
         assert llm.generate(PROMPTS[-1:], SAMPLED)[0].num_cached_tokens == 32
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this test needs two CPUs")
-@pytest.mark.parametrize("family", ["olmo2", "gemma3n", "gemma4", "gemma4-moe"])
-def test_norms_of_several_heads_are_the_same_for_two_ranks(family):
+# Of parts whose columns or heads ranks divide in unusual ways.
+SPLIT = ["olmo2", "gemma3n", "gemma4", "gemma4-moe", "laguna"]
+
+
+@pytest.mark.parametrize("family", deep_but(SPLIT, FAMILIES))
+def test_three_threads_and_two_ranks_have_the_bits_of_one_thread(family):
     with make(family, omp_threads_bind="0") as llm:
         alone = exact_answers(llm, PROMPTS, SAMPLED)
-    with make(family, tensor_parallel_size=2) as llm:
-        assert exact_answers(llm, PROMPTS, SAMPLED) == alone
+    for options in ({"omp_num_threads": 3}, {"tensor_parallel_size": 2, "omp_num_threads": 1}):
+        with make(family, omp_threads_bind="nobind", **options) as llm:
+            assert exact_answers(llm, PROMPTS, SAMPLED) == alone
 
 
 def test_tokens_with_fewer_inputs_of_layers_have_those_of_the_first():
