@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from cpuserve.api import shared_paths
 from cpuserve.api.anthropic.dialect import ANTHROPIC
+from cpuserve.api.cohere.router import COHERE
 from cpuserve.api.dialect import DialectOfPath
 from cpuserve.api.llamacpp.dialect import LLAMACPP
 from cpuserve.api.middleware.allowed_hosts import AllowedHosts, host_names
@@ -54,6 +55,7 @@ DIALECTS = (
     POOLING,
     SYSTEM_ONE,
     TEI,
+    COHERE,
 )
 ROUTERS = (
     *(router for dialect in DIALECTS for router in dialect.routers),

@@ -46,6 +46,7 @@ ROUTES = {
     **dict.fromkeys(("/score", "/v1/score"), _SCORE),
     "/pooling": PostRoute({"input": "hi", "task": "embed"}, "last"),
     "/classify": PostRoute({"input": "hi"}, "classify"),
+    **dict.fromkeys(("/v1/embed", "/v2/embed"), PostRoute({"texts": ["hi"]}, "last")),
     "/embed": PostRoute({"inputs": "hi"}, "last"),
     "/embed_all": PostRoute({"inputs": "hi"}, "last"),
     "/similarity": PostRoute({"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "last"),
@@ -67,7 +68,7 @@ RUNS = [path for path, route in ROUTES.items() if route.runs]
 # Routes with responses that have no model.
 NO_MODEL = (
     *("/api/embeddings", "/embedding", "/embeddings"),
-    *("/embed", "/embed_all", "/similarity", "/predict"),
+    *("/v1/embed", "/v2/embed", "/embed", "/embed_all", "/similarity", "/predict"),
 )
 # Routes without a model in the body, and /infill.
 OTHERS = {

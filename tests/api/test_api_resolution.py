@@ -103,6 +103,8 @@ def test_an_unknown_name_is_404_in_the_words_of_the_dialect(path):
             assert body["error"]["type"] == "not_found_error"
         elif dialect_of(path) == "llamacpp":
             assert (body["error"]["code"], body["error"]["type"]) == (404, "not_found_error")
+        elif dialect_of(path) == "cohere":
+            assert list(body) == ["id", "message"]
         elif dialect_of(path) == "tei":
             assert list(body) == ["error", "error_type"]
         else:

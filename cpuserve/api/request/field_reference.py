@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from cpuserve.api.anthropic.schema import MessagesRequest
+from cpuserve.api.cohere.schema import CohereEmbedRequest, CohereEmbedV1Request
 from cpuserve.api.llamacpp.completion.schema import LlamaCompletionRequest
 from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate, OllamaOptions
 from cpuserve.api.openai.chat.schema import ChatRequest
@@ -46,6 +47,8 @@ SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (fields.EMBEDDINGS, "/v1/embeddings", EmbeddingRequest),
     (fields.POOLING, "/pooling", PoolingRequest),
     (fields.POOLING, "/classify", ClassifyRequest),
+    (fields.COHERE, "/v2/embed", CohereEmbedRequest),
+    (fields.COHERE, "/v1/embed", CohereEmbedV1Request),
     (fields.TEI, "/embed", TeiEmbedRequest),
     (fields.TEI, "/embed_all", EmbedAllRequest),
     (fields.TEI, "/similarity", SimilarityRequest),

@@ -20,6 +20,7 @@ CHAT, TEXT, RESPONSES = "chat", "completions", "responses"
 MESSAGES, EMBEDDINGS, RERANK, TOKENIZE = "messages", "embeddings", "rerank", "tokenize"
 POOLING = "pooling"
 TEI = "tei"
+COHERE = "cohere embed"
 DECISIONS = "systemone"
 COMPLETION = "completion"
 OLLAMA, OLLAMA_TEXT, OPTIONS = "ollama chat", "ollama generate", "ollama options"
@@ -120,7 +121,7 @@ REFUSED = (
     Refused("tfs_z", (*OPENAI, COMPLETION, OPTIONS), off=(1,)),
     Refused("thinking_budget_tokens", (TEXT,), off=(-1,)),
     # Ollama
-    Refused("images", (OLLAMA_TEXT, DECISIONS)),
+    Refused("images", (OLLAMA_TEXT, DECISIONS, COHERE)),
     Refused("penalize_newline", (OPTIONS,), _TRUE, off=(True,), sets=(False,)),
     Refused("template", (OLLAMA_TEXT,)),
     # System One

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from cpuserve.api.anthropic.errors import anthropic_error
+from cpuserve.api.cohere.errors import cohere_error
 from cpuserve.api.llamacpp.errors import llama_error
 from cpuserve.api.ollama.errors import ollama_error
 from cpuserve.api.response.error_json import Envelope, error_json
@@ -73,7 +74,8 @@ TEI = ErrorFormat(
         "/info",
     ),
 )
-_FORMATS = (ANTHROPIC, OLLAMA, LLAMACPP, TEI)
+COHERE = ErrorFormat(cohere_error, beginnings=("/v1/embed", "/v2/embed"))
+_FORMATS = (ANTHROPIC, OLLAMA, LLAMACPP, TEI, COHERE)
 
 
 def error_format_of(path: str, header_names: Collection[bytes]) -> ErrorFormat:

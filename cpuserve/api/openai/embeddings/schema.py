@@ -84,12 +84,15 @@ def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
     )
 
 
-def check_dimensions(dimensions: int | None, context: ModelContext) -> None:
+def check_dimensions(
+    dimensions: int | None, context: ModelContext, field: str = "dimensions"
+) -> None:
     """Raise InvalidRequest if the model's embeddings cannot be cut to `dimensions` values.
 
-    A model without embeddings is not refused here: serving.generate.prepare refuses it later.
+    field: its name in the request. A model without embeddings is not refused here:
+    serving.generate.prepare refuses it later.
     """
     width = context.vector_width
     if dimensions is not None and context.embeds and not 1 <= dimensions <= width:
-        msg = f"dimensions must be between 1 and {width}, the length of this model's vectors"
-        raise InvalidRequest(msg, param="dimensions")
+        msg = f"{field} must be between 1 and {width}, the length of this model's vectors"
+        raise InvalidRequest(msg, param=field)

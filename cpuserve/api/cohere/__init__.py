@@ -1,0 +1,1 @@
+"""The embeddings of Cohere's API; its rerank is in api/scores."""

@@ -1,0 +1,60 @@
+"""POST /v2/embed and /v1/embed."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from cpuserve.api.cohere.errors import CohereError
+from cpuserve.api.cohere.schema import (
+    CohereEmbeddings,
+    CohereEmbedRequest,
+    CohereEmbedV1Request,
+    CohereFields,
+    cohere_call,
+)
+from cpuserve.api.cohere.writer import CohereWriter
+from cpuserve.api.dialect import Dialect
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.error_format import COHERE as COHERE_ERRORS
+from cpuserve.api.route import generate, post
+from cpuserve.serving.call import GenerateCall
+
+router = APIRouter()
+
+
+@post(
+    router,
+    "/v2/embed",
+    schema=CohereEmbedRequest,
+    response=CohereEmbeddings,
+    error=CohereError,
+    id_prefix="embd-",
+    words=lambda _: {"prompt": "texts", "prompt_name": "input_type"},
+)
+async def cohere_embed(received: RequestContext, asked: CohereEmbedRequest) -> Response:
+    """Return a vector for each text, in the format of Cohere."""
+    return await _embed(received, asked)
+
+
+@post(
+    router,
+    "/v1/embed",
+    schema=CohereEmbedV1Request,
+    response=CohereEmbeddings,
+    error=CohereError,
+    id_prefix="embd-",
+    words=lambda _: {"prompt": "texts", "prompt_name": "input_type"},
+)
+async def cohere_embed_v1(received: RequestContext, asked: CohereEmbedV1Request) -> Response:
+    """Return a vector for each text, in the format of version 1 of Cohere's API."""
+    return await _embed(received, asked)
+
+
+async def _embed(received: RequestContext, asked: CohereFields) -> Response:
+    def call(asked: CohereFields) -> GenerateCall:
+        return cohere_call(asked, received.context)
+
+    return await generate(received, asked, call, CohereWriter)
+
+
+COHERE = Dialect((router,), COHERE_ERRORS)

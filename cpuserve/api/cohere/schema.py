@@ -1,0 +1,189 @@
+"""The fields of POST /v2/embed and /v1/embed, and the calls that they make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from cpuserve.api.openai.embeddings.schema import check_dimensions
+from cpuserve.api.request.fields import COHERE, with_refused
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, unsupported
+
+if TYPE_CHECKING:
+    from cpuserve.serving.context import ModelContext
+
+# How the texts are used, and the names that checkpoints give to the prompts for it.
+INPUT_TYPES = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage"),
+    "classification": ("classification", "Classification"),
+    "clustering": ("clustering", "Clustering"),
+}
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+_PACKED = ("binary", "ubinary")
+
+
+class CohereContent(msgspec.Struct, kw_only=True):
+    """A part of an input: a text; images are refused."""
+
+    type: str
+    text: str | None = None
+
+
+class CohereInput(msgspec.Struct, kw_only=True):
+    """An input of several parts, which has one vector."""
+
+    content: list[CohereContent]
+
+
+class CohereFields(msgspec.Struct, kw_only=True):
+    """The fields of both endpoints.
+
+    input_type: what the vectors are for, which selects a prompt of the checkpoint. truncate: the
+    side of a long text that is cut, "END" (the default), "START" or "NONE".
+    """
+
+    model: str | None = None
+    texts: list[str] | None = None
+    input_type: str | None = None
+    embedding_types: list[EmbeddingType] | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
+    timeout: float | None = None
+
+
+@with_refused(COHERE)
+class CohereEmbedRequest(CohereFields, kw_only=True):
+    """POST /v2/embed: either texts or inputs.
+
+    max_tokens: longer texts are cut to this number of tokens. output_dimension: how many values of
+    each vector are returned.
+    """
+
+    inputs: list[CohereInput] | None = None
+    max_tokens: int | None = None
+    output_dimension: int | None = None
+    priority: int | None = None
+
+
+@with_refused(COHERE)
+class CohereEmbedV1Request(CohereFields, kw_only=True):
+    """POST /v1/embed."""
+
+
+class CohereVectors(msgspec.Struct, omit_defaults=True):
+    """The vectors of each type that was asked for; base64 is that of little-endian fp32."""
+
+    floats: list[list[float]] | None = msgspec.field(default=None, name="float")
+    int8: list[list[int]] | None = None
+    uint8: list[list[int]] | None = None
+    binary: list[list[int]] | None = None
+    ubinary: list[list[int]] | None = None
+    base64: list[str] | None = None
+
+
+class CohereVersion(msgspec.Struct):
+    """The version of the API."""
+
+    version: str
+
+
+class CohereUnits(msgspec.Struct):
+    """The tokens of all inputs."""
+
+    input_tokens: int
+
+
+class CohereMeta(msgspec.Struct):
+    """The version of the API, and the tokens."""
+
+    api_version: CohereVersion
+    billed_units: CohereUnits
+
+
+class CohereEmbeddings(msgspec.Struct):
+    """The body of the responses; the vectors are a plain list for a request without types."""
+
+    id: str
+    embeddings: CohereVectors | list[list[float]]
+    texts: list[str]
+    meta: CohereMeta
+    response_type: str
+
+
+def texts_of(request: CohereFields) -> list[str]:
+    """Return the texts of a request; InvalidRequest if there are none, or other parts."""
+    inputs = request.inputs if isinstance(request, CohereEmbedRequest) else None
+    if (request.texts is None) == (inputs is None):
+        what = "neither texts nor inputs" if inputs is None else "both texts and inputs"
+        msg = f"The request has {what}: send one of them"
+        raise InvalidRequest(msg, param="texts")
+    name = "texts" if inputs is None else "inputs"
+    found = request.texts or [_text_of(each) for each in inputs or ()]
+    if not 0 < len(found) <= MAX_PROMPTS:
+        msg = f"{name} has {len(found)} texts: give 1 to {MAX_PROMPTS}"
+        raise InvalidRequest(msg, param=name)
+    return found
+
+
+def _text_of(given: CohereInput) -> str:
+    for part in given.content:
+        if part.type != "text":
+            msg = f"inputs has a part of the type {part.type[:40]!r}: this server embeds text only"
+            raise unsupported(msg, "inputs")
+    return "".join(part.text or "" for part in given.content)
+
+
+def cohere_call(request: CohereFields, context: ModelContext) -> GenerateCall:
+    """Return the call; InvalidRequest for a field that `context` does not support."""
+    more: dict[str, Any] = {"truncate_prompt_tokens": -1}
+    width = context.vector_width
+    if isinstance(request, CohereEmbedRequest):
+        check_dimensions(request.output_dimension, context, "output_dimension")
+        more = {"truncate_prompt_tokens": _most(request, context), "priority": request.priority}
+        width = request.output_dimension or width
+    if width % 8 and any(kind in _PACKED for kind in request.embedding_types or ()):
+        msg = f"embedding_types: bits need vectors of a multiple of 8 values, not of {width}"
+        raise InvalidRequest(msg, param="embedding_types")
+    if request.truncate == "NONE":
+        more["truncate_prompt_tokens"] = None
+    return GenerateCall(
+        model=request.model,
+        prompt=[*texts_of(request)],
+        prompt_name=_prompt_name(request.input_type, context),
+        truncation_side="left" if request.truncate == "START" else "right",
+        max_tokens=0,
+        timeout=request.timeout,
+        embed=True,
+        **more,
+    )
+
+
+def _most(request: CohereEmbedRequest, context: ModelContext) -> int:
+    """Return the most tokens of a text, -1 = as many as fit into the context."""
+    if request.max_tokens is None:
+        return -1
+    if request.max_tokens < 1:
+        msg = f"max_tokens must be at least 1, got {request.max_tokens}"
+        raise InvalidRequest(msg, param="max_tokens")
+    if request.truncate == "NONE":
+        msg = 'max_tokens cuts texts, and truncate "NONE" forbids it: omit one of them'
+        raise InvalidRequest(msg, param="max_tokens")
+    return min(request.max_tokens, context.max_model_len)
+
+
+def _prompt_name(input_type: str | None, context: ModelContext) -> str | None:
+    """Return the name of the checkpoint's prompt for a type; None = the default prompt, if any."""
+    if input_type is None:
+        return None
+    if input_type not in INPUT_TYPES:
+        msg = f"input_type must be one of {', '.join(INPUT_TYPES)}, got {input_type[:40]!r}"
+        raise InvalidRequest(msg, param="input_type")
+    prompts = context.get_tokenizer().prompts
+    found = next((name for name in INPUT_TYPES[input_type] if name in prompts), None)
+    if found is None and any(prompts):
+        known = ", ".join(name for name in prompts if name)
+        msg = f"input_type {input_type}: this model has prompts for {known}"
+        raise InvalidRequest(msg, param="input_type")
+    return found

@@ -1,0 +1,75 @@
+"""Write the responses of /v2/embed and /v1/embed."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.api.cohere.schema import (
+    CohereEmbeddings,
+    CohereEmbedRequest,
+    CohereMeta,
+    CohereUnits,
+    CohereVectors,
+    CohereVersion,
+    texts_of,
+)
+from cpuserve.api.openai.embeddings.writer import base64_of, shortened
+from cpuserve.serving.events import floats_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cpuserve.api.cohere.schema import CohereFields
+    from cpuserve.api.request.context import RequestContext
+    from cpuserve.serving.events import WholeResponse
+    from cpuserve.serving.generate import Generation
+
+_BY_TYPE, _FLOATS = "embeddings_by_type", "embeddings_floats"
+
+
+class CohereWriter:
+    """Writes the response to one request; version 1 has a plain list if it names no types."""
+
+    def __init__(
+        self, received: RequestContext, asked: CohereFields, _generation: Generation
+    ) -> None:
+        self._id = received.id
+        self._asked = asked
+
+    def whole(self, response: WholeResponse) -> bytes:
+        """Return the whole response as JSON."""
+        asked, version, dimensions = self._asked, "1", None
+        if isinstance(asked, CohereEmbedRequest):
+            version, dimensions = "2", asked.output_dimension
+        vectors = [shortened(floats_of(each.vector), dimensions) for each in response.choices]
+        types = asked.embedding_types or (["float"] if version == "2" else [])
+        found: CohereVectors | list[list[float]] = [vector.tolist() for vector in vectors]
+        if types:
+            found = CohereVectors()
+            for kind in types:
+                value = [_converted(vector, kind) for vector in vectors]
+                setattr(found, "floats" if kind == "float" else kind, value)
+        meta = CohereMeta(CohereVersion(version), CohereUnits(response.usage.prompt))
+        named = _BY_TYPE if types else _FLOATS
+        return msgspec.json.encode(CohereEmbeddings(self._id, found, texts_of(asked), meta, named))
+
+
+def _converted(vector: array[float], kind: str) -> list[float] | list[int] | str:
+    """Return a vector of length 1 as one of the embedding types."""
+    if kind == "float":
+        return vector.tolist()
+    if kind == "base64":
+        return base64_of(vector)
+    if kind in ("int8", "uint8"):
+        shift = 128 if kind == "uint8" else 0
+        return [max(-128, min(127, round(127 * x))) + shift for x in vector]
+    shift = 0 if kind == "ubinary" else 128
+    return [_byte(vector[at : at + 8]) - shift for at in range(0, len(vector), 8)]
+
+
+def _byte(values: Sequence[float]) -> int:
+    """Return 8 bits, the first one is the highest: whether each value is above 0."""
+    return sum((value > 0) << (7 - place) for place, value in enumerate(values))
