@@ -889,6 +889,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-nomic-bert": _encoder(
         "NomicBert", (512, 64, 96, 2, 4), model_type="nomic_bert", max_position_embeddings=320
     ),
+    "tiny-gte": _encoder("Gte", (512, 64, 96, 2, 4), model_type="gte", max_position_embeddings=320),
+    "tiny-jina-v3": _encoder(
+        "JinaEmbeddingsV3",
+        (512, 64, 160, 2, 4),
+        model_type="jina_embeddings_v3",
+        max_position_embeddings=320,
+    ),
+    "tiny-eurobert": _encoder(
+        "EuroBert",
+        (512, 64, 96, 2, 4),
+        model_type="eurobert",
+        num_key_value_heads=2,
+        max_position_embeddings=320,
+    ),
     "tiny-opt": _opt((512, 64, 160, 2, 4), **_TINY_KEYS),
     "tiny-opt-350m": _opt(
         (512, 64, 160, 2, 4), **_TINY_KEYS, do_layer_norm_before=False, word_embed_proj_dim=32

@@ -81,7 +81,7 @@ def checkpoint_to_hf(name: str) -> str:
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     if name.startswith("backbone."):  # Nemotron H
         return f"model.{name.removeprefix('backbone.')}"
-    name = name.removeprefix("bert.").removeprefix("roberta.")
+    name = name.removeprefix("bert.").removeprefix("roberta.").removeprefix("new.")
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)
     if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.")):
         return f"transformer.{name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from cpuserve.models.base import DECODER_HEAD, register_model
@@ -18,19 +19,22 @@ class Qwen2:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a Qwen2 config."""
-        return read_decoder(
+        """The hyperparameters in a Qwen2 config; without a causal mask it is an encoder."""
+        spec = read_decoder(
             config,
             architecture="Qwen2ForCausalLM",
             positions=32768,
             qkv_bias=True,
             **read_qwen_windows(config),
         )
+        # The configs of gte-Qwen2 say that tokens attend to later ones.
+        both_sides = not read_bool(config, "is_causal", True)
+        return replace(spec, encoder=both_sides, pooled=both_sides)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        b.leave(DECODER_HEAD)
+        b.leave((*DECODER_HEAD, "lm_head.weight") if s.encoder else DECODER_HEAD)
         build_decoder(b, s)
 
 

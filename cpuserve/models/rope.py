@@ -145,6 +145,15 @@ def _dynamic(params: Params, base: list[float], max_position: int) -> tuple[Rope
     return _rope(base), max_position
 
 
+def _ntk(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
+    """Fixed NTK scaling, as in the published code of GTE: a larger base, and a factor for all."""
+    if params.get("mixed_b") is not None:
+        refuse("mixed_b", params["mixed_b"], "null: mixed NTK scaling is not supported")
+    factor, rotary = read_float(params, "factor"), 2 * len(base)
+    divisors = [factor ** ((2 * i + 2) / rotary) for i in range(len(base))]
+    return _rope([f / d for f, d in zip(base, divisors, strict=True)]), max_position
+
+
 def _llama3(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
     """Llama 3: low frequencies are divided by `factor`, high ones kept, linear blend between."""
     factor = read_float(params, "factor")
@@ -233,6 +242,7 @@ _SCALINGS: dict[str, Callable[[Params, list[float], int], tuple[Rope, int]]] = {
     "freq_factors": _freq_factors,
     "llama3": _llama3,
     "longrope": _longrope,
+    "ntk": _ntk,
     "proportional": _proportional,
     "su": _longrope,  # its name in the first Phi-3 configs
     "yarn": _yarn,

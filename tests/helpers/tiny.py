@@ -107,7 +107,10 @@ FAMILIES = (
 )
 
 # Families that give vectors and no text.
-ENCODERS = ("bert", "xlm-roberta", "modernbert", "nomic-bert", "embeddinggemma")
+ENCODERS = (
+    *("bert", "xlm-roberta", "modernbert", "nomic-bert", "embeddinggemma"),
+    *("gte", "jina-v3", "eurobert"),
+)
 
 
 def tiny_config(family: str, **overrides: Any) -> dict[str, Any]:

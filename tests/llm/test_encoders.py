@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from cpuserve import LLM
 from cpuserve.errors import ConfigError, InvalidRequest
 from tests.helpers import gguf_convert
 from tests.helpers.encoders import PROMPTS, pooled, projected, rows_of, with_modules
+from tests.helpers.oracle import transformers_of
 from tests.helpers.rounding import sum_bound
 from tests.helpers.tiny import ENCODERS, tiny_model
 
@@ -145,3 +147,22 @@ def test_steps_grow_with_the_longest_prompt():
     with LLM(str(path), max_num_seqs=2) as llm:
         assert llm.config.max_model_len == 3000
         assert llm.config.max_num_batched_tokens == 3000
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec"}),
+        ("qwen2", {"is_causal": False}),
+    ],
+)
+def test_decoders_without_a_causal_mask_give_the_vectors_of_transformers(family, changes):
+    path = tiny_model(family, **changes)
+    with LLM(str(path), pooling="mean", max_model_len=320, executor="native", **FP32) as llm:
+        got = vectors(llm, PROMPTS)
+    model = transformers_of(tiny_model(family)).model  # the same weights
+    for prompt, vector in zip(PROMPTS, got, strict=True):
+        seen = torch.zeros(1, 1, len(prompt), len(prompt))  # added to the scores
+        with torch.inference_mode():
+            rows = model(torch.tensor([prompt]), attention_mask=seen).last_hidden_state[0]
+        assert vector @ pooled(rows, "mean") > 1 - sum_bound(len(vector))

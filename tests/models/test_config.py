@@ -426,6 +426,13 @@ def test_dtype_is_read_in_both_spellings():
     assert spec_from_config({**config, "dtype": None}).dtype == "float32"
 
 
+def test_fixed_ntk_scaling_has_a_larger_base_and_a_factor_for_all_frequencies():
+    scaling = {"type": "ntk", "factor": 8.0}
+    rope = spec_from_config(tiny_config("gte", rope_theta=2e4, rope_scaling=scaling)).rope
+    expected = [(2e4 * 8) ** (-2 * i / 16) / 8 ** (2 / 16) for i in range(8)]
+    assert rope.inv_freq == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_pattern_of_letters_says_which_layers_of_exaone_have_a_window():
     config = tiny_config("exaone4", sliding_window_pattern="LLG", num_hidden_layers=5)
     spec = spec_from_config(config)

@@ -88,7 +88,7 @@ OTHERWISE = {
     "falcon-40b": {"kv_heads"},
     "gemma3n": {"intermediate"},  # a list
     **dict.fromkeys(("gemma4", "gemma4-moe"), ("head_dim",)),  # those of two kinds of layers
-    "modernbert": {"bos_ids", "eos_ids"},  # encoders end no text
+    **dict.fromkeys(("modernbert", "jina-v3", "gte"), ("bos_ids", "eos_ids")),  # these end no text
     "xlm-roberta": {
         "max_position",
         "bos_ids",

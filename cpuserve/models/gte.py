@@ -1,0 +1,128 @@
+"""GTE and jina-embeddings v3: BERT with RoPE, and in GTE with gated MLPs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.bert import leave_linears, read_encoder_heads
+from cpuserve.models.config import read_choice, read_dtype, read_float, read_int, refuse
+from cpuserve.models.modernbert import GATED
+from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.rope import read_rope
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then
+from cpuserve.program.parts import rows
+
+WORDS = "embeddings.word_embeddings"
+TYPES = "embeddings.token_type_embeddings"
+# Settings of the published code of GTE that no published model uses.
+FIXED = {
+    "position_embedding_type": ("rope", "absolute"),
+    "layer_norm_type": ("layer_norm",),
+    "pack_qkv": (True,),
+    "logn_attention_scale": (False,),
+    "logn_attention_clip1": (False,),
+}
+
+
+@register_model("GteModel", "NewModel")
+class Gte:
+    """GTE v1.5 and multilingual, Snowflake Arctic embed m v2. Source: modeling_gte."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a config of transformers, or in one published as "new"."""
+        for key, known in FIXED.items():
+            if config.get(key) is not None and config[key] not in known:
+                refuse(key, config[key], f"{known[0]}: others are not supported")
+        config = {"layer_norm_eps": 1e-12, "type_vocab_size": 1, **config}
+        return _spec(config, "GteModel", theta=160000.0, activations=GATED)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        types = cast("int", s.extra["types"])
+        x = b.embed(WORDS)
+        if types:
+            b.position_embed(x, None, rows=s.max_position, types=(TYPES, types))
+        x = b.layer_norm(x, "embeddings.LayerNorm")
+        for i in range(s.layers):
+            at = f"encoder.layer.{i}"
+            qkv = b.linear(x, f"{at}.attention.qkv_proj", features=3 * s.width, bias=True)
+            a = b.attend_both_sides(qkv, rope=s.rope)
+            b.linear(a, f"{at}.attention.o_proj", bias=True, add_to=x)
+            x = b.layer_norm(x, f"{at}.attn_ln")
+            # The matrix has the rows of up, then those of gate.
+            both = [
+                rows(f"{at}.mlp.up_gate_proj", n * s.intermediate, s.intermediate) for n in (1, 0)
+            ]
+            g = b.linear(x, both, features=s.intermediate, then=cast("Then", s.activation))
+            b.linear(g, f"{at}.mlp.down_proj", bias=True, add_to=x)
+            x = b.layer_norm(x, f"{at}.mlp_ln")
+        leave_linears(b, "pooler.dense", "classifier", *(f"lm_head.{n}" for n in _HEAD))
+        b.hidden(x)
+
+
+_HEAD = ("dense", "norm", "decoder")  # the parts of a head that predicts words
+
+
+@register_model("JinaEmbeddingsV3Model")
+class JinaV3:
+    """jina-embeddings v3 without adapters of tasks. Source: modeling_jina_embeddings_v3."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a jina-embeddings v3 config."""
+        config = {"layer_norm_eps": 1e-5, "type_vocab_size": 1, **config}
+        return _spec(config, "JinaEmbeddingsV3Model", theta=20000.0, activations=ACTIVATIONS)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        x = b.embed(WORDS)
+        types = TYPES, cast("int", s.extra["types"])
+        b.position_embed(x, None, rows=s.max_position, types=types)
+        x = b.layer_norm(x, "emb_ln")
+        for i in range(s.layers):
+            at = f"encoder.layers.{i}"
+            qkv = b.linear(x, f"{at}.mixer.Wqkv", features=3 * s.width, bias=True)
+            a = b.attend_both_sides(qkv, rope=s.rope)
+            b.linear(a, f"{at}.mixer.out_proj", bias=True, add_to=x)
+            x = b.layer_norm(x, f"{at}.norm1")
+            then = cast("Then", s.activation)
+            g = b.linear(x, f"{at}.mlp.fc1", features=s.intermediate, bias=True, then=then)
+            b.linear(g, f"{at}.mlp.fc2", bias=True, add_to=x)
+            x = b.layer_norm(x, f"{at}.norm2")
+        leave_linears(b, "pooler.dense")
+        b.hidden(x)
+
+
+def _spec(
+    config: Mapping[str, Any], architecture: str, *, theta: float, activations: Mapping[str, str]
+) -> ModelSpec:
+    """The hyperparameters of both; theta: the base of the RoPE if the config has none."""
+    width, heads = read_encoder_heads(config)
+    base = {} if config.get("rope_theta") else {"rope_theta": theta}
+    rope, positions = read_rope({**config, **base}, width // heads, 8192)
+    return ModelSpec(
+        architecture=architecture,
+        vocab=read_int(config, "vocab_size"),
+        width=width,
+        layers=read_int(config, "num_hidden_layers", high=4096),
+        q_heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        intermediate=read_int(config, "intermediate_size", 4 * width, high=1 << 24),
+        max_position=positions,
+        norm_eps=read_float(config, "layer_norm_eps"),
+        tied=True,
+        dtype=read_dtype(config),
+        rope=rope,
+        activation=read_choice(config, "hidden_act", "gelu", activations),
+        pooled=True,
+        encoder=True,
+        extra={"types": read_int(config, "type_vocab_size", low=0, high=1 << 16)},
+    )
