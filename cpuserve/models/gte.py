@@ -55,7 +55,7 @@ class Gte:
             a = b.attend_both_sides(qkv, rope=s.rope)
             b.linear(a, f"{at}.attention.o_proj", bias=True, add_to=x)
             x = b.layer_norm(x, f"{at}.attn_ln")
-            # The matrix has the rows of up, then those of gate.
+            # The matrix has the rows of up, then the rows of gate.
             both = [
                 rows(f"{at}.mlp.up_gate_proj", n * s.intermediate, s.intermediate) for n in (1, 0)
             ]

@@ -25,7 +25,7 @@ def next_turn(text: str) -> tuple[str, list[ConversationMessage]]:
 
 
 async def continued(context: ModelContext, earlier: Earlier, rendered: str) -> list[int]:
-    """Return the earlier token ids and those of the new prompt.
+    """Return the earlier token ids and the ids of the new prompt.
 
     rendered: the messages as the template wrote them, or a text.
 

@@ -1,4 +1,4 @@
-"""The lines of a batch file: each is a request to one endpoint, in OpenAI's format."""
+"""The lines of a batch file: each is a request to one endpoint, in the OpenAI format."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The embeddings of Cohere's API; its rerank is in api/scores."""
+"""The embeddings of the Cohere API; its rerank is in api/scores."""

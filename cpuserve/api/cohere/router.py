@@ -46,7 +46,7 @@ async def cohere_embed(received: RequestContext, asked: CohereEmbedRequest) -> R
     words=lambda _: {"prompt": "texts", "prompt_name": "input_type"},
 )
 async def cohere_embed_v1(received: RequestContext, asked: CohereEmbedV1Request) -> Response:
-    """Return a vector for each text, in the format of version 1 of Cohere's API."""
+    """Return a vector for each text, in the format of version 1 of the Cohere API."""
     return await _embed(received, asked)
 
 

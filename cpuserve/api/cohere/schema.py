@@ -14,7 +14,7 @@ from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, unsupported
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
-# How the texts are used, and the names that checkpoints give to the prompts for it.
+# How the texts are used, and the names of the prompts for it in checkpoints.
 INPUT_TYPES = {
     "search_query": ("search_query", "query"),
     "search_document": ("search_document", "document", "passage"),
@@ -41,7 +41,7 @@ class CohereInput(msgspec.Struct, kw_only=True):
 class CohereFields(msgspec.Struct, kw_only=True):
     """The fields of both endpoints.
 
-    input_type: what the vectors are for, which selects a prompt of the checkpoint. truncate: the
+    input_type: the use of the vectors, which selects a prompt of the checkpoint. truncate: the
     side of a long text that is cut, "END" (the default), "START" or "NONE".
     """
 
@@ -73,7 +73,7 @@ class CohereEmbedV1Request(CohereFields, kw_only=True):
 
 
 class CohereVectors(msgspec.Struct, omit_defaults=True):
-    """The vectors of each type that was asked for; base64 is that of little-endian fp32."""
+    """The vectors of each type that was asked for; base64 has little-endian fp32."""
 
     floats: list[list[float]] | None = msgspec.field(default=None, name="float")
     int8: list[list[int]] | None = None

@@ -38,7 +38,7 @@ def tei_status(error: BaseException) -> int:
         return status
     if isinstance(error, PromptTooLong | TooManyInputs):
         return _TOO_LARGE
-    # The role of an error is "model" if the model cannot give what the endpoint returns.
+    # The role of an error is "model" if the model lacks the results of the endpoint.
     return _WRONG_MODEL if error.role == "model" else _UNPROCESSABLE
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ConversationLocked(RequestError):
-    """Another request extends the conversation now (409); OpenAI's clients try again."""
+    """Another request extends the conversation now (409); clients of OpenAI try again."""
 
     status = 409
     kind = "ConflictError"
