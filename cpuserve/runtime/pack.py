@@ -99,5 +99,8 @@ def unpack(outputs: StepOutputs, tops: Sequence[int]) -> StepResult:
     for i, top in enumerate(tops):
         if top > 0:
             ids = outputs.top_ids[i, :top].tolist()
-            result[i].top = list(zip(ids, outputs.top_logprobs[i, :top].tolist(), strict=True))
+            if ids[-1] < 0:  # samplers have left fewer tokens
+                ids = ids[: ids.index(-1)]
+            scores = outputs.top_logprobs[i, : len(ids)].tolist()
+            result[i].top = list(zip(ids, scores, strict=True))
     return result

@@ -232,6 +232,7 @@ class TorchSampling:
         count = len(scored.top_ids)
         out.top_ids[row, :count] = scored.top_ids
         out.top_logprobs[row, :count] = scored.top_logprobs
+        out.top_ids[row, count:num_top] = -1
 
 
 def _follows(row: int, step: StepView, out: StepOutputs) -> bool:

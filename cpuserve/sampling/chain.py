@@ -37,7 +37,7 @@ _OFF_THRESHOLD = 0.5  # with a larger xtc_threshold, no two tokens can reach it
 
 
 class SamplerFields(msgspec.Struct, kw_only=True):
-    """The fields of a request for the samplers of llama.cpp; None = off, or llama.cpp's default.
+    """The fields of a request for the samplers of llama.cpp; None = off, or the default.
 
     samplers: the samplers in order, or a text with a letter for each. typical_p: keep the tokens
     with the surprise nearest to the entropy, up to this share of the probability. min_keep: the
