@@ -33,23 +33,53 @@ inline uint16_t half_at(const uint8_t* p) {
   memcpy(&x, p, sizeof x);
   return x;
 }
-// Reads 2 n codes of 4 bits: codes i and i + n are the low and the high nibble of byte i < n.
+// Codes are written in words, because pack_column reads them as words: a CPU waits if it loads a
+// word that was stored as bytes.
+
+// Reads 2 n codes of 4 bits: codes i and i + n are the low and the high nibble of byte i < n. n is
+// a multiple of 8.
 inline void take_nibbles(const uint8_t* from, int n, uint8_t* q) {
-  for (int i = 0; i < n; i++) {
-    q[i] = from[i] & 15;
-    q[i + n] = from[i] >> 4;
+  constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0fu;
+  for (int i = 0; i < n; i += 8) {
+    uint64_t bytes;
+    memcpy(&bytes, from + i, sizeof bytes);
+    const uint64_t low = bytes & kLow, high = bytes >> 4 & kLow;
+    memcpy(q + i, &low, sizeof low);
+    memcpy(q + i + n, &high, sizeof high);
   }
+}
+
+// Returns four codes of kBits bits, which are in the lowest bits, as the four bytes of a word.
+template <int kBits>
+inline uint32_t spread_codes(uint32_t bits) {
+  constexpr uint32_t kMask = (1u << kBits) - 1;
+  if constexpr (kBits <= 2) {  // the four are in one byte, so shifted copies do not overlap
+    constexpr int kStep = 8 - kBits;
+    const uint32_t b = bits & ((1u << 4 * kBits) - 1);
+    return (b | b << kStep | b << 2 * kStep | b << 3 * kStep) & kMask * 0x01010101u;
+  }
+  return (bits & kMask) | (bits >> kBits & kMask) << 8 | (bits >> 2 * kBits & kMask) << 16 |
+         (bits >> 3 * kBits & kMask) << 24;
 }
 
 // Adds kBits bits of each code to the codes in q, shifted to bit kTo. The first 32 codes have their
 // bits in the lowest bits of 32 bytes, and each next run of 32 codes uses the bits above.
 template <int kBits, int kTo>
-inline void add_runs(const uint8_t* from, int runs, uint8_t* q) {
+inline void add_runs(const uint8_t* __restrict from, int runs, uint8_t* __restrict q) {
   for (int s = 0; s < runs; s++, q += 32) {
     for (int i = 0; i < 32; i++) {
       q[i] = static_cast<uint8_t>(q[i] | (from[i] >> s * kBits & ((1 << kBits) - 1)) << kTo);
     }
   }
+}
+
+// Adds bit 4 of 32 codes. Code i has it in bit i % 8 of byte i / 8.
+inline void add_bits(const uint8_t* from, uint8_t* q) {
+  uint32_t bits, codes[8];
+  memcpy(&bits, from, sizeof bits);
+  memcpy(codes, q, sizeof codes);
+  for (int i = 0; i < 8; i++) codes[i] |= spread_codes<1>(bits >> 4 * i) << 4;
+  memcpy(q, codes, sizeof codes);
 }
 
 // Reads eight scales and eight minima of 6 bits each from 12 bytes.
@@ -144,9 +174,7 @@ struct GgufQ5 {
     c.d = half_at(b);
     c.m = kMin ? half_at(b + 2) : uint16_t{0};
     take_nibbles(bits + 4, 16, c.q);
-    for (int i = 0; i < 32; i++) {
-      c.q[i] = static_cast<uint8_t>(c.q[i] | (bits[i / 8] >> i % 8 & 1) << 4);
-    }
+    add_bits(bits, c.q);
   }
 };
 

@@ -455,12 +455,16 @@ size_t plane_panel_bytes(int64_t k) noexcept {
 // Packs a panel from rows of the only source type of the kind. A null row is a row of zeros.
 template <class W>
 void pack_planes(const PackArgs& a) noexcept {
+  BlockCodes c{};  // take() sets all that pack_column reads
   for (int64_t u = 0; u * W::kUnit < a.k; u++) {
     uint8_t* to = static_cast<uint8_t*>(a.panel) + u * W::kUnitBytes;
     for (int r = 0; r < kPanel; r++) {
-      BlockCodes c{};
       const auto* row = static_cast<const uint8_t*>(a.rows[r]);
-      if (row) W::Block::take(row + u * W::Block::kBytes, c);
+      if (row) {
+        W::Block::take(row + u * W::Block::kBytes, c);
+      } else {
+        c = {};
+      }
       W::pack_column(c, r, to);
     }
   }

@@ -185,7 +185,13 @@ struct ZeroBits {
   static void take(const uint8_t* b, BlockCodes& c) {
     c.d = half_at(b);
     c.m = static_cast<uint16_t>(Source::zero(b));
-    for (int i = 0; i < kWeights; i++) c.q[i] = Source::code(b, i);
+    const uint8_t* from = b + 3;
+    for (int i = 0; i < kWeights; i += 8, from += kBits) {  // eight codes are kBits bytes
+      uint32_t bits = from[0];
+      for (int j = 1; j < kBits; j++) bits |= static_cast<uint32_t>(from[j]) << 8 * j;
+      const uint32_t words[2] = {spread_codes<kBits>(bits), spread_codes<kBits>(bits >> 4 * kBits)};
+      memcpy(c.q + i, words, sizeof words);
+    }
   }
 };
 
