@@ -1,8 +1,9 @@
 // Microseconds to sample a token from one row of logits, by distribution and filter. Prints one
-// JSON record a line with medians of 300 draws. On one thread: `alone`, the whole sampling; `scan`
-// and `weigh`, the passes that the threads of a team share; `rest`, the work of one thread after
-// them. With logits that two threads have written, as a product does: `one_of_two`, the whole
-// sampling on one thread; `both`, with shared passes. `modelled`: these two for 8, 16, 64 threads.
+// JSON record a line with medians of 300 draws. On one thread: `alone`, the whole sampling; `scan`,
+// `weigh`, `tally` and `drop`, the passes that the threads of a team share; `guess`, `cut` and
+// `rest`, the work of one thread between and after them. With logits that two threads have written,
+// as a product does: `one_of_two`, the whole sampling on one thread; `both`, with shared passes.
+// `modelled`: these two for 8, 16, 64 threads.
 // After a build in BUILD, from the repository root:
 //   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/sample_bench.cpp BUILD/libcpuserve_core.a
 //     -o sample_bench      (and -Wl,--wrap=NAME for the functions that CMakeLists.txt wraps)
@@ -45,7 +46,10 @@ double barrier_us(int threads) {
 }
 
 struct Cost {
-  double alone, scan, weigh, rest, one_of_two, both;
+  double alone, scan, weigh, guess, tally, cut, drop, rest, one_of_two, both;
+  double shared() const { return scan + weigh + tally + drop; }
+  double one_thread() const { return guess + cut + rest; }
+  int barriers() const { return tally > 0 ? 6 : 2; }
 };
 
 // Microseconds to fetch data that all threads have written: with two threads, one thread fetches
@@ -63,12 +67,13 @@ double one_thread_us(const Cost& cost, int threads) {
 double shared_us(const Cost& cost, int pieces, int threads) {
   const auto computing = [&](int of) {
     const int most = (pieces + of - 1) / of;
-    return (cost.scan + cost.weigh) * most / pieces + 2 * barrier_us(of) + cost.rest;
+    return cost.shared() * most / pieces + cost.barriers() * barrier_us(of) + cost.one_thread();
   };
   return computing(threads) + fetches_us(cost.both - computing(2), threads);
 }
 
 double median(std::vector<double> times) {
+  if (times.empty()) return 0;
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
 }
@@ -127,7 +132,7 @@ struct Job {
 using Pass = void (*)(const SampleArgs&, int32_t, int32_t) noexcept;
 
 Cost one_thread(const KernelTable& kernels, Job& job) {
-  std::vector<double> alone, scan, weigh, rest;
+  std::vector<double> alone, scan, weigh, guess, tally, cut, drop, rest;
   const auto timed = [](std::vector<double>& times, const auto& run) {
     const double start = thread_us();
     run();
@@ -145,9 +150,25 @@ Cost one_thread(const KernelTable& kernels, Job& job) {
     timed(scan, [&] { all(kernels.sample_scan); });
     timed(weigh, [&] { all(kernels.sample_weigh); });
     a.prepared = true;
+    a.cut = shares_cut(a);
+    if (a.cut) {
+      timed(guess, [&] { kernels.sample_guess(a); });
+      timed(tally, [&] { all(kernels.sample_tally); });
+      timed(cut, [&] { kernels.sample_cut(a); });
+      timed(drop, [&] { all(kernels.sample_drop); });
+    }
     timed(rest, [&] { kernels.sample(a); });
   }
-  return {median(alone), median(scan), median(weigh), median(rest), 0, 0};
+  return {median(alone),
+          median(scan),
+          median(weigh),
+          median(guess),
+          median(tally),
+          median(cut),
+          median(drop),
+          median(rest),
+          0,
+          0};
 }
 
 // Wall time to sample a row of logits that two threads have written, with shared passes or without.
@@ -177,12 +198,19 @@ double by_two(const KernelTable& kernels, Job& job, bool shares) {
       if (shares) {
         share(kernels.sample_scan);
         share(kernels.sample_weigh);
+        if (shares_cut(a)) {
+          meet([&] { kernels.sample_guess(a); });
+          share(kernels.sample_tally);
+          meet([&] { kernels.sample_cut(a); });
+          share(kernels.sample_drop);
+        }
       }
       if (thread > 0) {
         meet([] {});
         continue;
       }
       a.prepared = shares;
+      a.cut = shares && shares_cut(a);
       kernels.sample(a);
       times.push_back(1e-3 * static_cast<double>(now_ns() - start));
       meet([] {});
@@ -198,10 +226,11 @@ void print(const KernelTable& kernels, int vocab, double deviation, const Filter
   cost.both = by_two(kernels, job, true);
   std::printf(
       "{\"metric\":\"sample\",\"unit\":\"us\",\"isa\":\"%s\",\"vocab\":%d,\"deviation\":%g,"
-      "\"filter\":\"%s\",\"alone\":%.1f,\"scan\":%.1f,\"weigh\":%.1f,\"rest\":%.1f,"
-      "\"one_of_two\":%.1f,\"both\":%.1f,\"modelled\":{",
-      kernels.isa, vocab, deviation, filter.name, cost.alone, cost.scan, cost.weigh, cost.rest,
-      cost.one_of_two, cost.both);
+      "\"filter\":\"%s\",\"alone\":%.1f,\"scan\":%.1f,\"weigh\":%.1f,\"guess\":%.1f,"
+      "\"tally\":%.1f,\"cut\":%.1f,\"drop\":%.1f,\"rest\":%.1f,\"one_of_two\":%.1f,"
+      "\"both\":%.1f,\"modelled\":{",
+      kernels.isa, vocab, deviation, filter.name, cost.alone, cost.scan, cost.weigh, cost.guess,
+      cost.tally, cost.cut, cost.drop, cost.rest, cost.one_of_two, cost.both);
   for (const int threads : kModelled) {
     std::printf("%s\"%d\":[%.1f,%.1f]", threads == kModelled[0] ? "" : ",", threads,
                 one_thread_us(cost, threads), shared_us(cost, job.pieces(), threads));

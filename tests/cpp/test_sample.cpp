@@ -27,20 +27,31 @@ struct Answer {
   std::vector<float> top_logprobs;
 };
 
-// The two passes that threads share, over pieces of some blocks, the last ones first.
-void prepare(const KernelTable& k, SampleArgs* a) {
+// The passes that threads share, over pieces of some blocks, the last ones first. `cut`: also those
+// of the cut, in rows that have none as well.
+void prepare(const KernelTable& k, SampleArgs* a, bool cut) {
   const int32_t piece = 3 * sample_block(a->vocab), pieces = (a->vocab + piece - 1) / piece;
-  for (const auto pass : {k.sample_scan, k.sample_weigh}) {
+  const auto share = [&](const auto pass) {
     for (int32_t i = pieces; i-- > 0;) {
       pass(*a, i * piece, std::min((i + 1) * piece, a->vocab));
     }
-  }
+  };
+  share(k.sample_scan);
+  share(k.sample_weigh);
   a->prepared = true;
+  if (!cut) return;
+  k.sample_guess(*a);
+  share(k.sample_tally);
+  k.sample_cut(*a);
+  share(k.sample_drop);
+  a->cut = true;
 }
+
+enum class Passes { alone, shared, with_cut };
 
 Answer run_once(const KernelTable& k, const std::vector<float>& logits, const SampleParams* p,
                 int32_t position, int32_t target, int32_t num_top, const int32_t* mask,
-                bool shared) {
+                Passes passes) {
   Buffer<float> x(logits.size());
   Buffer<uint8_t> scratch(logits.size() * 8 + 65536);
   std::copy(logits.begin(), logits.end(), x.data());
@@ -58,7 +69,7 @@ Answer run_once(const KernelTable& k, const std::vector<float>& logits, const Sa
   a.top_ids = ids.data();
   a.top_logprobs = logprobs.data();
   a.scratch = scratch.data();
-  if (shared) prepare(k, &a);
+  if (passes != Passes::alone) prepare(k, &a, passes == Passes::with_cut);
   k.sample(a);
   return {a.token, a.rank, a.logprob, std::vector<int32_t>(ids.data(), ids.data() + tops),
           std::vector<float>(logprobs.data(), logprobs.data() + tops)};
@@ -72,11 +83,13 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 Answer run(const KernelTable& k, const std::vector<float>& logits, const SampleParams* p,
            int32_t position = 0, int32_t target = -1, int32_t num_top = -1,
            const int32_t* mask = nullptr) {
-  const Answer one = run_once(k, logits, p, position, target, num_top, mask, false);
-  const Answer shared = run_once(k, logits, p, position, target, num_top, mask, true);
-  CHECK(one.token == shared.token && one.rank == shared.rank && one.top_ids == shared.top_ids);
-  CHECK(same_bits({one.logprob}, {shared.logprob}));
-  CHECK(same_bits(one.top_logprobs, shared.top_logprobs));
+  const Answer one = run_once(k, logits, p, position, target, num_top, mask, Passes::alone);
+  for (Passes passes : {Passes::shared, Passes::with_cut}) {
+    const Answer shared = run_once(k, logits, p, position, target, num_top, mask, passes);
+    CHECK(one.token == shared.token && one.rank == shared.rank && one.top_ids == shared.top_ids);
+    CHECK(same_bits({one.logprob}, {shared.logprob}));
+    CHECK(same_bits(one.top_logprobs, shared.top_logprobs));
+  }
   return one;
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import native_runs
 import numpy as np
 import pytest
-from native_model import GREEDY, Chunk, Native, blocks_for, words
+from native_model import GREEDY, Chunk, Model, Native, Shape, blocks_for, words
 from native_runs import PROMPT, mask_of
 
 model = native_runs.model  # the fixture
@@ -135,3 +135,52 @@ def test_seeded_sampling_repeats_itself_with_any_neighbours(model):
     alone = Native(model).run(lambda m: decode(m, 8, **params)[0])
     assert alone == Native(model, threads=3).run(beside)
     assert alone != Native(model).run(lambda m: decode(m, 8, temperature=1.5, seed=99)[0])
+
+
+# Rows of one step: cuts that threads share, a ban that ends after two tokens, filters before top_p,
+# no cut at all, and logprobs, which need the masses before the cut.
+CUTS = [
+    ({"top_p": 0.9}, -1),
+    ({"top_p": 0.3, "min_tokens": 2, "stop_ids": np.asarray([5], np.int32)}, -1),
+    ({"top_p": 0.7, "min_p": 0.2}, -1),
+    ({"top_p": 0.8, "top_k": 400}, -1),
+    ({}, -1),
+    ({"top_p": 0.6}, 2),
+]
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """A model with so many logits that threads share the passes over a row."""
+    return Model.random(Shape(vocab=20_011, layers=1))
+
+
+def cut_tokens(m, rows):
+    for slot, (params, _) in enumerate(rows):
+        m.executor.admit(slot, **{**GREEDY, "temperature": 1.1, "seed": slot, **params})
+    ids, start, out = [PROMPT[: 20 + slot] for slot in range(len(rows))], [0] * len(rows), []
+    for _ in range(5):
+        m.executor.step(
+            words(
+                *[
+                    Chunk(
+                        ids[slot], start[slot], blocks_for(32, slot),
+                        [(len(ids[slot]) - 1, -1, num_top)], slot,
+                    )
+                    for slot, (_, num_top) in enumerate(rows)
+                ]
+            )
+        )  # fmt: skip
+        start = [at + len(tokens) for at, tokens in zip(start, ids, strict=True)]
+        out.append(m.executor.tokens[: len(rows)].tolist())
+        ids = [[token] for token in out[-1]]
+    return out
+
+
+def test_threads_that_share_the_cut_of_top_p_sample_the_same_tokens(wide):
+    want = Native(wide).run(lambda m: cut_tokens(m, CUTS))
+    assert len({tuple(column) for column in zip(*want, strict=True)}) == len(CUTS)
+    for threads in (2, 3, 8):
+        assert Native(wide, threads=threads).run(lambda m: cut_tokens(m, CUTS)) == want
+    alone = Native(wide, threads=2).run(lambda m: cut_tokens(m, CUTS[:1]))
+    assert [tokens[:1] for tokens in want] == alone

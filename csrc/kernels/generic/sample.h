@@ -7,14 +7,24 @@
 
 namespace CPUSERVE_NS {
 
+// The search for the cut of top_p, if threads share its passes.
+struct SharedCut {
+  bool used;  // whether the row has one
+  MassSearch search;
+  Cut cut;
+};
+
 // The parts of the caller's scratch: a copy of the logits (for changes, if the unmodified logits
-// are still needed), the masses, the sum and the maximum of each block, and ids for select.h.
+// are still needed), the masses, the sum and the maximum of each block, ids for select.h, and the
+// shared cut. In rows with a shared cut, the tallies of the blocks take the memory of the copy.
 struct SampleScratch {
   float* logits;
   float* mass;
   double* block_mass;
   float* block_max;
   int32_t* ids;
+  SharedCut* shared;
+  BlockTally* tallies() const { return reinterpret_cast<BlockTally*>(logits); }
 };
 
 static inline SampleScratch carve_sample_scratch(void* scratch, int vocab) {
@@ -30,6 +40,7 @@ static inline SampleScratch carve_sample_scratch(void* scratch, int vocab) {
   s.block_mass = reinterpret_cast<double*>(take(kMaxBlocks * sizeof(double)));
   s.block_max = reinterpret_cast<float*>(take(kMaxBlocks * sizeof(float)));
   s.ids = reinterpret_cast<int32_t*>(take(kBandIds * sizeof(int32_t)));
+  s.shared = reinterpret_cast<SharedCut*>(take(sizeof(SharedCut)));
   return s;
 }
 
@@ -122,13 +133,17 @@ static inline void weigh_blocks(const Row& r, int first, int last, float largest
   }
 }
 
+static inline double sum_blocks(const Row& r, const double* block_mass) {
+  double total = 0;
+  for (int b = 0; b < r.blocks; b++) total += block_mass[b];
+  return total;
+}
+
 // Returns the mass of the row. If `weighed` is false, computes the masses of its blocks first.
 static inline double weigh_row(const Row& r, float largest, float inverse, bool weighed,
                                float* mass, double* block_mass) {
   if (!weighed) weigh_blocks(r, 0, r.blocks, largest, inverse, mass, block_mass);
-  double total = 0;
-  for (int b = 0; b < r.blocks; b++) total += block_mass[b];
-  return total;
+  return sum_blocks(r, block_mass);
 }
 
 static inline void keep_allowed(float* logits, int n, const int32_t* allowed, int count) {
@@ -171,11 +186,6 @@ static inline void adjust_logits(const SampleParams& p, const int32_t* mask, flo
   }
 }
 
-static inline bool adjusts(const SampleParams& p) {
-  return p.num_bias > 0 || p.num_allowed >= 0 || p.num_banned > 0 ||
-         (p.num_counts > 0 && (p.repetition != 1.0f || p.frequency != 0.0f || p.presence != 0.0f));
-}
-
 // Drops ids with a mass below min_p (the mass of the most probable id is 1). Returns the total mass
 // of the other ids.
 static inline double drop_improbable(const Row& r, float min_p, float* logits, float* mass,
@@ -193,11 +203,11 @@ static inline double drop_improbable(const Row& r, float min_p, float* logits, f
   return total;
 }
 
-// Drops all ids after the cut. If all ids of a block come after the cut, only its block_mass is set
-// to 0, and the masses of its ids do not change. Returns the total mass of the kept ids.
-static inline double apply_cut(const Row& r, Cut cut, float* mass, double* block_mass) {
-  double total = 0;
-  for (int b = 0; b < r.blocks; b++) {
+// Drops all ids of blocks [first, last) after the cut. If all ids of a block come after the cut,
+// only its block_mass is set to 0, and the masses of its ids do not change.
+static inline void drop_blocks(const Row& r, Cut cut, int first, int last, float* mass,
+                               double* block_mass) {
+  for (int b = first; b < last; b++) {
     const int begin = b * r.block, end = block_end(r, b);
     block_mass[b] = 0;
     if (r.block_max[b] < cut.logit) continue;
@@ -205,9 +215,13 @@ static inline double apply_cut(const Row& r, Cut cut, float* mass, double* block
     for (int i = begin; i < ties; i++) mass[i] = r.logits[i] >= cut.logit ? mass[i] : 0.0f;
     for (int i = ties; i < end; i++) mass[i] = r.logits[i] > cut.logit ? mass[i] : 0.0f;
     block_mass[b] = sum_block(mass + begin, end - begin);
-    total += block_mass[b];
   }
-  return total;
+}
+
+// Drops all ids after the cut, and returns the total mass of the kept ids.
+static inline double apply_cut(const Row& r, Cut cut, float* mass, double* block_mass) {
+  drop_blocks(r, cut, 0, r.blocks, mass, block_mass);
+  return sum_blocks(r, block_mass);
 }
 
 // Returns the first id where the running sum of masses, in id order, exceeds `at`. Blocks with
@@ -233,7 +247,11 @@ static inline int32_t draw(const Row& r, const float* mass, const double* block_
   return last;
 }
 
-static inline bool is_greedy(const SampleParams& p) { return p.temperature < 1e-5f; }
+static inline int32_t draw_at(const SampleParams& p, const SampleScratch& s, const Row& r,
+                              int32_t position, double total) {
+  const double u = uniform(p.seed, static_cast<uint64_t>(position));
+  return draw(r, s.mass, s.block_mass, u * total);
+}
 
 // Steps 4 to 6 in table/sampling.h at a temperature above zero. `logits` is the same memory as
 // r.logits, but writable. If `weighed` is set, the scratch already has the masses at this
@@ -251,11 +269,11 @@ static inline int32_t sample_row(const SampleParams& p, const SampleScratch& s, 
   }
   if (p.top_p < 1.0f) {
     const double target = static_cast<double>(p.top_p) * total;
-    const Cut cut = cut_mass(r, largest, least, p.temperature, total, target);
+    const MassSearch search = start_search(r, largest, least, p.temperature, total, target);
+    const Cut cut = end_search(r, search, tally_row(r, search.thresholds));
     total = apply_cut(r, cut, s.mass, s.block_mass);
   }
-  const double u = uniform(p.seed, static_cast<uint64_t>(position));
-  return draw(r, s.mass, s.block_mass, u * total);
+  return draw_at(p, s, r, position, total);
 }
 
 static inline void sift_down(const float* logits, int32_t* ids, int root, int n) {
@@ -335,6 +353,9 @@ static inline int32_t choose_token(const SampleArgs& a, const SampleScratch& s, 
   }
   if (greedy) return first_largest(r, largest);
   const bool weighed = a.prepared && !changes && a.num_top < 0;
+  if (weighed && a.cut && s.shared->used) {
+    return draw_at(p, s, r, a.position, sum_blocks(r, s.block_mass));
+  }
   return sample_row(p, s, r, logits, largest, a.position, weighed);
 }
 
@@ -366,6 +387,51 @@ static inline void sample_weigh(const SampleArgs& a, int32_t begin, int32_t end)
   const float inverse = a.num_top < 0 ? 1.0f / a.params->temperature : 1.0f;
   const int first = begin / r.block, last = (end + r.block - 1) / r.block;
   weigh_blocks(r, first, last, largest, inverse, s.mass, s.block_mass);
+}
+
+// Starts the search for the cut of top_p in a row that can share it, after sample_weigh.
+static inline void sample_guess(const SampleArgs& a) noexcept {
+  const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
+  Row r = row_to_sample(a, s);
+  float largest;
+  s.shared->used = shares_cut(a) && find_largest(r, s.block_max, &largest);
+  if (!s.shared->used) return;
+  r.mass = s.mass;
+  const double total = sum_blocks(r, s.block_mass);
+  const double target = static_cast<double>(a.params->top_p) * total;
+  s.shared->search = start_search(r, largest, -FLT_MAX, a.params->temperature, total, target);
+}
+
+// Tallies the thresholds of the search in ids [begin, end).
+static inline void sample_tally(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
+  const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
+  if (!s.shared->used) return;
+  Row r = row_to_sample(a, s);
+  r.mass = s.mass;
+  const int last = (end + r.block - 1) / r.block;
+  for (int b = begin / r.block; b < last; b++) {
+    s.tallies()[b] = tally_of(r, b, s.shared->search.thresholds);
+  }
+}
+
+// Ends the search.
+static inline void sample_cut(const SampleArgs& a) noexcept {
+  const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
+  if (!s.shared->used) return;
+  Row r = row_to_sample(a, s);
+  r.mass = s.mass;
+  Tally tally = {};
+  for (int b = 0; b < r.blocks; b++) add_tally(s.tallies()[b], tally);
+  s.shared->cut = end_search(r, s.shared->search, tally);
+}
+
+// Drops ids in [begin, end) that come after the cut.
+static inline void sample_drop(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
+  const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
+  if (!s.shared->used) return;
+  const Row r = row_to_sample(a, s);
+  drop_blocks(r, s.shared->cut, begin / r.block, (end + r.block - 1) / r.block, s.mass,
+              s.block_mass);
 }
 
 // Sets a.token to -1 and a.logprob to NaN if the logits are not a distribution: one of them is NaN,

@@ -19,7 +19,6 @@ namespace CPUSERVE_NS {
 
 constexpr int kBandIds = 4096;  // the most ids in the list for the quickselect
 constexpr int kThresholds = 4;
-constexpr int kTally = kLanes;  // lanes of the counting loops
 
 // A cut keeps id i if logits[i] > logit, or if logits[i] == logit and i <= id.
 struct Cut {
@@ -55,7 +54,8 @@ CPUSERVE_INLINE float float_of_key(int32_t k) {
 }
 
 CPUSERVE_INLINE bool before(const float* logits, int32_t a, int32_t b) {
-  return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+  const bool larger = logits[a] > logits[b], equal = logits[a] == logits[b];
+  return larger | (equal & (a < b));
 }
 CPUSERVE_INLINE double weight_of(const float* mass, int32_t id) {
   return mass ? static_cast<double>(mass[id]) : 1.0;
@@ -74,18 +74,23 @@ static inline int partition_ids(const float* logits, int32_t* ids, int lo, int h
   if (before(logits, ids[mid], ids[lo])) swap_ids(ids, mid, lo);
   if (before(logits, ids[last], ids[lo])) swap_ids(ids, last, lo);
   if (before(logits, ids[mid], ids[last])) swap_ids(ids, mid, last);
+  const int32_t median = ids[last];
   int place = lo;
-  for (int i = lo; i < last; i++) {
-    if (before(logits, ids[i], ids[last])) swap_ids(ids, place++, i);
+  for (int i = lo; i < last; i++) {  // without a branch, which a CPU could not predict
+    const int32_t id = ids[i];
+    ids[i] = ids[place];
+    ids[place] = id;
+    place += before(logits, id, median) ? 1 : 0;
   }
   swap_ids(ids, place, last);
   return place;
 }
 
-// Returns the last id of the shortest prefix of `ids`, in the order of the row, with a weight of at
-// least `target` (> 0), or the last of all ids if they weigh less. `ids` is reordered.
-static inline int32_t quick_cut(const float* logits, const float* mass, int32_t* ids, int n,
-                                double target) {
+// Reorders `ids`, so that the shortest prefix in the order of the row with a weight of at least
+// `target` (> 0) comes first, and its last id is the last one of them. Returns the index of this
+// id, or of the last of all ids if they weigh less.
+static inline int quick_cut(const float* logits, const float* mass, int32_t* ids, int n,
+                            double target) {
   int lo = 0, hi = n;
   double above = 0;
   while (hi - lo > 1) {
@@ -97,29 +102,43 @@ static inline int32_t quick_cut(const float* logits, const float* mass, int32_t*
       continue;
     }
     above = sum + weight_of(mass, ids[place]);
-    if (above >= target || place + 1 == hi) return ids[place];
+    if (above >= target || place + 1 == hi) return place;
     lo = place + 1;
   }
-  return ids[lo];
+  return lo;
 }
 
+// The weight and the number of the ids at or above each of some thresholds, which descend: of one
+// block, and of a row. The weights of a row are the sums of its blocks in order.
+struct BlockTally {
+  float weight[kThresholds];
+  int32_t count[kThresholds];
+};
 struct Tally {
   double weight[kThresholds];
   int64_t count[kThresholds];
 };
 
-// Vectors of kTally lanes, as vector types of the compiler: their comparisons return masks at any
+// Vectors of kLanes lanes, as vector types of the compiler: their comparisons return masks at any
 // ISA level.
-typedef float TallyFloats __attribute__((vector_size(kTally * sizeof(float))));
-typedef int32_t TallyInts __attribute__((vector_size(kTally * sizeof(int32_t))));
+typedef float TallyFloats __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t TallyInts __attribute__((vector_size(kLanes * sizeof(int32_t))));
+
+template <class To, class From>
+CPUSERVE_INLINE To same_lanes(const From& from) {
+  To to;
+  static_assert(sizeof to == sizeof from, "as many lanes");
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
 
 template <bool kMass>
-static inline void tally_block(const float* x, const float* mass, int n, const float* thresholds,
-                               Tally& t) {
+static inline BlockTally tally_block(const float* x, const float* mass, int n,
+                                     const float* thresholds) {
   TallyFloats weight[kThresholds] = {};
   TallyInts count[kThresholds] = {};
   int i = 0;
-  for (; i + kTally <= n; i += kTally) {
+  for (; i + kLanes <= n; i += kLanes) {
     TallyFloats v;
     TallyInts m = {};
     memcpy(&v, x + i, sizeof v);
@@ -131,35 +150,40 @@ static inline void tally_block(const float* x, const float* mass, int n, const f
       if (kMass) weight[a] += (TallyFloats)(in & m);
     }
   }
+  BlockTally t;
+  reduce_add4(same_lanes<I>(count[0]), same_lanes<I>(count[1]), same_lanes<I>(count[2]),
+              same_lanes<I>(count[3]), t.count);
+  reduce_add4(same_lanes<F>(weight[0]), same_lanes<F>(weight[1]), same_lanes<F>(weight[2]),
+              same_lanes<F>(weight[3]), t.weight);
   for (int a = 0; a < kThresholds; a++) {
-    double w = 0;
-    int64_t c = 0;
-    for (int j = 0; j < kTally; j++) {
-      w += static_cast<double>(weight[a][j]);
-      c += count[a][j];
-    }
     for (int k = i; k < n; k++) {
       if (x[k] < thresholds[a]) continue;
-      c++;
-      if (kMass) w += static_cast<double>(mass[k]);
+      t.count[a]++;
+      if (kMass) t.weight[a] += mass[k];
     }
-    t.count[a] += c;
-    t.weight[a] += kMass ? w : static_cast<double>(c);
+    if (!kMass) t.weight[a] = static_cast<float>(t.count[a]);
+  }
+  return t;
+}
+
+// Returns the tally of block b. No id is counted if the block maximum is below all thresholds.
+CPUSERVE_INLINE BlockTally tally_of(const Row& r, int b, const float* thresholds) {
+  if (r.block_max[b] < thresholds[kThresholds - 1]) return {};
+  const int i = b * r.block, n = block_end(r, b) - i;
+  if (r.mass) return tally_block<true>(r.logits + i, r.mass + i, n, thresholds);
+  return tally_block<false>(r.logits + i, nullptr, n, thresholds);
+}
+
+CPUSERVE_INLINE void add_tally(const BlockTally& block, Tally& t) {
+  for (int a = 0; a < kThresholds; a++) {
+    t.count[a] += block.count[a];
+    t.weight[a] += static_cast<double>(block.weight[a]);
   }
 }
 
-// Returns the weight and the number of the ids at or above each of the thresholds, which descend.
 static inline Tally tally_row(const Row& r, const float* thresholds) {
   Tally t = {};
-  for (int b = 0; b < r.blocks; b++) {
-    if (r.block_max[b] < thresholds[kThresholds - 1]) continue;
-    const int i = b * r.block, n = block_end(r, b) - i;
-    if (r.mass) {
-      tally_block<true>(r.logits + i, r.mass + i, n, thresholds, t);
-    } else {
-      tally_block<false>(r.logits + i, nullptr, n, thresholds, t);
-    }
-  }
+  for (int b = 0; b < r.blocks; b++) add_tally(tally_of(r, b, thresholds), t);
   return t;
 }
 
@@ -188,8 +212,8 @@ static inline void spread_thresholds(const Band& b, int round, float* t) {
   }
 }
 
-static inline void narrow_band(const Row& r, const float* t, double target, Band& band) {
-  const Tally tally = tally_row(r, t);
+// Narrows the band by the tally of the thresholds t.
+static inline void narrow_band(const Tally& tally, const float* t, double target, Band& band) {
   int a = 0;
   while (a < kThresholds && tally.weight[a] < target) a++;
   if (a < kThresholds) {
@@ -203,32 +227,20 @@ static inline void narrow_band(const Row& r, const float* t, double target, Band
   }
 }
 
-CPUSERVE_INLINE bool tally_any(const float* x, float lo, float hi) {
-  TallyFloats v;
-  memcpy(&v, x, sizeof v);
-  const TallyInts in = (v >= lo) & (v < hi);
-  uint64_t words[sizeof in / sizeof(uint64_t)], any = 0;
-  memcpy(words, &in, sizeof in);
-  for (uint64_t w : words) any |= w;
-  return any != 0;
-}
-
 // Writes the ids of the band to r.ids in ascending order, and returns their number; it returns
-// kBandIds + 1 if they may not fit. There is no branch per id, because a CPU could not predict
-// whether an id is in the band.
+// kBandIds + 1 if they may not fit.
 static inline int gather_band(const Row& r, const Band& band) {
+  const F lo = set1(band.lo), hi = set1(band.hi);
   int found = 0;
   for (int b = 0; b < r.blocks; b++) {
     if (r.block_max[b] < band.lo) continue;
     const int end = block_end(r, b);
-    for (int i = b * r.block; i < end; i += kTally) {
-      const int n = end - i < kTally ? end - i : kTally;
-      if (n == kTally && !tally_any(r.logits + i, band.lo, band.hi)) continue;
-      if (found > kBandIds - kTally) return kBandIds + 1;
-      for (int j = i; j < i + n; j++) {
-        r.ids[found] = j;
-        found += static_cast<int>(r.logits[j] >= band.lo) & static_cast<int>(r.logits[j] < band.hi);
-      }
+    for (int i = b * r.block; i < end; i += kLanes) {
+      if (found > kBandIds - kLanes) return kBandIds + 1;
+      const int n = end - i < kLanes ? end - i : kLanes;
+      const F x = n == kLanes ? load(r.logits + i) : load_n(r.logits + i, n);
+      uint32_t in = lanes_between(x, lo, hi) & ((1u << n) - 1);
+      for (; in != 0; in &= in - 1) r.ids[found++] = i + __builtin_ctz(in);
     }
   }
   return found;
@@ -249,10 +261,10 @@ static inline Cut cut_equal(const Row& r, const Band& band, double target) {
 
 static inline Cut cut_band(const Row& r, Band band, double target) {
   for (int round = 0;; round++) {
-    if (band.count_lo - band.count_hi <= kBandIds - kTally) {
+    if (band.count_lo - band.count_hi <= kBandIds - kLanes) {
       const int found = gather_band(r, band);
       if (found > 0 && found <= kBandIds) {
-        const int32_t id = quick_cut(r.logits, r.mass, r.ids, found, target - band.above);
+        const int32_t id = r.ids[quick_cut(r.logits, r.mass, r.ids, found, target - band.above)];
         return {r.logits[id], id};
       }
       if (found == 0) return {band.hi, r.n};
@@ -262,7 +274,7 @@ static inline Cut cut_band(const Row& r, Band band, double target) {
     }
     float t[kThresholds];
     spread_thresholds(band, round, t);
-    narrow_band(r, t, target, band);
+    narrow_band(tally_row(r, t), t, target, band);
   }
 }
 
@@ -276,7 +288,7 @@ static inline Cut cut_count(Row r, float largest, int k) {
   Band band = {-FLT_MAX, above(largest), 0, r.n, 0};
   if (k <= r.blocks) {
     for (int b = 0; b < r.blocks; b++) r.ids[b] = b;
-    const float start = r.block_max[quick_cut(r.block_max, nullptr, r.ids, r.blocks, k)];
+    const float start = r.block_max[r.ids[quick_cut(r.block_max, nullptr, r.ids, r.blocks, k)]];
     if (start > band.lo) band.lo = start;
   }
   if (band.lo == -FLT_MAX) {
@@ -292,7 +304,7 @@ static inline Cut cut_count(Row r, float largest, int k) {
       t[a] = largest - static_cast<float>(1 << a) * (largest - least);
       if (!(t[a] > -FLT_MAX)) t[a] = -FLT_MAX;
     }
-    narrow_band(r, t, k, band);
+    narrow_band(tally_row(r, t), t, k, band);
   } else if (gather_band(r, band) <= kBandIds) {
     band.count_lo = 1;  // the ids of the band fit the list, so cut_band can gather them at once
   }
@@ -327,35 +339,51 @@ static inline bool guess_thresholds(const Row& r, double total, double target, f
   for (int i = 0; i < n; i++) mass += weight_of(r.mass, r.ids[i]);
   const double expected = total * n / r.n;
   if (mass < 0.8 * expected || mass > 1.25 * expected) return false;
-  const int32_t id = quick_cut(r.logits, r.mass, r.ids, n, target * mass / total);
-  int place = 0;
-  for (int i = 0; i < n; i++) place += before(r.logits, r.ids[i], id) ? 1 : 0;
+  const int at = quick_cut(r.logits, r.mass, r.ids, n, target * mass / total);
   constexpr int kNear = kSampleIds / 256, kFar = kSampleIds / 64;
-  const int ranks[kThresholds] = {place - kFar, place - kNear, place + kNear, place + kFar};
-  for (int a = 0; a < kThresholds; a++) {
-    const int rank = ranks[a] < 0 ? 0 : ranks[a] >= n ? n - 1 : ranks[a];
-    t[a] = r.logits[quick_cut(r.logits, nullptr, r.ids, n, rank + 1)];
-  }
+  // Returns the logit with a rank in [lo, hi); r.ids[lo .. hi) are the ids with these ranks.
+  const auto logit_of = [&r](int rank, int lo, int hi) {
+    return r.logits[r.ids[lo + quick_cut(r.logits, nullptr, r.ids + lo, hi - lo, rank - lo + 1)]];
+  };
+  const int first = at > kFar ? at - kFar : 0, last = at + kFar < n ? at + kFar : n - 1;
+  t[0] = logit_of(first, 0, at + 1);
+  t[1] = logit_of(at > kNear ? at - kNear : 0, first, at + 1);
+  t[3] = logit_of(last, at, n);
+  t[2] = logit_of(at + kNear < n ? at + kNear : n - 1, at, last + 1);
   return true;
 }
 
-// Returns the cut after the shortest prefix with a mass of at least `target`; the row has mass
-// `total`. The mass of an id is exp((logit - largest) / temperature), which is 0 if the logit is
-// more than 104 temperatures below the largest. Logits below `least` are not read.
-static inline Cut cut_mass(const Row& r, float largest, float least, float temperature,
-                           double total, double target) {
-  Band band = {largest - 104.0f * temperature, above(largest), 0, r.n, 0};
-  if (!(band.lo > least)) band.lo = least;
+// A search for a cut by mass: the thresholds of its first pass over the row, and the band before
+// it.
+struct MassSearch {
+  Band band;
+  double target;
+  float thresholds[kThresholds];
+};
+
+// Starts the search for the cut after the shortest prefix with a mass of at least `target`; the row
+// has mass `total`. The mass of an id is exp((logit - largest) / temperature), which is 0 if the
+// logit is more than 104 temperatures below the largest. Logits below `least` are not read.
+static inline MassSearch start_search(const Row& r, float largest, float least, float temperature,
+                                      double total, double target) {
+  MassSearch s;
+  s.target = target > 1e-300 ? target : 1e-300;
+  s.band = {largest - 104.0f * temperature, above(largest), 0, r.n, 0};
+  if (!(s.band.lo > least)) s.band.lo = least;
   const float depth[kThresholds] = {1.0f, 3.0f, 8.0f, 20.0f};
-  float t[kThresholds];
+  float* t = s.thresholds;
   const bool guessed = least == -FLT_MAX && guess_thresholds(r, total, target, t);
   for (int a = 0; a < kThresholds; a++) {
     if (!guessed) t[a] = largest - depth[a] * temperature;
-    if (!(t[a] > band.lo)) t[a] = band.lo;
+    if (!(t[a] > s.band.lo)) t[a] = s.band.lo;
   }
-  const double wanted = target > 1e-300 ? target : 1e-300;
-  narrow_band(r, t, wanted, band);
-  return cut_band(r, band, wanted);
+  return s;
+}
+
+// Returns the cut. `tally` is the tally of the thresholds of the search.
+static inline Cut end_search(const Row& r, MassSearch s, const Tally& tally) {
+  narrow_band(tally, s.thresholds, s.target, s.band);
+  return cut_band(r, s.band, s.target);
 }
 
 }  // namespace CPUSERVE_NS

@@ -59,12 +59,14 @@ constexpr int kMaxBlocks = 2048;
 constexpr int sample_block(int vocab) {
   return 256 * ((vocab + 256 * kMaxBlocks - 1) / (256 * kMaxBlocks));
 }
-// The kernel `sample` does all steps for a row of logits. Threads can share its two passes over all
-// ids: they first call sample_scan for all ids, then sample_weigh for all ids, and then one thread
-// calls `sample` with `prepared` set, which leaves the two passes out. Each call of sample_scan and
-// sample_weigh computes ids [begin, end), which must be whole blocks, and writes to the scratch.
-// The sums of blocks are added in a fixed order, so the result does not depend on the number of
-// threads.
+// The kernel `sample` does all steps for a row of logits. Threads can share its passes over all
+// ids. They first call sample_scan for all ids, and then sample_weigh for all ids. If shares_cut()
+// holds for the row, they may also share the cut of top_p: one thread calls sample_guess, all call
+// sample_tally for all ids, one thread calls sample_cut, and all call sample_drop for all ids. At
+// the end one thread calls `sample` with `prepared` set (and `cut`, if the row has been through
+// these four), which leaves the passes out. A call that gets ids [begin, end), which must be whole
+// blocks, computes these, and writes to the scratch. The sums of blocks are added in a fixed order,
+// so the result does not depend on the number of threads.
 struct SampleArgs {
   float* logits;  // [vocab]; overwritten
   int32_t vocab;
@@ -80,7 +82,25 @@ struct SampleArgs {
   float* top_logprobs;    // out [num_top]
   void* scratch;          // vocab * 8 + 65536 bytes, 64-byte aligned
   bool prepared = false;  // sample_scan and sample_weigh have filled the scratch
+  bool cut = false;       // and so have sample_guess, sample_tally, sample_cut and sample_drop
 };
+
+inline bool is_greedy(const SampleParams& p) { return p.temperature < 1e-5f; }
+
+// Whether steps 2 and 3 change logits for these parameters, without the mask.
+inline bool adjusts(const SampleParams& p) {
+  return p.num_bias > 0 || p.num_allowed >= 0 || p.num_banned > 0 ||
+         (p.num_counts > 0 && (p.repetition != 1.0f || p.frequency != 0.0f || p.presence != 0.0f));
+}
+
+// Whether threads can share the cut of top_p: no other filter comes before it, no logit changes,
+// and the masses are needed for nothing else.
+inline bool shares_cut(const SampleArgs& a) {
+  if (a.target >= 0 || !a.params || a.mask || a.num_top >= 0) return false;
+  const SampleParams& p = *a.params;
+  const bool filtered = p.min_p > 0.0f || (p.top_k > 0 && p.top_k < a.vocab);
+  return p.top_p < 1.0f && !filtered && !is_greedy(p) && !adjusts(p);
+}
 
 // Returns a number in [0, 1): the top 53 bits of the finalizer of splitmix64 for
 // seed + golden ratio * (position + 1).
@@ -96,6 +116,10 @@ inline double uniform(uint64_t seed, uint64_t position) {
   X(scale_logits, const ScaleLogitsArgs&)                        \
   X(sample_scan, const SampleArgs&, int32_t begin, int32_t end)  \
   X(sample_weigh, const SampleArgs&, int32_t begin, int32_t end) \
+  X(sample_guess, const SampleArgs&)                             \
+  X(sample_tally, const SampleArgs&, int32_t begin, int32_t end) \
+  X(sample_cut, const SampleArgs&)                               \
+  X(sample_drop, const SampleArgs&, int32_t begin, int32_t end)  \
   X(sample, SampleArgs&)
 
 }  // namespace cpuserve

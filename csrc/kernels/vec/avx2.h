@@ -80,6 +80,10 @@ CPUSERVE_INLINE float reduce_max(F x) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
+CPUSERVE_INLINE uint32_t lanes_between(F x, F lo, F hi) {
+  const F in = _mm256_and_ps(_mm256_cmp_ps(x, lo, _CMP_GE_OQ), _mm256_cmp_ps(x, hi, _CMP_LT_OQ));
+  return (uint32_t)_mm256_movemask_ps(in);
+}
 CPUSERVE_INLINE I izero() { return _mm256_setzero_si256(); }
 CPUSERVE_INLINE I iset1(int x) { return _mm256_set1_epi32(x); }
 CPUSERVE_INLINE I iadd(I a, I b) { return _mm256_add_epi32(a, b); }

@@ -55,6 +55,9 @@ CPUSERVE_INLINE F keep(F x, int lo, int hi, F other) {
 }
 CPUSERVE_INLINE float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
 CPUSERVE_INLINE float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
+CPUSERVE_INLINE uint32_t lanes_between(F x, F lo, F hi) {
+  return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(x, lo, _CMP_GE_OQ), x, hi, _CMP_LT_OQ);
+}
 CPUSERVE_INLINE void reduce_add4(F a, F b, F c, F d, float* out) {
   const F ab = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
   const F cd = add(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));

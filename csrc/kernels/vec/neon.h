@@ -84,6 +84,10 @@ CPUSERVE_INLINE float reduce_max(F x) {
   const F y = max(x, vextq_f32(x, x, 2));
   return vgetq_lane_f32(max(y, vextq_f32(y, y, 1)), 0);
 }
+CPUSERVE_INLINE uint32_t lanes_between(F x, F lo, F hi) {
+  const uint32_t bits[4] = {1, 2, 4, 8};
+  return vaddvq_u32(vandq_u32(vandq_u32(vcgeq_f32(x, lo), vcltq_f32(x, hi)), vld1q_u32(bits)));
+}
 CPUSERVE_INLINE I izero() { return vdupq_n_s32(0); }
 CPUSERVE_INLINE I iset1(int x) { return vdupq_n_s32(x); }
 CPUSERVE_INLINE I iadd(I a, I b) { return vaddq_s32(a, b); }

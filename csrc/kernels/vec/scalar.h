@@ -102,6 +102,13 @@ CPUSERVE_CALL float reduce_max(F x) {
   for (int i = 1; i < kLanes; i++) m = m > x.v[i] ? m : x.v[i];
   return m;
 }
+CPUSERVE_CALL uint32_t lanes_between(F x, F lo, F hi) {
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; i++) {
+    bits |= (uint32_t)(x.v[i] >= lo.v[i] && x.v[i] < hi.v[i]) << i;
+  }
+  return bits;
+}
 CPUSERVE_INLINE I iset1(int x) {
   I r;
   CPUSERVE_LANES r.v[i] = x;

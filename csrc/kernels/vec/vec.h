@@ -18,6 +18,7 @@
 //     operations than round, sub and scale2.
 //   F keep(F x, int lo, int hi, F other): lanes lo <= i < hi of x, lanes of `other` elsewhere
 //   float reduce_add(F) reduce_max(F): over all lanes, in one fixed order
+//   uint32_t lanes_between(F x, F lo, F hi): bit i is set if lo <= x < hi in lane i
 //   void reduce_add4(F, F, F, F, float* out): out[i] = reduce_add of vector i, with the same bits
 //   I izero() iset1(int)  I iadd(I, I)   F to_float(I)
 //   I round_to_int(F): to nearest even, undefined for NaN     I imax(I, I)

@@ -21,11 +21,13 @@ void gather_logit_rows(const LogitsOp& op, int64_t first, int64_t count, Worker&
   }
 }
 
-// Whether several threads share the passes over the logits of one row, because there are fewer rows
-// than threads.
-bool share_rows(int64_t count, Worker& w) noexcept {
-  return count < w.threads && w.logits().width > kLogitPiece;
-}
+// The logit rows [first, first + count) of a step, which are sampled together.
+struct Batch {
+  int64_t first, count;
+  // Whether several threads share the passes over the logits of one row, because there are fewer
+  // rows than threads; and whether they also share the cuts of top_p.
+  bool shares = false, cuts = false;
+};
 
 // Returns the ids with logprobs that replace the alternatives of a row; null if there are none.
 const std::vector<int32_t>* scored_ids(int64_t number, Worker& w) noexcept {
@@ -36,11 +38,11 @@ const std::vector<int32_t>* scored_ids(int64_t number, Worker& w) noexcept {
   return ids.empty() ? nullptr : &ids;
 }
 
-// Returns the arguments to sample logit row `number` of the step, which is row `row` of the `rows`
-// rows that are sampled together. If threads share the passes over a row, they use the scratch of
-// thread `row`.
-SampleArgs sample_args(int64_t number, int64_t row, int64_t rows, Worker& w) noexcept {
+// Returns the arguments to sample row `row` of the batch. If threads share the passes over a row,
+// they use the scratch of thread `row`.
+SampleArgs sample_args(const Batch& batch, int64_t row, Worker& w) noexcept {
   const StepInput& in = w.input();
+  const int64_t number = batch.first + row;
   const auto r = static_cast<size_t>(number);
 
   SampleArgs args{};
@@ -56,42 +58,61 @@ SampleArgs sample_args(int64_t number, int64_t row, int64_t rows, Worker& w) noe
   }
   args.top_ids = w.results().top_ids.data() + r * static_cast<size_t>(w.max_top());
   args.top_logprobs = w.results().top_logprobs.data() + r * static_cast<size_t>(w.max_top());
-  args.prepared = share_rows(rows, w);
+  args.prepared = batch.shares;
+  args.cut = batch.cuts;
   args.scratch = args.prepared ? w.scratch_of(row) : w.scratch;
   return args;
 }
 
-// Prepares rows [first, first + count) for sampling, with a barrier after each pass. All threads
-// scale pieces of every row: for a vocabulary of 256k, one thread would need as long for a row as
-// all threads need for a layer. If there are fewer rows than threads, all threads also share the
-// two passes of sampling that visit every logit.
-void prepare_logits(const LogitsOp& op, int64_t first, int64_t count, Worker& w) noexcept {
-  const bool scales = op.scale != 1.0f || op.softcap > 0.0f, shares = share_rows(count, w);
+// Sets how the threads share the work on the rows. All threads must find the same, so they call
+// this between two barriers without sampling, because sampling changes the parameters of the rows.
+void choose_shares(Batch& batch, Worker& w) noexcept {
+  batch.shares = batch.count < w.threads && w.logits().width > kLogitPiece;
+  for (int64_t row = 0; batch.shares && !batch.cuts && row < batch.count; row++) {
+    batch.cuts = shares_cut(sample_args(batch, row, w));
+  }
+}
+
+// Prepares rows for sampling, with a barrier after each pass. All threads scale pieces of every
+// row: for a vocabulary of 256k, one thread would need as long for a row as all threads need for a
+// layer. If there are fewer rows than threads, all threads also share the passes of sampling that
+// visit every logit.
+void prepare_logits(const LogitsOp& op, const Batch& batch, Worker& w) noexcept {
+  const bool scales = op.scale != 1.0f || op.softcap > 0.0f;
   const int64_t vocab = w.logits().width, block = sample_block(static_cast<int>(vocab));
   const int64_t piece = (kLogitPiece + block - 1) / block * block;
   const int64_t pieces = (vocab + piece - 1) / piece;
   const auto each_piece = [&](const auto& run) {
-    w.drain(w.everyone(), count * pieces, 1, [&](int64_t i, int64_t) {
+    w.drain(w.everyone(), batch.count * pieces, 1, [&](int64_t i, int64_t) {
       const int64_t row = i / pieces, begin = i % pieces * piece;
-      run(row, begin, std::min(begin + piece, vocab));
+      run(row, static_cast<int32_t>(begin), static_cast<int32_t>(std::min(begin + piece, vocab)));
     });
     w.barrier();
   };
-  if (scales || shares) {
-    each_piece([&](int64_t row, int64_t begin, int64_t end) {
+  const auto each_row = [&](const auto& run) {
+    w.drain(w.everyone(), batch.count, 1,
+            [&](int64_t row, int64_t) { run(sample_args(batch, row, w)); });
+    w.barrier();
+  };
+  const auto share = [&](const auto& pass) {
+    each_piece([&](int64_t row, int32_t begin, int32_t end) {
+      pass(sample_args(batch, row, w), begin, end);
+    });
+  };
+  if (scales || batch.shares) {
+    each_piece([&](int64_t row, int32_t begin, int32_t end) {
       float* logits = reinterpret_cast<float*>(row_of(w.logits(), row)) + begin;
       if (scales) w.kernels().scale_logits({logits, end - begin, op.scale, op.softcap});
-      if (shares) {
-        w.kernels().sample_scan(sample_args(first + row, row, count, w),
-                                static_cast<int32_t>(begin), static_cast<int32_t>(end));
-      }
+      if (batch.shares) w.kernels().sample_scan(sample_args(batch, row, w), begin, end);
     });
   }
-  if (!shares) return;
-  each_piece([&](int64_t row, int64_t begin, int64_t end) {
-    w.kernels().sample_weigh(sample_args(first + row, row, count, w), static_cast<int32_t>(begin),
-                             static_cast<int32_t>(end));
-  });
+  if (!batch.shares) return;
+  share(w.kernels().sample_weigh);
+  if (!batch.cuts) return;
+  each_row(w.kernels().sample_guess);
+  share(w.kernels().sample_tally);
+  each_row(w.kernels().sample_cut);
+  share(w.kernels().sample_drop);
 }
 
 void copy_logits(int64_t r, int64_t row, Worker& w) noexcept {
@@ -103,9 +124,10 @@ void copy_logits(int64_t r, int64_t row, Worker& w) noexcept {
 // Samples a row. If the request has ids to score, their logits are kept in top_logprobs while the
 // row is sampled, because bans change the logits. The logprob of the sampled token then determines
 // the logarithm of the sum.
-void sample_row(int64_t number, int64_t row, int64_t rows, Worker& w) noexcept {
+void sample_row(const Batch& batch, int64_t row, Worker& w) noexcept {
+  const int64_t number = batch.first + row;
   const auto r = static_cast<size_t>(number);
-  SampleArgs args = sample_args(number, row, rows, w);
+  SampleArgs args = sample_args(batch, row, w);
   const std::vector<int32_t>* ids = scored_ids(number, w);
   const int32_t count = ids ? w.input().row_top[r] : 0;
   for (int32_t i = 0; i < count; i++) {
@@ -140,12 +162,12 @@ void sample_row(int64_t number, int64_t row, int64_t rows, Worker& w) noexcept {
 // After the first draft that is not sampled, the other rows get no token. If the run of rows began
 // in the previous block of logit rows, the run continues here; the barriers between blocks make the
 // earlier results visible.
-void sample_rows(int64_t first, int64_t row, int64_t count, Worker& w) noexcept {
+void sample_rows(const Batch& batch, int64_t row, Worker& w) noexcept {
   const StepInput& in = w.input();
   std::vector<int32_t>& tokens = w.results().tokens;
-  if (row > 0 && in.draft(first + row - 1) >= 0) return;  // sampled after an earlier row
-  for (; row < count; row++) {
-    const int64_t r = first + row;
+  if (row > 0 && in.draft(batch.first + row - 1) >= 0) return;  // sampled after an earlier row
+  for (; row < batch.count; row++) {
+    const int64_t r = batch.first + row;
     const auto at = static_cast<size_t>(r);
     const int32_t wanted = r > 0 ? in.draft(r - 1) : -1;
     copy_logits(r, row, w);
@@ -153,7 +175,7 @@ void sample_rows(int64_t first, int64_t row, int64_t count, Worker& w) noexcept 
       tokens[at] = -1;
     } else {
       if (wanted >= 0) w.sampler().append(in.row_slot[r], wanted);
-      sample_row(r, row, count, w);
+      sample_row(batch, row, w);
     }
     if (in.draft(r) < 0) return;
   }
@@ -174,17 +196,18 @@ void prepare(const LogitsOp& op, Program& p) {
 
 void run(const LogitsOp& op, Worker& w) noexcept {
   for (int64_t first = 0; first < w.input().rows; first += w.logit_rows()) {
-    const int64_t count = std::min(w.logit_rows(), w.input().rows - first);
-    gather_logit_rows(op, first, count, w);
+    Batch batch{first, std::min(w.logit_rows(), w.input().rows - first)};
+    gather_logit_rows(op, first, batch.count, w);
     w.barrier();
-    w.multiply(op.matrix, w.logit_input(), count,
+    w.multiply(op.matrix, w.logit_input(), batch.count,
                {w.vector(op.bias), Activation::none, false, false, w.logits()});
+    choose_shares(batch, w);
     w.barrier();
-    prepare_logits(op, first, count, w);
+    prepare_logits(op, batch, w);
     // No barrier is needed before the rows of the next block are gathered: gathering writes to
     // logit_input_, which no thread reads any more.
-    w.drain(w.everyone(), count, 1,
-            [&](int64_t row, int64_t) { sample_rows(first, row, count, w); });
+    w.drain(w.everyone(), batch.count, 1,
+            [&](int64_t row, int64_t) { sample_rows(batch, row, w); });
   }
 }
 
