@@ -148,6 +148,8 @@ NO_EFFECT = {
     "reasoning_budget_tokens": 5,
     # The model has no tokens for a suffix: tests/api/test_api_vllm_fields.py has one that does.
     "suffix": "",
+    # An earlier conversation: tests/api/test_api_ollama.py has others.
+    "context": [],
     # Hints that no model here reads; thoughts are apart from the text.
     "verbosity": "low", "reasoning_format": "none", "parallel_tool_calls": True, "tools": [],
     "tool_choice": "none", "max_tool_calls": 3, "functions": [], "function_call": "none",
