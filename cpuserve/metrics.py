@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -59,6 +60,8 @@ CALLER_COUNTERS = (
 )
 # The most callers with metrics of their own. All other callers together are the caller "other".
 MAX_CALLERS = 100
+# How many ended sequences `sequences` remembers.
+MAX_ENDED = 200
 FINISHED_REASONS = ("stop", "length", "repetition", "abort", "error")
 
 
@@ -203,8 +206,12 @@ def buckets_1_2_5(most: int) -> list[int]:
 
 @dataclass(slots=True)
 class Sequence:
-    """The times and counts of one sequence; created by ServerMetrics.start."""
+    """The times and counts of one sequence; created by ServerMetrics.start.
 
+    arrival, first, last, scheduled, ended: time.monotonic(), 0.0 = not yet. reason: why it ended.
+    """
+
+    number: int
     prompt_tokens: int
     max_tokens: int
     n: int
@@ -213,7 +220,10 @@ class Sequence:
     first: float = 0.0
     last: float = 0.0
     scheduled: float = 0.0
+    ended: float = 0.0
+    reason: str = ""
     tokens: int = 0
+    cached_tokens: int = 0
 
 
 class ServerMetrics:
@@ -250,6 +260,9 @@ class ServerMetrics:
         self.cache: dict[str, object] = dict(cache or {})
         self._step_tokens = 0
         self.active = 0
+        self._started = 0
+        self._active: dict[int, Sequence] = {}
+        self._ended: deque[Sequence] = deque(maxlen=MAX_ENDED)
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.cached_tokens = 0
@@ -276,7 +289,14 @@ class ServerMetrics:
     def start(self, prompt_tokens: int, max_tokens: int, n: int, caller: str = "") -> Sequence:
         """Return the record of a sequence that is now sent to the engine."""
         self.active += 1
-        return Sequence(prompt_tokens, max_tokens, n, caller)
+        self._started += 1
+        sequence = Sequence(self._started, prompt_tokens, max_tokens, n, caller)
+        self._active[sequence.number] = sequence
+        return sequence
+
+    def sequences(self) -> list[Sequence]:
+        """Return the last MAX_ENDED sequences that have ended, then those that have not."""
+        return [*self._ended, *self._active.values()]
 
     def on_tokens(
         self, sequence: Sequence, tokens: int, cached_tokens: int, scheduled: float
@@ -292,6 +312,7 @@ class ServerMetrics:
             self.ttft.observe(now - sequence.arrival)
             self.prompt_tokens += sequence.prompt_tokens
             self.cached_tokens += cached_tokens
+            sequence.cached_tokens = cached_tokens
         elif tokens:
             self.itl.observe(now - sequence.last)
         if tokens:
@@ -312,8 +333,12 @@ class ServerMetrics:
     def finish(self, sequence: Sequence, reason: str) -> None:
         """Record the end of a sequence; a reason outside FINISHED_REASONS counts as "error"."""
         self.active -= 1
-        self.finished[reason if reason in self.finished else "error"] += 1
+        reason = reason if reason in self.finished else "error"
+        self.finished[reason] += 1
         now = time.monotonic()
+        sequence.ended, sequence.reason = now, reason
+        self._active.pop(sequence.number, None)
+        self._ended.append(sequence)
         self.e2e.observe(now - sequence.arrival)
         self.request_prompt.observe(sequence.prompt_tokens)
         self.request_generation.observe(sequence.tokens)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def next_turn(text: str) -> tuple[str, list[ConversationMessage]]:
-    """Return a mark, and messages in which the user writes `text` after a turn with the mark."""
+    """Return a mark, and messages where the user writes `text` after a turn with the mark."""
     mark = f"turn{uuid.uuid4().hex}"
     return mark, [
         {"role": "user", "content": "-"},
