@@ -27,6 +27,7 @@ from cpuserve.api.response.errors import install_error_handlers
 from cpuserve.api.response.openapi import install_schema
 from cpuserve.api.scores.router import SCORES
 from cpuserve.api.status import (
+    activity,
     cpu,
     health,
     index,
@@ -62,6 +63,7 @@ ROUTERS = (
     tokenize.router,
     shared_paths.router,
     load.router,
+    activity.router,
     cpu.router,
     health.router,
     metrics.router,
@@ -87,6 +89,7 @@ def create_app(
     host_names: Sequence[str] | None = None,
     cors: Cors | None = None,
     admin_routes: bool = False,
+    webui: bool = True,
 ) -> FastAPI:
     """Return the app that serves the API with `state`.
 
@@ -94,6 +97,7 @@ def create_app(
     exempts /metrics and /version. host_names: the names that the Host header may have besides
     local names; None allows any. cors: None keeps web pages of other origins from reading
     responses. admin_routes: serve the routes that change the state of the server.
+    webui: serve the chat page to browsers.
     """
     # FastAPI's documentation pages load scripts from the internet; this server must work offline.
     app = FastAPI(
@@ -104,7 +108,8 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.server = state
-    routers = _routers(state, admin_routes=admin_routes)
+    app.state.webui = webui
+    routers = _routers(state, admin_routes=admin_routes, webui=webui)
     app.state.paths = _paths(routers)
     app.state.routes = [*app.routes, *(route for router in routers for route in router.routes)]
     for router in routers:
@@ -114,7 +119,7 @@ def create_app(
     # The middleware that is added last handles a request first.
     if api_keys:
         public = PUBLIC_PATHS | METRICS_PATHS if public_metrics else PUBLIC_PATHS
-        app.add_middleware(ApiKeys, keys=api_keys, public=public)
+        app.add_middleware(ApiKeys, keys=api_keys, public=public, webui=webui)
     if host_names is not None:
         app.add_middleware(AllowedHosts, names=host_names)
     app.add_middleware(UnexpectedErrors)
@@ -150,10 +155,11 @@ def app_of(state: ServerState, options: ServerOptions) -> FastAPI:
         host_names=host_names(options),
         cors=cors,
         admin_routes=options.admin_routes,
+        webui=options.webui,
     )
 
 
-def _routers(state: ServerState, *, admin_routes: bool) -> tuple[APIRouter, ...]:
+def _routers(state: ServerState, *, admin_routes: bool, webui: bool) -> tuple[APIRouter, ...]:
     """Return the routers of all endpoints that this server has."""
     more: list[APIRouter] = []
     if state.context.adapters_change:
@@ -164,6 +170,10 @@ def _routers(state: ServerState, *, admin_routes: bool) -> tuple[APIRouter, ...]
         from cpuserve.api.vllm import admin
 
         more.append(admin.router)
+    if webui:
+        from cpuserve.api.webui import router as page
+
+        more.append(page.router)
     return (*ROUTERS, *more)
 
 

@@ -111,6 +111,16 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             env="CPUSERVE_PUBLIC_METRICS",
         ),
     ] = False
+    webui: Annotated[
+        bool,
+        _option(
+            "Serve a chat page at / to browsers; --no-webui serves the API only. The page loads "
+            "without an API key, asks for it, and loads nothing from other servers.",
+            kind="flag",
+            flags=("--webui",),
+            env="CPUSERVE_WEBUI",
+        ),
+    ] = True
     admin_routes: Annotated[
         bool,
         _option(

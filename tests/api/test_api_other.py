@@ -133,9 +133,8 @@ def test_version_is_told(api):
 
 
 def test_the_root_says_what_this_is(api):
-    body = api.get("/", headers={"accept": "text/html,*/*"}).json()
+    body = api.get("/", headers={"accept": "application/json"}).json()
     assert body["server"] == "cpuserve"
-    assert api.get("/", headers={"accept": "application/json"}).json() == body
     assert body["models"] == ["tiny", "alias"]
     assert "/v1" in body["message"]
     assert {"/", "/health", "/v1/chat/completions", "/v1/models"} <= set(body["routes"])

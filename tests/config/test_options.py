@@ -101,6 +101,7 @@ BAD = {
     "max_num_queued_reqs": ["0", "-1", "x", "70000"],
     "max_num_queued_tokens": ["0", "-1", "x"],
     "admin_routes": ["perhaps"],
+    "webui": ["perhaps"],
     "public_metrics": ["perhaps"],
     "also_serve": ["", "model", "=model", "a=", "a=x,a=y"],
     "models": [""],

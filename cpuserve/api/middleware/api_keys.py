@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.request.headers import CALLER, header
 from cpuserve.api.response.errors import Unauthorized, error_response
+from cpuserve.api.webui.page import asks_for_page
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -21,23 +22,35 @@ METRICS_PATHS = frozenset({"/metrics", "/version"})
 
 
 class ApiKeys:
-    """Responds with 401 unless the request has one of the keys or its route is public."""
+    """Responds with 401 unless the request has one of the keys or its route is public.
+
+    webui: the chat page is public. It has no data of the server, and asks for the key.
+    """
 
     def __init__(
-        self, app: ASGIApp, keys: Sequence[str], public: Collection[str] = PUBLIC_PATHS
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        public: Collection[str] = PUBLIC_PATHS,
+        *,
+        webui: bool = False,
     ) -> None:
         self._app = app
         self._public = public
+        self._webui = webui
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] == "http" and scope["path"] not in self._public:
+        if scope["type"] == "http" and not self._is_public(scope):
             error = self._identify(scope)
             if error is not None:
                 await error_response(error, None, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _is_public(self, scope: Scope) -> bool:
+        return scope["path"] in self._public or (self._webui and asks_for_page(scope))
 
     def _identify(self, scope: Scope) -> Unauthorized | None:
         """Set the caller of a request with a valid key; return the error for any other request."""

@@ -1,4 +1,4 @@
-"""GET and HEAD /: what this server is, and where its API is."""
+"""GET and HEAD /: the chat page for browsers, else what this server is and where its API is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.unknown_route import BASE
 from cpuserve.api.state import get_state
+from cpuserve.api.webui.router import page_for
 from cpuserve.version import version
 
 router = APIRouter()
@@ -35,8 +36,12 @@ _DOCUMENTED["responses"]["200"]["content"]["text/plain"] = {"schema": {"type": "
 async def welcome(request: Request) -> Response:
     """Describe this server and list its routes; without Accept, say what clients of Ollama expect.
 
-    A request that accepts JSON or HTML by name gets the description.
+    A request that accepts JSON by name gets the description. One that accepts HTML gets the chat
+    page, or the description if the server has no page.
     """
+    page = page_for(request)
+    if page is not None:
+        return page
     accepted = request.headers.get("accept", "").lower()
     if not any(kind in accepted for kind in _DESCRIBED):
         return Response(_RUNS, media_type="text/plain", headers={"vary": "accept"})

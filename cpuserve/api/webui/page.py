@@ -1,0 +1,77 @@
+"""The files of the chat page, which are read once, and the headers that come with them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuserve.api.request.headers import header
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.types import Scope
+
+_FOLDER = Path(__file__).parents[2] / "webui"
+_PLACE = "/webui/"
+_INDEX = "index.html"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# The page loads only its own files, and talks only to this server. A response of a model can
+# therefore not make the browser send anything elsewhere. No other page may show it in a frame.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file of the page, and its response headers."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def etag(self) -> str:
+        """The tag that a browser sends back to ask whether the file has changed."""
+        return self.headers["etag"]
+
+
+@cache
+def page_files() -> Mapping[str, PageFile]:
+    """Return the file of each path; the path of the page itself is "/"."""
+    files = {}
+    for path in sorted(_FOLDER.iterdir()):
+        if (kind := _TYPES.get(path.suffix)) is None:
+            continue
+        body = path.read_bytes()
+        headers = {
+            "content-type": kind,
+            "etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+            # The browser asks each time, so that it never mixes files of two versions.
+            "cache-control": "no-cache",
+            "content-security-policy": _POLICY,
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+        }
+        if path.name == _INDEX:
+            files["/"] = PageFile(body, {**headers, "vary": "accept"})
+        else:
+            files[_PLACE + path.name] = PageFile(body, headers)
+    return files
+
+
+def asks_for_page(scope: Scope) -> bool:
+    """Whether a request wants a file of the page; only browsers accept HTML by name."""
+    path = scope["path"]
+    if path == "/":
+        return b"text/html" in bytes(header(scope, b"accept")).lower()
+    return path.startswith(_PLACE)

@@ -1,0 +1,39 @@
+"""The chat page at / for browsers, and its files below /webui."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.webui.page import asks_for_page, page_files
+from cpuserve.errors import NotFound
+
+if TYPE_CHECKING:
+    from cpuserve.api.webui.page import PageFile
+
+router = APIRouter()
+
+
+@router.get("/webui/{name}", include_in_schema=False)
+async def file_of_page(request: Request) -> Response:
+    """Return a file of the page."""
+    file = page_files().get(request.url.path)
+    if file is None:
+        msg = f"The chat page has no file {request.url.path[:200]!r}: reload the page"
+        raise NotFound(msg)
+    return _response(request, file)
+
+
+def page_for(request: Request) -> Response | None:
+    """Return the page for a request of a browser for /; None = the page is off, or not wanted."""
+    if not request.app.state.webui or not asks_for_page(request.scope):
+        return None
+    return _response(request, page_files()["/"])
+
+
+def _response(request: Request, file: PageFile) -> Response:
+    known = {tag.strip() for tag in request.headers.get("if-none-match", "").split(",")}
+    if file.etag in known:
+        return Response(status_code=304, headers=dict(file.headers))
+    return Response(file.body, headers=dict(file.headers))

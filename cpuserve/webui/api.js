@@ -1,0 +1,139 @@
+/** Requests to the server that this page came from: JSON, streams, and the API key. */
+
+/** An error response of the server, or no response at all (status 0). */
+export class ServerError extends Error {
+  /**
+   * @param {string} message
+   * @param {number} status
+   */
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const KEY = "cpuserve.key";
+
+/** @returns {string} the API key that this tab, or this browser, remembers */
+export function apiKey() {
+  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+}
+
+/**
+ * Remember the API key: in this tab, or in this browser.
+ * @param {string} key
+ * @param {boolean} remember
+ */
+export function setApiKey(key, remember) {
+  sessionStorage.removeItem(KEY);
+  localStorage.removeItem(KEY);
+  if (key) (remember ? localStorage : sessionStorage).setItem(KEY, key);
+}
+
+/** @type {() => Promise<void>} */
+let askForKey = async () => {};
+
+/**
+ * Sets what happens when the server wants an API key. The request is repeated after it.
+ * @param {() => Promise<void>} ask
+ */
+export function onUnauthorized(ask) {
+  askForKey = ask;
+}
+
+/**
+ * Sends a request and returns the response, whose status is a success.
+ * @param {string} path
+ * @param {RequestInit & {json?: unknown}} [options] json: the body
+ * @returns {Promise<Response>}
+ */
+export async function request(path, options = {}) {
+  const { json, ...init } = options;
+  for (;;) {
+    const headers = new Headers(init.headers);
+    if (apiKey()) headers.set("Authorization", `Bearer ${apiKey()}`);
+    if (json !== undefined) headers.set("Content-Type", "application/json");
+    const body = json === undefined ? init.body : JSON.stringify(json);
+    const method = init.method ?? (json === undefined ? "GET" : "POST");
+    /** @type {Response} */
+    let response;
+    try {
+      response = await fetch(path, { ...init, method, headers, body });
+    } catch (error) {
+      if (init.signal?.aborted) throw error;
+      throw new ServerError("The server cannot be reached. Is it running?", 0);
+    }
+    if (response.ok) return response;
+    if (response.status !== 401) throw await errorOf(response);
+    await askForKey();
+  }
+}
+
+/**
+ * @param {Response} response
+ * @returns {Promise<ServerError>}
+ */
+async function errorOf(response) {
+  let message = `The server responded with status ${response.status}.`;
+  try {
+    const body = await response.json();
+    message = body.error?.message ?? message;
+  } catch {
+    // The body is not JSON, for example from a proxy: the status has to be enough.
+  }
+  return new ServerError(message, response.status);
+}
+
+/**
+ * Returns the JSON of a response.
+ * @param {string} path
+ * @param {RequestInit & {json?: unknown}} [options]
+ * @returns {Promise<any>}
+ */
+export async function json(path, options) {
+  return (await request(path, options)).json();
+}
+
+/**
+ * Sends a request and yields the JSON of each server-sent event until [DONE].
+ * @param {string} path
+ * @param {unknown} body
+ * @param {AbortSignal} signal
+ * @returns {AsyncGenerator<any>}
+ */
+export async function* stream(path, body, signal) {
+  const response = await request(path, { json: body, signal });
+  const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
+  const decoder = new TextDecoder();
+  let held = "";
+  for (;;) {
+    /** @type {ReadableStreamReadResult<Uint8Array>} */
+    let part;
+    try {
+      part = await reader.read();
+    } catch (error) {
+      if (signal.aborted) throw error;
+      throw new ServerError("The connection ended before the response was complete.", 0);
+    }
+    held += decoder.decode(part.value ?? new Uint8Array(), { stream: !part.done });
+    const events = held.split(/\r?\n\r?\n/);
+    held = events.pop() ?? "";
+    for (const event of events) {
+      const data = dataOf(event);
+      if (data === "[DONE]") return;
+      if (!data) continue;
+      const value = JSON.parse(data);
+      if (value.error) throw new ServerError(value.error.message, value.error.code ?? 500);
+      yield value;
+    }
+    if (part.done) {
+      throw new ServerError("The server ended the response before it was complete.", 0);
+    }
+  }
+}
+
+/** @param {string} event */
+function dataOf(event) {
+  const lines = event.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+  return lines.map((line) => line.slice(5).trimStart()).join("\n");
+}

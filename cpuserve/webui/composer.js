@@ -1,0 +1,131 @@
+/** The field where the user writes: its size, attached files, and the button that sends or stops. */
+
+import { readFiles } from "./attachments.js";
+import { byId, h, icon, iconButton } from "./dom.js";
+
+/** @typedef {import("./conversation.js").TextFile} TextFile */
+
+export class Composer {
+  /**
+   * @param {{
+   *   send: (text: string, images: string[], files: TextFile[]) => void,
+   *   stop: () => void,
+   *   complain: (text: string) => void,
+   * }} page
+   */
+  constructor(page) {
+    this.page = page;
+    this.input = /** @type {HTMLTextAreaElement} */ (byId("input"));
+    this.button = byId("send");
+    this.running = false;
+    /** @type {string[]} */
+    this.images = [];
+    /** @type {TextFile[]} */
+    this.files = [];
+    const choose = /** @type {HTMLInputElement} */ (byId("attach-file"));
+    byId("attach").append(icon("clip"));
+    byId("attach").addEventListener("click", () => choose.click());
+    choose.addEventListener("change", async () => {
+      await this.attach([...(choose.files ?? [])]);
+      choose.value = "";
+    });
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (this.running) page.stop();
+      else this.submit();
+    });
+    this.input.addEventListener("input", () => this.resize());
+    this.input.addEventListener("keydown", (event) => this.onKey(event));
+    this.input.addEventListener("paste", (event) => this.onPaste(event));
+    const view = byId("chat");
+    view.addEventListener("dragover", (event) => event.preventDefault());
+    view.addEventListener("drop", (event) => {
+      event.preventDefault();
+      this.attach([...(event.dataTransfer?.files ?? [])]);
+    });
+    this.setRunning(false);
+  }
+
+  /** @param {boolean} running */
+  setRunning(running) {
+    this.running = running;
+    const label = running ? "Stop" : "Send";
+    this.button.setAttribute("aria-label", label);
+    this.button.setAttribute("title", label);
+    this.button.classList.toggle("stop", running);
+    this.button.replaceChildren(icon(running ? "stop" : "send"));
+  }
+
+  /** @param {string} text */
+  setText(text) {
+    this.input.value = text;
+    this.resize();
+    this.input.focus();
+  }
+
+  resize() {
+    this.input.style.height = "auto";
+    this.input.style.height = `${this.input.scrollHeight}px`;
+  }
+
+  /** @param {KeyboardEvent} event */
+  onKey(event) {
+    // While an input method composes a character, Enter selects it.
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    if (!this.running) this.submit();
+  }
+
+  /** @param {ClipboardEvent} event */
+  onPaste(event) {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (!files.length) return;
+    event.preventDefault();
+    this.attach(files);
+  }
+
+  /** @param {File[]} files */
+  async attach(files) {
+    const { images, texts, errors } = await readFiles(files);
+    this.images.push(...images);
+    this.files.push(...texts);
+    this.drawAttached();
+    if (errors.length) this.page.complain(errors.join("; "));
+  }
+
+  drawAttached() {
+    const pictures = this.images.map((src, i) =>
+      this.chip(h("img", { src, alt: `Picture ${i + 1}` }), `picture ${i + 1}`, () => this.images.splice(i, 1)),
+    );
+    const texts = this.files.map((file, i) =>
+      this.chip(h("span", {}, file.name), file.name, () => this.files.splice(i, 1)),
+    );
+    const place = byId("attached");
+    place.hidden = pictures.length + texts.length === 0;
+    place.replaceChildren(...pictures, ...texts);
+  }
+
+  /**
+   * @param {HTMLElement} shown
+   * @param {string} name
+   * @param {() => void} remove
+   */
+  chip(shown, name, remove) {
+    const click = () => {
+      remove();
+      this.drawAttached();
+    };
+    return h("span", { class: "chip" }, shown, iconButton("close", `Remove ${name}`, click));
+  }
+
+  submit() {
+    const text = this.input.value.trim();
+    if (!text && !this.images.length && !this.files.length) return;
+    const { images, files } = this;
+    this.images = [];
+    this.files = [];
+    this.drawAttached();
+    this.setText("");
+    this.page.send(text, images, files);
+  }
+}

@@ -1,0 +1,59 @@
+"""`python -m tests.webui.screenshots URL DIR`: pictures of the chat page, of a server that runs.
+
+They show what the model of that server writes: light, dark, on a phone, and the machine under load.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from tests.webui.chromium import Browser
+
+QUESTION = "Write a Python function that adds two numbers. Use a code block."
+LOAD = """void [1, 2, 3, 4].map((i) => setTimeout(() => fetch('v1/completions', {
+  method: 'POST',
+  headers: {'content-type': 'application/json'},
+  body: JSON.stringify({prompt: 'word '.repeat(300 * i), max_tokens: 200, ignore_eos: true}),
+}), 1500 * i))"""
+LOAD_S = 14.0
+
+
+def main() -> None:
+    """Write the pictures."""
+    parser = argparse.ArgumentParser(prog="python -m tests.webui.screenshots")
+    parser.add_argument("url")
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    browser = Browser()
+    try:
+        _take(browser, given.url.rstrip("/"), given.folder)
+    finally:
+        browser.close()
+
+
+def _take(browser: Browser, url: str, folder: Path) -> None:
+    browser.emulate(size=(1120, 700))
+    browser.open(url + "/")
+    browser.until("document.querySelector('#model').options.length > 0")
+    browser.until("document.querySelector('#status').hidden")
+    browser.click("#input")
+    browser.type(QUESTION)
+    browser.press("Enter")
+    browser.until("document.querySelector('.assistant .buttons') !== null")
+    browser.screenshot(folder / "chat.png")
+    browser.emulate(dark=True, size=(1120, 700))
+    browser.screenshot(folder / "chat-dark.png")
+    browser.emulate(size=(390, 780))
+    browser.screenshot(folder / "chat-phone.png")
+    browser.emulate(size=(1120, 700))
+    browser.run("location.hash = '#machine'")
+    browser.run(LOAD)
+    time.sleep(LOAD_S)
+    browser.screenshot(folder / "machine.png")
+    print(json.dumps({"errors": browser.console, "requests": sorted(set(browser.urls))}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

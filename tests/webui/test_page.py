@@ -1,0 +1,458 @@
+"""The chat page in a headless Chromium, with the scripted server: what a person does on it.
+
+Most of these tests are deep: each waits for a browser, which takes a second of CPU time.
+"""
+
+import base64
+import io
+import json
+import struct
+import time
+import zlib
+
+import pytest
+
+from tests.clients.scripted import scripted_server
+from tests.helpers.patience import PATIENCE_S
+from tests.webui.chromium import Browser, executable
+
+LONG = "[[say " + " ".join(f"word{i}" for i in range(400)) + "]]"
+CHAT = "/v1/chat/completions"
+BUSY = "document.querySelector('.running') !== null"
+IDLE = "document.querySelector('.running') === null"
+LAST = "[...document.querySelectorAll('.message.assistant')].at(-1)"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with scripted_server(pace_s=0.01, names=("scripted", "other")) as server:
+        # The scripted engine has no steps: all its sequences run.
+        server.engine.stats.running = 64
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if executable() is None:
+        pytest.skip("chromium is not installed")
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def page(browser, server):
+    """The page with a new conversation and the settings of a first visit."""
+    open_page(browser, server.url)
+    browser.urls.clear()
+    server.exchanges.clear()
+    yield browser
+    # The browser logs each 4xx: the scripted server reads no pictures and has no report of the CPU.
+    known = ("404 (Not Found)", "400 (Bad Request)")
+    assert [text for text in browser.console if not any(k in text for k in known)] == []
+    assert {url.split(":")[0] for url in browser.urls if not url.startswith(server.url)} <= {"data"}
+
+
+def open_page(browser, url):
+    browser.console.clear()
+    browser.open(url + "/")
+    browser.run("localStorage.clear(); sessionStorage.clear()")
+    browser.open(url + "/?" + base64.urlsafe_b64encode(struct.pack("d", id(url))).decode())
+    browser.until("document.querySelector('#model').options.length > 0")
+
+
+def say(page, text):
+    """Send a message and wait for the end of the response."""
+    before = page.run("document.querySelectorAll('.message').length")
+    write(page, text)
+    page.until(f"document.querySelectorAll('.message').length > {before + 1} && {IDLE}")
+
+
+def write(page, text):
+    page.click("#input")
+    page.type(text)
+    page.press("Enter")
+
+
+def last_text(page):
+    return page.run(f"{LAST}.querySelector(':scope > .prose').innerText.trim()")
+
+
+def chats(page, server):
+    """Return the chat requests that succeeded, after the server has written all responses."""
+    asked = page.urls.count(server.url + CHAT)
+    end = time.monotonic() + PATIENCE_S
+    while len(found := [x for x in server.exchanges if x.path == CHAT]) < asked:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return [x.body for x in found if x.status == 200]
+
+
+def test_a_message_is_sent_and_its_response_streams(page, server):
+    say(page, "[[say Hello from the model.]]")
+    assert last_text(page) == "Hello from the model."
+    figures = page.run(f"{LAST}.querySelector('.figures').textContent")
+    assert "tokens/s" in figures
+    assert "first after" in figures
+    assert "cached" in figures
+    sent = chats(page, server)[-1]
+    assert sent["messages"] == [{"role": "user", "content": "[[say Hello from the model.]]"}]
+    assert sent["model"] == "scripted"
+    say(page, "[[say Again.]]")
+    assert [m["role"] for m in chats(page, server)[-1]["messages"]] == ["user", "assistant", "user"]
+
+
+def test_escape_stops_a_response_and_keeps_its_text(page, server):
+    write(page, LONG)
+    page.until(f"{BUSY} && {LAST}.innerText.includes('word20')")
+    page.press("Escape")
+    page.until(IDLE)
+    shown = last_text(page)
+    assert shown.startswith("word0 word1")
+    assert "word399" not in shown
+    page.until("document.querySelector('#send').getAttribute('aria-label') === 'Send'")
+    # The server has noticed, too: it has ended the sequence.
+    page.until(
+        "fetch('v1/activity').then(r => r.json())"
+        ".then(a => a.models[0].sequences.at(-1).state === 'abort')"
+    )
+    assert server.context.metrics.active == 0
+
+
+def test_a_response_is_repeated_on_a_branch(page):
+    say(page, "[[say One.]]")
+    page.click(".message.assistant [aria-label=Regenerate]")
+    page.until(f"document.querySelector('.branches')?.innerText.includes('2/2') && {IDLE}")
+    page.click(".branches [aria-label='Previous branch']")
+    page.until("document.querySelector('.branches').innerText.includes('1/2')")
+    assert last_text(page) == "One."
+
+
+@pytest.mark.deep
+def test_an_edited_message_begins_a_branch(page, server):
+    say(page, "[[say First.]]")
+    page.click(".message.user [aria-label='Edit the message']")
+    page.run("document.activeElement.select()")
+    page.type("[[say Second.]]")
+    page.press("Enter")
+    page.until(f"{LAST}?.innerText.includes('Second.') && {IDLE}")
+    assert [m["content"] for m in chats(page, server)[-1]["messages"]] == ["[[say Second.]]"]
+    page.click(".message.user .branches [aria-label='Previous branch']")
+    page.until(f"{LAST}?.innerText.includes('First.')")
+
+
+@pytest.mark.deep
+def test_the_system_prompt_and_sampling_are_sent(page, server):
+    page.click("#open-settings")
+    page.click("#system")
+    page.type("Be brief.")
+    page.run(
+        """(() => {
+          const set = (label, value) => {
+            const fields = [...document.querySelectorAll('.field')];
+            const field = fields.find(f => f.innerText.startsWith(label));
+            const input = field.querySelector('input, textarea');
+            input.value = value;
+            input.dispatchEvent(new Event('change'));
+          };
+          set('Temperature', '0.5'); set('Top-k', '7'); set('Max tokens', '50'); set('Seed', '3');
+          set('Stop strings', 'END'); set('More fields', '{"presence_penalty": 0.5}');
+        })()"""
+    )
+    say(page, "[[say Yes.]]")
+    sent = chats(page, server)[-1]
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    expected = {"temperature": 0.5, "top_k": 7, "max_tokens": 50, "seed": 3, "stop": ["END"]}
+    assert {**expected, "presence_penalty": 0.5}.items() <= sent.items()
+
+
+@pytest.mark.deep
+def test_another_model_is_chosen(page, server):
+    page.run(
+        "document.querySelector('#model').value = 'other';"
+        "document.querySelector('#model').dispatchEvent(new Event('change'))"
+    )
+    say(page, "[[say Yes.]]")
+    assert chats(page, server)[-1]["model"] == "other"
+
+
+@pytest.mark.deep
+def test_thoughts_are_folded(page, server):
+    say(page, "[[think It is easy.]][[say 4]]")
+    assert last_text(page) == "4"
+    assert page.run(f"{LAST}.querySelector('.thought').open") is False
+    page.click(".message.assistant .thought summary")
+    assert "It is easy." in page.run(f"{LAST}.querySelector('.thought').innerText")
+    say(page, "[[say Next.]]")
+    assert chats(page, server)[-1]["messages"][1]["reasoning"] == "It is easy."
+
+
+def test_a_built_in_tool_runs_and_its_result_is_shown(page, server):
+    page.click("#open-settings")
+    page.click(".check input", 1)
+    write(page, '[[call calculate {"expression": "2 * (3 + 4)^2"}]] [[say It is 98.]]')
+    page.until(f"{LAST}?.innerText.includes('It is 98.') && {IDLE}")
+    assert page.run("document.querySelector('.message.tool').innerText").split() == [
+        "calculate",
+        "returned",
+        "98",
+    ]
+    sent = chats(page, server)[-1]
+    assert sent["tools"][0]["function"]["name"] == "calculate"
+    assert [m["role"] for m in sent["messages"]] == ["user", "assistant", "tool"]
+    assert sent["messages"][2]["content"] == "98"
+
+
+@pytest.mark.deep
+def test_the_user_writes_the_result_of_an_own_tool(page, server):
+    tools = json.dumps([{"name": "weather", "parameters": {"type": "object"}}])
+    page.click("#open-settings")
+    page.run(
+        f"""(() => {{
+          const fields = [...document.querySelectorAll('.field')];
+          const field = fields.find(f => f.innerText.startsWith('Your tools'));
+          const input = field.querySelector('textarea');
+          input.value = {json.dumps(tools)};
+          input.dispatchEvent(new Event('change'));
+        }})()"""
+    )
+    write(page, '[[call weather {"city": "Rome"}]] [[say It is sunny.]]')
+    page.until("document.querySelector('.result textarea') !== null")
+    assert '"city": "Rome"' in page.run("document.querySelector('.call').innerText")
+    page.click(".result textarea")
+    page.type("sunny")
+    page.click(".result .primary")
+    page.until(f"{LAST}?.innerText.includes('It is sunny.') && {IDLE}")
+    assert chats(page, server)[-1]["messages"][2]["content"] == "sunny"
+
+
+def png(width, height):
+    """Return a grey picture."""
+
+    def chunk(kind, data):
+        whole = kind + data
+        return struct.pack(">I", len(data)) + whole + struct.pack(">I", zlib.crc32(whole))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    rows = (b"\0" + b"\x80" * width) * height
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.deep
+def test_a_text_file_is_sent_before_the_message(page, server, tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("The code is 42.", encoding="utf-8")
+    page.choose_files("#attach-file", file)
+    page.until("document.querySelectorAll('.chip').length === 1")
+    say(page, "[[say Read.]]")
+    text = chats(page, server)[-1]["messages"][0]["content"]
+    assert text == "File notes.txt:\n```\nThe code is 42.\n```\n\n[[say Read.]]"
+
+
+def test_a_picture_is_sent_as_png_and_the_servers_refusal_is_shown(page, server, tmp_path):
+    file = tmp_path / "grey.png"
+    file.write_bytes(png(3000, 30))
+    page.choose_files("#attach-file", file)
+    page.until("document.querySelectorAll('.chip img').length === 1")
+    say(page, "What is it?")
+    assert chats(page, server) == []
+    sent = [x for x in server.exchanges if x.path == CHAT][-1].body
+    picture, text = sent["messages"][0]["content"]
+    assert text == {"type": "text", "text": "What is it?"}
+    data = base64.b64decode(picture["image_url"]["url"].removeprefix("data:image/png;base64,"))
+    width, height = struct.unpack(">II", io.BytesIO(data[16:24]).read())
+    assert (width, height) == (2048, 20)
+    # The scripted model reads text only.
+    assert "image" in page.run(f"{LAST}.querySelector('.trouble').innerText")
+
+
+@pytest.mark.deep
+def test_a_file_that_cannot_be_read_is_named(page, tmp_path):
+    file = tmp_path / "program.bin"
+    file.write_bytes(b"\x7fELF\0\0\xff")
+    page.choose_files("#attach-file", file)
+    page.until("document.querySelector('#status').innerText.includes('program.bin')")
+    assert page.run("document.querySelectorAll('.chip').length") == 0
+
+
+@pytest.mark.deep
+def test_conversations_are_kept_found_and_deleted(page, server):
+    say(page, "[[say About zebras.]] zebra")
+    page.click("#new")
+    say(page, "[[say About yaks.]] yak")
+    open_again(page, server.url)
+    page.until("document.querySelectorAll('.conversations li').length >= 2")
+    page.click("#search")
+    page.type("zebras")
+    page.until("document.querySelectorAll('.conversations li').length === 1")
+    page.click(".conversations .open")
+    page.until(f"{LAST}?.innerText.includes('About zebras.')")
+    page.run("window.confirm = () => true")
+    page.click(".conversations [aria-label^=Delete]")
+    page.until("document.querySelectorAll('.conversations li').length === 0")
+    page.until("document.querySelectorAll('.message').length === 0")
+
+
+def open_again(page, url):
+    page.open("about:blank#")
+    page.call("Page.navigate", url=url + "/")
+    page.until("document.querySelector('#model')?.options.length > 0")
+
+
+@pytest.mark.deep
+def test_an_export_can_be_imported_and_a_wrong_file_is_refused(page):
+    say(page, "[[say Keep me.]]")
+    result = page.run(
+        """(async () => {
+          const history = await import('/webui/history.js');
+          const all = await history.loadAll();
+          const text = history.exported(all);
+          const again = history.imported(text);
+          const wrong = [];
+          const circle = JSON.parse(text);
+          const messages = Object.values(circle.conversations[0].messages);
+          messages[0].parent = messages.at(-1).id;
+          for (const bad of ['', '[]', '{"format": "x"}', JSON.stringify(circle)]) {
+            try { history.imported(bad); } catch (error) { wrong.push(error.message); }
+          }
+          return {same: JSON.stringify(again) === JSON.stringify(all), wrong};
+        })()"""
+    )
+    assert result["same"]
+    assert len(result["wrong"]) == 4
+    assert all("no export" in text for text in result["wrong"])
+
+
+def test_the_page_asks_for_the_key(browser):
+    with scripted_server(http={"api_key": ("secret",)}) as server:
+        browser.console.clear()
+        browser.open(server.url + "/")
+        browser.until("document.querySelector('#key-dialog').open")
+        browser.click("#key")
+        browser.type("wrong")
+        browser.press("Enter")
+        browser.until("!document.querySelector('#key-wrong').hidden")
+        browser.run("document.querySelector('#key').value = ''")
+        browser.click("#key")
+        browser.type("secret")
+        browser.press("Enter")
+        browser.until("document.querySelector('#model').options.length > 0")
+        say(browser, "[[say Welcome.]]")
+        assert last_text(browser) == "Welcome."
+
+
+@pytest.mark.deep
+def test_a_restart_of_the_server_is_survived(browser):
+    with scripted_server(pace_s=0.02) as server:
+        port = server.port
+        open_page(browser, server.url)
+        write(browser, LONG)
+        browser.until(f"{LAST}?.innerText.includes('word20')")
+    browser.until("document.querySelector('.trouble .wrong') !== null")
+    assert last_text(browser).startswith("word0 word1")
+    browser.click(".trouble button", 1)
+    browser.until("document.querySelector('.trouble .wrong')?.innerText.includes('reached')")
+    with scripted_server(pace_s=0.0, port=port):
+        browser.click(".trouble button")
+        browser.until(f"{LAST}?.innerText.includes('word399') && {IDLE}")
+
+
+def test_the_machine_tab_is_live_under_load(page):
+    page.run("location.hash = '#machine'")
+    page.until("document.querySelectorAll('.core').length > 0")
+    page.run(
+        f"""void Promise.all([1, 2, 3].map(() => fetch('v1/chat/completions', {{
+          method: 'POST',
+          headers: {{'content-type': 'application/json'}},
+          body: JSON.stringify({{messages: [{{role: 'user', content: {json.dumps(LONG)}}}]}}),
+        }})))"""
+    )
+    page.until("document.querySelectorAll('.timeline .bar').length >= 3")
+    page.until("[...document.querySelectorAll('.tile')][2].innerText.includes('3')")
+    page.until("document.querySelector('.timeline .output') !== null")
+    page.until(
+        "[...document.querySelectorAll('.tile')][2].querySelector('strong').innerText === '0'"
+    )
+    page.run("location.hash = '#chat'")
+
+
+# Pairs of text and background; a browser computes both, with what lies under transparent parts.
+CONTRAST = """(() => {
+  const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const background = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const color = parse(getComputedStyle(e).backgroundColor);
+      if (color.length < 4 || color[3] > 0.99) return color;
+    }
+    return [255, 255, 255];
+  };
+  const bad = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.getClientRects().length) continue;
+    if (element.closest('.hidden, .skip, script, noscript, svg')) continue;
+    const [a, b] = [parse(getComputedStyle(element).color), background(element)].map(luminance);
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) bad.push([walker.currentNode.data.trim().slice(0, 40), ratio.toFixed(2)]);
+  }
+  return bad;
+})()"""
+UNNAMED = """[...document.querySelectorAll('button, a, input, select, textarea')].filter((e) => {
+  if (!e.getClientRects().length) return false;
+  const labels = [...(e.labels ?? [])].map((l) => l.innerText).join('');
+  const text = e.tagName === 'TEXTAREA' ? '' : e.innerText?.trim();
+  return !(e.getAttribute('aria-label') || text || labels);
+}).map((e) => e.outerHTML.slice(0, 120))"""
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_can_be_read_and_controls_have_names(page, dark):
+    page.emulate(dark=dark, size=(1280, 900))
+    say(
+        page,
+        "[[think Hm.]][[say Text, `code`, [link](https://x.org)\n\n```py\nif x: f(1)  # no\n```]]",
+    )
+    page.click("#open-settings")
+    assert page.run(CONTRAST) == []
+    assert page.run(UNNAMED) == []
+    page.run("location.hash = '#machine'")
+    page.until("document.querySelectorAll('.core').length > 0")
+    assert page.run(CONTRAST) == []
+    page.run("location.hash = '#chat'")
+    page.emulate()
+
+
+@pytest.mark.deep
+def test_everything_is_reached_with_the_keyboard(page):
+    say(page, "[[say Hi.]]")
+    page.run("document.querySelector('.skip').focus()")
+    seen = set()
+    for _ in range(200):
+        page.press("Tab")
+        if "send" in seen:
+            break
+        seen.add(page.run("document.activeElement.id || document.activeElement.ariaLabel"))
+    assert {"new", "search", "model", "open-settings", "input", "send", "attach"} <= seen
+    assert {"Copy the message", "Regenerate", "Edit the message"} <= seen
+    page.run("document.activeElement.blur()")
+    page.press("/")
+    assert page.run("document.activeElement.id") == "input"
+
+
+@pytest.mark.deep
+def test_a_phone_shows_everything_without_scrolling_sideways(page):
+    page.emulate(size=(390, 800))
+    say(page, "[[say " + "x" * 300 + "\n\n| a | b |\n|--|--|\n| " + "y" * 200 + " | 2 |]]")
+    assert page.run("document.documentElement.scrollWidth") <= 390
+    page.click("#menu")
+    page.until("document.querySelector('#new').getClientRects().length > 0")
+    page.run("location.hash = '#machine'")
+    page.until("document.querySelectorAll('.core').length > 0")
+    assert page.run("document.documentElement.scrollWidth") <= 390
+    page.run("location.hash = '#chat'")
+    page.emulate(size=(1280, 800))
