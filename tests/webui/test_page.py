@@ -281,6 +281,10 @@ def test_conversations_are_kept_found_and_deleted(page, server):
     say(page, "[[say About zebras.]] zebra")
     page.click("#new")
     say(page, "[[say About yaks.]] yak")
+    page.until(
+        "import('/webui/history.js').then(h => h.loadAll()).then(all =>"
+        " ['yak', 'zebra'].every(word => all.some(c => c.title.endsWith(word))))"
+    )
     open_again(page, server.url)
     page.until("document.querySelectorAll('.conversations li').length >= 2")
     page.click("#search")
