@@ -26,7 +26,14 @@ from cpuserve.api.request.fields import check_fields
 from cpuserve.api.response.error_format import ErrorFormat
 from cpuserve.api.response.error_json import ErrorBody
 from cpuserve.api.response.errors import ERROR_FORMAT, WORDS, Words
-from cpuserve.api.response.openapi import TEXT, either, json_body, parameters
+from cpuserve.api.response.openapi import (
+    BODY_ERRORS,
+    TEXT,
+    either,
+    json_body,
+    parameters,
+    response_types,
+)
 from cpuserve.api.response.writer import Writer, respond
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest, NotFound
@@ -149,7 +156,8 @@ def post_by_field(
 
     served = [each for choices in endpoints.values() for each in choices.values()]
     served += [] if otherwise is None else [otherwise]
-    described = [each.described for each in served]
+    # An error before the choice of an endpoint has the format of OpenAI.
+    described = [*(each.described for each in served), response_types(None, also=BODY_ERRORS)]
     router.add_api_route(
         path,
         serve,

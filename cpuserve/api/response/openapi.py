@@ -24,7 +24,7 @@ EVENTS, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 _TYPES: dict[str, Any] = {}
 # The statuses of errors of every route, and more statuses of routes that read a body.
 _ERRORS = (400, 401, 403, 404, 500, 503)
-_BODY_ERRORS = (408, 413, 415, 429, 504)
+BODY_ERRORS = (408, 413, 415, 429, 504)
 
 
 def _schema(kind: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def json_body(
     `response_types` describes the other arguments.
     """
     body = {"required": True, "content": _json(request)}
-    found = response_types(response, error, media=media, also={*_BODY_ERRORS, *also})
+    found = response_types(response, error, media=media, also={*BODY_ERRORS, *also})
     return {"requestBody": body, **found}
 
 
