@@ -87,6 +87,13 @@ BUILTIN = {
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
 }
 
+# Architectures that run neither here nor through transformers, and the reason in a sentence.
+_HYPER = "its hyper-connections are not implemented"
+REFUSED = {
+    "Glm5NextForConditionalGeneration": f"{_HYPER}; of its kind, GLM-4.7-Flash runs",
+    "Qwen4ExpForConditionalGeneration": f"{_HYPER}; of its kind, Qwen3.5, 3.6 and 3.8 run",
+    "Qwen4ExpForCausalLM": f"{_HYPER}; of its kind, Qwen3.5, 3.6 and 3.8 run",
+}
 # Classifiers of texts, and the architecture of the model below the head. Those of one label are
 # rerankers, which score pairs of texts. The heads are read by loader/ranking.py.
 RERANKERS = {
