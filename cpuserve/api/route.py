@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from cpuserve.api.request.body import decode_request
+from cpuserve.api.request.body import decode_request, refuse_web_page
 from cpuserve.api.request.context import BodyForm, Named, RequestContext, read_call
 from cpuserve.api.request.fields import check_fields
 from cpuserve.api.response.error_format import ErrorFormat
@@ -62,6 +62,7 @@ class Endpoint(Generic[T]):
     words: Callable[[T], Words] | None = None
     also: Sequence[int] = ()
     errors: ErrorFormat | None = None
+    pages: bool = True
 
     async def respond(self, request: Request) -> Response:
         """Return the response to a request of this endpoint."""
@@ -86,11 +87,12 @@ def post(
     words: Callable[[T], Words] | None = None,
     also: Sequence[int] = (),
     errors: ErrorFormat | None = None,
+    pages: bool = True,
 ) -> Callable[[Handler[T]], Endpoint[T]]:
     """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
 
     schema, response, error: the types of the bodies; response = None: the response is plain text.
-    also: statuses of errors that few routes have.
+    also: statuses of errors that few routes have. pages: whether web pages may use the route.
     id_prefix: the start of the id in the response. stream: the media type of streamed responses;
     None = the route never streams. conversation: see BodyForm. words: returns {role of an error:
     field of the body} (see RequestError.role); None = each role is the field of the same name.
@@ -101,7 +103,7 @@ def post(
 
     def add(handler: Handler[T]) -> Endpoint[T]:
         form = BodyForm(id_prefix, schema, conversation)
-        endpoint = Endpoint(handler, form, response, error, stream, words, also, errors)
+        endpoint = Endpoint(handler, form, response, error, stream, words, also, errors, pages)
         for path in paths:
             router.add_api_route(
                 path,
@@ -198,6 +200,8 @@ async def _respond(request: Request, endpoint_of: Callable[[bytearray], Endpoint
 
     async with read_call(request, form_of) as (received, asked):
         endpoint = chosen[0]
+        if not endpoint.pages:
+            refuse_web_page(request)
         if endpoint.words is not None:
             request.scope[WORDS] = endpoint.words(asked)
         return await endpoint.handler(received, asked)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from cpuserve.api.request.body_budget import BodyBudget
 from cpuserve.api.stored.store import Store
-from cpuserve.errors import ServiceUnavailable
+from cpuserve.errors import NotFound, ServiceUnavailable
 from cpuserve.metrics import HttpMetrics
 
 if TYPE_CHECKING:
     from fastapi import Request
 
     from cpuserve.api.batches.service import BatchService
+    from cpuserve.api.ollama.created.store import CreatedModels
     from cpuserve.api.status.cpu_view import CpuView
     from cpuserve.config.engine import EngineConfig
     from cpuserve.serving.context import ModelContext
@@ -28,7 +29,8 @@ class ServerState:
     `draining`: the server will stop, and load balancers should send it no new requests, but it
     still serves them. `stopping`: it serves no requests any more. `config`: the settings of the
     first model's engines. stored: the responses and conversations that clients store.
-    batches: the batches of clients; None = the server keeps no files.
+    batches: the batches of clients; None = the server keeps no files. created: the models that
+    clients create; None = the server keeps none.
     """
 
     models: ModelRegistry
@@ -39,6 +41,7 @@ class ServerState:
     http: HttpMetrics = field(default_factory=HttpMetrics)
     stored: Store = field(default_factory=Store)
     batches: BatchService | None = None
+    created: CreatedModels | None = None
     bodies: BodyBudget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,3 +92,14 @@ def get_state(request: Request) -> ServerState:
     """Return the ServerState of the app that received the request."""
     state: ServerState = request.app.state.server
     return state
+
+
+def created_models(state: ServerState) -> CreatedModels:
+    """Return the created models of the server; NotFound if it keeps none."""
+    if state.created is None:
+        msg = (
+            "This server keeps no models of clients: models are served from the start, see "
+            "--models, or start it with --models-dir DIR"
+        )
+        raise NotFound(msg, code="models_disabled")
+    return state.created

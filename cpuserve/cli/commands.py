@@ -43,7 +43,7 @@ def serve(args: argparse.Namespace) -> int:
     """Run `cpuserve serve`; return 0 after a signal, 1 if an engine died and is not restarted."""
     from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing
     from cpuserve.api.lifecycle.serve import serve as run
-    from cpuserve.config.several import several_models
+    from cpuserve.config.several import created_model, several_models
     from cpuserve.engine.child import exit_now
 
     asked, others = several_models(flags.asked(args))
@@ -53,6 +53,12 @@ def serve(args: argparse.Namespace) -> int:
 
     def preparing(model: NamedModel) -> Callable[[int], Prepared]:
         return lambda promised: prepare(model.asked, promised_bytes=promised)
+
+    def further(
+        name: str, model: str, adapter: str | None, quantization: str | None
+    ) -> tuple[NamedModel, Callable[[int], Prepared]]:
+        made = created_model(asked, name, model, adapter, quantization)
+        return made, preparing(made)
 
     async def on_ready(prepared: Prepared, url: str, client: EngineClient) -> None:
         progress.close()
@@ -69,6 +75,7 @@ def serve(args: argparse.Namespace) -> int:
             progress=progress,
             on_ready=on_ready,
             others=[(model, preparing(model)) for model in others],
+            further=further,
         )
     except StoppedWhilePreparing as stopped:
         progress.close()

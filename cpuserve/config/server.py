@@ -357,6 +357,40 @@ class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
             metavar="COUNT",
         ),
     ] = 1000
+    models_dir: Annotated[
+        str | None,
+        _option(
+            "Directory for the models that clients create, pull and copy with the API of Ollama; "
+            "each server needs its own. Without it, these routes refuse.",
+            default="none: the server serves the models of its start",
+            flags=("--models-dir",),
+            env="CPUSERVE_MODELS_DIR",
+            check=not_empty,
+            metavar="DIR",
+        ),
+    ] = None
+    models_bytes: Annotated[
+        int,
+        _option(
+            "Most bytes of the files in --models-dir and of the models that clients pull.",
+            kind="count",
+            flags=("--models-bytes",),
+            env="CPUSERVE_MODELS_BYTES",
+            check=at_least(1024, 2**50),
+            metavar="BYTES",
+        ),
+    ] = 32 << 30
+    models_count: Annotated[
+        int,
+        _option(
+            "Most models that clients may create, pull and copy.",
+            kind="count",
+            flags=("--models-count",),
+            env="CPUSERVE_MODELS_COUNT",
+            check=at_least(1, 10_000),
+            metavar="COUNT",
+        ),
+    ] = 100
     sse_ping_interval: Annotated[
         float,
         _option(

@@ -85,6 +85,20 @@ def for_another(asked: Asked, name: str, model: str, source: str = "flag --also-
     return replace(asked, options=options, sources={**asked.sources, "model": source})
 
 
+def created_model(
+    asked: Asked, name: str, model: str, adapter: str | None, quantization: str | None
+) -> NamedModel:
+    """Return a model that a client created; adapter: the path of its LoRA adapter."""
+    found = for_another(asked, name, model, f"created model {name}")
+    own = "adapter" if name != "adapter" else "own-adapter"
+    adapters = {} if adapter is None else {own: adapter}
+    modules = [f"{own}={adapter}"] if adapters else None
+    options = msgspec.structs.replace(found.options, lora_modules=modules)
+    if quantization is not None:
+        options = msgspec.structs.replace(options, quantization=quantization)
+    return NamedModel(name, replace(found, options=options), adapters=adapters)
+
+
 def _as_first(asked: Asked, first: NamedModel) -> Asked:
     """Return the options of a model of the file as those of the first model.
 

@@ -53,23 +53,24 @@ def resolve_model(
     progress: ProgressFn | None = None,
     cache: Path | None = None,
     paths: bool = True,
+    local: bool = True,
 ) -> Path:
     """Return the model directory or .gguf file of `name`; a missing model is downloaded.
 
     name: a path, a built-in name, "owner/model" or "hf.co/owner/model" on the Hugging Face hub, or
     "owner/model:FILE.gguf" ("owner/model:Q4_0" selects the GGUF file of that type). cache:
-    directory of built-in models. paths: whether an error may advise to pass a path. Raises
+    directory of built-in models. paths: whether an error may advise to pass a path. local:
+    whether the name may be a path. Raises
     ModelError (one line) if there is no such model or it cannot be downloaded.
     """
     _refuse_traps(name)
-    local = _local(name)
-    if local is not None:
-        return local
+    if local and (path := _local(name)) is not None:
+        return path
     if name in BUILTIN:
         return fetch_builtin(BUILTIN[name], cache or cache_dir(), progress)
     repo, file = _repo_and_file(name)
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
-        raise _unknown(name, paths=paths)
+        raise _unknown(name, paths=paths and local)
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         msg = f"{revision[:100]!r} is not a valid revision; give a branch, a tag or a commit"
         raise ModelError(msg)
@@ -83,6 +84,11 @@ def may_be_model(name: str) -> bool:
             return True
     except ModelError:  # a path that is not a model
         return True
+    return has_model_form(name)
+
+
+def has_model_form(name: str) -> bool:
+    """Whether `name` is a built-in name, or has the form of an id on the hub."""
     return name in BUILTIN or _REPO.fullmatch(_repo_and_file(name)[0]) is not None
 
 

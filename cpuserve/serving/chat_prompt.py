@@ -78,7 +78,10 @@ def render_chat(context: ModelContext, call: GenerateCall) -> str:
         raise InvalidRequest(msg, role="continue_final_message")
     kwargs = {**_effort(call), **checked_variables(call.chat_template_kwargs or {})}
     render = context.get_chat_template().render
-    messages = with_time_last(readable(call.messages or []))
+    given = call.messages or []
+    if context.preset is not None and call.earlier is None:
+        given = context.preset.opened(given)
+    messages = with_time_last(readable(given))
     tools = None if call.tool_choice == "none" else call.tools
     if not (continue_final and messages):
         return render(messages, add_generation_prompt=generation_prompt, tools=tools, **kwargs)

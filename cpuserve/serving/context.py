@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cpuserve.config.engine import EMBEDDINGS
 from cpuserve.core.admission import ANY_ROWS, Limits
@@ -19,17 +19,26 @@ from cpuserve.serving.load_progress import LoadProgress, load_message
 from cpuserve.serving.recent_prompts import RecentPrompts
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format
 from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
+from cpuserve.tokenizer.infill import InfillTokens
 from cpuserve.tokenizer.pairs import PairEncoder
 from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.engine.client import EngineClient
     from cpuserve.metrics import ServerMetrics
+    from cpuserve.serving.preset import Preset
     from cpuserve.serving.tools.base import ToolFormat
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 LARGE_TEXTS_AT_ONCE = 2
+
+
+@dataclass(slots=True)
+class ActiveCount:
+    """How many sequences run or wait, of a model and of all models made from it."""
+
+    sequences: int = 0
 
 
 @dataclass(slots=True)
@@ -47,7 +56,8 @@ class ModelContext:
     (serving/lora.py) under `adapter_lock`, and `default_adapter` is the one of requests that select
     none. `any_name` says whether requests may use any
     name for this model. `details` has facts about its files. `recent` has the prompts of the
-    last requests; None = prefixes are not cached.
+    last requests; None = prefixes are not cached. preset: the texts and parameters of a
+    created model.
     """
 
     client: EngineClient
@@ -55,7 +65,7 @@ class ModelContext:
     model_names: tuple[str, ...]
     max_model_len: int
     limits: ClientLimits = field(default_factory=ClientLimits)
-    default_sampling: Mapping[str, int | float] = field(default_factory=dict)
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate | None = None
     learned_format: LearnedFormat = NO_TEMPLATE
@@ -66,7 +76,7 @@ class ModelContext:
     ready: bool = False
     failed: str | None = None
     started: int = field(default_factory=lambda: int(time.time()))
-    active_sequences: int = 0
+    active: ActiveCount = field(default_factory=ActiveCount)
     kv_bytes: int = 0
     pooling: str = "none"
     adapters: dict[str, str] = field(default_factory=dict)
@@ -79,6 +89,7 @@ class ModelContext:
     details: ModelDetails = field(default_factory=ModelDetails)
     pairs: PairEncoder | None = None
     recent: RecentPrompts | None = None
+    preset: Preset | None = None
     backlog: Backlog = field(init=False)
     large_texts: asyncio.Semaphore = field(init=False)
 
@@ -138,6 +149,15 @@ class ModelContext:
         return None
 
     @property
+    def active_sequences(self) -> int:
+        """How many sequences of requests run or wait."""
+        return self.active.sequences
+
+    @active_sequences.setter
+    def active_sequences(self, count: int) -> None:
+        self.active.sequences = count
+
+    @property
     def tool_format(self) -> ToolFormat | None:
         """How the model calls tools, if that is known."""
         return self.learned_format.calls
@@ -163,7 +183,12 @@ class ModelContext:
         """The model's capabilities as Ollama calls them; it has no word for heads."""
         if self.pooling != "none":
             return ["embedding"] if self.embeds else []
-        able = {"tools": self.tool_format is not None, "thinking": self.learned_format.thinks}
+        fills_in = self.tokenizer is not None and InfillTokens.of(self.tokenizer) is not None
+        able = {
+            "insert": fills_in,
+            "tools": self.tool_format is not None,
+            "thinking": self.learned_format.thinks,
+        }
         return ["completion", *(word for word, can in able.items() if can)]
 
     @property

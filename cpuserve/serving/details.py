@@ -15,7 +15,8 @@ class ModelDetails:
     config. format: "gguf" or "safetensors". quantization: the type of most weights, such as "Q4_K"
     or "BF16". parameters: the number of weights in all tensors. size_bytes: the bytes of all
     tensors. trained_len: the longest sequence in tokens that the model was trained for. vocab: the
-    number of token ids. width: the hidden size. layers: the number of layers.
+    number of token ids. width: the hidden size. layers: the number of layers. path: where the
+    files are.
     """
 
     source: str = ""
@@ -28,6 +29,7 @@ class ModelDetails:
     vocab: int = 0
     width: int = 0
     layers: int = 0
+    path: str = ""
 
     @property
     def parameter_size(self) -> str:

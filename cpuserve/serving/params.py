@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,7 @@ from cpuserve.serving.call import (
 )
 
 # Sampling parameters by name, for requests that do not set them.
-Defaults = Mapping[str, int | float]
+Defaults = Mapping[str, Any]
 
 # min() and max() of a list hold the GIL: about a millisecond for this number of token ids.
 _IDS_AT_ONCE = 1 << 16
@@ -138,7 +139,7 @@ def check_input_fits(index: int, num_tokens: int, max_model_len: int) -> None:
         raise PromptTooLong(msg, num_tokens=num_tokens, most=max_model_len)
 
 
-def _defaults_for(call: GenerateCall, defaults: Defaults) -> dict[str, int | float]:
+def _defaults_for(call: GenerateCall, defaults: Defaults) -> dict[str, Any]:
     """Return the server's sampling defaults for this request, without max_tokens."""
     usable = {name: value for name, value in defaults.items() if name != "max_tokens"}
     # A request for n responses expects n different ones, but greedy decoding would repeat one text.

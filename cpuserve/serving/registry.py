@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cpuserve.errors import (
     NotFound,
@@ -18,9 +18,13 @@ from cpuserve.errors import (
     TooLittleMemory,
 )
 from cpuserve.log import get_logger
+from cpuserve.serving.created_name import CreatedName
+from cpuserve.serving.timers import Timers
 
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
+    from cpuserve.serving.loaders import Loader, Sleeper
+    from cpuserve.serving.preset import Preset
 
 log = get_logger("serve")
 
@@ -30,49 +34,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 MAX_NAME = 256
 # The Ollama clients add the default tag to a model.
 DEFAULT_TAG = ":latest"
-
-
-class Loader(Protocol):
-    """Loads one model; `name` is the name under which it is served."""
-
-    @property
-    def name(self) -> str:
-        """The name in requests."""
-
-    @property
-    def aliases(self) -> Sequence[str]:
-        """Other words for the model in requests."""
-
-    @property
-    def adapters(self) -> Mapping[str, str]:
-        """The path of each LoRA adapter of the model, by the name that requests use."""
-
-    @property
-    def most_body_bytes(self) -> int:
-        """The largest request body in bytes that the model may accept, estimated before loading."""
-
-    async def load(self, promised_bytes: int) -> ModelContext:
-        """Return the model, ready to serve requests.
-
-        promised_bytes: memory that is free now, but that the loaded models may still take.
-
-        Raises:
-          TooLittleMemory: the model does not fit into memory now.
-          StartupError: the model cannot be loaded.
-        """
-
-
-class Sleeper(Protocol):
-    """Ends the engines of the first model and starts them again; its context stays."""
-
-    async def sleep(self) -> None:
-        """End the engines, which frees their memory."""
-
-    async def wake(self, promised_bytes: int) -> None:
-        """Start the engines and return when they serve; it raises the errors of Loader.load."""
-
-    async def rest(self) -> None:
-        """End processes that only loaded models need; no model is loaded now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +113,10 @@ class ModelRegistry:
         self._first = _first_slot(first, sleeper, idleness.model_s)
         self._slots = {loader.name: _Slot(loader, idleness.model_s) for loader in loaders}
         self._by_name = {name: slot for slot in self._slots.values() for name in slot.names}
+        self._created: dict[str, CreatedName] = {}
         self._lock = asyncio.Lock()
         self._stopping = False
-        self._timers = _Timers()
+        self._timers = Timers()
         self._released = asyncio.Event()
 
     @property
@@ -187,12 +149,12 @@ class ModelRegistry:
         """Yield the models that are loaded, the first one before the others."""
         yield from (slot.context for slot in self._all() if slot.context is not None)
 
-    def expires_s(self, context: ModelContext) -> float:
+    def expires_s(self, name: str) -> float:
         """Return the seconds until a loaded model is unloaded if no request comes; infinite=never.
 
         While requests use the model, the time is counted from now.
         """
-        slot = next(slot for slot in self._all() if slot.context is context)
+        slot = self._slot(name)
         since = self._clock() if slot.leases else slot.used
         limit_s = min(slot.keep_s, self._idleness.server_s) if slot.can_stop else math.inf
         return max(0.0, since + limit_s - self._clock())
@@ -252,8 +214,11 @@ class ModelRegistry:
 
     def peek(self, name: str) -> ModelContext | None:
         """Return a model if it is loaded or sleeps; NotFound (404) if it is not served."""
-        slot = self._slot(self.resolve(name))
-        return self.first if slot is self._first else slot.context
+        known = self.resolve(name)
+        slot = self._slot(known)
+        context = self.first if slot is self._first else slot.context
+        created = self._created.get(known)
+        return context if created is None or context is None else created.view(context)
 
     def _slot(self, known: str) -> _Slot:
         # Adapters that clients load belong to the first model, and are in no table.
@@ -272,12 +237,17 @@ class ModelRegistry:
         slot.keep_s = self._idleness.model_s
         self._timers.cancel(None)
         self._timers.cancel(slot)
+        created = self._created.get(known)
         try:
             context = await self._loaded(slot)
+            if created is not None:
+                context = await created.prepared(context)
         except BaseException:
             lease.release()
             raise
         slot.used = self._clock()
+        if created is not None:
+            return Served(context, known, created.adapter, lease)
         adapters = self.first.adapters if slot is self._first else slot.loader.adapters
         return Served(context, known, known if known in adapters else None, lease)
 
@@ -301,6 +271,60 @@ class ModelRegistry:
             if slot.is_idle():
                 log.info("model %s is unloaded, as a client asked", slot.loader.name)
                 await self._end(slot)
+
+    # --- created models -----------------------------------------------------------------------
+
+    def is_loaded(self, name: str) -> bool:
+        """Return whether the model of a served name is in memory."""
+        return self._slot(name).context is not None
+
+    def is_created(self, name: str) -> bool:
+        """Return whether a created model has this name."""
+        return name in self._created
+
+    def base_of(self, name: str) -> str:
+        """Return the name of the model that has the engine of a served name."""
+        return self._slot(name).loader.name
+
+    def create(self, name: str, preset: Preset, of: str) -> None:
+        """Serve a created model that shares the engine of the served model `of`.
+
+        If `of` is an adapter, the created model uses it.
+        """
+        slot, earlier = self._slot(of), self._created.get(of)
+        adapters = self.first.adapters if slot is self._first else slot.loader.adapters
+        adapter = earlier.adapter if earlier is not None else of if of in adapters else None
+        self._add(CreatedName(name, preset, adapter), slot)
+
+    def create_with(self, name: str, preset: Preset, loader: Loader, key: str) -> None:
+        """Serve a created model with an engine of its own, which others with this key share."""
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = _Slot(loader, self._idleness.model_s)
+        slot.key = key
+        adapter = next(iter(slot.loader.adapters), None)
+        self._add(CreatedName(name, preset, adapter), slot)
+
+    def _add(self, created: CreatedName, slot: _Slot) -> None:
+        earlier = self._by_name.get(created.name)
+        self._created[created.name] = created
+        self._by_name[created.name] = slot
+        if earlier is not None:
+            self._retire(earlier)
+
+    def drop(self, name: str) -> None:
+        """Stop serving a created model; requests that run may end."""
+        del self._created[name]
+        self._retire(self._by_name.pop(name))
+
+    def _retire(self, slot: _Slot) -> None:
+        """Unload a model after its last request if it has no name any more."""
+        if slot is self._first or slot in self._by_name.values():
+            return
+        slot.keep_s = 0.0
+        if slot.context is None and slot.loading is None:
+            self._slots.pop(slot.key, None)
+        self._on_release(slot)
 
     # --- idle models --------------------------------------------------------------------------
 
@@ -341,6 +365,8 @@ class ModelRegistry:
     async def _end(self, slot: _Slot) -> None:
         """Unload a model, and the shared processes with the last one; the caller holds the lock."""
         await slot.unload()
+        if slot.key and slot not in self._by_name.values():
+            self._slots.pop(slot.key, None)
         if self._sleeper is not None and self.asleep:
             await self._sleeper.rest()
 
@@ -453,6 +479,7 @@ class _Slot:
     def __init__(self, loader: Loader, keep_s: float, *, can_stop: bool = True) -> None:
         """keep_s: how long the model stays without requests. can_stop: whether it ever ends."""
         self.loader = loader
+        self.key = ""  # of the engine of created models
         self.names = (loader.name, *loader.aliases, *loader.adapters)
         self.context: ModelContext | None = None
         self.loading: asyncio.Future[ModelContext] | None = None
@@ -534,36 +561,3 @@ def _first_slot(context: ModelContext, sleeper: Sleeper | None, keep_s: float) -
     if sleeper is not None:
         slot.stop = lambda _: sleeper.sleep()
     return slot
-
-
-class _Timers:
-    """A timer for each model, and one for the server (None)."""
-
-    def __init__(self) -> None:
-        self._running: dict[_Slot | None, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Future[object]] = set()
-
-    def start(
-        self, slot: _Slot | None, seconds: float, run: Callable[[], Awaitable[object]]
-    ) -> None:
-        """Await run() in `seconds`, in place of an earlier timer; infinite = never."""
-        self.cancel(slot)
-        if seconds < math.inf:
-            loop = asyncio.get_running_loop()
-            self._running[slot] = loop.call_later(seconds, self._begin, slot, run)
-
-    def cancel(self, slot: _Slot | None) -> None:
-        """Stop a timer."""
-        if (timer := self._running.pop(slot, None)) is not None:
-            timer.cancel()
-
-    def close(self) -> None:
-        """Stop all timers."""
-        for slot in [*self._running]:
-            self.cancel(slot)
-
-    def _begin(self, slot: _Slot | None, run: Callable[[], Awaitable[object]]) -> None:
-        self._running.pop(slot, None)
-        task = asyncio.ensure_future(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

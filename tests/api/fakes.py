@@ -22,7 +22,8 @@ from cpuserve.metrics import ServerMetrics
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.limits import ClientLimits
-from cpuserve.serving.registry import Loader, ModelRegistry
+from cpuserve.serving.loaders import Loader
+from cpuserve.serving.registry import ModelRegistry
 from cpuserve.serving.tools.learn import LearnedFormat, learn_format
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer

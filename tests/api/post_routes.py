@@ -72,6 +72,11 @@ NO_MODEL = (
 )
 # Routes without a model in the body, and /infill.
 OTHERS = {
+    "/api/create",
+    "/api/pull",
+    "/api/push",
+    "/api/copy",
+    "/api/blobs/{digest}",
     "/ping",
     "/infill",
     "/lora-adapters",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate, OllamaOptions
+from cpuserve.api.ollama.options import OllamaOptions
+from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate
 from cpuserve.api.openai.chat.schema import ChatRequest
 from cpuserve.api.openai.completions.schema import CompletionRequest
 from cpuserve.api.openai.responses.schema import ResponsesRequest

@@ -341,7 +341,7 @@ BAD = {
     "context-ids": ("/api/generate", {"context": [1, 512]}, 400, "context has the token id 512"),
     "context-negative": ("/api/generate", {"context": [-1]}, 400, "context has the token id -1"),
     "context-long": ("/api/generate", {"context": [5] * 500}, 400, "maximum context length"),
-    "pull": ("/api/pull", {}, 404, "see --models"),
+    "pull": ("/api/pull", {"model": "other"}, 404, "--models-dir"),
     "embed": ("/api/embed", {"input": "a"}, 400, "serve a model with --pooling"),
     "embeddings": ("/api/embeddings", {}, 400, "serve a model with --pooling"),
     "too-long": ("/api/generate", {"prompt": "x " * 400}, 400, "maximum context length"),

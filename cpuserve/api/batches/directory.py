@@ -114,7 +114,7 @@ class FileDirectory:
             purpose=purpose,
         )
         stored = StoredFile(caller=caller, file=made)
-        _write(self._files / f"{file_id}.json", stored)
+        write_whole(self._files / f"{file_id}.json", stored)
         self._known[file_id] = stored
         return made
 
@@ -139,7 +139,7 @@ class FileDirectory:
 
     def save(self, name: str, record: msgspec.Struct) -> None:
         """Write the record of a batch."""
-        _write(self._batches / f"{name}.json", record)
+        write_whole(self._batches / f"{name}.json", record)
 
     def delete_record(self, name: str) -> None:
         """Delete the record of a batch."""
@@ -175,7 +175,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     return os.open(path, flags | _FLAGS, 0o600)
 
 
-def _write(path: Path, value: msgspec.Struct) -> None:
+def write_whole(path: Path, value: msgspec.Struct) -> None:
     """Replace a file by the JSON of `value`, so that a reader sees the old or the new one whole."""
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)

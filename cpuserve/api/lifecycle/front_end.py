@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from cpuserve.api.app import app_of, create_app
 from cpuserve.api.batches.start import batch_service
 from cpuserve.api.http.server import make_server
+from cpuserve.api.lifecycle.created import Creation, stored_models
 from cpuserve.api.lifecycle.model_context import load_texts, make_context
 from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.api.state import ServerState
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.ipc import Stats
     from cpuserve.platforms import Platform
     from cpuserve.serving.details import ModelDetails
-    from cpuserve.serving.registry import Loader, Sleeper
+    from cpuserve.serving.loaders import Loader, Sleeper
     from cpuserve.serving.tools.learn import LearnedFormat
     from cpuserve.tokenizer.chat import ChatTemplate
     from cpuserve.tokenizer.tokenizer import Tokenizer
@@ -71,12 +72,14 @@ class FrontEnd:
         details: ModelDetails | None = None,
         loaders: Sequence[Loader] = (),
         sleeper: Sleeper | None = None,
+        creation: Creation | None = None,
     ) -> None:
         """`configs`: one for each engine of `client`; all settings that the API shows are equal.
 
         kv_bytes: the bytes of the KV caches of `client`. details: facts about the model's files.
         loaders: one for each further model, which is loaded when a request asks for it. sleeper:
-        ends and starts the engines of `client`; None = they never sleep.
+        ends and starts the engines of `client`; None = they never sleep. creation: how models that
+        clients create get engines; None = clients create none.
         """
         config = configs[0]
         self._client = client
@@ -91,6 +94,8 @@ class FrontEnd:
         self.state = ServerState(self.models, cpu, config, stored=stored)
         if options.files_dir is not None:
             self.state.batches = batch_service(self.state, options)
+        if options.models_dir is not None and creation is not None:
+            self.state.created = stored_models(self.models, options, creation)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._first_signal = self._last_signal = 0

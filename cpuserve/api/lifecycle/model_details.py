@@ -27,6 +27,7 @@ def details_of(prepared: Prepared) -> ModelDetails:
         vocab=spec.vocab,
         width=spec.width,
         layers=spec.layers,
+        path=facts.path,
     )
 
 

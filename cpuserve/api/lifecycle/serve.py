@@ -40,6 +40,7 @@ log = get_logger("serve")
 ProgressFn = Callable[[str, int, int], None]
 ReadyFn = Callable[["Prepared", str, "EngineClient"], Awaitable[None]]
 PrepareFn = Callable[[int], "Prepared"]
+FurtherFn = Callable[[str, str, "str | None", "str | None"], "tuple[NamedModel, PrepareFn]"]
 T = TypeVar("T")
 
 
@@ -50,6 +51,7 @@ def serve(
     progress: ProgressFn | None = None,
     on_ready: ReadyFn | None = None,
     others: Sequence[tuple[NamedModel, PrepareFn]] = (),
+    further: FurtherFn | None = None,
 ) -> int:
     """Serve until a signal stops the server; return the exit code.
 
@@ -60,7 +62,8 @@ def serve(
     runs on its own thread. progress(stage, done, total) is called while `prepare` runs and while
     the engine loads. on_ready(prepared, url, client) prints the banner as soon as the server is
     ready. others: (model, prepare) of each further model, which is loaded when a request asks for
-    it; prepare(promised_bytes) gets the bytes that the loaded models will still take.
+    it; prepare(promised_bytes) gets the bytes that the loaded models will still take. further(name,
+    model, adapter, quantization) returns the same for a model that a client creates.
 
     Raises:
       StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.
@@ -71,7 +74,9 @@ def serve(
     try:
         with _stop_signals_raise(), open_listener(options) as listener:
             _warn_if_open(options)
-            return _run(listener, prepare, options, LoadingReports(progress), on_ready, others)
+            return _run(
+                listener, prepare, options, LoadingReports(progress), on_ready, others, further
+            )
     except _Stopped as stopped:
         log.info("%s: stopped before the server was ready", stopped)
         return 0
@@ -84,6 +89,7 @@ def _run(
     reports: LoadingReports,
     on_ready: ReadyFn | None,
     others: Sequence[tuple[NamedModel, PrepareFn]],
+    further: FurtherFn | None,
 ) -> int:
     """Start all parts after the port is bound, serve until the end, and return the exit code."""
     starting = StartupServer(listener)
@@ -95,13 +101,23 @@ def _run(
         client = start_engines(resolved, reports, restart=options.engine_restart)
         try:
             cpus = _pin(resolved.config.frontend_cpus)
+            from cpuserve.api.lifecycle.created import Creation
             from cpuserve.api.lifecycle.front_end import FrontEnd
             from cpuserve.api.lifecycle.model_details import details_of
             from cpuserve.api.lifecycle.model_loader import ModelLoader
             from cpuserve.api.lifecycle.sleeper import EngineSleeper
             from cpuserve.prepare import kv_cache_bytes
 
+            def make_loader(
+                name: str, model: str, adapter: str | None, quantization: str | None
+            ) -> ModelLoader:
+                assert further is not None
+                made, how = further(name, model, adapter, quantization)
+                return ModelLoader(made, how, options, cpus)
+
             url = url_of(listener)
+            sources = dict.fromkeys(resolved.config.served_model_names, prepared.facts.path)
+            sources |= {model.name: model.asked.options.model or "" for model, _ in others}
             front_end = FrontEnd(
                 client,
                 resolved.replicas,
@@ -112,6 +128,7 @@ def _run(
                 details=details_of(prepared),
                 loaders=[ModelLoader(model, how, options, cpus) for model, how in others],
                 sleeper=EngineSleeper(client, prepared),
+                creation=None if further is None else Creation(make_loader, sources),
             )
         except BaseException:
             client.kill()

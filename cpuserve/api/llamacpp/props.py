@@ -98,7 +98,7 @@ def _params(context: ModelContext) -> dict[str, Any]:
     """Return the parameters of a request to /completion that sets none."""
     values = {**DEFAULTS, **context.default_sampling}
     longest = values.pop("max_tokens", NO_LIMIT)
-    return shown_params(SamplingParams(**values), int(longest))  # type: ignore[arg-type]
+    return shown_params(SamplingParams(**values), int(longest))
 
 
 def _capabilities(context: ModelContext, traits: Traits) -> dict[str, bool]:

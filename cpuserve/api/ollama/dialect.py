@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from cpuserve.api.dialect import Dialect
-from cpuserve.api.ollama import embed, models
+from cpuserve.api.ollama import create, embed, manage, models, pull
 from cpuserve.api.ollama import router as generation
 from cpuserve.api.response.error_format import OLLAMA as OLLAMA_ERRORS
 
-OLLAMA = Dialect((generation.router, embed.router, models.router), OLLAMA_ERRORS)
+ROUTERS = (
+    generation.router,
+    embed.router,
+    models.router,
+    pull.router,
+    create.router,
+    manage.router,
+)
+OLLAMA = Dialect(ROUTERS, OLLAMA_ERRORS)

@@ -17,15 +17,19 @@ def listed(models: ModelRegistry, name: str) -> dict[str, Any]:
     context = models.peek(name)
     details = ModelDetails() if context is None else context.details
     # The client of Ollama shows the first digits of a digest, and fails without any.
-    digest = hashlib.sha256(name.encode()).hexdigest()
     return {
         "name": name,
         "model": name,
         "modified_at": timestamp((context or models.first).started),
         "size": details.size_bytes,
-        "digest": digest,
+        "digest": digest_of(name),
         "details": described(details, models.parent(name) or ""),
     }
+
+
+def digest_of(name: str) -> str:
+    """Return the digest in lists of the model with this name."""
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def described(details: ModelDetails, parent: str = "") -> dict[str, Any]:

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.ollama.common import timestamp
+from cpuserve.api.ollama.created.manifest import Manifest
+from cpuserve.api.ollama.created.modelfile import write_modelfile
 from cpuserve.api.ollama.errors import OllamaError
 from cpuserve.api.ollama.listed import described, listed
+from cpuserve.api.ollama.parameters import parameter_lines
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.openapi import response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.route import post
 from cpuserve.api.state import get_state
-from cpuserve.errors import InvalidRequest
+from cpuserve.errors import InvalidRequest, ModelError
+from cpuserve.loader.file_facts import FileFacts, file_facts
+from cpuserve.log import get_logger
 from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
 router = APIRouter()
+log = get_logger("serve")
 # Clients parse the version of Ollama and require a minimum (VS Code: 0.6.4). This version added
 # `logprobs`, the newest feature of Ollama that these endpoints have.
 _OLLAMA = "0.12.11"
@@ -31,10 +40,11 @@ _NEVER = "2200-01-01T00:00:00Z"  # The Ollama client shows a time so far away as
 
 
 class OllamaShow(msgspec.Struct):
-    """POST /api/show. Older clients call the model `name`."""
+    """POST /api/show. Older clients call the model `name`; verbose: with lists and tensors."""
 
     model: str | None = None
     name: str | None = None
+    verbose: bool | None = None
 
 
 class OllamaModels(msgspec.Struct):
@@ -51,14 +61,22 @@ class OllamaVersion(msgspec.Struct):
 
 
 class OllamaModel(msgspec.Struct):
-    """The body of POST /api/show: the capabilities of the model, and the length of its context."""
+    """The body of POST /api/show: the capabilities of the model, and the length of its context.
+
+    tensors: the name, type and shape of each tensor, if the request has `verbose`.
+    """
 
     modified_at: str
+    modelfile: str
     parameters: str
     template: str
     details: dict[str, Any]
     model_info: dict[str, Any]
     capabilities: list[str]
+    system: str | msgspec.UnsetType = msgspec.UNSET
+    license: str | msgspec.UnsetType = msgspec.UNSET
+    messages: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    tensors: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
 
 
 @router.get("/api/tags", openapi_extra=response_types(OllamaModels, OllamaError))
@@ -75,12 +93,12 @@ async def loaded(request: Request) -> Response:
     found = [
         {
             **listed(models, name),
-            "expires_at": _expiry(models.expires_s(context)),
+            "expires_at": _expiry(models.expires_s(name)),
             "size_vram": 0,
             "context_length": context.max_model_len,
         }
-        for context in models.loaded()
-        for name in (*context.model_names, *context.adapters)
+        for name in models.names
+        if models.is_loaded(name) and (context := models.peek(name)) is not None
     ]
     return json_response(OllamaModels(found))
 
@@ -105,24 +123,51 @@ async def show(received: RequestContext, asked: OllamaShow) -> Response:
         msg = "model is missing"
         raise InvalidRequest(msg, param="model")
     await received.choose(model)
-    context = received.context
-    able = context.abilities
+    context, name, verbose = received.context, received.served.name, bool(asked.verbose)
+    able, created = context.abilities, received.state.created
+    made = Manifest(name=name) if created is None else created.find(name) or Manifest(name=name)
+    parent = made.parent or received.models.parent(name) or ""
+    facts = await _facts(context, whole=verbose)
     shown = OllamaModel(
         timestamp(context.started),
+        "",
         _parameters(context),
         _template(context, calls_tools="tools" in able),
-        described(context.details, received.models.parent(received.served.name) or ""),
-        _info(context, received.served.name),
+        described(context.details, parent),
+        {**facts.metadata, **_info(context, name)},
         able,
+        made.system or msgspec.UNSET,
+        "\n".join(made.license) or msgspec.UNSET,
+        made.messages or msgspec.UNSET,
+        [asdict(tensor) for tensor in facts.tensors] if verbose else msgspec.UNSET,
+    )
+    shown.modelfile = write_modelfile(
+        parent or name,
+        system=made.system,
+        template=shown.template,
+        parameters=shown.parameters,
+        messages=made.messages,
+        licenses=made.license,
     )
     return json_response(shown)
+
+
+async def _facts(context: ModelContext, *, whole: bool) -> FileFacts:
+    """Return the facts in the files of the model; none if they cannot be read any more."""
+    if not context.details.path:
+        return FileFacts({}, [])
+    try:
+        return await asyncio.to_thread(file_facts, Path(context.details.path), whole=whole)
+    except (OSError, ModelError) as error:
+        log.warning("/api/show: %s", error)
+        return FileFacts({}, [])
 
 
 def _parameters(context: ModelContext) -> str:
     """Return the defaults of requests as lines of a Modelfile, where Continue reads num_ctx."""
     names = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
     values = {"num_ctx": context.max_model_len, **context.default_sampling}
-    return "\n".join(f"{names.get(name, name):<30} {value}" for name, value in values.items())
+    return parameter_lines({names.get(name, name): value for name, value in values.items()})
 
 
 def _info(context: ModelContext, name: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.api.ollama.conversation import chat_messages
+from cpuserve.api.ollama.options import OllamaOptions
 from cpuserve.api.openai.chat.schema import ChatLogprob
 from cpuserve.api.request.fields import check_fields, is_set, with_refused
 from cpuserve.errors import InvalidRequest
@@ -25,27 +26,6 @@ if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
 
 _LEVELS = ("low", "medium", "high", "max")  # of thinking, in the field `think`
-
-
-@with_refused("ollama options")
-class OllamaOptions(msgspec.Struct, kw_only=True):
-    """Sampling parameters. Options about the context size and the machine are ignored."""
-
-    num_predict: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
-    typical_p: float | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
 
 
 class OllamaRequest(msgspec.Struct, kw_only=True):

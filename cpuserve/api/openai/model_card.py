@@ -87,7 +87,7 @@ class ModelCard(msgspec.Struct):
     root: str
     parent: str | None
     max_model_len: int | None
-    default_sampling_params: dict[str, int | float]
+    default_sampling_params: dict[str, int | float | list[str]]
     context_length: int | None
     max_context_length: int | None
     supported_parameters: list[str]

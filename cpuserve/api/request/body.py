@@ -110,12 +110,15 @@ def _may_be_web_page(request: Request) -> bool:
 
 
 def refuse_web_page(request: Request) -> None:
-    """Raise UnsupportedMediaType for an upload that a web page may have sent.
+    """Raise UnsupportedMediaType for an upload or a change that a web page may have asked for.
 
     Any page may post multipart/form-data to 127.0.0.1 without a CORS preflight request.
     """
     if _may_be_web_page(request):
-        msg = "A request with Origin cannot upload files, because any web page could: use a program"
+        msg = (
+            "A request with Origin cannot upload files or change what the server keeps, because "
+            "any web page could: use a program"
+        )
         raise UnsupportedMediaType(msg)
 
 

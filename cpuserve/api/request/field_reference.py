@@ -14,7 +14,8 @@ import msgspec
 from cpuserve.api.anthropic.schema import MessagesRequest
 from cpuserve.api.cohere.schema import CohereEmbedRequest, CohereEmbedV1Request
 from cpuserve.api.llamacpp.completion.schema import LlamaCompletionRequest
-from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate, OllamaOptions
+from cpuserve.api.ollama.options import OllamaOptions
+from cpuserve.api.ollama.schema import OllamaChat, OllamaGenerate
 from cpuserve.api.openai.chat.schema import ChatRequest
 from cpuserve.api.openai.completions.schema import CompletionRequest
 from cpuserve.api.openai.embeddings.schema import EmbeddingRequest

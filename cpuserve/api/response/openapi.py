@@ -42,16 +42,16 @@ def _json(kind: Any) -> dict[str, Any]:
 
 
 def _statuses(
-    good: dict[str, Any], error: type[msgspec.Struct], errors: Iterable[int]
+    good: dict[str, Any], error: type[msgspec.Struct], errors: Iterable[int], status: int
 ) -> dict[str, Any]:
-    """Return the responses of a route: 200 with the content `good`, and an error of each status."""
+    """Return the responses of a route: `status` with the content `good`, and those of errors."""
     content = _json(error)
     success = {"description": "Success", **({"content": good} if good else {})}
     found = {
-        str(status): {"description": HTTPStatus(status).phrase, "content": content}
-        for status in sorted(errors)
+        str(each): {"description": HTTPStatus(each).phrase, "content": content}
+        for each in sorted(errors)
     }
-    return {"responses": {"200": success, **found}}
+    return {"responses": {str(status): success, **found}}
 
 
 def response_types(
@@ -60,16 +60,18 @@ def response_types(
     *,
     media: str | None = None,
     also: Iterable[int] = (),
+    status: int = 200,
 ) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that reads no body.
 
     response: the type of its JSON, or a tuple of types; None = it sends none. media: the media type
     of its streams or texts. error: the type of its errors. also: further statuses of errors.
+    status: the status of success.
     """
     good = {} if response is None else _json(response)
     if media is not None:
         good[media] = {"schema": {"type": "string"}}
-    return _statuses(good, error, {*_ERRORS, *also})
+    return _statuses(good, error, {*_ERRORS, *also}, status)
 
 
 def parameters(path: str, **query: type[int] | type[str] | type[bool]) -> dict[str, Any]:

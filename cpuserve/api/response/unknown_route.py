@@ -15,7 +15,6 @@ _MAX_SHOWN = 200
 
 # Why a path does not have a method, where clients of other servers might expect it.
 _FIXED = {("POST", "/props"): ". The settings of this server are the options of its start"}
-_MODELS = "models are served from the start: see --models"
 # Routes that are never suggested, because a longer name is meant.
 _NOT_MEANT = {"/", "/completion", "/embedding"}
 # Prefixes of other servers' routes, and what to use on this server. The first match counts.
@@ -41,7 +40,7 @@ _ELSEWHERE = (
         (path, "it is only served with --admin-routes")
         for path in ("/server_info", "/reset_prefix_cache", "/sleep", "/wake_up", "/is_sleeping")
     ),
-    *((f"/api/{verb}", _MODELS) for verb in ("pull", "push", "create", "copy", "delete", "blobs")),
+    ("/api/blobs", "the digest of a file is missing: use /api/blobs/sha256:DIGEST"),
     ("/api/web_search", "there is no search of the web"),
     ("/api/web_fetch", "there is no access to the web"),
     ("/api/me", "there are no accounts: see --api-key"),

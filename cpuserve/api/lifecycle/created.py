@@ -1,0 +1,36 @@
+"""Serve the models that clients created, from the directory that the options name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cpuserve.api.ollama.created.directory import ModelDirectory
+from cpuserve.api.ollama.created.store import CreatedModels
+
+if TYPE_CHECKING:
+    from cpuserve.api.ollama.created.store import MakeLoader
+    from cpuserve.config.server import ServerOptions
+    from cpuserve.serving.registry import ModelRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """How created models get engines; sources: see CreatedModels."""
+
+    make_loader: MakeLoader
+    sources: Mapping[str, str]
+
+
+def stored_models(
+    models: ModelRegistry, options: ServerOptions, creation: Creation
+) -> CreatedModels:
+    """Return the models in --models-dir, which `models` serves from now on.
+
+    Raises:
+      ConfigError: the directory cannot be used.
+    """
+    assert options.models_dir is not None
+    directory = ModelDirectory(options.models_dir, options.models_bytes, options.models_count)
+    return CreatedModels(directory, models, creation.make_loader, creation.sources)

@@ -1,0 +1,265 @@
+"""POST /api/create: make a model of another one, or of files that were sent to /api/blobs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from cpuserve.api.ollama.created.manifest import Manifest, checked_digest, checked_name
+from cpuserve.api.ollama.created.modelfile import ROLES, read_modelfile
+from cpuserve.api.ollama.errors import OllamaError
+from cpuserve.api.ollama.go_template import go_template_error, is_go_template
+from cpuserve.api.ollama.parameters import sampling_of
+from cpuserve.api.ollama.progress import DONE, OllamaProgress, Steps, progress_response
+from cpuserve.api.ollama.pull import download
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.request.fields import is_set
+from cpuserve.api.response.openapi import LINES
+from cpuserve.api.route import post
+from cpuserve.api.state import created_models
+from cpuserve.errors import InvalidRequest, NotFound
+from cpuserve.loader.hub import has_model_form
+from cpuserve.log import get_logger
+from cpuserve.platforms.formats import MADE_WHILE_LOADING
+from cpuserve.serving.call import unsupported
+from cpuserve.tokenizer.chat import check_template
+
+if TYPE_CHECKING:
+    from cpuserve.api.ollama.created.store import CreatedModels
+
+log = get_logger("serve")
+router = APIRouter()
+_FILE = re.compile(r"(?=.{1,200}$)\w[\w.-]*\.(gguf|safetensors|json|jinja|txt|model)")
+_MOST_FILES = 1000
+# Fields of newer versions that change the responses of a model.
+_REFUSED = ("renderer", "parser", "remote_host", "draft", "draft_files", "path")
+_GGUF = "model.gguf"
+
+
+class OllamaCreate(msgspec.Struct, kw_only=True):
+    """POST /api/create. Older clients call the model `name`, and send a `modelfile`.
+
+    from: the model that it is made from. files, adapters: the digest of each file that was sent to
+    /api/blobs, by its name. quantize: a format of --quantization.
+    """
+
+    model: str | None = None
+    name: str | None = None
+    from_: str | None = msgspec.field(name="from", default=None)
+    files: dict[str, str] | None = None
+    adapters: dict[str, str] | None = None
+    template: str | None = None
+    license: str | list[str] | None = None
+    system: str | None = None
+    parameters: dict[str, Any] | None = None
+    messages: list[dict[str, Any]] | None = None
+    quantize: str | None = None
+    quantization: str | None = None
+    modelfile: str | None = None
+    stream: bool | None = None
+    path: Any = None
+    renderer: Any = None
+    parser: Any = None
+    remote_host: Any = None
+    draft: Any = None
+    draft_files: Any = None
+
+
+@post(
+    router,
+    "/api/create",
+    schema=OllamaCreate,
+    response=OllamaProgress,
+    error=OllamaError,
+    id_prefix="ollama-",
+    stream=LINES,
+    pages=False,
+)
+async def create(received: RequestContext, asked: OllamaCreate) -> Response:
+    """Make a model of another model or of files, and serve it under its name."""
+    name = checked_name(asked.model or asked.name)
+    received.note_model(name)
+    created = created_models(received.state)
+    for field in _REFUSED:
+        if is_set(getattr(asked, field)):
+            msg = f"{field} is not supported: omit it"
+            raise unsupported(msg, field)
+    created.check_name(name)
+    if asked.modelfile:
+        asked = _with_modelfile(asked, asked.modelfile)
+    made = await _manifest(created, received, name, asked)
+    steps = _create(created, made)
+    return progress_response(received, steps, stream=asked.stream is not False)
+
+
+async def _create(created: CreatedModels, made: Manifest) -> Steps:
+    if made.model and not made.base and created.find(made.parent) is None:
+        size = 0
+        async with created.pulling:
+            async for step in download(created, made.model):
+                size = max(size, step.total)
+                yield step
+        made.size = size
+    await created.create(made)
+    yield OllamaProgress("using existing layer")
+    yield OllamaProgress("writing manifest")
+    log.info("model %s was created from %s, as a client asked", made.name, made.parent or "files")
+    yield DONE
+
+
+async def _manifest(
+    created: CreatedModels, received: RequestContext, name: str, asked: OllamaCreate
+) -> Manifest:
+    """Return the manifest of the model; its weights may have to be downloaded.
+
+    Raises:
+      InvalidRequest: a field is wrong.
+      NotFound: the model in `from` is not known.
+    """
+    files, adapters = _files("files", asked.files), _files("adapters", asked.adapters)
+    if bool(asked.from_) == bool(files):
+        msg = "from or files must be sent, and not both: name a model, or its files"
+        raise InvalidRequest(msg, param="from")
+    made = _beginning(created, received, asked.from_ or "", files)
+    made.name, made.created = name, int(time.time())
+    if adapters:
+        if made.adapters:
+            msg = f"adapters is not possible, because {made.parent} has an adapter: omit it"
+            raise InvalidRequest(msg, param="adapters")
+        made.adapters = adapters
+    if quantize := (asked.quantize or asked.quantization):
+        made.quantization = _checked_quantize(quantize)
+    if asked.system is not None:
+        made.system = asked.system
+    if asked.template:
+        made.template = await _checked_template(asked.template)
+    if asked.parameters:
+        sampling_of(asked.parameters)
+        made.parameters = {**made.parameters, **asked.parameters}
+    if asked.messages is not None:
+        _check_messages(asked.messages)
+        made.messages = asked.messages
+    if asked.license:
+        made.license = [asked.license] if isinstance(asked.license, str) else asked.license
+    return made
+
+
+def _beginning(
+    created: CreatedModels, received: RequestContext, source: str, files: dict[str, str]
+) -> Manifest:
+    """Return the manifest of the model in `from`, or of files, without a name."""
+    if files:
+        return Manifest(name="", files=files)
+    known = checked_name(source, "from")
+    if (parent := created.find(known)) is not None:
+        return msgspec.structs.replace(parent, parent=known)
+    if known in received.models.names:
+        if received.models.parent(known) is None:
+            return Manifest(name="", base=known, model=created.sources.get(known, ""), parent=known)
+        return Manifest(name="", base=known, parent=known)
+    if not has_model_form(known):
+        msg = (
+            f"from {source[:80]!r} does not exist: name a served model (see /api/tags), a model of "
+            "the Hugging Face hub (owner/name), or send files"
+        )
+        raise NotFound(msg, param="from", code="model_not_found")
+    return Manifest(name="", model=known, parent=known)
+
+
+def _check_messages(messages: list[dict[str, Any]]) -> None:
+    """Raise InvalidRequest unless each message is a text of the system, the user or the model."""
+    for index, message in enumerate(messages):
+        further = [name for name, value in message.items() if is_set(value)]
+        if others := sorted({*further} - {"role", "content"}):
+            msg = f"messages[{index}].{others[0][:80]} is not supported: send role and content"
+            raise unsupported(msg, "messages")
+        if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+            msg = f"messages[{index}] must have a role ({', '.join(ROLES)}) and a text as content"
+            raise InvalidRequest(msg, param="messages")
+
+
+def _files(param: str, given: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the SHA-256 of each file by its name, which is safe as the name of a file."""
+    if given and len(given) > _MOST_FILES:
+        msg = f"{param} has {len(given)} files: at most {_MOST_FILES} are allowed"
+        raise InvalidRequest(msg, param=param)
+    found = {}
+    for name, digest in (given or {}).items():
+        if _FILE.fullmatch(name) is None or ".." in name:
+            msg = (
+                f"{param}: {name[:80]!r} is no name of a file of a model: send .gguf or "
+                ".safetensors with its .json files, without folders"
+            )
+            raise InvalidRequest(msg, param=param)
+        found[name] = checked_digest(digest, f"{param}: {name}")
+    return found
+
+
+def _checked_quantize(asked: str) -> str:
+    if asked.lower() not in MADE_WHILE_LOADING:
+        msg = (
+            f"quantize {asked[:40]!r} is not supported: send one of "
+            f"{', '.join(MADE_WHILE_LOADING)}, or files that are quantized already"
+        )
+        raise unsupported(msg, "quantize")
+    return asked.lower()
+
+
+async def _checked_template(source: str) -> str:
+    """Return a template that can be rendered here; InvalidRequest if there is none."""
+    if is_go_template(source):
+        raise InvalidRequest(go_template_error(), param="template")
+    try:
+        await asyncio.to_thread(check_template, source)
+    except InvalidRequest as error:
+        msg = f"template: {error.message}"
+        raise InvalidRequest(msg, param="template") from None
+    return source
+
+
+def _with_modelfile(asked: OllamaCreate, text: str) -> OllamaCreate:
+    """Return the request with the fields of a Modelfile; its own fields have priority."""
+    found = read_modelfile(text)
+    source, files = found["from"], {}
+    if digest := _sent(source, "FROM"):
+        source, files = None, {_GGUF: digest}
+    adapters = {}
+    for number, given in enumerate(found["adapters"]):
+        if (digest := _sent(given, "ADAPTER")) is None:
+            error = _by_path("ADAPTER", given)
+            raise error
+        adapters[f"adapter{number or ''}.gguf"] = digest
+    return msgspec.structs.replace(
+        asked,
+        from_=asked.from_ or source,
+        files=asked.files or files,
+        adapters=asked.adapters or adapters,
+        system=found.get("system") if asked.system is None else asked.system,
+        template=asked.template or found.get("template"),
+        parameters={**found["parameters"], **(asked.parameters or {})},
+        messages=asked.messages or found["messages"] or None,
+        license=asked.license or found["license"],
+    )
+
+
+def _sent(given: str, instruction: str) -> str | None:
+    """Return the digest in a Modelfile that refers to a file at /api/blobs; None for a name."""
+    if given.startswith("@"):
+        return given[1:]
+    if given.startswith((".", "/", "~")) or given.endswith((".gguf", ".safetensors", ".bin")):
+        raise _by_path(instruction, given)
+    return None
+
+
+def _by_path(instruction: str, given: str) -> InvalidRequest:
+    msg = (
+        f"modelfile: {instruction} {given[:80]!r} is a path, and the server reads no files of its "
+        "disk: send the file to /api/blobs, then its digest in files or adapters"
+    )
+    return InvalidRequest(msg, param="modelfile")

@@ -1,0 +1,163 @@
+"""POST /api/copy, DELETE /api/delete, and /api/blobs, where the files of a model are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from cpuserve.api.ollama.created.directory import open_new
+from cpuserve.api.ollama.created.manifest import Manifest, checked_digest, checked_name
+from cpuserve.api.ollama.errors import OllamaError
+from cpuserve.api.request.body import ClientGone, refuse_web_page
+from cpuserve.api.request.context import BodyForm, RequestContext, read_call
+from cpuserve.api.response.errors import PayloadTooLarge, RequestTimeout
+from cpuserve.api.response.openapi import json_body, parameters, response_types
+from cpuserve.api.route import post
+from cpuserve.api.state import created_models, get_state
+from cpuserve.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cpuserve.api.ollama.created.store import CreatedModels
+
+router = APIRouter()
+_BLOB = "/api/blobs/{digest}"
+_UPLOAD = {
+    "required": True,
+    "content": {
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+    },
+}
+
+
+class OllamaCopy(msgspec.Struct):
+    """POST /api/copy."""
+
+    source: str
+    destination: str
+
+
+class OllamaDelete(msgspec.Struct):
+    """DELETE /api/delete. Older clients call the model `name`."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+@post(
+    router,
+    "/api/copy",
+    schema=OllamaCopy,
+    response=None,
+    error=OllamaError,
+    id_prefix="ollama-",
+    pages=False,
+)
+async def copy(received: RequestContext, asked: OllamaCopy) -> Response:
+    """Serve a model under a further name."""
+    created = created_models(received.state)
+    source = checked_name(asked.source, "source")
+    name = checked_name(asked.destination, "destination")
+    created.check_name(name, "destination")
+    found = created.find(source)
+    if found is None:
+        if source not in received.models.names:
+            msg = f"model {source!r} was not found: /api/tags lists the models"
+            raise NotFound(msg, code="model_not_found")
+        found = Manifest(
+            name=source,
+            base=source,
+            model=created.sources.get(source, ""),
+            parent=source,
+            created=received.created,
+        )
+    await created.copy(found, name)
+    return Response(status_code=200)
+
+
+@router.delete("/api/delete", openapi_extra=json_body(OllamaDelete, None, OllamaError))
+async def delete(request: Request) -> Response:
+    """Delete a model that a client created or pulled; requests that run may end."""
+    refuse_web_page(request)
+    form = BodyForm("ollama-", OllamaDelete)
+    async with read_call(request, lambda _: form) as (received, asked):
+        name = checked_name(asked.model or asked.name)
+        received.note_model(name)
+        created_models(received.state).delete(name)
+    return Response(status_code=200)
+
+
+@router.get(
+    _BLOB,
+    openapi_extra={**response_types(None, OllamaError), **parameters(_BLOB)},
+)
+async def has_blob(request: Request, digest: str) -> Response:
+    """Respond with 200 if the server has the file with this digest, else with 404."""
+    if not created_models(get_state(request)).directory.has_blob(checked_digest(digest)):
+        msg = f"no file has the digest {digest}: send it with POST"
+        raise NotFound(msg)
+    return Response(status_code=200)
+
+
+@router.post(
+    _BLOB,
+    status_code=201,
+    openapi_extra={
+        "requestBody": _UPLOAD,
+        **response_types(None, OllamaError, also=[408, 413, 415], status=201),
+        **parameters(_BLOB),
+    },
+)
+async def send_blob(request: Request, digest: str) -> Response:
+    """Store a file of a model, if its SHA-256 is the one in the path."""
+    refuse_web_page(request)
+    created, wanted = created_models(get_state(request)), checked_digest(digest)
+    part = created.directory.part()
+    try:
+        got = await _receive(request, created, part)
+        if got != wanted:
+            msg = f"digest is sha256:{wanted}, but the body has sha256:{got}: send the file again"
+            raise InvalidRequest(msg, param="digest")
+        created.directory.keep_blob(part, wanted)
+    finally:
+        part.unlink(missing_ok=True)
+    return Response(status_code=201)
+
+
+async def _receive(request: Request, created: CreatedModels, part: Path) -> str:
+    """Write the body to `part` as it arrives, and return its SHA-256 in hexadecimal.
+
+    Raises:
+      PayloadTooLarge: the files on the server would exceed their bound.
+      RequestTimeout: the client paused too long.
+      ClientGone: the client closed the connection.
+    """
+    room, wait_s = created.directory.room(), get_state(request).limits.body_timeout_s
+    found, received = hashlib.sha256(), 0
+    with os.fdopen(open_new(part), "wb") as out:
+        while True:
+            try:
+                message = await asyncio.wait_for(request.receive(), wait_s)
+            except asyncio.TimeoutError:
+                msg = f"The client sent nothing for {wait_s:g} s: send the file again"
+                raise RequestTimeout(msg) from None
+            if message["type"] != "http.request":
+                raise ClientGone
+            data = message.get("body", b"")
+            received += len(data)
+            if received > room:
+                msg = (
+                    f"The file is larger than {room} bytes, the room that is left: delete models, "
+                    "or start the server with a larger --models-bytes"
+                )
+                raise PayloadTooLarge(msg)
+            found.update(data)
+            out.write(data)
+            if not message.get("more_body", False):
+                return found.hexdigest()

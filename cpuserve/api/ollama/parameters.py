@@ -1,0 +1,58 @@
+"""The parameters of created models: options of requests, which apply to requests without them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from cpuserve.api.ollama.options import OllamaOptions
+from cpuserve.api.request.field_errors import wrong_field
+from cpuserve.api.request.fields import NO_EFFECT, OPTIONS, check_fields
+from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.params import SamplingParams
+from cpuserve.serving.call import unsupported
+from cpuserve.serving.params import check_repeat_penalty
+
+_IGNORED = {name for row in NO_EFFECT if OPTIONS in row.endpoints for name in row.names}
+# Options with another name in SamplingParams.
+_NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
+
+
+def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of SamplingParams that parameters of a created model set.
+
+    Raises:
+      InvalidRequest: a parameter is unknown, not supported, or out of range.
+    """
+    for name in parameters:
+        if name not in OllamaOptions.__struct_fields__ and name not in _IGNORED:
+            msg = f"parameters: {name[:80]} is not known: omit it"
+            raise unsupported(msg, f"parameters.{name[:80]}")
+    try:
+        options = msgspec.convert(dict(parameters), OllamaOptions, strict=False)
+    except msgspec.ValidationError as error:
+        found = wrong_field(error)
+        msg = f"parameters: {found.message}"
+        raise InvalidRequest(msg, param="parameters") from None
+    check_fields(options)
+    check_repeat_penalty(options.repeat_penalty)
+    given = {name: getattr(options, name) for name in parameters if name not in _IGNORED}
+    if (given.get("num_predict") or 0) <= 0:
+        given.pop("num_predict", None)  # the rest of the context
+    if isinstance(stop := given.get("stop"), str):
+        given["stop"] = [stop]
+    values = {_NAMES.get(name, name): value for name, value in given.items() if value is not None}
+    SamplingParams(**values)  # raises InvalidRequest for a value out of range
+    return values
+
+
+def parameter_lines(parameters: Mapping[str, Any]) -> str:
+    """Return parameters as lines of a Modelfile, without the word PARAMETER."""
+    lines = []
+    for name, value in parameters.items():
+        for each in value if isinstance(value, list) else [value]:
+            shown = f'"{each}"' if isinstance(each, str) else str(each).lower()
+            lines.append(f"{name:<30} {shown}")
+    return "\n".join(lines)

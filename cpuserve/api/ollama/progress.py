@@ -1,0 +1,54 @@
+"""Responses that report the progress of a task: lines of JSON, or one body at the end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import Response
+
+from cpuserve.api.ollama.common import to_json
+from cpuserve.api.ollama.errors import ollama_error
+from cpuserve.api.response.stream import EventStream, JsonResult, StreamFormat
+
+if TYPE_CHECKING:
+    from cpuserve.api.request.context import RequestContext
+
+
+class OllamaProgress(msgspec.Struct, omit_defaults=True):
+    """A step of a task; total and completed are bytes of a download with this digest."""
+
+    status: str
+    digest: str = ""
+    total: int = 0
+    completed: int = 0
+
+
+DONE = OllamaProgress("success")
+Steps = AsyncGenerator[OllamaProgress, None]
+
+
+def progress_response(received: RequestContext, steps: Steps, *, stream: bool) -> Response:
+    """Return the steps as lines, or the last one as the whole body."""
+    if not stream:
+
+        async def last() -> bytes:
+            async with aclosing(steps) as taken:
+                found = [step async for step in taken]
+            return to_json(found[-1] if found else DONE)
+
+        return JsonResult(last)
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        async with aclosing(steps) as taken:
+            async for step in taken:
+                yield to_json(step) + b"\n"
+
+    def failed(error: BaseException) -> bytes:
+        return ollama_error(error) + b"\n"
+
+    ping = to_json(OllamaProgress("working")) + b"\n"
+    form = StreamFormat(b"application/x-ndjson", ping)
+    return EventStream(lines(), received.state.limits.silent_s, form, failed)

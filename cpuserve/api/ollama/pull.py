@@ -1,0 +1,167 @@
+"""POST /api/pull: download a model from the Hugging Face hub, or a built-in model, and serve it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+from fastapi import APIRouter, Response
+
+from cpuserve.api.lifecycle.preparation import in_background
+from cpuserve.api.ollama.created.manifest import Manifest, checked_name
+from cpuserve.api.ollama.errors import OllamaError
+from cpuserve.api.ollama.listed import digest_of
+from cpuserve.api.ollama.progress import DONE, OllamaProgress, Steps, progress_response
+from cpuserve.api.request.context import RequestContext
+from cpuserve.api.response.openapi import LINES
+from cpuserve.api.route import post
+from cpuserve.api.state import created_models
+from cpuserve.config.values import format_bytes
+from cpuserve.errors import ModelError, NotFound
+from cpuserve.log import get_logger
+from cpuserve.serving.call import unsupported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cpuserve.api.ollama.created.store import CreatedModels
+
+log = get_logger("serve")
+router = APIRouter()
+_PULLING = OllamaProgress("pulling manifest")
+# Libraries report each block that they download. A line is written at most this often.
+_BETWEEN_S = 0.1
+
+
+class OllamaPull(msgspec.Struct, kw_only=True):
+    """POST /api/pull and /api/push. Older clients call the model `name`."""
+
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
+    insecure: bool | None = None
+    username: str | None = None
+    password: str | None = None
+
+
+@post(
+    router,
+    "/api/pull",
+    schema=OllamaPull,
+    response=OllamaProgress,
+    error=OllamaError,
+    id_prefix="ollama-",
+    stream=LINES,
+    pages=False,
+)
+async def pull(received: RequestContext, asked: OllamaPull) -> Response:
+    """Download a model and serve it under its name; a model that is served is there already."""
+    name = checked_name(asked.model or asked.name)
+    received.note_model(name)
+    if asked.insecure:
+        msg = "insecure is not supported, because downloads use HTTPS: omit it"
+        raise unsupported(msg, "insecure")
+    stream = asked.stream is not False
+    if name in received.models.names:
+        return progress_response(received, _there(), stream=stream)
+    created = created_models(received.state)
+    created.check_name(name)
+    return progress_response(received, _pull(created, name), stream=stream)
+
+
+@post(
+    router,
+    "/api/push",
+    schema=OllamaPull,
+    response=OllamaProgress,
+    error=OllamaError,
+    id_prefix="ollama-",
+    stream=LINES,
+    pages=False,
+)
+async def push(_received: RequestContext, _asked: OllamaPull) -> Response:
+    """Refuse to upload a model: there is no registry that would take it."""
+    msg = "push is not supported, because this server has no registry: copy the files of the model"
+    raise unsupported(msg, "model")
+
+
+async def _there() -> Steps:
+    yield _PULLING
+    yield DONE
+
+
+async def _pull(created: CreatedModels, name: str) -> Steps:
+    size = 0
+    async with created.pulling:
+        async for step in download(created, name):
+            size = max(size, step.total)
+            yield step
+    yield OllamaProgress("writing manifest")
+    made = Manifest(name=name, model=name, parent=name, size=size, created=int(time.time()))
+    await created.create(made)
+    log.info("model %s was pulled, as a client asked", name)
+    yield DONE
+
+
+async def download(created: CreatedModels, name: str) -> Steps:
+    """Download a model of the hub or a built-in one, and yield the progress.
+
+    Nothing is yielded before the model has been found.
+
+    Raises:
+      NotFound: there is no such model, it cannot be downloaded, or it is too large.
+    """
+    loop, reports = asyncio.get_running_loop(), asyncio.Queue[OllamaProgress | None]()
+    stop, room, digest = threading.Event(), created.directory.room(), digest_of(name)
+    told = 0.0
+
+    def report(_what: str, done: int, total: int) -> None:
+        nonlocal told
+        if stop.is_set():
+            msg = "the client has left"
+            raise ModelError(msg)
+        if max(done, total) > room:
+            msg = (
+                f"it has {format_bytes(max(done, total))}, and {format_bytes(room)} are left: "
+                "delete models, or start the server with a larger --models-bytes"
+            )
+            raise ModelError(msg)
+        now = time.monotonic()
+        if now - told >= _BETWEEN_S or done == total:
+            told = now
+            step = OllamaProgress(f"pulling {name}", digest, total, done)
+            loop.call_soon_threadsafe(reports.put_nowait, step)
+
+    def fetch() -> Path:
+        from cpuserve.loader.hub import resolve_model
+
+        return resolve_model(name, progress=report, local=False)
+
+    fetching = asyncio.wrap_future(in_background(fetch))
+
+    def on_end(done: asyncio.Future[Path]) -> None:
+        if not done.cancelled():
+            done.exception()  # it is raised below, unless the client has left
+        reports.put_nowait(None)
+
+    fetching.add_done_callback(on_end)
+    try:
+        first = True
+        while (step := await reports.get()) is not None:
+            if first:
+                yield _PULLING
+            first = False
+            yield step
+        try:
+            await fetching
+        except ModelError as error:
+            msg = f"model {name!r} cannot be pulled: {error}"
+            raise NotFound(msg, code="model_not_found") from None
+        if first:
+            yield _PULLING
+    finally:
+        stop.set()
+        fetching.cancel()

@@ -1,0 +1,38 @@
+"""Timers of models: each runs a coroutine after a time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Hashable
+
+
+class Timers:
+    """A timer for each model, and one for the server (None)."""
+
+    def __init__(self) -> None:
+        self._running: dict[Hashable, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Future[object]] = set()
+
+    def start(self, slot: Hashable, seconds: float, run: Callable[[], Awaitable[object]]) -> None:
+        """Await run() in `seconds`, in place of an earlier timer; infinite = never."""
+        self.cancel(slot)
+        if seconds < math.inf:
+            loop = asyncio.get_running_loop()
+            self._running[slot] = loop.call_later(seconds, self._begin, slot, run)
+
+    def cancel(self, slot: Hashable) -> None:
+        """Stop a timer."""
+        if (timer := self._running.pop(slot, None)) is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Stop all timers."""
+        for slot in [*self._running]:
+            self.cancel(slot)
+
+    def _begin(self, slot: Hashable, run: Callable[[], Awaitable[object]]) -> None:
+        self._running.pop(slot, None)
+        task = asyncio.ensure_future(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
