@@ -43,6 +43,7 @@ from cpuserve.serving.decisions.questions import (
     questions_from,
 )
 from cpuserve.serving.decisions.results import results_of
+from cpuserve.serving.encode import cut_of
 from cpuserve.serving.sampler_ids import with_own_sampler_ids
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format, parsers_of
 
@@ -138,6 +139,8 @@ class LLM(PoolingMethods):
         self._check_kind("generate")
         requests = [self._request(prompt) for prompt in as_list(prompts)]
         params = self._params(sampling_params, len(requests), lora_request)
+        for request, own in zip(requests, params, strict=True):
+            self._truncate(request, own)
         priorities = list(priority or [0] * len(requests))
         if len(priorities) != len(requests):
             msg = f"{len(priorities)} priorities for {len(requests)} prompts"
@@ -195,6 +198,8 @@ class LLM(PoolingMethods):
                 reasoning_budget=thinking_token_budget,
                 include_reasoning=include_reasoning,
                 structured_outputs=own.structured_outputs,
+                truncate_prompt_tokens=own.truncate_prompt_tokens,
+                max_tokens=own.max_tokens,
             )
             for conversation, own in zip(conversations, params, strict=True)
         ]
@@ -334,6 +339,13 @@ class LLM(PoolingMethods):
             ids = self._tokenizer.encode(before + (text or ""))
         self._num_requests += 1
         return RequestOutput(str(self._num_requests - 1), text, ids)
+
+    def _truncate(self, request: RequestOutput, params: SamplingParams) -> None:
+        """Keep the end of a prompt that params.truncate_prompt_tokens cuts."""
+        asked, most = params.truncate_prompt_tokens, params.max_tokens
+        call = GenerateCall(truncate_prompt_tokens=asked, max_tokens=most)
+        if (cut := cut_of(self._context, call)) is not None:
+            request.prompt_token_ids = cut.apply(request.prompt_token_ids)
 
     def _of_ids(self, ids: list[int]) -> RequestOutput:
         """Return an empty RequestOutput for the token ids of a rendered conversation."""

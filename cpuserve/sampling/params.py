@@ -37,7 +37,8 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
     LoRA adapter that changes the model for this request. `structured_outputs`: the grammar that the
     text must match; the response ends where nothing can follow. `caller`: the client of a server;
     waiting requests and new grammars of several clients take turns. `vectors`: the kind
-    of result of an embedding model or a reranker, one of VECTORS.
+    of result of an embedding model or a reranker, one of VECTORS. `truncate_prompt_tokens`: `LLM`
+    keeps so many tokens of the end of a prompt; -1 = as many as the context holds with max_tokens.
     """
 
     n: int = 1
@@ -70,6 +71,7 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     caller: str = ""
     vectors: str = ""
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest with the parameter for a value out of range."""

@@ -132,6 +132,8 @@ NO_EFFECT = {
     "keep_alive": 60, "num_ctx": 64, "num_batch": 8, "num_gpu": 1, "main_gpu": 0, "use_mmap": True,
     "num_thread": 2, "numa": True, "low_vram": True, "f16_kv": True, "vocab_only": False,
     "use_mlock": True, "logits_all": True, "embedding_only": False, "kv_transfer_params": {"a": 1},
+    "ec_transfer_params": {"a": 1}, "return_mm_kwargs": False, "return_token_offsets": True,
+    "routed_experts_prompt_start": 1,
     "guided_decoding_backend": "xgrammar", "draft_num_predict": 4,
     # How events are cut and timed, not what is in them.
     "stream_interval": 4, "timings_per_token": True, "sse_ping_interval": 5,

@@ -1,4 +1,4 @@
-"""`LLM` takes bad_words, logprob_token_ids and repetition_detection, as the server does."""
+"""`LLM` takes bad_words, logprob_token_ids and other fields of vLLM, as the server does."""
 
 from __future__ import annotations
 
@@ -60,3 +60,21 @@ def test_bad_values_are_refused(llm):
         output(llm, logprob_token_ids=[5])
     with pytest.raises(InvalidRequest, match="at most"):
         output(llm, bad_words=["a"] * 2000)
+
+
+def test_a_prompt_is_cut_to_its_last_tokens(llm):
+    prompt = list(range(20, 142))
+    fields = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    for asked, kept in ((10, 10), (-1, 122), (122, 122)):
+        params = SamplingParams(truncate_prompt_tokens=asked, **fields)
+        (cut,) = llm.generate([prompt], params)
+        assert cut.prompt_token_ids == prompt[-kept:]
+        (whole,) = llm.generate([prompt[-kept:]], SamplingParams(**fields))
+        assert cut.outputs[0].token_ids == whole.outputs[0].token_ids
+    (cut,) = llm.generate([prompt + prompt], SamplingParams(truncate_prompt_tokens=-1, **fields))
+    assert cut.prompt_token_ids == prompt, "the context of 128 tokens has room for max_tokens"
+    message = [{"role": "user", "content": "a " * 500}]
+    (chat,) = llm.chat(message, SamplingParams(truncate_prompt_tokens=-1, **fields))
+    assert len(chat.prompt_token_ids) == 122
+    with pytest.raises(InvalidRequest, match="truncate_prompt_tokens"):
+        llm.generate([prompt], SamplingParams(truncate_prompt_tokens=0, **fields))

@@ -184,7 +184,7 @@ NO_EFFECT = (
     NoEffect(("request_id",), (RESPONSES,), "a response has an id of its own"),
     NoEffect(
         ("prompt_cache_key", "prompt_cache_retention", "cache_prompt", "id_slot",
-         "kv_transfer_params", "guided_decoding_backend"),
+         "kv_transfer_params", "ec_transfer_params", "guided_decoding_backend"),
         OPENAI,
         _CACHES,
     ),
@@ -211,7 +211,16 @@ NO_EFFECT = (
     NoEffect(("n_keep", "n_discard"), OPENAI, _CONTEXT),
     NoEffect(("truncate", "shift"), (OLLAMA, OLLAMA_TEXT), _CONTEXT),
     NoEffect(("num_keep",), (OPTIONS,), _CONTEXT),
-    NoEffect(("mm_processor_kwargs", "media_io_kwargs"), OPENAI, "images are refused themselves"),
+    NoEffect(
+        ("mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs"),
+        OPENAI,
+        "images are refused themselves",
+    ),
+    NoEffect(
+        ("return_token_offsets", "routed_experts_prompt_start"),
+        (CHAT, TEXT),
+        "vLLM heeds them only where it renders prompts, or returns the experts of tokens",
+    ),
     NoEffect(("adaptive_decay", "backend_sampling"), (*OPENAI, COMPLETION), _SAMPLERS),
     NoEffect(
         ("spaces_between_special_tokens",), OPENAI, "the tokenizer decides where spaces are"
