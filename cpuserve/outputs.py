@@ -75,8 +75,8 @@ class RequestOutput:
 class BeamSearchSequence:
     """A text of `LLM.beam_search`. tokens, text: with the prompt.
 
-    logprobs: of each token after the prompt, with the alternatives. finish_reason: "stop" or
-    "length". stop_reason: None, because a text ends only at the end of text.
+    logprobs: the logprob of each token after the prompt, with the alternatives. finish_reason:
+    "stop" or "length". stop_reason: None, because a text ends only at the end of text.
     """
 
     tokens: list[int]

@@ -74,6 +74,7 @@ def test_a_chat_has_the_same_search_and_best_of_is_its_width():
         ({"min_tokens": 1}, "min_tokens"),
         ({"presence_penalty": 1}, "presence_penalty"),
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"dry_multiplier": 0.5}, "dry_multiplier"),
         ({"early_stopping": True}, "early_stopping"),
         ({"n": 11}, "n"),
         ({"best_of": 11}, "best_of"),

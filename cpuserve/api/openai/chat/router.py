@@ -1,15 +1,23 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions, and the prompt that it would have."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from cpuserve.api.openai.chat.schema import ChatCompletion, ChatRequest, to_call, words
+from cpuserve.api.openai.chat.schema import (
+    ChatCompletion,
+    ChatRenderRequest,
+    ChatRequest,
+    to_call,
+    words,
+)
 from cpuserve.api.openai.chat.writer import ChatWriter
 from cpuserve.api.openai.checks import take_request_id
+from cpuserve.api.openai.render import TokenizedPrompt, refuse_offsets, rendered
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.openapi import EVENTS
-from cpuserve.api.route import generate, post
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import generate, post, prepared
 
 router = APIRouter()
 
@@ -27,3 +35,20 @@ async def create_chat_completion(received: RequestContext, asked: ChatRequest) -
     """Generate the next message of a conversation."""
     take_request_id(received, asked.request_id)
     return await generate(received, asked, to_call, ChatWriter)
+
+
+@post(
+    router,
+    "/v1/chat/completions/render",
+    schema=ChatRenderRequest,
+    response=TokenizedPrompt,
+    id_prefix="chatcmpl-",
+    words=words,
+)
+async def render_chat_completion(received: RequestContext, asked: ChatRenderRequest) -> Response:
+    """Return the tokens of the prompt of a conversation; nothing is generated."""
+    take_request_id(received, asked.request_id)
+    refuse_offsets(asked)
+    generation = await prepared(received, asked, to_call)
+    (prompt,) = rendered(received, generation, with_text=bool(asked.return_prompt_text))
+    return json_response(prompt)

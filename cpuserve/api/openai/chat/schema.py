@@ -67,6 +67,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
     request_id: str | None = None
 
 
+@with_refused("chat")
+class ChatRenderRequest(ChatRequest, kw_only=True):
+    """POST /v1/chat/completions/render."""
+
+    return_token_offsets: bool | None = None
+
+
 class TopLogprob(msgspec.Struct):
     """One alternative; `bytes` are the UTF-8 bytes of the token."""
 

@@ -10,6 +10,7 @@ from cpuserve.api.openai.chat import schema
 from cpuserve.api.openai.chat.schema import ChatChoice, ChatCompletion, ChatMessage
 from cpuserve.api.openai.chunks import FORM, ChunkFormat, error_chunk, progress_member, to_json
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from cpuserve.api.openai.render import prompt_text
 from cpuserve.api.openai.timings import timings_member, timings_of
 from cpuserve.api.openai.usage import usage_body
 from cpuserve.serving.events import (
@@ -31,7 +32,6 @@ from cpuserve.tokenizer.messages import message_content
 if TYPE_CHECKING:
     from cpuserve.api.openai.chat.schema import ChatRequest
     from cpuserve.api.request.context import RequestContext
-    from cpuserve.serving.call import Prompt
     from cpuserve.serving.generate import Generation
 
 _NO_LOGPROBS = b',"logprobs":null,"finish_reason":null'
@@ -65,7 +65,7 @@ class ChatWriter:
         self._timed = generation if asked.timings_per_token else None
         self._prompt_text: str | None = None
         if asked.return_prompt_text:
-            self._prompt_text = _prompt_text(first.prompt, received)
+            self._prompt_text = prompt_text(received, generation)
 
     def frames(self, events: list[Event]) -> bytes:
         """Return the chunks for the events of one engine output; b"" if they show nothing yet."""
@@ -209,10 +209,3 @@ def _echoed(asked: ChatRequest) -> tuple[str, str]:
     if last["role"] != role:
         return role, ""
     return role, text_of(message_content(last, f"messages[{len(asked.messages) - 1}]"))
-
-
-def _prompt_text(prompt: Prompt, received: RequestContext) -> str:
-    """Return the text of a prompt as the template wrote it, or of the tokens that were kept."""
-    if prompt.rendered is not None:
-        return prompt.rendered + prompt.opening
-    return received.context.get_tokenizer().decode(prompt.ids, skip_special_tokens=False)

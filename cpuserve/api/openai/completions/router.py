@@ -1,15 +1,23 @@
-"""POST /v1/completions."""
+"""POST /v1/completions, and the prompts that it would have."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
 from cpuserve.api.openai.checks import take_request_id
-from cpuserve.api.openai.completions.schema import Completion, CompletionRequest, to_call, words
+from cpuserve.api.openai.completions.schema import (
+    Completion,
+    CompletionRenderRequest,
+    CompletionRequest,
+    to_call,
+    words,
+)
 from cpuserve.api.openai.completions.writer import CompletionWriter
+from cpuserve.api.openai.render import TokenizedPrompt, refuse_offsets, rendered
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.openapi import EVENTS
-from cpuserve.api.route import generate, post
+from cpuserve.api.response.writer import json_response
+from cpuserve.api.route import generate, post, prepared
 
 router = APIRouter()
 
@@ -27,3 +35,18 @@ async def create_completion(received: RequestContext, asked: CompletionRequest) 
     """Continue one or several prompts, or compute their logprobs."""
     take_request_id(received, asked.request_id)
     return await generate(received, asked, to_call, CompletionWriter)
+
+
+@post(
+    router,
+    "/v1/completions/render",
+    schema=CompletionRenderRequest,
+    response=list[TokenizedPrompt],
+    id_prefix="cmpl-",
+    words=words,
+)
+async def render_completion(received: RequestContext, asked: CompletionRenderRequest) -> Response:
+    """Return the tokens of each prompt; nothing is generated."""
+    take_request_id(received, asked.request_id)
+    refuse_offsets(asked)
+    return json_response(rendered(received, await prepared(received, asked, to_call)))

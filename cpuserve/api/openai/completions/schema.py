@@ -39,6 +39,13 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     timings_per_token: bool | None = None
 
 
+@with_refused("completions")
+class CompletionRenderRequest(CompletionRequest, kw_only=True):
+    """POST /v1/completions/render."""
+
+    return_token_offsets: bool | None = None
+
+
 class LegacyLogprobs(msgspec.Struct):
     """The completions endpoint's parallel lists; `text_offset` counts characters."""
 
