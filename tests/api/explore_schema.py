@@ -27,6 +27,7 @@ import requests
 import schemathesis
 from hypothesis.errors import Unsatisfiable
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
@@ -170,7 +171,7 @@ def main() -> int:
         try:
             with serving(operation.path) as url:
                 line |= explore(operation, url, args.examples, args.seed)
-        except Exception as error:
+        except (Exception, FailureGroup) as error:
             failed.append(label)
             print(f"{label}: failed\n{error}\n", *getattr(error, "exceptions", ()), flush=True)
             continue

@@ -104,13 +104,14 @@ OTHERS = {
 
 
 def answers(engine: FakeEngine, number: int, prompt: list[int], params: Any) -> Iterator[Any]:
-    """Yield logprobs of labels, a text, or a vector if max_tokens is 0, as the request asks."""
+    """Yield logprobs of labels, a text, or vectors if max_tokens is 0, as the request asks."""
     if params.label_ids:
         yield from decide(engine, number, prompt, params)
     elif params.max_tokens:
         yield from speak(engine, number, prompt, params)
     else:
-        yield Output(number, [], "stop", vector=struct.pack("<4f", 1, 0, 0, 0))
+        rows = len(prompt) if params.vectors.endswith("tokens") else 1
+        yield Output(number, [], "stop", vector=struct.pack("<4f", 1, 0, 0, 0) * rows)
 
 
 def prepare(context: Any, pooling: str) -> Any:
