@@ -42,8 +42,10 @@ post_by_field(
     {
         "messages": {"": create_chat_completion},
         "prompt": {"": create_completion},
+        "queries": {"": score},
         "documents": {"": rerank},
         "text_1": {"": score},
+        "data_1": {"": score},
         "input": {"": create_embeddings, "classify": classify, "token_classify": pooling},
         **_TEI,
     },

@@ -66,7 +66,7 @@ def test_invocations_serves_what_the_body_asks_for():
         ({"text_1": "a", "text_2": "b"}, "model", "generates text"),
         ({"query": "a", "documents": ["b"]}, "model", "generates text"),
         ({"prompt": "a", "max_tokens": "many"}, "max_tokens", "max_tokens"),
-        ({"temperature": 0}, None, "messages, prompt, documents, text_1, input"),
+        ({"temperature": 0}, None, "messages, prompt, queries, documents, text_1, data_1, input"),
     ],
 )
 def test_errors_of_invocations_are_those_of_the_endpoint(body, param, words):

@@ -36,6 +36,7 @@ class _Inputs(msgspec.Struct, kw_only=True):
     activation: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None
@@ -173,6 +174,7 @@ def _call(request: _Inputs, **kind: str) -> GenerateCall:
         prompt=request.input,
         add_special_tokens=request.add_special_tokens,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
         max_tokens=0,
         priority=request.priority,
         cache_salt=request.cache_salt,

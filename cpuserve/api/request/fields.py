@@ -72,6 +72,7 @@ def _moved(where: str) -> str:
 
 _TRUE = "is not supported yet: omit it, or set it to true"
 _JSON = _send("structured_outputs")
+_NO_MESSAGES = "is not supported, because messages are not: omit it"
 _LOGPROBS = 'include: ["message.output_text.logprobs"]'
 
 # tests/api/test_api_fields.py compares them with what OpenAI, vLLM, llama.cpp and Ollama document.
@@ -101,8 +102,14 @@ REFUSED = (
     Refused("use_beam_search", (RESPONSES,)),
     Refused("vllm_xargs", OPENAI),
     Refused("watermarking", OPENAI),
-    Refused("embed_dtype", (EMBEDDINGS,), off=("float32",)),
-    Refused("endianness", (EMBEDDINGS,), off=("native", "little")),
+    Refused("embed_dtype", (EMBEDDINGS, POOLING), off=("float32",)),
+    Refused("endianness", (EMBEDDINGS, POOLING), off=("native", "little")),
+    Refused(
+        "padding",
+        (EMBEDDINGS, POOLING, RERANK),
+        "is not supported, because no prompt is padded: omit it",
+        off=("do_not_pad",),
+    ),
     # llama.cpp
     Refused("adaptive_target", (*OPENAI, COMPLETION), off=(-1,)),
     Refused("grammar", OPENAI, _send('structured_outputs: {"grammar": ...}, which may be in GBNF')),
@@ -163,6 +170,10 @@ REFUSED = (
     Refused("functions", (RESPONSES,)),
     Refused("function_call", (RESPONSES,)),
     Refused("messages", (EMBEDDINGS, POOLING)),
+    Refused("chat_template", (EMBEDDINGS, POOLING), _NO_MESSAGES),
+    Refused("chat_template_kwargs", (EMBEDDINGS, POOLING), _NO_MESSAGES),
+    Refused("add_generation_prompt", (EMBEDDINGS, POOLING), _NO_MESSAGES),
+    Refused("continue_final_message", (EMBEDDINGS, POOLING), _NO_MESSAGES),
     Refused("data", (POOLING,)),
     Refused("encoding_format", (TEI,), "is not supported: omit it", off=("float",)),
     Refused("max_chunks_per_doc", (RERANK,)),
@@ -189,7 +200,12 @@ NO_EFFECT = (
         _CACHES,
     ),
     NoEffect(("user", "request_id"), (POOLING,), "who asks changes no response"),
-    NoEffect(("user",), (EMBEDDINGS, RERANK), "who asks changes no response"),
+    NoEffect(("user", "request_id"), (EMBEDDINGS, RERANK), "who asks changes no response"),
+    NoEffect(
+        ("mm_processor_kwargs", "media_io_kwargs"),
+        (EMBEDDINGS, POOLING, RERANK),
+        "images are refused themselves",
+    ),
     NoEffect(("user", "request_id"), (DECISIONS,), "who asks changes no response"),
     NoEffect(("keep_alive",), (DECISIONS,), _CACHES),
     NoEffect(("metadata",), (MESSAGES,), "who asks changes no response"),

@@ -52,7 +52,7 @@ async def rerank(received: RequestContext, asked: RerankRequest) -> Response:
     schema=ScoreRequest,
     response=ScoreAnswer,
     id_prefix="score-",
-    words=lambda _: {"prompt": "text_2"},
+    words=lambda asked: {"prompt": asked.names[1]},
 )
 async def score(received: RequestContext, asked: ScoreRequest) -> Response:
     """Return the score of each pair of texts."""

@@ -15,6 +15,16 @@ class Document(msgspec.Struct):
     text: str
 
 
+Texts = str | Document | list[str | Document]
+# The names of the two fields with texts at /score; all are fields of vLLM.
+SCORED = (
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+)
+
+
 class ScoringRequest(msgspec.Struct, kw_only=True):
     """The fields that /rerank and /score share. Only some models take an `instruction`.
 
@@ -37,17 +47,32 @@ class RerankRequest(ScoringRequest, kw_only=True):
     """POST /rerank: documents to be ordered by how well they match the query."""
 
     query: str | Document
-    documents: str | Document | list[str | Document]
+    documents: Texts
     top_n: int | None = None
     return_documents: bool | None = None
 
 
 @with_refused("rerank")
 class ScoreRequest(ScoringRequest, kw_only=True):
-    """POST /score: one text and others, or pairs of texts from two lists of equal length."""
+    """POST /score: one text and others, or pairs of texts from two lists of equal length.
 
-    text_1: str | Document | list[str | Document]
-    text_2: str | Document | list[str | Document]
+    The texts have one pair of names of SCORED.
+    """
+
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of the two fields that have the texts, or that should have them."""
+        given = [pair for pair in SCORED if any(getattr(self, name) is not None for name in pair)]
+        whole = [pair for pair in given if all(getattr(self, name) is not None for name in pair)]
+        return (whole or given or SCORED)[0]
 
 
 class ScoringUsage(msgspec.Struct):
@@ -95,8 +120,8 @@ class ScoreAnswer(msgspec.Struct):
 
 def rerank_call(request: RerankRequest) -> GenerateCall:
     """Return the call; InvalidRequest for a field that is out of range or not supported."""
-    if request.top_n is not None and request.top_n < 1:
-        msg = f"top_n must be at least 1, got {request.top_n}; omit it to get all documents"
+    if request.top_n is not None and request.top_n < 0:
+        msg = f"top_n must be at least 0, got {request.top_n}; 0 returns all documents"
         raise InvalidRequest(msg, param="top_n")
     documents = texts_of(request.documents, "documents")
     (query,) = texts_of(request.query, "query")
@@ -108,19 +133,33 @@ def rerank_call(request: RerankRequest) -> GenerateCall:
 
 def score_call(request: ScoreRequest) -> GenerateCall:
     """Return the call; InvalidRequest for lists that make no pairs, or a field not supported."""
-    first, second = texts_of(request.text_1, "text_1"), texts_of(request.text_2, "text_2")
+    names = request.names
+    _check_names(request, names)
+    first, second = (texts_of(getattr(request, name), name) for name in names)
     if len(first) not in (1, len(second)):
         msg = (
-            f"text_1 has {len(first)} texts and text_2 has {len(second)}: give one in text_1, or "
-            "as many as in text_2"
+            f"{names[0]} has {len(first)} texts and {names[1]} has {len(second)}: give one in "
+            f"{names[0]}, or as many as in {names[1]}"
         )
-        raise InvalidRequest(msg, param="text_1")
+        raise InvalidRequest(msg, param=names[0])
     if len(first) < len(second):
         first *= len(second)
     return _call(request, list(zip(first, second, strict=True)))
 
 
-def texts_of(given: str | Document | list[str | Document], name: str) -> list[str]:
+def _check_names(request: ScoreRequest, names: tuple[str, str]) -> None:
+    """Raise InvalidRequest unless exactly the two fields `names` have texts."""
+    for name in names:
+        if getattr(request, name) is None:
+            msg = f"{name} is missing"
+            raise InvalidRequest(msg, param=name, code="missing_required_parameter")
+    for name in (name for pair in SCORED for name in pair):
+        if name not in names and getattr(request, name) is not None:
+            msg = f"{name} is not possible with {names[0]} and {names[1]}: omit it"
+            raise InvalidRequest(msg, param=name)
+
+
+def texts_of(given: Texts, name: str) -> list[str]:
     """Return the texts of a field; InvalidRequest if there are none, or too many."""
     listed = given if isinstance(given, list) else [given]
     if not 0 < len(listed) <= MAX_PROMPTS:

@@ -46,7 +46,7 @@ class RerankWriter:
         ranked = sorted(enumerate(self._scores.of(_vectors(response))), key=lambda item: -item[1])
         results = [
             RerankResult(index, score, Document(texts[index]) if shown else None)
-            for index, score in ranked[: asked.top_n]
+            for index, score in ranked[: asked.top_n or None]
         ]
         model = received.served.name
         return msgspec.json.encode(RerankAnswer(received.id, model, _usage(response), results))

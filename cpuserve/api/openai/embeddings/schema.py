@@ -21,6 +21,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """POST /v1/embeddings; `input` is a text, token ids, or a list of texts or of token ids.
 
     prompt_name: the one of the checkpoint's prompts that goes before each text (a TEI field).
+    normalize, use_activation: false = vectors are not scaled to length 1 (fields of TEI and vLLM).
     """
 
     input: str | list[str | int | list[int]]
@@ -36,6 +37,12 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     truncation_side: str | None = None
     prompt_name: str | None = None
     normalize: bool | None = None
+    use_activation: bool | None = None
+
+    @property
+    def unit(self) -> bool:
+        """Whether vectors are scaled to length 1."""
+        return False not in (self.normalize, self.use_activation)
 
 
 class EmbeddingItem(msgspec.Struct):
@@ -80,7 +87,7 @@ def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
         cache_salt=request.cache_salt,
         timeout=request.timeout,
         embed=True,
-        vectors="plain" if request.normalize is False else "",
+        vectors="" if request.unit else "plain",
     )
 
 

@@ -34,8 +34,8 @@ class EmbeddingWriter:
         as_text, prompt = self._asked.encoding_format == "base64", response.usage.prompt
 
         def item(index: int, vector: bytes) -> EmbeddingItem:
-            unit = self._asked.normalize is not False
-            values = shortened(floats_of(vector), self._asked.dimensions, unit=unit)
+            asked = self._asked
+            values = shortened(floats_of(vector), asked.dimensions, unit=asked.unit)
             shown = base64_of(values) if as_text else values.tolist()
             return EmbeddingItem("embedding", index, shown)
 
