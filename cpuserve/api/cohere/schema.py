@@ -14,7 +14,7 @@ from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, unsupported
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
-# How the texts are used, and the names of the prompts for it in checkpoints.
+# How the texts are used, and the prompts for it in checkpoints.
 INPUT_TYPES = {
     "search_query": ("search_query", "query"),
     "search_document": ("search_document", "document", "passage"),

@@ -31,7 +31,7 @@ _BY_TYPE, _FLOATS = "embeddings_by_type", "embeddings_floats"
 
 
 class CohereWriter:
-    """Writes the response to one request; version 1 has a plain list if it names no types."""
+    """Writes the response to one request; version 1 has a plain list without types."""
 
     def __init__(
         self, received: RequestContext, asked: CohereFields, _generation: Generation

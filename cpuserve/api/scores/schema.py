@@ -16,7 +16,7 @@ class Document(msgspec.Struct):
 
 
 Texts = str | Document | list[str | Document]
-# The names of the two fields with texts at /score; all are fields of vLLM.
+# The two fields with texts at /score; all are fields of vLLM.
 SCORED = (
     ("text_1", "text_2"),
     ("data_1", "data_2"),
@@ -56,7 +56,7 @@ class RerankRequest(ScoringRequest, kw_only=True):
 class ScoreRequest(ScoringRequest, kw_only=True):
     """POST /score: one text and others, or pairs of texts from two lists of equal length.
 
-    The texts have one pair of names of SCORED.
+    The texts are in two fields of SCORED.
     """
 
     text_1: Texts | None = None
@@ -69,7 +69,7 @@ class ScoreRequest(ScoringRequest, kw_only=True):
 
     @property
     def names(self) -> tuple[str, str]:
-        """The names of the two fields that have the texts, or that should have them."""
+        """The two fields that have the texts, or that should have them."""
         given = [pair for pair in SCORED if any(getattr(self, name) is not None for name in pair)]
         whole = [pair for pair in given if all(getattr(self, name) is not None for name in pair)]
         return (whole or given or SCORED)[0]

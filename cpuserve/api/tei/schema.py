@@ -120,7 +120,7 @@ class TextRank(msgspec.Struct, omit_defaults=True):
     text: str | None = None
 
 
-# The responses have no name in JSON: they are lists.
+# The responses are lists.
 Embeddings = list[list[float]]
 TokenEmbeddings = list[list[list[float]]]
 
