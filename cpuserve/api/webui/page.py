@@ -71,7 +71,7 @@ def page_files() -> Mapping[str, PageFile]:
 
 def asks_for_page(scope: Scope) -> bool:
     """Whether a request wants a file of the page; only browsers accept HTML by name."""
-    path = scope["path"]
+    path: str = scope["path"]
     if path == "/":
         return b"text/html" in bytes(header(scope, b"accept")).lower()
     return path.startswith(_PLACE)
