@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 # The method that fits a kind of pooling; all others make embeddings.
 METHODS = {"none": "generate", "rank": "score", "classify": "classify", "token_classify": "encode"}
-# The tasks of encode() for the models of each method; the first is the default.
+# The values of encode(pooling_task=...) that a model allows, by the method that fits the model.
+# The first one is the default.
 TASKS = {
     "embed": ("token_embed", "embed"),
     "classify": ("classify",),

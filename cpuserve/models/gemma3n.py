@@ -36,7 +36,8 @@ class Gemma3n:
     streams: the number of streams; active: the index of the stream that layers compute;
     laurel_rank; deviations: for each layer the cutoff of its gates, in standard deviations above
     their mean (None = no cutoff); corrected: whether the active stream is scaled before it gates
-    the per-layer embeddings; stacked: whether the matrices between streams are one tensor.
+    the per-layer embeddings; stacked: whether altup_projections, and
+    altup_unembed_projections, are one tensor each (False = a tensor for each stream but the first).
     """
 
     @staticmethod

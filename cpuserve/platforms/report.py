@@ -103,10 +103,10 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
 class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
     """Thread placement.
 
-    bind: CPU lists of the ranks, in the form of CPUSERVE_OMP_THREADS_BIND ("nobind": not pinned).
-    within: CPU lists of the ranks between which their threads move if they are not pinned, "" =
-    any. frontend: CPUs of the front end, "" = any. passive_waits: waiting threads sleep soon.
-    drawing: a line for each group of cores that share an L3 cache.
+    bind: the CPUs of each rank, in the form of CPUSERVE_OMP_THREADS_BIND ("nobind": not pinned).
+    within: the CPUs that the threads of each rank may use if they are not pinned, in the same form
+    ("" = any). frontend: CPUs of the front end, "" = any. passive_waits: waiting threads sleep
+    soon. drawing: a line for each group of cores that share an L3 cache.
     """
 
     threads: int

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fastapi import Request
 
 _FILE = "file"
-# The most bytes of a field that is no file, of the headers of a part, and of a file's name.
+# The most bytes of a field that is not the file, and of one header with its value. Longer ones are
+# refused. Names of files and fields are cut to _MOST_NAME characters.
 _MOST_FIELD, _MOST_HEADER, _MOST_NAME = 4096, 8192, 255
 
 

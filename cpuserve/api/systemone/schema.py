@@ -68,7 +68,7 @@ class DecisionUsage(msgspec.Struct):
 
 
 class SystemOneAnswer(msgspec.Struct):
-    """The body of POST /v1/systemone, with the result of each question by its id."""
+    """The response to POST /v1/systemone. answers: each result, by the id of its question."""
 
     id: str
     object: str

@@ -31,9 +31,9 @@ class Facts:
     schema lists no values. names, patterns: members that the schema describes by name or by
     pattern. members: the (schema, JSON pointer) pairs for each name. required: members that the
     value must have. is_open: some part of the schema allows other members (additionalProperties).
-    has_properties: some part has `properties`. closed: the value has no members except `names`.
-    closes: like closed, but only if no other schema describes the value. branches: for each anyOf
-    or oneOf, the facts of its schemas.
+    has_properties: some part has `properties`. closed: the schema itself forbids all members except
+    `names`. closes: the value has no members except `names`, unless another schema describes it
+    too, which the caller checks. branches: for each anyOf or oneOf, the facts of its schemas.
     """
 
     types: set[str] = field(default_factory=lambda: set(ALL_TYPES))

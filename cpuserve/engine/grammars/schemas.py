@@ -252,7 +252,7 @@ class _Place:
         return SchemaError(f"{key} at {self._at} {why}")
 
     def _object(self, members: dict[str, Any]) -> dict[str, Any]:
-        """Return a condition on the members of objects, with the type if only objects fit."""
+        """Return a schema with the keywords `members`, and the type if only objects fit."""
         return {"type": "object", **members} if self._facts.types == {"object"} else members
 
     def _imply_type(self) -> None:

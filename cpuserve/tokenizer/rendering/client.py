@@ -89,7 +89,10 @@ class Fork:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still waits for a job: only the end of its connection is readable."""
+        """Whether the process still waits for a job.
+
+        A waiting process sends nothing, so its socket is readable only after the process has ended.
+        """
         poll = select.poll()  # select() takes no descriptors above 1023, which servers have
         poll.register(self.sock, select.POLLIN)
         return not poll.poll(0)
