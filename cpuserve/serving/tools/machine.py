@@ -60,7 +60,9 @@ class CallParser(ABC):
         self._last = ""  # the last character that was reported as text
         self._in_words = False  # True: white space is reported at once; False: it waits for words
         self._is_at_call = False  # only white space has followed the last call
-        self._follows_thought = False  # line breaks at the beginning of a text are dropped
+        # True: a thought has ended, and no text or call has followed. Line breaks at the beginning
+        # of the next text are then dropped.
+        self._follows_thought = False
         self._in_thought_words = False  # the thought has more than white space
         self._thought_blanks: list[str] = []  # white space that is dropped if the thought ends
         self._pieces: list[Piece] = []

@@ -249,7 +249,8 @@ static inline void clear_unseen(const Tile<Kv>& t, int r, int begin, int end) {
   if (hi < end) memset(p + hi, 0, static_cast<size_t>(end - hi) * sizeof(*p));
 }
 
-// Returns whether all values of keys [begin, end) of a block are finite.
+// Returns whether the V vectors of key positions [begin, end) of a block are finite. v: the V half
+// of the block, where the vectors of positions 2j and 2j + 1 are interleaved.
 static inline bool values_are_finite(const uint16_t* v, int hd, int begin, int end) {
   int found = 0;
   for (int k = begin; k < end; k++) {

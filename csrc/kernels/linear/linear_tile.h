@@ -123,11 +123,12 @@ CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
 #define CPUSERVE_ONE_REGION
 #endif
 
-// Whether a tile with this many products for each quad (4 elements of K) has a loop over pairs of
-// the eight quads of a group, instead of unrolled code. If a product takes several instructions,
-// the code for eight quads would be thousands of instructions, which take long to compile. Measured
-// on Cascade Lake at AVX-512, the loop runs at 1.05 to 1.3 times the rate of unrolled code for
-// 8-bit codes, and at 0.87 to 0.96 times for 4-bit codes, which therefore have no loop there.
+// Whether a tile has a loop over pairs of quads (4 elements of K), instead of unrolled code for all
+// eight quads of a group. products: the number of products of the tile for each quad. If a product
+// takes several instructions, unrolled code would be thousands of instructions, which take long to
+// compile. Measured on Cascade Lake at AVX-512, the loop runs at 1.05 to 1.3 times the rate of
+// unrolled code for 8-bit codes, and at 0.87 to 0.96 times for 4-bit codes. So octet_products
+// (group.h) has no loop for 4-bit codes at AVX-512.
 constexpr bool loops_over_quads(int products) { return kEmulatesDots && products >= 4; }
 // The same for a loop over the two halves of a group whose codes are planes of bits. The pointers
 // of this loop cost 5 to 25 % of the rate of small tiles, and with the 16 registers of AVX2 (two

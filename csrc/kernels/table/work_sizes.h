@@ -21,8 +21,8 @@ struct WorkSizes {
   // Bytes that stay in L1 for reuse: rows that were widened to fp32, or a K block of a strip if K
   // blocks stay in L1 (linear/driver.h). Up to kMostNearBytes.
   int32_t near_bytes = kMostNearBytes;
-  // A pass over the weights (for few rows) prefetches this many bytes ahead, in all panels of a
-  // tile together: 8 KB arrive within a memory latency under load of 200 ns at 40 GB/s.
+  // A pass over the weights (for few rows) prefetches this many bytes ahead, all panels of a tile
+  // together. Under load, memory has a latency of 200 ns. At 40 GB/s, 8 KB arrive in that time.
   int32_t ahead_bytes = 8 << 10;
   // Most rows of a float kind that take one pass over the weights (LinearKernel::pass_rows).
   int32_t float_pass_rows = kMostPassRows;

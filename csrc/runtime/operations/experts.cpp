@@ -9,7 +9,8 @@
 namespace cpuserve {
 namespace {
 
-// Expert ids are stored as floats, which represent far larger integers exactly.
+// The most experts of a route operation, and the most adapters. Ids are stored as floats, which
+// would be exact up to 2^24.
 constexpr int32_t kMostExperts = 4096;
 constexpr int64_t kClaims = 16;  // this many claims per thread balance the load
 
