@@ -532,6 +532,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         conv_L_cache=5,
         sliding_window=20,
     ),
+    "tiny-olmo-hybrid": _decoder(
+        "OlmoHybrid",
+        (512, 64, 120, 4, 4, 2),
+        **_TINY_KEYS,
+        model_type="olmo_hybrid",
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        rope_parameters={"rope_theta": None, "rope_type": "default"},
+    ),
     "tiny-lfm2-moe": _decoder(
         "Lfm2Moe",
         (512, 64, 96, 4, 4, 2),

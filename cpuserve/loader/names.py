@@ -40,6 +40,11 @@ _IGNORED = re.compile(
 )
 
 
+# Norms of OLMo hybrid in published files.
+_NORMS = {
+    ".attention_layer_norm.": ".input_layernorm.",
+    ".feedforward_layer_norm.": ".post_attention_layernorm.",
+}
 # Names of ModernBERT outside of its layers, as checkpoints without "model." have them.
 _MODERNBERT = ("embeddings.tok_embeddings.", "embeddings.norm.", "final_norm.")
 
@@ -81,6 +86,8 @@ def checkpoint_to_hf(name: str) -> str:
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     if name.startswith("backbone."):  # Nemotron H
         return f"model.{name.removeprefix('backbone.')}"
+    for theirs, ours in _NORMS.items():
+        name = name.replace(theirs, ours)
     name = name.removeprefix("bert.").removeprefix("roberta.").removeprefix("new.")
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)
     if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.")):

@@ -68,6 +68,7 @@ BUILTIN = {
     "NomicBertModel": "cpuserve.models.nomic_bert:NomicBert",
     "Olmo2ForCausalLM": "cpuserve.models.olmo:Olmo2",
     "Olmo3ForCausalLM": "cpuserve.models.olmo:Olmo3",
+    "OlmoHybridForCausalLM": "cpuserve.models.olmo_hybrid:OlmoHybrid",
     "OlmoeForCausalLM": "cpuserve.models.olmo:Olmoe",
     "OPTForCausalLM": "cpuserve.models.opt:Opt",
     "Phi3ForCausalLM": "cpuserve.models.phi3:Phi3",

@@ -12,20 +12,14 @@ from cpuserve.models.llama import build_decoder, offset_norm, read_decoder
 from cpuserve.models.qwen3_moe import qwen_shared_mlp, read_shared_experts
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
+from cpuserve.program.operations.recurrent import DeltaSizes
 from cpuserve.program.ops import ValueId
 from cpuserve.program.parts import rows
 
 # Computes (inputs, gates) of a gated delta net from (builder, sizes, name of the layer, h).
-Project = Callable[[Builder, dict[str, int], str, ValueId], tuple[ValueId, ValueId]]
+Project = Callable[[Builder, DeltaSizes, str, ValueId], tuple[ValueId, ValueId]]
 
 KINDS = ("linear_attention", "full_attention")
-# Keys of config.json for the sizes of a gated delta net, with transformers' defaults.
-DELTA_SIZES = {
-    "key_heads": ("linear_num_key_heads", 16),
-    "value_heads": ("linear_num_value_heads", 32),
-    "key_width": ("linear_key_head_dim", 128),
-    "value_width": ("linear_value_head_dim", 128),
-}
 
 
 @register_model("Qwen3NextForCausalLM")
@@ -105,7 +99,7 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
         extra={
             **extra,
             "attends": _attends(config),
-            "delta": _read_delta(config),
+            "delta": read_delta(config),
             # Only configs of GGUF files have this key.
             "tiled": read_bool(config, "linear_value_heads_tiled", False),
         },
@@ -122,15 +116,29 @@ def _attends(config: Mapping[str, Any]) -> tuple[bool, ...]:
     return tuple(kind == "full_attention" for kind in kinds)
 
 
-def _read_delta(config: Mapping[str, Any]) -> dict[str, int]:
-    sizes = {
-        name: read_int(config, key, default, high=65536)
-        for name, (key, default) in DELTA_SIZES.items()
+def read_delta(
+    config: Mapping[str, Any],
+    *,
+    key_heads: int = 16,
+    value_heads: int = 32,
+    key_width: int = 128,
+    value_width: int = 128,
+) -> DeltaSizes:
+    """The sizes of the gated delta nets in a config; the arguments are defaults."""
+    size = partial(read_int, config, high=65536)
+    keys, values = (
+        size("linear_num_key_heads", key_heads),
+        size("linear_num_value_heads", value_heads),
+    )
+    if values % keys:
+        refuse("linear_num_value_heads", values, f"a multiple of linear_num_key_heads ({keys})")
+    return {
+        "key_heads": keys,
+        "value_heads": values,
+        "key_width": size("linear_key_head_dim", key_width),
+        "value_width": size("linear_value_head_dim", value_width),
+        "taps": read_taps(config, "linear_conv_kernel_dim", 4),
     }
-    if sizes["value_heads"] % sizes["key_heads"]:
-        want = f"a multiple of linear_num_key_heads ({sizes['key_heads']})"
-        refuse("linear_num_value_heads", sizes["value_heads"], want)
-    return {**sizes, "taps": read_taps(config, "linear_conv_kernel_dim", 4)}
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, project: Project) -> None:
@@ -139,7 +147,7 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
     if attends[layer]:
         _attention(b, s, f"model.layers.{layer}.self_attn", sum(attends[:layer]), h, x)
     else:
-        at, sizes = f"model.layers.{layer}.linear_attn", cast("dict[str, int]", s.extra["delta"])
+        at, sizes = f"model.layers.{layer}.linear_attn", cast("DeltaSizes", s.extra["delta"])
         inputs, gates = project(b, sizes, at, h)
         out = b.gated_delta(inputs, gates, at, tiled=cast("bool", s.extra["tiled"]), **sizes)
         b.linear(out, f"{at}.out_proj", add_to=x)
@@ -167,7 +175,7 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
     b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
 
 
-def _project(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> tuple[ValueId, ValueId]:
+def _project(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
     """Return (inputs, gates) of a delta net, for checkpoints with rows grouped by key head."""
     key, count = sizes["key_width"], sizes["key_heads"]
     value = sizes["value_heads"] // count * sizes["value_width"]  # columns of values per key head
@@ -175,14 +183,12 @@ def _project(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> tuple[Va
     return x, _gates(b, sizes, at, h)
 
 
-def _project_half(
-    b: Builder, sizes: dict[str, int], at: str, h: ValueId
-) -> tuple[ValueId, ValueId]:
+def _project_half(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
     """Do the same as `_project`; only the rows of b and a are grouped by key head."""
     return _inputs(b, sizes, at, h), _gates(b, sizes, at, h)
 
 
-def _gates(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> ValueId:
+def _gates(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> ValueId:
     each = sizes["value_heads"] // sizes["key_heads"]
     return _regrouped(b, h, f"{at}.in_proj_ba", sizes["key_heads"], (each, each))
 
@@ -199,15 +205,13 @@ def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int,
     return b.linear(h, list(found), features=list(found.values()))
 
 
-def _project_parts(
-    b: Builder, sizes: dict[str, int], at: str, h: ValueId
-) -> tuple[ValueId, ValueId]:
+def _project_parts(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
     """Do the same as `_project`; qkv is one matrix, and z, b and a one each."""
     gates, heads = [f"{at}.in_proj_{n}" for n in "ba"], sizes["value_heads"]
     return _inputs(b, sizes, at, h), b.linear(h, gates, features=[heads, heads])
 
 
-def _inputs(b: Builder, sizes: dict[str, int], at: str, h: ValueId) -> ValueId:
+def _inputs(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> ValueId:
     values = sizes["value_heads"] * sizes["value_width"]
     channels = 2 * sizes["key_heads"] * sizes["key_width"] + values
     parts = [f"{at}.in_proj_{n}" for n in ("qkv", "z")]

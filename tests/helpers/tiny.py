@@ -50,6 +50,7 @@ KINDS = (
     "falcon-h1",
     "lfm2",
     "lfm3",
+    "olmo-hybrid",
     "mixtral",
     "mellum",
     "deepseek-v2",

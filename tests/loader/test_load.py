@@ -165,6 +165,14 @@ def test_old_opt_names_get_their_prefix():
     assert checkpoint_to_hf("wpe.weight") == "transformer.wpe.weight"
 
 
+def test_norms_of_olmo_hybrid_have_the_names_of_transformers():
+    layer = "model.layers.0."
+    norms = {"attention_layer_norm": "input_layernorm"}
+    norms["feedforward_layer_norm"] = "post_attention_layernorm"
+    for theirs, ours in norms.items():
+        assert checkpoint_to_hf(f"{layer}{theirs}.weight") == f"{layer}{ours}.weight"
+
+
 def test_buffers_and_guessers_of_further_tokens_are_ignored_and_a_bias_is_not():
     assert not is_ignored("model.layers.0.self_attn.q_proj.bias")
     assert is_ignored("transformer.h.0.attn.bias")

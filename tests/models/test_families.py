@@ -384,6 +384,19 @@ VARIANTS = {
             },
         },
     ),
+    "olmo-hybrid-rope": (
+        "olmo-hybrid",
+        {
+            "layer_types": ["full_attention", "linear_attention"] * 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 20,
+            "linear_conv_kernel_dim": 3,
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 2e4},
+            "attention_bias": True,
+        },
+    ),
     "olmoe-renormalized": ("olmoe", {"norm_topk_prob": True, "num_key_value_heads": 4}),
     "gpt2-scales": (
         "gpt2",

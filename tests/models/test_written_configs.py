@@ -51,6 +51,26 @@ def test_a_tiny_config_has_the_same_numbers(tmp_path, family, everything):
     )
 
 
+@pytest.mark.parametrize(
+    "ropes",
+    [
+        {},
+        {"rope_theta": None},
+        {"rope_theta": 3e4},
+        {"rope_theta": 3e4, "rope_parameters": {"rope_theta": None, "rope_type": "default"}},
+        {"rope_theta": None, "rope_parameters": {"rope_theta": 3e4, "rope_type": "default"}},
+        {"rope_scaling": {"rope_theta": None, "rope_type": "default"}},
+    ],
+)
+def test_olmo_hybrid_has_the_rope_base_of_transformers_or_none(ropes):
+    config = tiny_config("olmo-hybrid", **IDS)
+    config = {**{k: v for k, v in config.items() if not k.startswith("rope")}, **ropes}
+    theta = config_class(config).from_dict(config).rope_parameters["rope_theta"]
+    rope = spec_from_config(config).rope
+    base = rope and rope.inv_freq[1] ** (-rope.rotary / 2)
+    assert base == (theta and pytest.approx(theta, rel=1e-4))
+
+
 @pytest.mark.parametrize("architecture", TEXT_PARTS)
 def test_a_config_of_images_and_text_has_the_numbers_of_its_part_for_text(tmp_path, architecture):
     text = tiny_config(PARTS[TEXT_PARTS[architecture]], **IDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from cpuserve.config.cache_groups import STATE_CHUNK
 from cpuserve.errors import ModelError
@@ -26,6 +26,16 @@ CONV_CHANNELS = 256  # the most channels in a unit of a short convolution
 STATE_HEADS = 8  # the most heads in a unit of Mamba2: the kernel reads this many states together
 
 
+class DeltaSizes(TypedDict):
+    """The sizes of a gated delta net: heads, columns of a head, and tokens of its convolution."""
+
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    taps: int
+
+
 class GatedDelta(Op, frozen=True):
     """A gated delta net: short convolution, gated delta rule, and gated norm of each head.
 
@@ -43,6 +53,9 @@ class GatedDelta(Op, frozen=True):
 
     and out = RmsNorm(o) norm silu(z). The state of a sequence is in state layer `state`. Source:
     transformers modeling_qwen3_next; Yang et al. 2024 (Gated Delta Networks).
+
+    conv: the weight, or one for each of queries, keys and values. beta: a factor of sigmoid(b), for
+    states with negative eigenvalues (OLMo hybrid).
     """
 
     reads_of = ("x", "gates")
@@ -57,12 +70,13 @@ class GatedDelta(Op, frozen=True):
     key_width: int
     value_width: int
     taps: int
-    conv: str
+    conv: tuple[str, ...]
     a_log: str
     dt_bias: str
     norm: str
     eps: float
     tiled: bool = False
+    beta: float = 1.0
 
     def lower(self, to: Lowering) -> None:
         import numpy as np
@@ -73,7 +87,7 @@ class GatedDelta(Op, frozen=True):
 
         def conv(read: ReadFn) -> Float32:
             """Return the weight [channels, 1, taps] as [key heads, taps, channels of a head]."""
-            weight = read(self.conv).reshape(channels, self.taps)
+            weight = np.concatenate([read(name).reshape(-1, self.taps) for name in self.conv])
             q, k, v = np.split(weight, [heads * width, 2 * heads * width])
             if self.tiled:
                 v = v.reshape(-1, heads, self.value_width, self.taps).swapaxes(0, 1)
@@ -90,15 +104,16 @@ class GatedDelta(Op, frozen=True):
         )
         x, gates, out = to.value(self.x), to.value(self.gates), to.value(self.out)
         sizes = (heads, self.value_heads, width, self.value_width, self.taps)
-        native = to.native.gated_delta
-        to.emit(lambda: native(x, gates, out, *sizes, *vectors, self.eps, self.tiled))
+        native, kind = to.native.gated_delta, (self.eps, self.tiled, self.beta)
+        to.emit(lambda: native(x, gates, out, *sizes, *vectors, *kind))
 
     def reference(self, at: Interpreter, x: Tensor, gates: Tensor) -> Tensor:
         import torch
 
         from cpuserve.program.reference.recurrent import DeltaWeights
 
-        weights = DeltaWeights(*map(at.vector, (self.conv, self.a_log, self.dt_bias, self.norm)))
+        conv = torch.cat([at.vector(name) for name in self.conv])
+        weights = DeltaWeights(conv, *map(at.vector, (self.a_log, self.dt_bias, self.norm)))
         step, states = at.step, cast("DeltaStates", at.states[self.state])
         out = torch.empty(len(x), self.value_heads * self.value_width)
         for seq in range(step.num_seqs):
@@ -113,7 +128,8 @@ class GatedDelta(Op, frozen=True):
         from cpuserve.program.reference.recurrent import DeltaShape, DeltaStates
 
         heads = (self.key_heads, self.value_heads, self.key_width, self.value_width)
-        return DeltaStates(DeltaShape(*heads, self.taps, self.eps, self.tiled), slots, BLOCK)
+        shape = DeltaShape(*heads, self.taps, self.eps, self.tiled, self.beta)
+        return DeltaStates(shape, slots, BLOCK)
 
 
 class ShortConv(Op, frozen=True):
@@ -251,11 +267,15 @@ class RecurrentBuilder(BaseBuilder):
         taps: int,
         tiled: bool = False,
         eps: float | None = None,
+        split_conv: bool = False,
+        norm: str = "norm",
+        beta: float = 1.0,
     ) -> ValueId:
         """Return the output of a gated delta net over x: [T, value_heads * value_width].
 
         The weights of layer `name` are conv1d.weight, A_log, dt_bias and norm.weight. See
-        `GatedDelta` for the columns of x and gates, and for `tiled`.
+        `GatedDelta` for the columns of x and gates, and for `tiled` and `beta`. split_conv: there
+        are q_conv1d, k_conv1d and v_conv1d instead of conv1d. norm: the name of the norm.
         """
         if value_heads % key_heads:
             msg = f"{name}: {value_heads} value heads cannot share {key_heads} key heads evenly"
@@ -266,14 +286,21 @@ class RecurrentBuilder(BaseBuilder):
         self._check_width(f"{name}: x", x, wide)
         self._check_width(f"{name}: gates", gates, 2 * value_heads)
         out = self._value(name, value_heads * value_width)
-        conv = self._need(f"{name}.conv1d.weight", (key_heads * channels, 1, taps), "table")
-        a_log = self._need(f"{name}.A_log", (value_heads,), "vector")
-        dt_bias = self._need(f"{name}.dt_bias", (value_heads,), "vector")
-        norm = self._need(f"{name}.norm.weight", (value_width,), "vector")
+        convs = {"conv1d": key_heads * channels}
+        if split_conv:
+            keys = key_heads * key_width
+            convs = {"q_conv1d": keys, "k_conv1d": keys, "v_conv1d": value_heads * value_width}
+        weights = (
+            tuple(
+                self._need(f"{name}.{c}.weight", (n, 1, taps), "table") for c, n in convs.items()
+            ),
+            self._need(f"{name}.A_log", (value_heads,), "vector"),
+            self._need(f"{name}.dt_bias", (value_heads,), "vector"),
+            self._need(f"{name}.{norm}.weight", (value_width,), "vector"),
+        )
         sizes = (key_heads, value_heads, key_width, value_width, taps)
-        state = len(self._states)
-        weights = (conv, a_log, dt_bias, norm)
-        self._ops.append(GatedDelta(x, gates, out, state, *sizes, *weights, self._eps(eps), tiled))
+        state, kind = len(self._states), (self._eps(eps), tiled, beta)
+        self._ops.append(GatedDelta(x, gates, out, state, *sizes, *weights, *kind))
         # A unit is a key head. It keeps the states of its value heads and the last inputs of its
         # channels. For every open token (after the closed state) it also keeps the key, u and decay
         # of each value head, and the inputs of the channels.

@@ -72,6 +72,7 @@ class DeltaShape:
     taps: int
     eps: float
     tiled: bool
+    beta: float
 
 
 class DeltaStates:
@@ -114,7 +115,7 @@ class DeltaStates:
         op, n = self._op, len(x)
         inputs, z = torch.split(x, [self._tail.shape[2], op.value_heads * op.value_width], dim=1)
         b, a = gates.chunk(2, dim=1)
-        beta = torch.sigmoid(b)
+        beta = op.beta * torch.sigmoid(b)
         g = -torch.exp(w.a_log) * F.softplus(a + w.dt_bias)
         out = torch.empty(n, op.value_heads, op.value_width)
         for part in parts_of(n, start, table, gone, self._block):

@@ -189,7 +189,7 @@ void make_delta_gates(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, 
       const int64_t head = op.value_head(unit, h);
       const float step = softplus(from[op.value_heads + head] + w.vector(op.dt_bias)[head]);
       gates[i * heads + h] = w.vector(op.rates)[head] * step;
-      gates[(kStateChunk + i) * heads + h] = sigmoid(from[head]);
+      gates[(kStateChunk + i) * heads + h] = op.beta * sigmoid(from[head]);
     }
   }
 }

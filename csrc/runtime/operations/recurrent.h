@@ -16,7 +16,8 @@ struct StateLayer {
 // A gated delta rule layer (Qwen3-Next), with its convolution before and its norm after. A unit of
 // the state is one key head. The vector `conv` is [key_heads][taps][channels of a key head: q, k,
 // v], and `rates` [value_heads] is -exp(A_log). If `tiled` is set, value head v belongs to key head
-// v % key_heads; otherwise the value heads of a key head follow one another.
+// v % key_heads; otherwise the value heads of a key head follow one another. The beta of a token is
+// `beta` times sigmoid(b).
 struct GatedDeltaOp {
   static constexpr const char* kName = "gated_delta";
   Id x, gates, out;
@@ -24,6 +25,7 @@ struct GatedDeltaOp {
   Id conv, rates, dt_bias, norm;
   float eps;
   bool tiled;
+  float beta = 1.0f;
   Id state = kNone;
 
   static constexpr auto fields() {
@@ -35,7 +37,8 @@ struct GatedDeltaOp {
         field("value_width", &GatedDeltaOp::value_width), field("taps", &GatedDeltaOp::taps),
         field("conv", &GatedDeltaOp::conv), field("rates", &GatedDeltaOp::rates),
         field("dt_bias", &GatedDeltaOp::dt_bias), field("norm", &GatedDeltaOp::norm),
-        field("eps", &GatedDeltaOp::eps), field("tiled", &GatedDeltaOp::tiled));
+        field("eps", &GatedDeltaOp::eps), field("tiled", &GatedDeltaOp::tiled),
+        optional("beta", &GatedDeltaOp::beta));
   }
 
   int64_t value_head(int64_t key_head, int64_t h) const {  // value head h of a key head
