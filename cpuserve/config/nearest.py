@@ -1,9 +1,9 @@
-"""Suggestions for misspelt options and values."""
+"""Suggestions for misspelt options, values and architectures."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # A name with one letter missing, doubled, changed or swapped is more similar than this; different
 # options that have words in common are less similar (measured on all flags of cpuserve and vLLM).
@@ -16,3 +16,13 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     names = {other.lstrip("-"): other for other in known}
     near = difflib.get_close_matches(name.lstrip("-"), names, n=1, cutoff=CLOSE)
     return f"; did you mean {prefix}{names[near[0]]}?" if near else ""
+
+
+def nearest_and_all(name: str, known: Mapping[str, str], command: str) -> str:
+    """The end of an error that `name` is not supported: similar names, and where all are listed.
+
+    The keys of `known` are compared with `name`, and the error has their values.
+    """
+    near = [known[other] for other in difflib.get_close_matches(name, known, cutoff=CLOSE)]
+    said = f"the nearest are {', '.join(near)}, and " if near else ""
+    return f"{said}`{command}` lists the {len(known)} that are"

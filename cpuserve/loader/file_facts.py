@@ -21,7 +21,7 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """metadata: of a GGUF file, or config.json. Lists are None unless they were asked for."""
+    """metadata: keys of a GGUF file, or config.json. Lists are None unless they were asked for."""
 
     metadata: dict[str, Any]
     tensors: list[TensorFacts]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from cpuserve import plugins
+from cpuserve.config.nearest import nearest_and_all
 from cpuserve.errors import ModelError
 from cpuserve.models.base import BUILTIN, CLASSIFIERS, MODELS, RERANKERS, TAGGERS
 from cpuserve.models.config import read_architectures, read_object
@@ -94,9 +94,7 @@ def _supported(wanted: str = "") -> str:
     """The end of an error: architectures spelled almost like `wanted`, and where all are listed."""
     ending = "ForCausalLM"
     names = {n.removesuffix(ending).lower(): n for n in MODELS.names()}
-    near = get_close_matches(wanted.removesuffix(ending).lower(), names, cutoff=0.75)
-    said = f"the nearest are {', '.join(names[n] for n in near)}, and " if near else ""
-    return f"{said}`cpuserve models` lists the {len(MODELS.names())} that are"
+    return nearest_and_all(wanted.removesuffix(ending).lower(), names, "cpuserve models")
 
 
 def _faults(family: object) -> str:

@@ -361,7 +361,14 @@ def test_bad_rope_factors_are_refused(path, values):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"general.architecture": (STRING, "mamba")}, "mamba.*supported: .*llama, qwen2, "),
+        (
+            {"general.architecture": (STRING, "rwkv7")},
+            r"'rwkv7' is not supported; `cpuserve models --supported` lists the \d+ that are$",
+        ),
+        (
+            {"general.architecture": (STRING, "Qwen4")},
+            "'Qwen4' is not supported; the nearest are qwen3, qwen2, and `cpuserve models ",
+        ),
         ({"general.architecture": None}, "architecture None"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": (U32, 0)}, "llama.block_count is 0"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cpuserve.config.nearest import nearest_and_all
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.archs import (
     deepseek,
@@ -50,14 +51,13 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
     """Return the metadata of a file, and the entry of its architecture.
 
     Raises:
-        ModelError: the architecture has no entry; the message lists the supported ones.
+        ModelError: the architecture has no entry; the message says the nearest ones.
     """
     name = file.value("general.architecture")
     if not isinstance(name, str) or name not in ARCHS:
-        msg = (
-            f"GGUF {file.path}: architecture {name!r:.60} is not supported; "
-            f"supported: {', '.join(ARCHS)}"
-        )
+        names = {known: known for known in ARCHS}
+        others = nearest_and_all(str(name)[:60].lower(), names, "cpuserve models --supported")
+        msg = f"GGUF {file.path}: architecture {name!r:.60} is not supported; {others}"
         raise ModelError(msg)
     if name == "llama" and file.value("llama.expert_count"):
         return Keys(file, name), llama.MIXTRAL
