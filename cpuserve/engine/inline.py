@@ -6,8 +6,9 @@ import asyncio
 import queue
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 from cpuserve.config.engine import EngineConfig
@@ -98,6 +99,18 @@ class InlineClient:
         self._router.add(request.id, sink)
         self._channel.post(request)
         return request.id
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Let the engine receive what is submitted inside in one step, however busy the machine is.
+
+        Only one thread may do this at a time.
+        """
+        self._channel.hold()
+        try:
+            yield
+        finally:
+            self._channel.release()
 
     def abort(self, ids: Iterable[int]) -> None:
         """Stop these sequences; no output arrives for them after the current step."""
@@ -289,8 +302,10 @@ class _QueueChannel:
 
     def __init__(self, router: _Router) -> None:
         self.router = router
-        self._inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Inbound | list[Inbound]] = queue.SimpleQueue()
         self._interrupt: Interrupt | None = None
+        # The messages of the thread in `together`, with its id.
+        self._held: tuple[int, list[Inbound]] | None = None
 
     def watch(self, interrupt: Interrupt) -> None:
         self._interrupt = interrupt
@@ -299,13 +314,27 @@ class _QueueChannel:
         """Put a message into the inbox, from any thread."""
         if self._interrupt is not None:
             self._interrupt.see(message)
-        self._inbox.put(message)
+        held = self._held
+        if held is not None and held[0] == threading.get_ident():
+            held[1].append(message)
+        else:
+            self._inbox.put(message)
+
+    def hold(self) -> None:
+        """Keep what this thread posts until `release`."""
+        self._held = threading.get_ident(), []
+
+    def release(self) -> None:
+        """Put what was kept into the inbox, as one delivery."""
+        held, self._held = self._held, None
+        if held is not None and held[1]:
+            self._inbox.put(held[1])
 
     def receive(self, *, block: bool) -> list[Inbound]:
-        messages = [self._inbox.get()] if block else []
+        taken = [self._inbox.get()] if block else []
         while not self._inbox.empty():
-            messages.append(self._inbox.get())
-        return messages
+            taken.append(self._inbox.get())
+        return [m for some in taken for m in (some if isinstance(some, list) else [some])]
 
     def wake(self) -> None:
         self._inbox.put(Abort([]))  # this message aborts nothing

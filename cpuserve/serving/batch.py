@@ -124,11 +124,12 @@ def run_batch(
     """
     batch = _Batch(client, ended)
     try:
-        for position, item in enumerate(items):
-            item.choices = [Choice(each.index, each.prompt, 0) for each in item.sequences]
-            for request, choice in zip(item.sequences, item.choices, strict=True):
-                run = SequenceRun(context, request, item.tools)
-                batch.go_on(_Sequence(position, item, request.priority, choice, run))
+        with client.together():
+            for position, item in enumerate(items):
+                item.choices = [Choice(each.index, each.prompt, 0) for each in item.sequences]
+                for request, choice in zip(item.sequences, item.choices, strict=True):
+                    run = SequenceRun(context, request, item.tools)
+                    batch.go_on(_Sequence(position, item, request.priority, choice, run))
         while batch.running:
             batch.take(batch.sink.get())
     finally:

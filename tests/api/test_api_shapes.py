@@ -27,12 +27,13 @@ ROUTES = sorted(
 )
 UNKNOWN = [("POST", f"{start}/of/nobody") for start in ("/v1/messages", "/api", "/v1", "")]
 ALL = [*ROUTES, *UNKNOWN]
-# Routes that read no body, and /v1/files, which needs an option.
+# Routes that read no body, and those of files, which need an option.
 NO_BODIES = (
     "/v1/responses/resp_1",
     "/ping",
     "/slots",
     "/v1/files",
+    "/api/blobs/",
     "/v1/batches/",
     "/v1/messages/batches/",
 )

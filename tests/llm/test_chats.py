@@ -1,6 +1,7 @@
 """LLM.chat over a scripted engine: thoughts and tool calls apart from the text."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -43,6 +44,9 @@ class ScriptedClient:
             output.cached_tokens = 5 + number
             sink.put(output)
         return number
+
+    def together(self):
+        return contextlib.nullcontext()
 
     def abort(self, ids):
         self.aborted += ids
