@@ -53,7 +53,7 @@ def test_submit_delivers_outputs_of_several_requests_to_one_sink(client):
 def test_what_is_submitted_together_waits_for_the_last_and_shares_steps(client):
     sink = queue.SimpleQueue()
     with client.together():
-        numbers = {client.submit([n + 1] * 5, params(max_tokens=1), sink) for n in range(8)}
+        numbers = {client.submit([n + 1] * 5, params(max_tokens=1), sink) for n in range(6)}
         with pytest.raises(queue.Empty):
             sink.get(timeout=0.05)
     assert {sink.get(timeout=PATIENCE_S).id for _ in numbers} == numbers
