@@ -17,8 +17,8 @@ struct GateOp {
 
   static constexpr auto fields() {
     return std::make_tuple(field("x", &GateOp::x), field("out", &GateOp::out),
-                           field("column", &GateOp::column),
-                           field("columns", &GateOp::columns), field("plain", &GateOp::plain));
+                           field("column", &GateOp::column), field("columns", &GateOp::columns),
+                           field("plain", &GateOp::plain));
   }
 };
 void prepare(const GateOp& op, const Program& p);
