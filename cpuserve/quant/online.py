@@ -88,6 +88,7 @@ PER_TOKEN = (
 # Small matrices that choose experts: an error there changes which weights a token is multiplied by.
 ROUTERS = (
     "mlp.gate.weight",
+    "mlp.gate.wg.weight",
     "feed_forward.gate.weight",
     "block_sparse_moe.gate.weight",
     "router.layer.weight",

@@ -472,7 +472,8 @@ def test_no_flag_is_abbreviated_in_any_command(command):
 
 
 def _refused(command, argv):
-    words = ["x", "y"] if command == "quantize" else ["x"] if command == "pull" else []
+    needed = {"quantize": ["x", "y"], "pull": ["x"], "run-batch": ["-i", "x", "-o", "y"]}
+    words = needed.get(command, [])
     args, unknown = PARSER.parse_known_args([*command.split(), *words, *argv])
     cli.refuse_unknown(args.parser, [word for word in unknown if word.startswith("-")])
 

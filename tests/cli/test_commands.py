@@ -130,7 +130,7 @@ def test_a_model_that_is_missing_fails_each_command_with_one_line(capsys, tmp_pa
 def test_serve_hands_over_the_options_and_writes_the_banner_when_ready(capsys, monkeypatch, model):
     seen = SimpleNamespace()
 
-    def run_serve(prepare, http, *, on_ready, progress, others):
+    def run_serve(prepare, http, *, on_ready, progress, others, further=None):
         prepared = prepare(progress)
 
         class Client:

@@ -9,6 +9,7 @@ from hypothesis.internal.conjecture.engine import MAX_SHRINKING_SECONDS
 TESTS = Path(__file__).parents[1]
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time"}
 MAY_READ_CLOCKS = {
+    "webui/chromium.py": "ends a wait for a browser that does not respond",
     "helpers/patience.py": "ends a wait for what never happens",
     "engine/test_liveness.py": "tells the watch over an engine that it was asked a second ago",
     "fuzz/run.py": "no test: runs cases until the time is over",

@@ -7,13 +7,12 @@ import base64
 import io
 import json
 import struct
-import time
 import zlib
 
 import pytest
 
 from tests.clients.scripted import scripted_server
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import wait_until
 from tests.webui.chromium import Browser, executable
 
 LONG = "[[say " + " ".join(f"word{i}" for i in range(400)) + "]]"
@@ -81,11 +80,12 @@ def last_text(page):
 def chats(page, server):
     """Return the chat requests that succeeded, after the server has written all responses."""
     asked = page.urls.count(server.url + CHAT)
-    end = time.monotonic() + PATIENCE_S
-    while len(found := [x for x in server.exchanges if x.path == CHAT]) < asked:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return [x.body for x in found if x.status == 200]
+
+    def answered():
+        return [x for x in server.exchanges if x.path == CHAT]
+
+    wait_until(lambda: len(answered()) >= asked)
+    return [x.body for x in answered() if x.status == 200]
 
 
 def test_a_message_is_sent_and_its_response_streams(page, server):

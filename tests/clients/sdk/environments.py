@@ -32,7 +32,7 @@ VECTORS = ("scripted", "vectors")
 ENVIRONMENTS = {
     "openai": Environment((_OPENAI,), VECTORS, in_extra=True),
     "anthropic": Environment((_ANTHROPIC,), in_extra=True),
-    "ollama": Environment(("ollama==0.6.3",), VECTORS),
+    "ollama": Environment(("ollama==0.6.3",), VECTORS, in_extra=True),
     "litellm": Environment(("litellm==1.110.2",), VECTORS),
     "langchain": Environment(
         (
