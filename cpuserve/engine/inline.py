@@ -102,7 +102,7 @@ class InlineClient:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Let the engine receive what is submitted inside in one step, however busy the machine is.
+        """Let the engine receive all submissions inside in one step, however busy the machine is.
 
         Only one thread may do this at a time.
         """
@@ -325,7 +325,7 @@ class _QueueChannel:
         self._held = threading.get_ident(), []
 
     def release(self) -> None:
-        """Put what was kept into the inbox, as one delivery."""
+        """Put the messages that were kept into the inbox, as one delivery."""
         held, self._held = self._held, None
         if held is not None and held[1]:
             self._inbox.put(held[1])

@@ -263,7 +263,7 @@ class CallParser(ABC):
             self._pieces.append(Text(self._index, text, []))
 
     def _say_lead(self, rest: str = "") -> None:
-        """Report as text what was held for a possible call (`_lead`), and then `rest`."""
+        """Report as text the pieces held for a possible call (`_lead`), and then `rest`."""
         self._say("".join([*self._lead, rest]))
         self._lead.clear()
 
