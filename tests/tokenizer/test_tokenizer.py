@@ -231,7 +231,7 @@ def test_lone_surrogate_is_the_clients_error(tmp_path):
         ),
         ({"tokenizer.ggml.model": (STRING, "llama")}, "scores is missing; a 'llama' tokenizer"),
         ({"tokenizer.ggml.model": None}, "model None"),
-        ({"tokenizer.ggml.pre": (STRING, "superbpe")}, "'superbpe' is not supported; supported: default"),
+        ({"tokenizer.ggml.pre": (STRING, "other")}, "'other' is not supported; supported: default"),
         ({"tokenizer.ggml.pre": (U32, 7)}, "pre 7 is not supported; supported: default"),
         ({"tokenizer.ggml.tokens": (U32, 1)}, "tokens must be a list of strings"),
         ({"tokenizer.ggml.tokens": (ARRAY, (STRING, ["a"]))}, "token_type must have one entry"),
