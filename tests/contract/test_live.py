@@ -29,8 +29,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 OLLAMA_CHAT, OLLAMA_TEXT, LLAMACPP = "/api/chat", "/api/generate", "/completion"
 SHORT = {
-    CHAT: {"max_tokens": 2},
-    TEXT: {"max_tokens": 2},
+    CHAT: {"max_tokens": 4},
+    TEXT: {"max_tokens": 4},
     RESPONSES: {"max_output_tokens": 2},
     MESSAGES: {"max_tokens": 2},
     OLLAMA_CHAT: {"options": {"num_predict": 2}},
