@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
 
-# So many lines wait for a free place in the engines, so that no place stays empty.
+# How many lines wait in addition to those that run, so that the engines are never short of work.
 _WAITING = 8
 
 

@@ -1,4 +1,4 @@
-"""EuroBERT and LlamaBidirectional: Llama as an encoder, in which all tokens see each other."""
+"""EuroBERT and LlamaBidirectional: Llama as an encoder; all tokens see each other."""
 
 from __future__ import annotations
 

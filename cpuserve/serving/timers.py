@@ -15,7 +15,7 @@ class Timers:
         self._tasks: set[asyncio.Future[object]] = set()
 
     def start(self, slot: Hashable, seconds: float, run: Callable[[], Awaitable[object]]) -> None:
-        """Await run() in `seconds`, in place of an earlier timer; infinite = never."""
+        """Await run() after `seconds` and stop the earlier timer of `slot`; infinite = never."""
         self.cancel(slot)
         if seconds < math.inf:
             loop = asyncio.get_running_loop()

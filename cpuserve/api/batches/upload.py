@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import os
 from collections.abc import Callable
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpuserve.api.batches.directory import open_plain
-from cpuserve.api.request.body import ClientGone
-from cpuserve.api.response.errors import PayloadTooLarge, RequestTimeout, UnsupportedMediaType
+from cpuserve.api.request.file_body import receive_body
+from cpuserve.api.response.errors import UnsupportedMediaType
 from cpuserve.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -38,27 +37,19 @@ async def read_upload(
       ClientGone: the client closed the connection.
     """
     parts = _Parts(_boundary(request), path)
-    received = 0
     try:
-        while True:
-            try:
-                message = await asyncio.wait_for(request.receive(), wait_s)
-            except asyncio.TimeoutError:
-                msg = f"The client sent nothing for {wait_s:g} s: upload the file again"
-                raise RequestTimeout(msg) from None
-            if message["type"] != "http.request":
-                raise ClientGone
-            data = message.get("body", b"")
-            received += len(data)
-            if received > most:
-                msg = (
-                    f"The upload is larger than {most} bytes, the room that is left: delete "
-                    "files, or start the server with a larger --files-bytes"
-                )
-                raise PayloadTooLarge(msg)
-            parts.feed(data)
-            if not message.get("more_body", False):
-                return parts.end()
+        await receive_body(
+            request,
+            parts.feed,
+            most=most,
+            wait_s=wait_s,
+            paused=f"The client sent nothing for {wait_s:g} s: upload the file again",
+            too_large=(
+                f"The upload is larger than {most} bytes, the room that is left: delete "
+                "files, or start the server with a larger --files-bytes"
+            ),
+        )
+        return parts.end()
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 from typing import TYPE_CHECKING
@@ -13,9 +12,9 @@ from fastapi import APIRouter, Request, Response
 from cpuserve.api.ollama.created.directory import open_new
 from cpuserve.api.ollama.created.manifest import Manifest, checked_digest, checked_name
 from cpuserve.api.ollama.errors import OllamaError
-from cpuserve.api.request.body import ClientGone, refuse_web_page
+from cpuserve.api.request.body import refuse_web_page
 from cpuserve.api.request.context import BodyForm, RequestContext, read_call
-from cpuserve.api.response.errors import PayloadTooLarge, RequestTimeout
+from cpuserve.api.request.file_body import receive_body
 from cpuserve.api.response.openapi import json_body, parameters, response_types
 from cpuserve.api.route import post
 from cpuserve.api.state import created_models, get_state
@@ -139,25 +138,22 @@ async def _receive(request: Request, created: CreatedModels, part: Path) -> str:
       ClientGone: the client closed the connection.
     """
     room, wait_s = created.directory.room(), get_state(request).limits.body_timeout_s
-    found, received = hashlib.sha256(), 0
+    found = hashlib.sha256()
     with os.fdopen(open_new(part), "wb") as out:
-        while True:
-            try:
-                message = await asyncio.wait_for(request.receive(), wait_s)
-            except asyncio.TimeoutError:
-                msg = f"The client sent nothing for {wait_s:g} s: send the file again"
-                raise RequestTimeout(msg) from None
-            if message["type"] != "http.request":
-                raise ClientGone
-            data = message.get("body", b"")
-            received += len(data)
-            if received > room:
-                msg = (
-                    f"The file is larger than {room} bytes, the room that is left: delete models, "
-                    "or start the server with a larger --models-bytes"
-                )
-                raise PayloadTooLarge(msg)
+
+        def write(data: bytes) -> None:
             found.update(data)
             out.write(data)
-            if not message.get("more_body", False):
-                return found.hexdigest()
+
+        await receive_body(
+            request,
+            write,
+            most=room,
+            wait_s=wait_s,
+            paused=f"The client sent nothing for {wait_s:g} s: send the file again",
+            too_large=(
+                f"The file is larger than {room} bytes, the room that is left: delete models, "
+                "or start the server with a larger --models-bytes"
+            ),
+        )
+    return found.hexdigest()

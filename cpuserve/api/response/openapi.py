@@ -44,7 +44,7 @@ def _json(kind: Any) -> dict[str, Any]:
 def _statuses(
     good: dict[str, Any], error: type[msgspec.Struct], errors: Iterable[int], status: int
 ) -> dict[str, Any]:
-    """Return the responses of a route: `status` with the content `good`, and those of errors."""
+    """Return the responses of a route: `status` with the content `good`, and the errors."""
     content = _json(error)
     success = {"description": "Success", **({"content": good} if good else {})}
     found = {

@@ -19,7 +19,6 @@ _FIXED = {("POST", "/props"): ". The settings of this server are the options of 
 _NOT_MEANT = {"/", "/completion", "/embedding"}
 # Prefixes of other servers' routes, and what to use on this server. The first match counts.
 _ELSEWHERE = (
-    (f"{BASE}/messages/batches", "batches are not supported: send each request by itself"),
     (f"{BASE}/audio", "audio is not supported: this server reads and writes text only"),
     (f"{BASE}/realtime", "audio is not supported: this server reads and writes text only"),
     (f"{BASE}/images", "images are not supported: this server reads and writes text only"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Response
 
 from cpuserve.api.request.context import RequestContext
@@ -31,16 +33,13 @@ from cpuserve.api.tei.writer import (
 from cpuserve.serving.call import GenerateCall
 
 router = APIRouter()
+_post = partial(post, router, error=TeiError, errors=TEI, also=ERRORS)
 
 
-@post(
-    router,
+@_post(
     "/embed",
     schema=TeiEmbedRequest,
     response=Embeddings,
-    error=TeiError,
-    errors=TEI,
-    also=ERRORS,
     id_prefix="embed-",
     words=lambda _: {"prompt": "inputs"},
 )
@@ -53,14 +52,10 @@ async def tei_embed(received: RequestContext, asked: TeiEmbedRequest) -> Respons
     return await generate(received, asked, call, TeiEmbedWriter)
 
 
-@post(
-    router,
+@_post(
     "/embed_all",
     schema=EmbedAllRequest,
     response=TokenEmbeddings,
-    error=TeiError,
-    errors=TEI,
-    also=ERRORS,
     id_prefix="embed-",
     words=lambda _: {"prompt": "inputs"},
 )
@@ -69,14 +64,10 @@ async def embed_all(received: RequestContext, asked: EmbedAllRequest) -> Respons
     return await generate(received, asked, embed_all_call, EmbedAllWriter)
 
 
-@post(
-    router,
+@_post(
     "/similarity",
     schema=SimilarityRequest,
     response=list[float],
-    error=TeiError,
-    errors=TEI,
-    also=ERRORS,
     id_prefix="similarity-",
     words=lambda _: {"prompt": "sentences"},
 )
@@ -85,14 +76,10 @@ async def similarity(received: RequestContext, asked: SimilarityRequest) -> Resp
     return await generate(received, asked, similarity_call, SimilarityWriter)
 
 
-@post(
-    router,
+@_post(
     "/predict",
     schema=PredictRequest,
     response=Predictions,
-    error=TeiError,
-    errors=TEI,
-    also=ERRORS,
     id_prefix="predict-",
     words=lambda _: {"prompt": "inputs"},
 )
@@ -105,13 +92,9 @@ async def predict(received: RequestContext, asked: PredictRequest) -> Response:
     return await generate(received, asked, call, PredictWriter)
 
 
-@post(
-    router,
+@_post(
     schema=TeiRerankRequest,
     response=list[TextRank],
-    error=TeiError,
-    errors=TEI,
-    also=ERRORS,
     id_prefix="rerank-",
     words=lambda _: {"prompt": "texts"},
 )

@@ -9,7 +9,7 @@ from cpuserve.errors import InvalidRequest
 
 ROLES = ("system", "user", "assistant")
 _QUOTES = '"""'
-# Parameters of a Modelfile that are lists.
+# The parameters that a Modelfile may have several times, which make a list.
 _LISTS = ("stop",)
 _WORDS = {"true": True, "false": False}
 

@@ -1,4 +1,4 @@
-"""CreatedModels: serves the models of a ModelDirectory beside the models of the start."""
+"""CreatedModels: serves the models of a ModelDirectory in addition to the first ones."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def _apertus(keys: Keys) -> dict[str, Any]:
 def _cohere2_moe(keys: Keys) -> dict[str, Any]:
     """Return settings; all files have the mean of routed and shared experts.
 
-    The first layers, whose MLP is dense, have a RoPE even if they have no window.
+    The first layers, which have a dense MLP, have a RoPE even if they have no window.
     """
     shared_count = keys.whole("expert_shared_count")
     settings = experts(keys)

@@ -1,0 +1,50 @@
+"""Receive a body that may be large, and pass its parts on as they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from cpuserve.api.request.body import ClientGone
+from cpuserve.api.response.errors import PayloadTooLarge, RequestTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastapi import Request
+
+
+async def receive_body(
+    request: Request,
+    write: Callable[[bytes], object],
+    *,
+    most: int,
+    wait_s: float,
+    paused: str,
+    too_large: str,
+) -> None:
+    """Call `write` with each part of the body.
+
+    most: the most bytes of the body. wait_s: how many seconds the client may pause. paused,
+    too_large: the messages of these errors.
+
+    Raises:
+      PayloadTooLarge: the body has more bytes than `most`.
+      RequestTimeout: the client paused too long.
+      ClientGone: the client closed the connection.
+    """
+    received = 0
+    while True:
+        try:
+            message = await asyncio.wait_for(request.receive(), wait_s)
+        except asyncio.TimeoutError:
+            raise RequestTimeout(paused) from None
+        if message["type"] != "http.request":
+            raise ClientGone
+        data = message.get("body", b"")
+        received += len(data)
+        if received > most:
+            raise PayloadTooLarge(too_large)
+        write(data)
+        if not message.get("more_body", False):
+            return
