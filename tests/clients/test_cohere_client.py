@@ -5,6 +5,7 @@ import json
 import shutil
 import struct
 
+import cohere
 import httpx
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from tests.helpers.classifiers import PROMPTS
 from tests.helpers.embedder import embedding_model
 from tests.helpers.served import running_server
 
-cohere = pytest.importorskip("cohere")
 OPTIONS = "--served-model-name", "tiny", "--max-model-len", "128", "--dtype", "float32"
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 NAMED = {"query": "query: ", "document": ""}

@@ -30,8 +30,7 @@ def server(place):
 
 @contextmanager
 def client_of(server):
-    client = ollama.Client(host=server.url)
-    with client._client:
+    with ollama.Client(host=server.url) as client:
         yield client
 
 

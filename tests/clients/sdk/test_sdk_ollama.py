@@ -28,7 +28,8 @@ from tests.clients.sdk.flows import (
 
 @pytest.fixture
 def client(server):
-    return ollama.Client(host=server.url)
+    with ollama.Client(host=server.url) as connected:
+        yield connected
 
 
 def ask(client, stream, **asked):
@@ -102,13 +103,13 @@ def test_a_thought_that_is_not_wanted(client, server):
 
 
 def test_embeddings(vectors):
-    client = ollama.Client(host=vectors.url)
-    found = client.embed(vectors.embedder, ["a", "b"], truncate=True, keep_alive="5m")
+    with ollama.Client(host=vectors.url) as client:
+        found = client.embed(vectors.embedder, ["a", "b"], truncate=True, keep_alive="5m")
+        again = client.embeddings(vectors.embedder, "a").embedding
+        short = client.embed(vectors.embedder, "a", dimensions=8).embeddings
     assert len(found.embeddings) == 2
-    assert list(client.embeddings(vectors.embedder, "a").embedding) == pytest.approx(
-        list(found.embeddings[0])
-    )
-    assert len(client.embed(vectors.embedder, "a", dimensions=8).embeddings[0]) == 8
+    assert list(again) == pytest.approx(list(found.embeddings[0]))
+    assert len(short[0]) == 8
 
 
 def test_errors_are_the_clients_own(client, server):
