@@ -24,7 +24,7 @@ lint:  ## formatting, ruff, mypy, clang-format, shell, Dockerfile, workflows
 	ruff format --check .
 	mypy
 	git ls-files -z '*.h' '*.cpp' | xargs -0 clang-format --dry-run -Werror
-	shellcheck --severity=warning .ci/run
+	shellcheck --severity=warning .ci/run deploy/bundle.sh
 	hadolint Dockerfile.cpu
 	actionlint .github/workflows/*.yml
 

@@ -14,6 +14,10 @@ ALLOWED = {
         "Ray is large and pins versions of its own, so the step `ray` installs it after the other "
         "tests have run, makes sure that it can be imported, and runs these tests."
     ),
+    r"helm is not installed: run \.ci/run deploy": (
+        "Helm, Compose and the schemas of Kubernetes are large, so the step `deploy` installs "
+        "them after the other tests, makes sure that they can be imported, and runs these tests."
+    ),
     r"agents are not installed: see tests/clients/test_agents\.py": (
         "The agents take 2.4 GB and change every week. The requests that they send are cases of "
         "tests/api/test_api_agents.py, and the SDKs that they use have tests of their own."

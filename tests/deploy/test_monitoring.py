@@ -1,0 +1,106 @@
+"""The dashboard, the alerts and the autoscaler's rule use metrics and labels that exist."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from cpuserve.engine.client import ReplicaStatus
+from cpuserve.engine.ipc import Stats
+from cpuserve.metrics import CpuSample, HttpMetrics, ServerMetrics
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+MONITORING = DEPLOY / "monitoring"
+# Labels that Prometheus adds to every sample.
+TARGET_LABELS = {"instance", "job", "namespace", "pod", "__name__"}
+METRIC = re.compile(r"\b((?:vllm|cpuserve):\w+|http_requests_total)(?:\{([^}]*)\})?")
+
+
+@pytest.fixture(scope="module")
+def labels_of():
+    """{name of a sample: its labels} of a server with a CPU quota."""
+    metrics = ServerMetrics(
+        model_name="m",
+        max_model_len=100,
+        stats=Stats,
+        cache={"block_size": 32, "num_gpu_blocks": 100},
+        cpu=lambda: CpuSample(4, 1.0, 1.0, 1.0, 0, 0.0, 4.0),
+        replicas=lambda: [ReplicaStatus(serves=True, restarts=0, stats=Stats())],
+    )
+    http = HttpMetrics()
+    http.count("/v1/chat/completions", "POST", 200)
+    return {
+        sample.name: set(sample.labels)
+        for family in text_string_to_metric_families(metrics.text([http]).decode())
+        for sample in family.samples
+    }
+
+
+def dashboard():
+    return json.loads((MONITORING / "grafana/cpuserve.json").read_text())
+
+
+def expressions():
+    """Return (place, PromQL) of everything that queries Prometheus."""
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+    for variable in dashboard()["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["name"], variable["query"]["query"]
+    for group in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+    adapter = yaml.safe_load((MONITORING / "prometheus-adapter.yaml").read_text())
+    for rule in adapter["rules"]["custom"]:
+        yield "prometheus-adapter", re.search(r'__name__="([^"]+)"', rule["seriesQuery"])[1]
+
+
+@pytest.mark.parametrize(("place", "expression"), [*expressions()])
+def test_queries_use_metrics_and_labels_of_the_server(place, expression, labels_of):
+    found = METRIC.findall(expression)
+    assert found or expression.startswith("up{")
+    for name, selector in found:
+        assert name in labels_of, place
+        known = labels_of[name] | TARGET_LABELS
+        assert set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selector)) <= known, place
+        grouped = re.findall(r"\bby \(([^)]*)\)", expression)
+        assert {label.strip() for group in grouped for label in group.split(",")} <= known, place
+
+
+def test_the_alerts_mention_labels_that_their_expressions_keep(labels_of):
+    for group in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+            kept = re.findall(r"\bby \(([^)]*)\)", rule["expr"])
+            names = METRIC.findall(rule["expr"])
+            known = {"instance", "job"} | (labels_of[names[0][0]] if names and not kept else set())
+            assert used <= known, rule["alert"]
+
+
+def test_panels_have_units_descriptions_and_places_of_their_own():
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) >= 12
+    cells = [
+        (panel["gridPos"]["x"] + dx, panel["gridPos"]["y"] + dy)
+        for panel in panels
+        for dx in range(panel["gridPos"]["w"])
+        for dy in range(panel["gridPos"]["h"])
+    ]
+    assert len({*cells}) == len(cells)
+    assert max(x for x, _ in cells) < 24
+    for panel in panels:
+        assert panel["description"].endswith(".")
+        assert panel["fieldConfig"]["defaults"]["unit"]
+
+
+def test_the_metrics_that_routers_of_vllm_read_are_there(labels_of):
+    """The names in the comment of deploy/gateway.yaml, which are those of its default settings."""
+    comment = (DEPLOY / "gateway.yaml").read_text().partition("apiVersion")[0]
+    named = set(re.findall(r"vllm:\w+", comment))
+    assert len(named) == 4
+    assert named <= labels_of.keys()
+    assert {"block_size", "num_gpu_blocks"} <= labels_of["vllm:cache_config_info"]
