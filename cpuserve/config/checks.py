@@ -14,6 +14,11 @@ def length(value: int) -> None:
         at_least(1)(value)
 
 
+def zero_as_own(text: str) -> str:
+    """Convert 0, in llama.cpp the context of the model, to -1, which means the same here."""
+    return "-1" if text.strip() == "0" else text
+
+
 ANY_NAME = "*"  # in the served names of a model: requests may use any name
 
 

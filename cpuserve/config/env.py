@@ -16,10 +16,12 @@ from types import MappingProxyType
 
 from cpuserve.config.field import Field
 from cpuserve.config.fields import FIELDS, no_op_variables
+from cpuserve.config.missing import why_unread
 from cpuserve.config.nearest import nearest
 
 PREFIX = "CPUSERVE_"
-VLLM = "VLLM_"
+# Variables of other servers. Those of Ollama are for its clients as well, so only some get a note.
+OF_SERVERS = ("VLLM_", "LLAMA_ARG_")
 # Kubernetes sets these in every pod of a namespace that has a Service called "cpuserve".
 KUBERNETES = re.compile(r"CPUSERVE_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$")
 # Other packages read these through `environment()`; they are not options of the engine.
@@ -100,7 +102,9 @@ def _unknown(env: Mapping[str, str]) -> list[str]:
     notes = []
     aliases = {alias.name for f in FIELDS for alias in f.env_aliases}
     for name in sorted(env):
-        if name.startswith(VLLM) and name not in silent | aliases:
+        if (why := why_unread(name)) is not None:
+            notes.append(f"env {name} is ignored: {why}")
+        elif name.startswith(OF_SERVERS) and name not in silent | aliases:
             notes.append(f"env {name} has no counterpart in cpuserve and is ignored")
         if not name.startswith(PREFIX) or name in silent or KUBERNETES.match(name):
             continue

@@ -1,4 +1,4 @@
-"""Generates the reference of all options from config/fields.py and config/missing.py.
+"""Generates the reference of all options from config/fields.py and config/missing/.
 
 `python -m cpuserve.config.reference docs/options.md` writes it between the two markers in the file.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cpuserve.config.field import GROUPS, Alias, Field
 from cpuserve.config.fields import FIELDS, NO_OPS
-from cpuserve.config.missing import MISSING
+from cpuserve.config.missing import MISSING, UNREAD
 
 BEGIN = "<!-- options: made by python -m cpuserve.config.reference docs/options.md -->"
 END = "<!-- end of options -->"
@@ -29,7 +29,7 @@ def table() -> str:
         ]
         lines += [_row(f) for f in FIELDS if f.group == group]
         lines.append("")
-    return "\n".join([*lines, *_aliases(), "", *_no_ops(), "", *_missing()])
+    return "\n".join([*lines, *_aliases(), "", *_no_ops(), "", *_missing(), "", *_unread()])
 
 
 def replaced(text: str) -> str:
@@ -83,6 +83,13 @@ def _missing() -> Iterator[str]:
     yield ""
     for missing in MISSING:
         yield f"- {', '.join(f'`{name}`' for name in missing.names)}: {missing.why}"
+
+
+def _unread() -> Iterator[str]:
+    yield "Variables that are ignored; a note at the start says what to set instead:"
+    yield ""
+    for unread in UNREAD:
+        yield f"- {', '.join(f'`{name}`' for name in unread.names)}: {unread.why}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

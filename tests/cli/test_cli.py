@@ -192,9 +192,13 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(capsys, argv, needle):
     assert out == ""
 
 
+@pytest.fixture(scope="module")
+def parser():
+    return cli.build_parser()
+
+
 @pytest.mark.parametrize("name", [name for missing in MISSING for name in missing.names])
-def test_a_flag_of_another_server_without_counterpart_is_explained(name):
-    parser = cli.build_parser()  # for all five, each of which it refuses
+def test_a_flag_of_another_server_without_counterpart_is_explained(parser, name):
     typed = f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
     for argv in ([name], [f"{name}=x"], ["m", name, "x"], [typed], [name, "2"]):
         with pytest.raises(ConfigError) as refused:

@@ -1,17 +1,8 @@
-"""Flags of vLLM and llama.cpp that cpuserve does not support, and what to do instead."""
+"""Flags of vLLM that cpuserve does not have, and what to do instead."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Flags that are refused. why: the reason, and an alternative if there is one."""
-
-    names: tuple[str, ...]
-    why: str
-
+from cpuserve.config.missing.record import Missing
 
 MISSING: tuple[Missing, ...] = (
     Missing(
@@ -42,6 +33,7 @@ MISSING: tuple[Missing, ...] = (
             "--num-speculative-tokens",
             "--num-lookahead-slots",
             "--model-draft",
+            "-md",
         ),
         "draft models are not supported yet; --speculative-config guesses tokens by n-grams",
     ),
@@ -139,23 +131,6 @@ MISSING: tuple[Missing, ...] = (
         "use --log-level debug to log one line per request, without its text",
     ),
     Missing(
-        ("--threads", "--threads-batch", "-t", "-tb"),
-        "use --omp-threads-bind, or OMP_NUM_THREADS with --omp-threads-bind nobind",
-    ),
-    Missing(
-        ("--n-gpu-layers", "--gpu-layers", "-ngl", "--main-gpu", "-mg", "--tensor-split", "-ts"),
-        "this server runs on CPUs; leave it out",
-    ),
-    Missing(
-        ("--ubatch-size", "-ub"),
-        "use --max-num-batched-tokens (-b) to bound the tokens of a step",
-    ),
-    Missing(
-        ("--predict", "--n-predict", "-n"),
-        "set max_tokens in the request, or its default with --override-generation-config "
-        "'{\"max_new_tokens\": N}'",
-    ),
-    Missing(
         ("--output-tmp-dir",),
         "`cpuserve run-batch` appends each result to the output file at once; leave it out",
     ),
@@ -164,22 +139,18 @@ MISSING: tuple[Missing, ...] = (
         "`cpuserve run-batch` has no port; run the file with /v1/batches of a server for metrics",
     ),
     Missing(
-        ("--hf-file", "-hff"),
-        "name the file after the model: OWNER/MODEL:FILE.gguf",
+        ("--default-chat-template-kwargs",),
+        "set chat_template_kwargs in the request",
+    ),
+    Missing(("--stream-interval",), "set stream_interval in the request"),
+    Missing(("--enable-force-include-usage",), "set stream_options in the request"),
+    Missing(
+        ("--max-num-partial-prefills", "--max-long-partial-prefills"),
+        "the token budget of a step is shared by all prompts; leave it out",
     ),
     Missing(
-        ("--flash-attn", "-fa"),
-        "attention needs no option; leave it out",
+        ("--kv-offloading-size", "--kv-offloading-backend"),
+        "use --swap-space, or --prefix-cache-dir for blocks on disk",
     ),
+    Missing(("--reasoning-config",), "use --reasoning-budget, or set a budget in the request"),
 )
-
-_WHY = {name.lstrip("-"): missing.why for missing in MISSING for name in missing.names}
-
-
-def why_missing(name: str) -> str | None:
-    """Return why an option of another server is refused; None if `name` is not such an option.
-
-    name: a flag, or a key of a config file.
-    """
-    key = name.lstrip("-").replace("_", "-")
-    return _WHY.get(key) or _WHY.get(key.removeprefix("no-"))
