@@ -20,8 +20,15 @@ from cpuserve.outputs import (
 )
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.batch import BatchItem
-from cpuserve.serving.classes import activated, rows_of
+from cpuserve.serving.classes import activated
 from cpuserve.serving.events import floats_of
+from cpuserve.serving.pooling_tasks import (
+    data_of,
+    embedding_tasks,
+    labels_of_task,
+    results_of,
+    vectors_of,
+)
 from cpuserve.serving.similarity import cosine, each_once
 from cpuserve.tokenizer.pairs import NO_INSTRUCTION, PairEncoder
 from cpuserve.tokenizer.tokenizer import named_prompt
@@ -35,13 +42,8 @@ if TYPE_CHECKING:
 
 # The method that fits a kind of pooling; all others make embeddings.
 METHODS = {"none": "generate", "rank": "score", "classify": "classify", "token_classify": "encode"}
-# The values of encode(pooling_task=...) that a model allows, by the method that fits the model.
-# The first one is the default.
-TASKS = {
-    "embed": ("token_embed", "embed"),
-    "classify": ("classify",),
-    "encode": ("token_classify",),
-}
+# The values of encode(pooling_task=...) that a classifier allows, by the method that fits it.
+TASKS = {"classify": ("classify",), "encode": ("token_classify",)}
 
 
 class PoolingMethods:
@@ -124,37 +126,39 @@ class PoolingMethods:
         """Return the vectors or labels of each prompt or of its tokens; prompts: as in `embed`.
 
         pooling_task: "embed", "token_embed", "classify" or "token_classify"; None = the labels of a
-        classifier, or the vectors of all tokens. use_activation: False = logits, or vectors that
-        are not scaled to length 1.
+        classifier, or the vectors of all tokens. With BGE-M3, "token_classify" means the weights
+        of tokens, "embed&token_classify" the embedding and, after it, the weights, and
+        "embed&token_embed&token_classify" a dict with the result of each. use_activation: False =
+        logits, or vectors that are not scaled to length 1.
 
         Raises:
             InvalidRequest: a prompt is invalid, or the model does not have this task.
             RequestError, EngineDead: as `generate`.
         """
         method = self._method()
-        possible = TASKS.get(method, ())
-        task = pooling_task or (possible[0] if possible else "")
+        embeds = method == "embed"
+        possible = embedding_tasks(self._context) if embeds else TASKS.get(method, ())
+        task = pooling_task or ("token_embed" if embeds else next(iter(possible), ""))
         if task not in possible:
             known = " or ".join(possible) or f"none: call {method}()"
             msg = f"pooling_task {task or None} is not possible; for this model it is {known}"
             raise InvalidRequest(msg, param="pooling_task")
-        vectors = {"embed": ("plain", ""), "token_embed": ("tokens", "unit_tokens")}
-        wanted = vectors.get(task, ("", ""))[use_activation]
-        kind = self._context.class_activation if "classify" in task and use_activation else "none"
+        kind = self._context.class_activation if use_activation else "none"
+        wanted = vectors_of(task, self._context, activates=use_activation) if embeds else ""
         requests = [self._request(prompt) for prompt in as_list(prompts)]
         done = []
         for request, item in zip(requests, self._vectors(requests, use_tqdm, wanted), strict=True):
             ids, values = request.prompt_token_ids, floats_of(item.choices[0].vector)
-            rows = rows_of(values, len(ids) if task.startswith("token") else 1)
-            if kind != "none":
-                rows = [activated(row, kind) for row in rows]
-            output = PoolingOutput(rows if task.startswith("token") else rows[0])
+            if embeds:
+                data = data_of(task, results_of(task, values, ids, self._context))
+            else:
+                data = labels_of_task(task, values, len(ids), kind)
             done.append(
                 PoolingRequestOutput(
                     request.request_id,
                     request.prompt,
                     ids,
-                    output,
+                    PoolingOutput(data),
                     num_cached_tokens=item.cached_tokens,
                 )
             )

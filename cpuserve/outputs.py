@@ -159,9 +159,12 @@ class ClassificationRequestOutput:
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """The vector or the labels of a prompt, or a row of them for each of its tokens."""
+    """The vector or the labels of a prompt, or a row of them for each of its tokens.
 
-    data: list[float] | list[list[float]]
+    A dict has the data of each of several tasks.
+    """
+
+    data: list[float] | list[list[float]] | dict[str, list[float] | list[list[float]]]
 
 
 @dataclass(slots=True)

@@ -324,6 +324,7 @@ def _pooling(
 ) -> tuple[str, str]:
     """Return (pooling, reason); pooling: as in EngineConfig.pooling, "none" = it generates text."""
     from cpuserve.loader.pooling import can_judge, checkpoint_pooling, classifier, ranker
+    from cpuserve.loader.token_heads import has_token_heads
     from cpuserve.models import architecture_of, has_no_head
 
     if options.pooling == "rank" and ranker(config) is None and not can_judge(config):
@@ -345,6 +346,8 @@ def _pooling(
     if found is not None:
         return found[0], f"{found[1]} is a classifier"
     pooling, why = checkpoint_pooling(path, file)
+    if pooling == "none" and encoder and has_token_heads(path):
+        return "first", "BGE-M3 has further heads"
     if pooling == "none" and encoder:
         return "mean", "the default of sentence-transformers"
     if pooling == "none" and has_no_head(architecture_of(config)):

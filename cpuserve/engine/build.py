@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.grammars.background import yield_to_streams
@@ -88,13 +88,31 @@ def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
     if config.pooling == "none":
         return Head("none")
     layers = dense_layers(Path(config.model_path))
+    token_width = cast("int", facts["width"])
     for layer in layers:
         width, takes = facts["width"], layer.weight.shape[1]
         if takes != width:
             msg = f"{config.model_path}: a Dense module takes {takes} numbers, but gets {width}"
             raise ModelError(msg)
         facts["width"] = layer.weight.shape[0]
-    return Head(config.pooling, layers)
+    return _with_token_heads(config, Head(config.pooling, layers), token_width, facts)
+
+
+def _with_token_heads(
+    config: EngineConfig, head: Head, width: int, facts: dict[str, object]
+) -> Head:
+    """Return the head with those of BGE-M3 for tokens, if the checkpoint has them.
+
+    width: the length of a token's vector. facts: adds "token_widths", the number of values that
+    each of them computes for a token.
+    """
+    if config.architecture != "XLMRobertaModel":
+        return head
+    from cpuserve.loader.token_heads import token_heads
+
+    found = token_heads(Path(config.model_path), width)
+    facts["token_widths"] = {name: layer.weight.shape[0] for name, layer in found.items()}
+    return replace(head, weights=found.get("weights"), multi=found.get("multi"))
 
 
 def _rank_head(config: EngineConfig, facts: dict[str, object]) -> Head:

@@ -34,6 +34,11 @@ def _tanh(x: Float64) -> Float64:
     return y
 
 
+def _relu(x: Float64) -> Float64:
+    y: Float64 = np.maximum(x, 0.0)
+    return y
+
+
 def _same(x: Float64) -> Float64:
     return x
 
@@ -43,6 +48,7 @@ ACTIVATIONS: dict[str, Callable[[Float64], Float64]] = {
     "tanh": _tanh,
     "gelu": _gelu,
     "sigmoid": _sigmoid,
+    "relu": _relu,
 }
 
 
@@ -89,12 +95,15 @@ class Head:
 
     pooling: "last", "first" or "mean"; "all" = each token has a result; "none" for a model that
     generates text. layers: the layers that are applied to the pooled vector. unit: whether the
-    result is scaled to length 1.
+    result is scaled to length 1. weights, multi: the linears for the weight of each token and for
+    a vector of its own (BGE-M3).
     """
 
     pooling: str
     layers: tuple[Layer, ...] = ()
     unit: bool = True
+    weights: Dense | None = None
+    multi: Dense | None = None
 
     def without_activation(self) -> Head:
         """Return the head without the activation of its last layer, which is a Dense."""

@@ -34,7 +34,7 @@ from cpuserve.loader.load import (
 )
 from cpuserve.loader.names import checkpoint_to_hf
 from cpuserve.loader.pooling import MODULE_FILE
-from cpuserve.loader.safetensors import INDEX, ITEM_BYTES, SafetensorsStore, check_file
+from cpuserve.loader.safetensors import INDEX, ITEM_BYTES, TOKEN_HEADS, SafetensorsStore, check_file
 from cpuserve.program.parts import parse, stored_needs
 from cpuserve.quant.base import QuantTensor
 from cpuserve.quant.compress import (
@@ -286,7 +286,8 @@ def _copy_others(source: Path, folder: Path) -> None:
     found = [
         path
         for path in source.iterdir()
-        if _COPIED.fullmatch(path.name) and not _NOT_COPIED.fullmatch(path.name)
+        if (_COPIED.fullmatch(path.name) and not _NOT_COPIED.fullmatch(path.name))
+        or path.name in TOKEN_HEADS
     ]
     inner = source.glob("*/*")
     found += [path for path in inner if MODULE_FILE.fullmatch(path.relative_to(source).as_posix())]

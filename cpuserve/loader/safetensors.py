@@ -21,6 +21,8 @@ from cpuserve.loader.names import checkpoint_to_hf, is_ignored
 from cpuserve.quant.stored import StoredTensor
 
 INDEX = "model.safetensors.index.json"
+# The files of BGE-M3's further heads (loader/token_heads.py), which are no files of the model.
+TOKEN_HEADS = frozenset({"sparse_linear.safetensors", "colbert_linear.safetensors"})
 MAX_HEADER_BYTES = 100_000_000
 MAX_INDEX_BYTES = 100_000_000
 ITEM_BYTES = {
@@ -108,14 +110,21 @@ class SafetensorsFile:
 
 
 class SafetensorsStore:
-    """`TensorStore` of a checkpoint directory: one file, or shards with an index."""
+    """`TensorStore` of a checkpoint directory: one file, or shards with an index.
 
-    def __init__(self, directory: Path) -> None:
+    only: the name of a file that is read instead of these.
+    """
+
+    def __init__(self, directory: Path, only: str = "") -> None:
         self._tensors: dict[str, tuple[SafetensorsFile, SafeTensor]] = {}
-        self.files = [SafetensorsFile(path) for path in _files_of(directory)]
+        if only:
+            check_file(directory, directory / only)
+        paths = [directory / only] if only else _files_of(directory)
+        self.files = [SafetensorsFile(path) for path in paths]
         for file in self.files:
             self._add(file)
-        _check_index(directory, {t.name: f.path.name for f, t in self._tensors.values()})
+        if not only:
+            _check_index(directory, {t.name: f.path.name for f, t in self._tensors.values()})
 
     def _add(self, file: SafetensorsFile) -> None:
         for tensor in file.tensors.values():
@@ -206,7 +215,7 @@ def _weight_map(directory: Path) -> dict[str, str]:
 
 
 def _unindexed(directory: Path) -> list[str]:
-    found = sorted(p.name for p in directory.glob("*.safetensors"))
+    found = sorted({p.name for p in directory.glob("*.safetensors")} - TOKEN_HEADS)
     if "model.safetensors" in found:
         return ["model.safetensors"]
     if len(found) == 1 and not _SHARD.fullmatch(found[0]):

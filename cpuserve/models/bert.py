@@ -22,6 +22,8 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Then, ValueId
 
 POOLER = "pooler.dense"  # a linear of the first token's vector; embeddings do not use it
+# The linears of BGE-M3's further heads: a weight of each token, and a vector of its own.
+SPARSE, COLBERT = "sparse_linear", "colbert_linear"
 HEAD = ("classifier", "classifier.dense", "classifier.out_proj")  # linears in heads of classifiers
 WORDS = "embeddings.word_embeddings"
 TYPES = "embeddings.token_type_embeddings"
@@ -62,7 +64,7 @@ class Bert:
         x = b.layer_norm(x, "embeddings.LayerNorm")
         for i in range(s.layers):
             x = _layer(b, s, f"encoder.layer.{i}", x)
-        leave_linears(b, POOLER, *HEAD, *GGUF_HEAD)
+        leave_linears(b, POOLER, SPARSE, COLBERT, *HEAD, *GGUF_HEAD)
         b.hidden(x)
 
 

@@ -113,6 +113,35 @@ class AllTokens:
         return b"".join(found) if len(found) == len(self._parts) else None
 
 
+class Several:
+    """Makes several results in one pass: those of its poolers, one after another."""
+
+    def __init__(self, poolers: list[Pooler]) -> None:
+        self._poolers = poolers
+        self.reads_prefixes = all(pooler.reads_prefixes for pooler in poolers)
+        self._wanted: list[range] = []
+
+    def positions(self, start: int, end: int, length: int) -> range:
+        """Return the positions from the first one that a pooler needs to the last one."""
+        self._wanted = [pooler.positions(start, end, length) for pooler in self._poolers]
+        needed = [each for each in self._wanted if each]
+        if not needed:
+            return range(end, end)
+        return range(min(each.start for each in needed), max(each.stop for each in needed))
+
+    def add(self, vectors: Sequence[object]) -> None:
+        """Give each pooler the vectors of its positions."""
+        first = min((each.start for each in self._wanted if each), default=0)
+        for pooler, each in zip(self._poolers, self._wanted, strict=True):
+            pooler.add(vectors[each.start - first : each.stop - first] if each else [])
+
+    def result(self) -> bytes | None:
+        """Return the results, one after another; None if one of them is not finite."""
+        results = [pooler.result() for pooler in self._poolers]
+        found = [result for result in results if result is not None]
+        return b"".join(found) if len(found) == len(results) else None
+
+
 POOLS: dict[str, type[LastToken | Mean | AllTokens]] = {
     "last": LastToken,
     "first": FirstToken,
@@ -126,12 +155,22 @@ def make_pooler(head: Head, *, vectors: str = "") -> Pooler | None:
 
     vectors: as in SamplingParams; the vectors of tokens are those without the head.
     """
-    if vectors == "raw":
-        head = head.without_activation()
-    elif vectors and head.pooling in POOLS:
-        tokens = {"tokens": Head("all", unit=False), "unit_tokens": Head("all")}
-        head = tokens.get(vectors) or replace(head, unit=False)
-    return cast("Pooler", POOLS[head.pooling](head)) if head.pooling in POOLS else None
+    if head.pooling not in POOLS:
+        return None
+    heads = [_head_of(head, kind) for kind in vectors.split("+")]
+    poolers = [cast("Pooler", POOLS[each.pooling](each)) for each in heads]
+    return poolers[0] if len(poolers) == 1 else Several(poolers)
+
+
+def _head_of(head: Head, kind: str) -> Head:
+    """Return the head for one kind of vectors."""
+    if kind == "raw":
+        return head.without_activation()
+    if kind.endswith(("tokens", "weights", "multi")):
+        last = {"weights": head.weights, "multi": head.multi}.get(kind.rpartition("_")[2])
+        of_token = Head("all", () if last is None else (last,), unit=kind.startswith("unit_"))
+        return of_token.without_activation() if kind == "raw_weights" else of_token
+    return replace(head, unit=False) if kind == "plain" else head
 
 
 def _finished(vector: Float64, head: Head) -> bytes | None:

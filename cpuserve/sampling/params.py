@@ -16,8 +16,13 @@ NOT_IN_SALT = frozenset("@/\\\0")
 SALT_RULE = "characters without @, /, \\ and NUL"
 # The results of an embedding model: an embedding of length 1, one that is not scaled, and the
 # vectors of all tokens as the model computes them, or scaled to length 1. "raw": the score of a
-# reranker before its activation.
-VECTORS = ("", "plain", "tokens", "unit_tokens", "raw")
+# reranker before its activation. "weights", "multi": what the further heads of BGE-M3 compute for
+# each token, a weight or a vector; "raw_weights": before their activation, "unit_multi": scaled to
+# length 1.
+VECTORS = (
+    *("", "plain", "tokens", "unit_tokens", "raw"),
+    *("weights", "raw_weights", "multi", "unit_multi"),
+)
 NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 
 
@@ -37,7 +42,8 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
     LoRA adapter that changes the model for this request. `structured_outputs`: the grammar that the
     text must match; the response ends where nothing can follow. `caller`: the client of a server;
     waiting requests and new grammars of several clients take turns. `vectors`: the kind
-    of result of an embedding model or a reranker, one of VECTORS. `truncate_prompt_tokens`: `LLM`
+    of result of an embedding model or a reranker, one of VECTORS, or several of them joined by "+",
+    which follow each other in the result. `truncate_prompt_tokens`: `LLM`
     keeps so many tokens of the end of a prompt; -1 = as many as the context holds with max_tokens.
     """
 
@@ -108,7 +114,8 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
             self.prompt_logprobs is None or self.prompt_logprobs >= 0,
             "at least 0",
         )
-        self._check("vectors", self.vectors in VECTORS, f"one of {VECTORS}")
+        kinds = self.vectors.split("+")
+        self._check("vectors", all(kind in VECTORS for kind in kinds), f"one of {VECTORS}")
         self._check_named()
         check_samplers(self)
         self._check("stop", all(self.stop), "non-empty strings")

@@ -179,6 +179,12 @@ class ModelContext:
         return str(self.client.info.get("activation", "none"))
 
     @property
+    def token_widths(self) -> dict[str, int]:
+        """The lengths of what BGE-M3's heads compute for a token: "weights" 1, "multi" a vector."""
+        found = self.client.info.get("token_widths")
+        return found if isinstance(found, dict) else {}
+
+    @property
     def abilities(self) -> list[str]:
         """The model's capabilities as Ollama calls them; it has no word for heads."""
         if self.pooling != "none":

@@ -102,8 +102,7 @@ async def _prepared(
         return fan_out(call, prompts, params, context.limits.longest_s)
 
     num_ids = sum(map(len, ids))
-    if "tokens" in (call.classify, *call.vectors.split("_")):
-        _check_values(num_ids * context.vector_width)
+    _check_values(num_ids * _values_per_token(context, call))
     more_us = VOCABULARY_US if reads_vocabulary(call) else 0
     sequences = await run_sized(num_ids // _IDS_PER_US + more_us, make_sequences)
     check_capacity(context, sequences)
@@ -143,6 +142,13 @@ async def prompt_ids(context: ModelContext, call: GenerateCall, num_bytes: int) 
     tools = tool_use(call, context.learned_format, context.thoughts)
     opening, most = tools.opening if tools else "", most_counted(context)
     return (await chat_prompt(context, call, num_bytes, most=most, opening=opening)).ids
+
+
+def _values_per_token(context: ModelContext, call: GenerateCall) -> int:
+    """Return how many numbers the response has for each token of the prompts."""
+    widths = {**context.token_widths, "tokens": context.vector_width}
+    kinds = [call.classify, *(kind.rpartition("_")[2] for kind in call.vectors.split("+"))]
+    return sum(widths.get(kind, 0) for kind in kinds)
 
 
 def _check_values(count: int) -> None:

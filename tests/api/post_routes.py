@@ -51,6 +51,7 @@ ROUTES = {
     **dict.fromkeys(("/v1/embed", "/v2/embed"), PostRoute({"texts": ["hi"]}, "last")),
     "/embed": PostRoute({"inputs": "hi"}, "last"),
     "/embed_all": PostRoute({"inputs": "hi"}, "last"),
+    "/embed_sparse": PostRoute({"inputs": "hi"}, "sparse"),
     "/similarity": PostRoute({"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "last"),
     "/predict": PostRoute({"inputs": "hi"}, "classify"),
     "/decode": PostRoute({"ids": [65]}, runs=False),
@@ -70,7 +71,7 @@ RUNS = [path for path, route in ROUTES.items() if route.runs]
 # Routes with responses that have no model.
 NO_MODEL = (
     *("/api/embeddings", "/embedding", "/embeddings"),
-    *("/v1/embed", "/v2/embed", "/embed", "/embed_all", "/similarity", "/predict"),
+    *("/v1/embed", "/v2/embed", "/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict"),
 )
 # Routes without a model in the body, and /infill.
 OTHERS = {
@@ -110,13 +111,21 @@ def answers(engine: FakeEngine, number: int, prompt: list[int], params: Any) -> 
     elif params.max_tokens:
         yield from speak(engine, number, prompt, params)
     else:
-        rows = len(prompt) if params.vectors.endswith("tokens") else 1
-        yield Output(number, [], "stop", vector=struct.pack("<4f", 1, 0, 0, 0) * rows)
+        vector = b""
+        for kind in params.vectors.split("+"):
+            rows = len(prompt) if kind.endswith(("tokens", "multi", "weights")) else 1
+            row = struct.pack("<4f", 1, 0, 0, 0)
+            vector += (row[:4] if kind.endswith("weights") else row) * rows
+        yield Output(number, [], "stop", vector=vector)
 
 
 def prepare(context: Any, pooling: str) -> Any:
-    """Let a context have a model of this pooling, as the vectors of `answers` need it."""
-    context.pooling = pooling
+    """Let a context have a model of this pooling, as the vectors of `answers` need it.
+
+    "sparse": an embedding model with the heads of BGE-M3.
+    """
+    context.pooling = "first" if pooling == "sparse" else pooling
+    context.client.info["token_widths"] = {"weights": 1, "multi": 4} if pooling == "sparse" else {}
     context.vector_width = 4
     context.client.info["labels"] = ["a", "b", "c", "d"]  # one for each value of a vector
     return context

@@ -54,7 +54,7 @@ LLAMACPP = {
 }
 
 
-TEI = {"embed", "embed_all", "predict", "similarity", "decode", "info"}
+TEI = {"embed", "embed_all", "embed_sparse", "predict", "similarity", "decode", "info"}
 
 
 def dialect_of(path, headers=()):

@@ -84,6 +84,15 @@ def test_texts_to_embed_are_accepted_or_refused_with_their_field(case):
 
 
 @cases(
+    accepted("/embed_sparse", HI, {**INPUTS, **CUT_GOOD}),
+    refused("/embed_sparse", HI, {**NO_INPUTS, **CUT_BAD}),
+    without("/embed_sparse", HI, "inputs"),
+)
+def test_texts_for_sparse_embeddings_are_accepted_or_refused_with_their_field(case):
+    run(case, "sparse")
+
+
+@cases(
     accepted(
         PREDICT,
         HI,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +11,7 @@ from cpuserve.api.openai.embeddings.schema import FORMATS, check_dimensions
 from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.pooling_tasks import ALL, BOTH, embedding_tasks, vectors_of
 
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
@@ -20,8 +21,12 @@ TASKS = {
     "embed": "an embedding model",
     "token_embed": "an embedding model",
     "classify": "a classifier of texts",
-    "token_classify": "a classifier of tokens",
+    "token_classify": "a classifier of tokens, or BGE-M3 with its heads in safetensors",
+    BOTH: "BGE-M3 with its heads in safetensors",
+    ALL: "BGE-M3 with its heads in safetensors",
 }
+# The data of an input: numbers, a row for each token, or base64 of their fp32.
+PoolingData = Sequence[float | list[float]] | str
 
 
 class _Inputs(msgspec.Struct, kw_only=True):
@@ -110,11 +115,11 @@ class ClassifyAnswer(msgspec.Struct):
 
 
 class PoolingItem(msgspec.Struct):
-    """The result of one input: numbers, a row for each token, or base64 of their fp32."""
+    """The result of one input; of several tasks at once, the data of each by its name."""
 
     index: int
     object: str
-    data: Sequence[float | list[float]] | str
+    data: PoolingData | dict[str, PoolingData]
 
 
 class PoolingAnswer(msgspec.Struct):
@@ -136,8 +141,8 @@ def task_of(request: PoolingRequest, context: ModelContext) -> str:
     if request.task not in TASKS:
         msg = f"task is {request.task[:40]!r}, but it must be one of {', '.join(TASKS)}"
         raise InvalidRequest(msg, param="task")
-    kind = {"classify": "classify", "token_classify": "token_classify"}.get(request.task)
-    if context.embeds == bool(kind) or (kind and context.pooling != kind):
+    possible = embedding_tasks(context) if context.embeds else (context.pooling,)
+    if request.task not in possible:
         name = context.model_names[0]
         msg = f"task {request.task} needs {TASKS[request.task]}, which {name} is not"
         raise InvalidRequest(msg, param="task")
@@ -154,13 +159,9 @@ def pooling_call(request: PoolingRequest, context: ModelContext) -> GenerateCall
         msg = f"dimensions is only possible with the task embed, and the task is {task}: omit it"
         raise InvalidRequest(msg, param="dimensions")
     check_dimensions(request.dimensions, context)
-    kinds: dict[str, dict[str, Any]] = {
-        "embed": {"vectors": "" if request.activates else "plain"},
-        "token_embed": {"vectors": "unit_tokens" if request.activates else "tokens"},
-        "classify": {"classify": "text"},
-        "token_classify": {"classify": "tokens"},
-    }
-    return _call(request, **kinds[task])
+    if context.embeds:
+        return _call(request, vectors=vectors_of(task, context, activates=request.activates))
+    return _call(request, classify="text" if task == "classify" else "tokens")
 
 
 def classify_call(request: ClassifyRequest) -> GenerateCall:

@@ -12,18 +12,21 @@ from cpuserve.api.pooling.schema import (
     ClassifyAnswer,
     ClassifyItem,
     PoolingAnswer,
+    PoolingData,
     PoolingItem,
     PoolingUsage,
     task_of,
 )
-from cpuserve.serving.classes import activated, rows_of
+from cpuserve.serving.classes import activated
 from cpuserve.serving.events import floats_of
+from cpuserve.serving.pooling_tasks import data_of, labels_of_task, results_of
 
 if TYPE_CHECKING:
     from cpuserve.api.pooling.schema import ClassifyRequest, PoolingRequest
     from cpuserve.api.request.context import RequestContext
     from cpuserve.serving.events import Choice, WholeResponse
     from cpuserve.serving.generate import Generation
+    from cpuserve.serving.pooling_tasks import Data
 
 
 class ClassifyWriter:
@@ -61,29 +64,35 @@ class PoolingWriter:
 
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
-        received, as_text = self._received, self._asked.encoding_format == "base64"
-        items = []
-        for choice in response.choices:
-            rows = self._rows(choice)
-            data: str | list[float] | list[list[float]]
-            if as_text:
-                data = base64_of(array("f", (value for row in rows for value in row)))
-            else:
-                data = rows if self._task.startswith("token") else rows[0]
-            items.append(PoolingItem(choice.index, "pooling", data))
+        received = self._received
+        items = [self._item(choice) for choice in response.choices]
         name, usage = received.served.name, _usage(response)
         whole = PoolingAnswer(received.id, "list", received.created, name, items, usage)
         return msgspec.json.encode(whole)
 
-    def _rows(self, choice: Choice) -> list[list[float]]:
-        """Return the rows of a result: one for each token, or a single one."""
-        asked, context, values = self._asked, self._received.context, floats_of(choice.vector)
-        if self._task == "embed":
-            return [shortened(values, asked.dimensions, unit=asked.activates).tolist()]
-        rows = rows_of(values, len(choice.prompt.ids) if self._task.startswith("token") else 1)
-        if self._task == "token_embed" or not asked.activates:
-            return rows
-        return [activated(row, context.class_activation) for row in rows]
+    def _item(self, choice: Choice) -> PoolingItem:
+        data = self._data(choice)
+        if isinstance(data, dict):
+            shown = {name: self._shown(part) for name, part in data.items()}
+            return PoolingItem(choice.index, "pooling", shown)
+        return PoolingItem(choice.index, "pooling", self._shown(data))
+
+    def _shown(self, data: Data) -> PoolingData:
+        """Return the numbers, or the base64 text of their fp32."""
+        if self._asked.encoding_format != "base64":
+            return data
+        rows = (each if isinstance(each, list) else [each] for each in data)
+        return base64_of(array("f", (value for row in rows for value in row)))
+
+    def _data(self, choice: Choice) -> Data | dict[str, Data]:
+        asked, context, task = self._asked, self._received.context, self._task
+        values, ids = floats_of(choice.vector), choice.prompt.ids
+        if task == "embed":
+            return shortened(values, asked.dimensions, unit=asked.activates).tolist()
+        if context.embeds:
+            return data_of(task, results_of(task, values, ids, context))
+        kind = context.class_activation if asked.activates else "none"
+        return labels_of_task(task, values, len(ids), kind)
 
 
 def _usage(response: WholeResponse) -> PoolingUsage:

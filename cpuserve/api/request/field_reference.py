@@ -27,6 +27,7 @@ from cpuserve.api.systemone.schema import SystemOneRequest
 from cpuserve.api.tei.predict import PredictRequest
 from cpuserve.api.tei.schema import (
     EmbedAllRequest,
+    EmbedSparseRequest,
     SimilarityRequest,
     TeiEmbedRequest,
     TeiRerankRequest,
@@ -52,6 +53,7 @@ SCHEMAS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
     (fields.COHERE, "/v1/embed", CohereEmbedV1Request),
     (fields.TEI, "/embed", TeiEmbedRequest),
     (fields.TEI, "/embed_all", EmbedAllRequest),
+    (fields.TEI, "/embed_sparse", EmbedSparseRequest),
     (fields.TEI, "/similarity", SimilarityRequest),
     (fields.TEI, "/predict", PredictRequest),
     (fields.TEI, "/rerank (TEI)", TeiRerankRequest),

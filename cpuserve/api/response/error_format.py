@@ -68,6 +68,7 @@ TEI = ErrorFormat(
         "/embed",
         "/embed_all",
         "/embed_sparse",
+        "/embed_sparse",
         "/predict",
         "/similarity",
         "/decode",

@@ -1,4 +1,4 @@
-"""POST /embed, /embed_all, /predict, /similarity, and /rerank with TEI's fields."""
+"""POST /embed, /embed_all, /embed_sparse, /predict, /similarity, and /rerank with TEI's fields."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from cpuserve.api.tei.predict import Predictions, PredictRequest, PredictWriter,
 from cpuserve.api.tei.schema import (
     EmbedAllRequest,
     Embeddings,
+    EmbedSparseRequest,
     SimilarityRequest,
+    SparseEmbeddings,
     TeiEmbedRequest,
     TeiRerankRequest,
     TextRank,
     TokenEmbeddings,
     embed_all_call,
     embed_call,
+    embed_sparse_call,
     similarity_call,
     tei_rerank_call,
 )
 from cpuserve.api.tei.writer import (
     EmbedAllWriter,
+    EmbedSparseWriter,
     SimilarityWriter,
     TeiEmbedWriter,
     TeiRerankWriter,
@@ -62,6 +66,22 @@ async def tei_embed(received: RequestContext, asked: TeiEmbedRequest) -> Respons
 async def embed_all(received: RequestContext, asked: EmbedAllRequest) -> Response:
     """Return the vectors of all tokens of each text."""
     return await generate(received, asked, embed_all_call, EmbedAllWriter)
+
+
+@_post(
+    "/embed_sparse",
+    schema=EmbedSparseRequest,
+    response=SparseEmbeddings,
+    id_prefix="embed-",
+    words=lambda _: {"prompt": "inputs"},
+)
+async def embed_sparse(received: RequestContext, asked: EmbedSparseRequest) -> Response:
+    """Return the sparse embedding of each text: the weights of its tokens."""
+
+    def call(asked: EmbedSparseRequest) -> GenerateCall:
+        return embed_sparse_call(asked, received.context)
+
+    return await generate(received, asked, call, EmbedSparseWriter)
 
 
 @_post(

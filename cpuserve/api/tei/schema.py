@@ -11,6 +11,7 @@ from cpuserve.api.request.fields import TEI, with_refused
 from cpuserve.api.tei.errors import EmptyInput, TooManyInputs
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall
+from cpuserve.serving.pooling_tasks import sparse_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -74,6 +75,18 @@ class EmbedAllRequest(_EmbedFields, kw_only=True):
     """POST /embed_all: the vectors of all tokens."""
 
 
+@with_refused(TEI)
+class EmbedSparseRequest(_EmbedFields, kw_only=True):
+    """POST /embed_sparse: the weights of tokens."""
+
+
+class SparseValue(msgspec.Struct):
+    """A token id that has a weight, and its weight."""
+
+    index: int
+    value: float
+
+
 class SimilarityInput(msgspec.Struct, kw_only=True):
     """A sentence and those that it is compared with."""
 
@@ -123,6 +136,7 @@ class TextRank(msgspec.Struct, omit_defaults=True):
 # The responses are lists.
 Embeddings = list[list[float]]
 TokenEmbeddings = list[list[list[float]]]
+SparseEmbeddings = list[list[SparseValue]]
 
 
 def cut(*, truncate: bool | None, direction: str | None) -> dict[str, Any]:
@@ -171,6 +185,13 @@ def embed_all_call(request: EmbedAllRequest) -> GenerateCall:
     """Return the call of /embed_all."""
     _check_texts(request.inputs)
     return request.call(prompt=request.inputs, prompt_name=request.prompt_name, vectors="tokens")
+
+
+def embed_sparse_call(request: EmbedSparseRequest, context: ModelContext) -> GenerateCall:
+    """Return the call of /embed_sparse; InvalidRequest if the model has no sparse embeddings."""
+    _check_texts(request.inputs)
+    vectors = sparse_vectors(context)
+    return request.call(prompt=request.inputs, prompt_name=request.prompt_name, vectors=vectors)
 
 
 def similarity_call(request: SimilarityRequest) -> GenerateCall:

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuserve.api.openai.embeddings.writer import shortened
-from cpuserve.api.tei.schema import TextRank
+from cpuserve.api.tei.schema import SparseValue, TextRank
 from cpuserve.serving.classes import rows_of
 from cpuserve.serving.events import floats_of
+from cpuserve.serving.pooling_tasks import token_weights
 from cpuserve.serving.similarity import cosines
 
 if TYPE_CHECKING:
     from cpuserve.api.request.context import RequestContext
     from cpuserve.api.tei.schema import (
         EmbedAllRequest,
+        EmbedSparseRequest,
         SimilarityRequest,
         TeiEmbedRequest,
         TeiRerankRequest,
@@ -53,6 +55,25 @@ class EmbedAllWriter:
         """Return the whole response as JSON."""
         return msgspec.json.encode(
             [rows_of(floats_of(each.vector), len(each.prompt.ids)) for each in response.choices]
+        )
+
+
+class EmbedSparseWriter:
+    """Writes the response of /embed_sparse."""
+
+    def __init__(
+        self, received: RequestContext, _asked: EmbedSparseRequest, _generation: Generation
+    ) -> None:
+        self._context = received.context
+
+    def whole(self, response: WholeResponse) -> bytes:
+        """Return the whole response as JSON."""
+        found = [
+            token_weights(floats_of(each.vector), each.prompt.ids, self._context)
+            for each in response.choices
+        ]
+        return msgspec.json.encode(
+            [[SparseValue(index, value) for index, value in each.items()] for each in found]
         )
 
 

@@ -1,0 +1,73 @@
+"""Reads the further heads of BGE-M3: a weight of each token, and a vector of its own.
+
+BGE-M3 publishes them as pickles, which are never read. Their tensors are read from the model's
+safetensors files ("sparse_linear.weight"), or from a file of their own ("sparse_linear.safetensors"
+with "weight"), which safetensors.torch.save_file writes from the tensors in the pickle.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import ModelError
+from cpuserve.loader.safetensors import SafetensorsStore
+from cpuserve.models.bert import COLBERT, SPARSE
+
+if TYPE_CHECKING:
+    from cpuserve.loader.dense_module import Dense, Float32
+
+# The linear of each head, and the activation after it.
+LINEARS = {"weights": (SPARSE, "relu"), "multi": (COLBERT, "none")}
+
+
+def has_token_heads(path: Path) -> bool:
+    """Whether the model in a directory has such a head."""
+    return any(_tensors(path, linear) for linear, _ in LINEARS.values())
+
+
+def token_heads(path: Path, width: int) -> dict[str, Dense]:
+    """The heads of the model in a directory, by their name in LINEARS; {} if it has none.
+
+    width: the length of a token's vector.
+
+    Raises:
+        ModelError: a tensor is missing, or has another shape.
+    """
+    from cpuserve.loader.dense_module import Dense
+
+    found = {}
+    for name, (linear, activation) in LINEARS.items():
+        if tensors := _tensors(path, linear):
+            _check(f"{path}: the head {linear}", tensors, width, 1 if name == "weights" else None)
+            found[name] = Dense(tensors["weight"], tensors["bias"], activation)
+    return found
+
+
+def _check(head: str, tensors: dict[str, Float32], width: int, outputs: int | None) -> None:
+    """Raise a ModelError unless the linear takes `width` numbers and has so many outputs."""
+    shapes = {part: list(tensor.shape) for part, tensor in tensors.items()}
+    if outputs is None:
+        outputs = shapes.get("weight", [0])[0]
+    wanted = {"weight": [outputs, width], "bias": [outputs]}
+    if shapes != wanted:
+        msg = f"{head} has tensors of the shapes {shapes}, but the model needs {wanted}"
+        raise ModelError(msg)
+
+
+def _tensors(path: Path, linear: str) -> dict[str, Float32]:
+    """Return the weight and the bias of a linear; {} if the model does not have it."""
+    if not path.is_dir():
+        return {}
+    from cpuserve.quant import open_weights
+    from cpuserve.quant.dense import dequantize
+
+    own = f"{linear}.safetensors"
+    is_apart = (path / own).exists() or (path / own).is_symlink()
+    tensors = open_weights("dense", SafetensorsStore(path, own if is_apart else ""), {})
+    before = "" if "weight" in tensors.names() else f"{linear}."
+    return {
+        name.removeprefix(before): dequantize(tensors.get(name))
+        for name in sorted(tensors.names())
+        if name.startswith(before) and (before or is_apart)
+    }
