@@ -117,7 +117,8 @@ _EXAONE_MOE = (
     rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-# Rules of llama.cpp that are missing are no regular expressions (superbpe and whitespace).
+# The rule "whitespace" of llama.cpp is missing: only files of jina-bert-v2 have it, which are not
+# supported.
 _TABLE: dict[str, PreTokenizer] = {
     "default gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe "
     "gigachat a.x-4.0 mellum jais trillion granite-docling exaone4": _PLAIN,
@@ -170,6 +171,19 @@ _TABLE: dict[str, PreTokenizer] = {
         (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, _DIGIT)
     ),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": _DEEPSEEK,
+    # Numbers with other numerals than digits are cut by the original expression, for 297 digits.
+    "superbpe": PreTokenizer((r"\p{N}+", _threes(r"\d"), r"(?=(?:\d{3}){1,99}(?!\d))")),
+    "spark2_5": PreTokenizer((
+        r"\p{N}{1,3}",
+        _CJK,
+        rf"{_ASCII_SIGN_WORD}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+        r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+",
+        _DIGIT,
+    )),
+    "k2-horizon": PreTokenizer((
+        rf"{_NOT_CASED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}\u200c\u200d]+|\p{{N}}{{1,3}}"
+        rf"|{_SIGNS}|{_GAPS}",
+    )),
     "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((_O200K,)),
     "granite-embed-multi-97m": PreTokenizer((_O200K,), ignore_merges=True),
     "tekken": PreTokenizer(

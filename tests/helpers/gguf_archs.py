@@ -162,6 +162,14 @@ NOMIC_BERT = {
     "mlp.fc2": "ffn_down",
     "norm2": "layer_output_norm",
 }
+JINA_BERT_V3 = {
+    "mixer.Wqkv": "attn_qkv",
+    "mixer.out_proj": "attn_output",
+    "norm1": "attn_output_norm",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+    "norm2": "layer_output_norm",
+}
 MODERN_BERT = {
     "attn_norm": "attn_norm",
     "attn.Wqkv": "attn_qkv",
@@ -241,7 +249,9 @@ NAMES = {
     "bert": BERT,
     "bert-roberta": BERT,
     "modern-bert": MODERN_BERT,
+    "modern-bert-silu": MODERN_BERT,
     "nomic-bert": NOMIC_BERT,
+    "jina-bert-v3": JINA_BERT_V3,
     "gemma-embedding": GEMMA,
     "gemma3n": GEMMA3N,
     "gemma4": GEMMA4,
@@ -527,7 +537,24 @@ ARCHS = {
         {"num_hidden_layers": 6, "sliding_window_pattern": 6, "query_pre_attn_scalar": 32},
         {"pooling_type": 1},
     ),
+    "modern-bert-silu": (
+        "modernbert",
+        {"hidden_activation": "silu"},
+        {
+            "hidden_activation": "silu",
+            "attention.sliding_window": 40,
+            "attention.sliding_window_pattern": 3,
+            "rope.freq_base_swa": 1e4,
+        },
+    ),
     "nomic-bert": ("nomic-bert", {}, {}),
+    "jina-bert-v3": ("jina-v3", {}, {"pooling_type": 1}),
+    "eurobert": ("eurobert", {}, {"pooling_type": 3, "rope.scaling.type": "none"}),
+    "llama-embed": (
+        "llama",
+        {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec"},
+        {"pooling_type": 1},
+    ),
     "command-r": ("cohere", {}, {"logit_scale": 0.25}),
     "cohere2": ("cohere2", {}, {"logit_scale": 0.25}),
     "seed_oss": ("seed-oss", {}, {}),
@@ -656,6 +683,7 @@ ARCHS = {
 FILE_ARCHS = {
     "mixtral": "llama",
     "bert-roberta": "bert",
+    "modern-bert-silu": "modern-bert",
     "olmo3": "olmo2",
     "falcon-40b": "falcon",
     "gemma4-moe": "gemma4",
@@ -679,8 +707,8 @@ ADDED_NORMS = (
     "qwen3next",
     "qwen3next-fused",
 )
-BERTS = ("bert", "bert-roberta", "modern-bert", "nomic-bert")
-ENCODERS = (*BERTS, "gemma-embedding")
+BERTS = ("bert", "bert-roberta", "modern-bert", "modern-bert-silu", "nomic-bert", "jina-bert-v3")
+ENCODERS = (*BERTS, "gemma-embedding", "eurobert", "llama-embed")
 LAYER_NORM = (
     *BERTS,
     *(

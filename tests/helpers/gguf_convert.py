@@ -91,6 +91,8 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
         "mixtral": 1e6,
         "nomic-bert": 1e3,
         "modern-bert": 160000.0,
+        "modern-bert-silu": 160000.0,
+        "jina-bert-v3": 2e4,
         "gemma-embedding": 1e6,
         "smollm3": 2e6,
         "command-r": 5e5,

@@ -1,4 +1,4 @@
-"""GGUF files of encoders: BERT, ModernBERT, Nomic BERT."""
+"""GGUF files of encoders: BERT, ModernBERT, Nomic BERT, jina v3, EuroBERT, llama-embed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def _modern_bert(keys: Keys) -> dict[str, Any]:
     """Return settings of ModernBERT; by default, layers 0, 3, 6 ... attend to all tokens."""
     return {
         "local_attention": keys.count("attention.sliding_window", 128),
+        "hidden_activation": keys.raw("hidden_activation") or "gelu",
         "global_attn_every_n_layers": keys.count("attention.sliding_window_pattern", 3),
         "rope_theta": keys.real("rope.freq_base", 160000.0),
         "local_rope_theta": keys.real("rope.freq_base_swa", 10000.0),
@@ -32,6 +33,29 @@ def _nomic_bert(keys: Keys) -> dict[str, Any]:
 
 
 ARCHS = {
+    "eurobert": GgufArch("EuroBertModel", "eurobert"),
+    "llama-embed": GgufArch("LlamaBidirectionalModel", "llama_bidirec", interleaved=True),
+    "jina-bert-v3": GgufArch(
+        "JinaEmbeddingsV3Model",
+        "jina_embeddings_v3",
+        {
+            "attn_qkv": "mixer.Wqkv",
+            "attn_output": "mixer.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+            "layer_output_norm": "norm2",
+        },
+        _bert,
+        eps="layer_norm_eps",
+        layer_norm=True,
+        top={
+            "token_embd": "embeddings.word_embeddings",
+            "token_embd_norm": "emb_ln",
+            "token_types": "embeddings.token_type_embeddings",
+        },
+        layers="encoder.layers",
+    ),
     "bert": GgufArch(
         "BertModel",
         "bert",
