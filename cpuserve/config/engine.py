@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from cpuserve.config.kv_events import KvEvents
 from cpuserve.config.speculation import Speculation
 
 # Limit on the memory of blocks that wait to be written to prefix_cache_dir.
@@ -70,6 +71,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     kept. weights_on_disk: the packed weights are mapped from such a file; page_cache_bytes: the
     memory that is left for their pages.
     speculation: how draft tokens are proposed; None = there are none.
+    kv_events: how changes of the prefix cache are published; None = they are not.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.
     itl_target_ms, long_prefill_token_threshold: as the options of these names; 0 = no limit.
     long_rope: LongRoPE uses its factors for long sequences; false without LongRoPE.
@@ -117,6 +119,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     thread_speeds: list[int] = []
     work_sizes: dict[str, int] = {}
     speculation: Speculation | None = None
+    kv_events: KvEvents | None = None
     pooling: str = "none"
     whole_prompts: bool = False
     adapters: dict[str, str] = {}

@@ -30,6 +30,7 @@ from cpuserve.config.field import (
     option,
 )
 from cpuserve.config.generation import check_settings
+from cpuserve.config.kv_events import read_kv_events
 from cpuserve.config.lora import read_modules
 from cpuserve.config.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
 from cpuserve.config.speculation import read_speculation
@@ -600,6 +601,21 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
             env="CPUSERVE_KV_TIERS",
             check=named_places,
             metavar="NAME=PLACE",
+        ),
+    ] = None
+    kv_events_config: Annotated[
+        dict[str, Any] | None,
+        option(
+            MEMORY,
+            "Publish changes of the prefix cache for routers such as llm-d: a JSON object with the "
+            "keys of vLLM (enable_kv_cache_events, endpoint, replay_endpoint, topic, buffer_steps, "
+            "hwm, max_queue_size). It needs pyzmq, and subscribers see the tokens of prompts.",
+            default="off",
+            kind="object",
+            flags=("--kv-events-config",),
+            env="CPUSERVE_KV_EVENTS_CONFIG",
+            check=read_kv_events,
+            metavar="JSON",
         ),
     ] = None
     # -- CPU and threads --------------------------------------------------------------------------

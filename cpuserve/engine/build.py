@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cpuserve.engine.core import EngineCore
 from cpuserve.engine.grammars.background import yield_to_streams
+from cpuserve.engine.kv_events import make_publisher
 from cpuserve.engine.lora import AdaptedModel, AdapterSlots
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import check_tiers
@@ -52,6 +53,7 @@ def build_engine(
     """
     started = time.perf_counter()
     check_tiers(config)
+    kv_events = make_publisher(config)
     build = _on_transformers if config.model_impl == "transformers" else _on_program
     before, _ = resident_bytes()
     executor, vocab, eos_ids, facts, adapters = build(config, progress, team)
@@ -73,6 +75,7 @@ def build_engine(
         facts=facts,
         adapters=adapters,
         head=head,
+        kv_events=kv_events,
     )
 
 

@@ -31,6 +31,7 @@ from cpuserve.engine.ipc import (
     TierStats,
     TokenLogprob,
 )
+from cpuserve.engine.kv_events import KvEventPublisher
 from cpuserve.engine.lora import ALONE_S, BESIDE_STREAMS_S, CHANGES, AdapterSlots
 from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import make_offload
@@ -67,8 +68,10 @@ class EngineCore:
         facts: dict[str, object] | None = None,
         adapters: AdapterSlots | None = None,
         head: Head | None = None,
+        kv_events: KvEventPublisher | None = None,
     ) -> None:
         self.config = config
+        self._kv_events = kv_events
         self._head = head or Head(config.pooling)
         self.executor = executor
         windows = [group.window for group in config.kv_groups] or [0]
@@ -82,6 +85,7 @@ class EngineCore:
             prefix_caching=config.enable_prefix_caching,
             offload=make_offload(config, executor),
             num_states=config.state_slots,
+            events=None if kv_events is None else kv_events.changes,
         )
         longest = max(config.max_model_len, config.kv_blocks * config.block_size)
         kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)
@@ -165,6 +169,8 @@ class EngineCore:
                 return
             number = adapter.slot
             salt = f"{adapter.fingerprint}@{salt}"  # a client's salt contains no @
+            if self._kv_events is not None:
+                self._kv_events.adapters[adapter.fingerprint] = params.adapter
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed % 2**64
         request = Request(
             RequestId(message.id),
@@ -331,6 +337,8 @@ class EngineCore:
             self.stats.weight_bytes += self._bytes_per_step
             self.scheduler.cost.observe(self.scheduler.work, seconds)
         self._count(deltas, seconds)
+        if self._kv_events is not None:
+            self._kv_events.publish()
         return StepOutput(outputs, self.stats)
 
     def tidy(self) -> bool:
@@ -452,6 +460,8 @@ class EngineCore:
     def reset_prefix_cache(self) -> dict[str, object]:
         """Forget all cached prefixes; blocks in offload tiers stay."""
         self.kv.published.clear()
+        if self._kv_events is not None:
+            self._kv_events.publish()
         return {}
 
     def roofline(self) -> dict[str, object]:
@@ -520,6 +530,8 @@ class EngineCore:
             self._grammars.close()
         if self.kv.offload is not None:
             self.kv.offload.close()
+        if self._kv_events is not None:
+            self._kv_events.close()
         self.executor.close()
 
 

@@ -53,7 +53,9 @@ def _placed(
     cpus = own.cpus
     complexes = dict(zip(config.cpus or (), config.core_complexes, strict=True))
     speeds = dict(zip(config.cpus or (), config.thread_speeds, strict=False))
-    directory = config.prefix_cache_dir
+    directory, events = config.prefix_cache_dir, config.kv_events
+    if events is not None:
+        events = msgspec.structs.replace(events, rank=index)
     if replicas > 1 and directory is not None:  # engines do not share files
         directory = str(Path(directory) / f"replica-{index}")
     return msgspec.structs.replace(
@@ -68,4 +70,5 @@ def _placed(
         + index,  # so that equal requests to different engines get different samples
         prefix_cache_dir=directory,
         prefix_cache_bytes=config.prefix_cache_bytes // replicas,
+        kv_events=events,
     )

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from cpuserve.config.decisions import Ledger
+from cpuserve.config.kv_events import KvEvents, read_kv_events
 from cpuserve.config.options import EngineOptions
 from cpuserve.config.speculation import Speculation, read_speculation
 from cpuserve.config.values import format_bytes, parse_space
@@ -73,6 +74,7 @@ class Scheduling(NamedTuple):
     prefix_cache_bytes: int
     kv_tiers: dict[str, str]
     speculation: Speculation | None
+    kv_events: KvEvents | None
 
 
 def choose_scheduling(options: EngineOptions, ledger: Ledger, facts: ModelFacts) -> Scheduling:
@@ -102,7 +104,22 @@ def choose_scheduling(options: EngineOptions, ledger: Ledger, facts: ModelFacts)
     ledger.decide("enable_prefix_caching", caching, why)
     directory, size = _prefix_files(options, ledger, caching)
     tiers = _kv_tiers(options, ledger, caching)
-    return Scheduling(got, threshold, policy, caching, directory, size, tiers, speculation)
+    events = _kv_events(options, ledger, caching)
+    return Scheduling(got, threshold, policy, caching, directory, size, tiers, speculation, events)
+
+
+def _kv_events(options: EngineOptions, ledger: Ledger, caching: bool) -> KvEvents | None:
+    if options.kv_events_config is None:
+        return None
+    got = read_kv_events(options.kv_events_config)
+    if got is None:
+        ledger.decide("kv_events_config", "off", "enable_kv_cache_events is not set")
+    elif not caching:
+        ledger.decide("kv_events_config", "off", "prefix caching is off, so nothing changes")
+        got = None
+    else:
+        ledger.decide("kv_events_config", msgspec.structs.asdict(got), "as requested")
+    return got
 
 
 def _speculation(options: EngineOptions, ledger: Ledger) -> Speculation | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cpuserve.config.kv_events import read_kv_events
 from tests.deploy.pods import DEPLOY, check_rights, check_times, options
 
 NEEDED = ("helm_python", "kubernetes_validate", "compose")
@@ -53,6 +54,7 @@ VALUES = {
     },
     "a closed network": {"networkPolicy": {"enabled": True, "allowEgress": False}},
     "an existing volume": {"persistence": {"existingClaim": "models"}, "spreadOverNodes": False},
+    "events": {"kvEvents": {"enabled": True}, "networkPolicy": {"enabled": True}},
     "long drains": {"drain": {"preStopSeconds": 0, "delaySeconds": 30, "timeoutSeconds": 600}},
 }  # fmt: skip
 
@@ -150,6 +152,18 @@ def test_the_autoscaler_uses_the_metric_that_the_adapter_makes():
     service = documents["Service"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+
+
+def test_events_have_the_topic_that_llm_d_expects():
+    documents = rendered({"kvEvents": {"enabled": True, "port": 7000}, "model": "org/model"})
+    container = pod_of(documents)["containers"][0]
+    (flag,) = [each for each in container["args"] if each.startswith("--kv-events-config=")]
+    settings = read_kv_events(json.loads(flag.partition("=")[2]))
+    assert settings.topic == "kv@$(POD_IP)@org/model"
+    assert [each["name"] for each in container["env"]] == ["POD_IP"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert settings.endpoint == f"tcp://*:{ports['kv-events']}" == "tcp://*:7000"
+    assert settings.replay_endpoint == f"tcp://*:{ports['kv-replay']}"
 
 
 @pytest.mark.parametrize(

@@ -522,6 +522,19 @@ def test_speculation_has_vllms_names_and_its_rule_for_one_length(asked, numbers)
     assert got(plain, "speculative_config") == "off"
 
 
+def test_kv_events_are_off_without_a_prefix_cache_and_each_engine_has_its_number():
+    asked = {"enable_kv_cache_events": True, "topic": "kv"}
+    resolved = resolve("xeon_2s_amx", kv_events_config=asked, data_parallel_size=2)
+    engines = [resolved.config, *resolved.others]
+    assert [engine.kv_events.rank for engine in engines] == [0, 1]
+    assert {engine.kv_events.topic for engine in engines} == {"kv"}
+    assert got(resolved, "kv_events_config")["endpoint"] == "tcp://*:5557"
+    for off in ({"enable_prefix_caching": False}, {"kv_events_config": {"topic": "kv"}}):
+        resolved = resolve("vm_2core_zen5", **{"kv_events_config": asked, **off})
+        assert resolved.config.kv_events is None
+        assert got(resolved, "kv_events_config") == "off"
+
+
 def test_hints_degrade_with_a_line():
     resolved = resolve("vm_2core_zen5", block_size=128, enforce_eager=True)
     assert resolved.config.block_size == 32

@@ -119,7 +119,7 @@ MISSING: tuple[Missing, ...] = (
         "one server runs on one machine; put a load balancer in front of several (see deploy/)",
     ),
     Missing(
-        ("--kv-transfer-config", "--kv-events-config"),
+        ("--kv-transfer-config",),
         "the KV cache stays in this server; --prefix-cache-dir keeps it across restarts",
     ),
     Missing(

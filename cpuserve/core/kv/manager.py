@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from cpuserve.config.cache_groups import STATE_CHUNK, CacheUse
+from cpuserve.core.kv.events import CacheEvents
 from cpuserve.core.kv.offload import Offload
 from cpuserve.core.kv.pool import level_of
 from cpuserve.core.kv.prefix import (
@@ -53,7 +54,8 @@ class KvManager:
 
     use: the cache groups and their windows; None = one group that keeps all tokens. num_states:
     slots for the states of recurrent layers, 0 = the model has no such layers. state_chunk: a
-    stored state is updated every state_chunk tokens; it divides block_size.
+    stored state is updated every state_chunk tokens; it divides block_size. events: records
+    changes of the prefix index.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class KvManager:
         use: CacheUse | None = None,
         num_states: int = 0,
         state_chunk: int = STATE_CHUNK,
+        events: CacheEvents | None = None,
     ) -> None:
         self.use = use or CacheUse((0,), 0, block_size)
         self.block_size = block_size
@@ -84,7 +87,8 @@ class KvManager:
         self.prefix_caching = prefix_caching
         self.offload = offload
         self._spans = [self.use.span(group) for group in range(self.num_groups)]
-        self.index = PrefixIndex(block_size, digest, offload.seed if offload is not None else None)
+        seed = offload.seed if offload is not None else None
+        self.index = PrefixIndex(block_size, digest, seed, events)
         self.published = PublishedBlocks(self.index, self.windows, num_states, self.gone, offload)
         self.pool, self.states = self.published.pool, self.published.states
         self._pools = self.published.pools

@@ -18,6 +18,7 @@ from typing import NewType
 
 import msgspec
 
+from cpuserve.core.kv.events import CacheEvents
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.ids import BlockId
 
@@ -179,9 +180,16 @@ class PrefixIndex:
     seed: the bytes that hashes start from; random per process unless keys must outlive it.
     revivals: how many evicted entries were inserted again, perhaps under another parent.
     alterations: how often an entry of the index lost or received the block of one cache group.
+    events: records added and removed entries; None = nobody asks for them.
     """
 
-    def __init__(self, block_size: int, digest: Digest = sha256, seed: bytes | None = None) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        digest: Digest = sha256,
+        seed: bytes | None = None,
+        events: CacheEvents | None = None,
+    ) -> None:
         self._block_size = block_size
         self._digest = digest
         # The seed is secret, so that nobody can prepare prompts with colliding hashes.
@@ -190,6 +198,7 @@ class PrefixIndex:
         self._by_block: dict[BlockId, CachedBlock] = {}
         self.revivals = 0
         self.alterations = 0
+        self.events = events
 
     def __contains__(self, block: BlockId) -> bool:
         return block in self._by_block
@@ -301,6 +310,8 @@ class PrefixIndex:
         for block in blocks:
             if block != FORGOTTEN:
                 self._by_block[block] = entry
+        if self.events is not None:
+            self.events.stored(entry)
         return entry
 
     def fill(self, entry: CachedBlock, group: int, block: BlockId) -> bool:
@@ -340,6 +351,8 @@ class PrefixIndex:
             del entry.parent.children[entry]
         entry.blocks = [FORGOTTEN] * len(entry.blocks)
         entry.forgotten = True
+        if self.events is not None:
+            self.events.removed(entry)
         return held
 
     def check_invariants(self) -> None:

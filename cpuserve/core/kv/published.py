@@ -80,6 +80,8 @@ class PublishedBlocks:
         """Remove all blocks from the index; those that sequences use stay theirs."""
         self._forget_all(list(self.index))
         self._evicted.clear()
+        if self.index.events is not None:
+            self.index.events.cleared()
 
     def unpublish_own(self, chain: PrefixChain) -> None:
         """Remove the blocks that this sequence has published from the index, no others."""

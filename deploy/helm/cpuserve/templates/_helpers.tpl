@@ -45,6 +45,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - {{ .Values.model | quote }}
 - "--drain-delay={{ int .Values.drain.delaySeconds }}"
 - "--drain-timeout={{ int .Values.drain.timeoutSeconds }}"
+{{- if .Values.kvEvents.enabled }}
+- {{ printf "--kv-events-config=%s" (include "cpuserve.kvEvents" .) | quote }}
+{{- end }}
 {{- range $name, $value := .Values.options }}
 {{- if kindIs "bool" $value }}
 - "--{{ if not $value }}no-{{ end }}{{ $name }}"
@@ -54,4 +57,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - {{ printf "--%s=%v" $name $value | quote }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- /* llm-d expects the address of the pod and the model in the topic. */ -}}
+{{- define "cpuserve.kvEvents" -}}
+{"enable_kv_cache_events": true, "endpoint": "tcp://*:{{ int .Values.kvEvents.port }}", "replay_endpoint": "tcp://*:{{ int .Values.kvEvents.replayPort }}", "topic": "kv@$(POD_IP)@{{ .Values.model }}"}
 {{- end -}}

@@ -1,0 +1,121 @@
+"""Events of the prefix cache, for routers outside of the server.
+
+The events and their encoding as msgpack arrays follow vLLM (distributed/kv_events.py, v0.30), so
+that llm-d, AIBrix and Dynamo can read them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+# In vLLM this is the memory that the engine computes with, on CPUs as well. "CPU" is a tier of
+# offloaded blocks, which routers value less.
+MEDIUM = "GPU"
+
+
+class BlockStored(msgspec.Struct, array_like=True, tag=True):
+    """Consecutive blocks of a text are in the cache now.
+
+    block_hashes: their keys; each includes all tokens before the block. parent_block_hash: the key
+    of the block before the first one; None = the text begins there. token_ids: the tokens of all
+    these blocks. extra_keys: the adapter of each block and, at the beginning of a text, its
+    cache_salt; None where it has neither.
+    """
+
+    block_hashes: list[bytes]
+    parent_block_hash: bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[str, ...] | None] | None = None
+
+
+class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
+    """These blocks are not in the cache any more."""
+
+    block_hashes: list[bytes]
+    medium: str | None
+
+
+class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
+    """The cache is empty."""
+
+
+class Entry(Protocol):
+    """An entry of the prefix index (prefix.py CachedBlock)."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def content(self) -> bytes: ...
+
+    @property
+    def parent(self) -> Entry | None: ...
+
+    @property
+    def salt(self) -> str: ...
+
+
+CacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class CacheEvents:
+    """Collects the changes of a prefix index until `take`.
+
+    adapter_name: returns the name of the LoRA adapter with a fingerprint. A salt of the index is
+    the client's cache_salt, after the adapter's fingerprint and "@" if there is an adapter.
+    """
+
+    def __init__(self, block_size: int, adapter_name: Callable[[str], str] = str) -> None:
+        self._block_size = block_size
+        self._adapter_name = adapter_name
+        # It begins with this event, because an engine that is restarted has lost its cache.
+        self._events: list[CacheEvent] = [AllBlocksCleared()]
+        self._last: Entry | None = None  # the last entry, if the last event stored it
+
+    def stored(self, entry: Entry) -> None:
+        """Record that `entry` was added to the index."""
+        fingerprint, _, salt = entry.salt.rpartition("@")
+        adapter = self._adapter_name(fingerprint) if fingerprint else None
+        keys = [] if adapter is None else [adapter]
+        if salt and entry.parent is None:
+            keys.append(salt)
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlockStored) and self._last is entry.parent is not None:
+            event = last
+        else:
+            parent = None if entry.parent is None else entry.parent.key
+            event = BlockStored([], parent, [], self._block_size, None, MEDIUM, adapter)
+            self._events.append(event)
+        event.block_hashes.append(entry.key)
+        event.token_ids += array("i", entry.content)
+        if keys or event.extra_keys is not None:
+            before = event.extra_keys or [None] * (len(event.block_hashes) - 1)
+            event.extra_keys = [*before, tuple(keys) or None]
+        self._last = entry
+
+    def removed(self, entry: Entry) -> None:
+        """Record that `entry` was removed from the index."""
+        last = self._events[-1] if self._events else None
+        if not isinstance(last, BlockRemoved):
+            last = BlockRemoved([], MEDIUM)
+            self._events.append(last)
+        last.block_hashes.append(entry.key)
+        self._last = None
+
+    def cleared(self) -> None:
+        """Record that the index is empty; the events before do not matter any more."""
+        self._events = [AllBlocksCleared()]
+        self._last = None
+
+    def take(self) -> list[CacheEvent]:
+        """Return the events since the last call, in their order."""
+        events, self._events, self._last = self._events, [], None
+        return events
