@@ -866,6 +866,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-bert": _encoder(
         "Bert", (512, 64, 160, 3, 4), model_type="bert", max_position_embeddings=320
     ),
+    "tiny-distilbert": {
+        "architectures": ["DistilBertModel"],
+        "model_type": "distilbert",
+        "torch_dtype": "float32",
+        "vocab_size": 512,
+        "dim": 64,
+        "hidden_dim": 160,
+        "n_layers": 2,
+        "n_heads": 4,
+        "max_position_embeddings": 320,
+    },
     "tiny-xlm-roberta": _encoder(
         "XLMRoberta",
         (512, 64, 160, 2, 2),

@@ -397,7 +397,7 @@ class LLM(PoolingMethods):
         client = cast("EngineClient", weakref.proxy(self._client))
         names, most = self.config.served_model_names, self.config.max_model_len
         metrics = ServerMetrics(model_name=names[0], max_model_len=most, stats=Stats)
-        context = ModelContext(client, metrics, tuple(names), most)
+        context = ModelContext(client, metrics, tuple(names), most, pooling=self.config.pooling)
         context.set_ready(self._tokenizer, template, learned)
         return context
 

@@ -41,7 +41,13 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 # The method that fits a kind of pooling; all others make embeddings.
-METHODS = {"none": "generate", "rank": "score", "classify": "classify", "token_classify": "encode"}
+METHODS = {
+    "none": "generate",
+    "rank": "score",
+    "classify": "classify",
+    "token_classify": "encode",
+    "splade": "encode",
+}
 # The values of encode(pooling_task=...) that a classifier allows, by the method that fits it.
 TASKS = {"classify": ("classify",), "encode": ("token_classify",)}
 
@@ -136,9 +142,9 @@ class PoolingMethods:
             RequestError, EngineDead: as `generate`.
         """
         method = self._method()
-        embeds = method == "embed"
-        possible = embedding_tasks(self._context) if embeds else TASKS.get(method, ())
-        task = pooling_task or ("token_embed" if embeds else next(iter(possible), ""))
+        embeds = bool(tasks := embedding_tasks(self._context))
+        possible = tasks or TASKS.get(method, ())
+        task = pooling_task or ("token_embed" if "token_embed" in possible else "".join(possible))
         if task not in possible:
             known = " or ".join(possible) or f"none: call {method}()"
             msg = f"pooling_task {task or None} is not possible; for this model it is {known}"
@@ -254,6 +260,8 @@ class PoolingMethods:
             "classify": "gives labels of texts: call classify()",
             "encode": "gives labels of tokens: call encode()",
         }[method]
+        if self.config.pooling == "splade":
+            does = "makes sparse embeddings: call encode()"
         msg = f"{self.config.model} {does}. The option `pooling` decides which"
         raise InvalidRequest(msg, param="model")
 

@@ -205,8 +205,8 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     files = _ModelFiles(path)
     config, weight_bytes, quantization = _read(files)
     spec, has_program = read_spec(config)
-    pooling, why = _pooling(options, path, files.gguf, config, encoder=spec.encoder)
-    spec = replace(spec, pooled=pooling != "none")
+    pooling, why = _pooling(options, files, config, encoder=spec.encoder)
+    spec = replace(spec, pooled=pooling != "none", lexical=pooling == "splade")
     program = build_program(spec) if has_program else None
     if program is not None:
         _require_attention(program, path)
@@ -249,7 +249,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         pooling=pooling,
         pooling_why=why,
         whole_prompts=spec.encoder,
-        usual_length=_usual_length(path) if pooling in EMBEDDINGS else None,
+        usual_length=_usual_length(path) if pooling in (*EMBEDDINGS, "splade") else None,
         own_head=bool(config.get("own_head")),
         rope_original=max((rope.original for rope in program.ropes), default=0) if program else 0,
         family=str(config.get("model_type") or ""),
@@ -316,16 +316,15 @@ def _adapter_weights(program: Program) -> int:
 
 def _pooling(
     options: EngineOptions,
-    path: Path,
-    file: GgufFile | None,
+    files: _ModelFiles,
     config: Mapping[str, Any],
     *,
     encoder: bool,
 ) -> tuple[str, str]:
     """Return (pooling, reason); pooling: as in EngineConfig.pooling, "none" = it generates text."""
     from cpuserve.loader.pooling import can_judge, checkpoint_pooling, classifier, ranker
-    from cpuserve.loader.token_heads import has_token_heads
-    from cpuserve.models import architecture_of, has_no_head
+    from cpuserve.models import MASKED, architecture_of, has_no_head
+    from cpuserve.models.config import read_architectures
 
     if options.pooling == "rank" and ranker(config) is None and not can_judge(config):
         msg = f"--pooling rank: {architecture_of(config)} is not a reranker, which has a head"
@@ -336,6 +335,10 @@ def _pooling(
         raise ConfigError(msg)
     if options.pooling == "classify" and found is not None:
         return found[0], "requested"
+    masked = next(iter(read_architectures(config)), "") in MASKED
+    if options.pooling == "splade" and not masked:
+        msg = f"--pooling splade: {architecture_of(config)} has no head that predicts masked tokens"
+        raise ConfigError(msg)
     if encoder and options.pooling == "none":
         msg = f"--pooling none: {architecture_of(config)} is an encoder, which generates no text"
         raise ConfigError(msg)
@@ -345,14 +348,27 @@ def _pooling(
         return "rank", f"{named} of one label is a reranker"
     if found is not None:
         return found[0], f"{found[1]} is a classifier"
-    pooling, why = checkpoint_pooling(path, file)
-    if pooling == "none" and encoder and has_token_heads(path):
+    pooling, why = checkpoint_pooling(files.path, files.gguf)
+    if pooling == "splade" and not masked:
+        msg = f"{files.path}: pooling is SPLADE, but {architecture_of(config)} has no head for it"
+        raise ModelError(msg)
+    if pooling == "none" and masked:
+        return "splade", "its head predicts masked tokens"
+    if pooling == "none" and encoder and _has_token_heads(files, architecture_of(config)):
         return "first", "BGE-M3 has further heads"
     if pooling == "none" and encoder:
         return "mean", "the default of sentence-transformers"
     if pooling == "none" and has_no_head(architecture_of(config)):
         return "last", f"{architecture_of(config)} has no output head"
     return pooling, why
+
+
+def _has_token_heads(files: _ModelFiles, architecture: str) -> bool:
+    from cpuserve.loader.token_heads import has_token_heads
+
+    if architecture != "XLMRobertaModel" or not files.has_safetensors:
+        return False
+    return has_token_heads(files.path, files.safetensors.names())
 
 
 class _ModelFiles:
@@ -502,4 +518,5 @@ def _activation_width(spec: ModelSpec) -> int:
     routed = chosen * (2 * spec.width + 2 * cast("int", spec.extra.get("expert_width", 0)))
     inputs = 2 * spec.layers * cast("int", spec.extra.get("input_width", 0))
     streams = 2 * cast("int", spec.extra.get("streams", 0)) * spec.width
-    return 2 * spec.width + attention + 2 * spec.intermediate + routed + inputs + streams
+    words = 3 * spec.vocab * spec.lexical  # logits, results, and the copy that Python pools
+    return 2 * spec.width + attention + 2 * spec.intermediate + routed + inputs + streams + words

@@ -10,7 +10,7 @@ from cpuserve.api.openai.embeddings.router import create_embeddings
 from cpuserve.api.pooling.router import classify, pooling
 from cpuserve.api.route import ByPooling, post_by_field
 from cpuserve.api.scores.router import rerank, score
-from cpuserve.api.tei.router import predict, similarity, tei_embed, tei_rerank
+from cpuserve.api.tei.router import embed_sparse, predict, similarity, tei_embed, tei_rerank
 from cpuserve.api.tei.token_labels import token_labels
 from cpuserve.api.tei.tokens import tei_tokenize
 from cpuserve.api.tokenize.router import tokenize
@@ -23,6 +23,7 @@ _TEI: dict[str, ByPooling] = {
         "": tei_embed,
         "classify": predict,
         "rank": predict,
+        "splade": embed_sparse,
         "token_classify": token_labels,
     },
 }
@@ -46,7 +47,12 @@ post_by_field(
         "documents": {"": rerank},
         "text_1": {"": score},
         "data_1": {"": score},
-        "input": {"": create_embeddings, "classify": classify, "token_classify": pooling},
+        "input": {
+            "": create_embeddings,
+            "classify": classify,
+            "token_classify": pooling,
+            "splade": pooling,
+        },
         **_TEI,
     },
     name="invocations",

@@ -42,7 +42,7 @@ ROWS = {
 def families() -> list[list[str]]:
     """A row for each architecture: its name, a description, and its names in GGUF files."""
     from cpuserve.loader.gguf.archs.table import ARCHS
-    from cpuserve.models import CLASSIFIERS, MODELS, RERANKERS, TAGGERS, TEXT_PARTS
+    from cpuserve.models import CLASSIFIERS, MASKED, MODELS, RERANKERS, TAGGERS, TEXT_PARTS
 
     rows = [["architecture", "what sets it apart", "in GGUF files"]]
     for name in MODELS.names():
@@ -54,6 +54,7 @@ def families() -> list[list[str]]:
     rows += [[name, f"{what}: {part} and a head", ""] for name, part in RERANKERS.items()]
     rows += [[name, f"a classifier: {part} and a head", ""] for name, part in CLASSIFIERS.items()]
     rows += [[name, f"labels of tokens: {part} and a head", ""] for name, part in TAGGERS.items()]
+    rows += [[name, f"sparse embeddings: {part} and a head", ""] for name, part in MASKED.items()]
     return rows
 
 

@@ -188,11 +188,12 @@ class EngineOptions(msgspec.Struct, kw_only=True, frozen=True):
         option(
             MODEL,
             "Serve embeddings instead of text: the vector of the last or the first token (cls), "
-            "or the mean of all; rank: scores of a reranker; classify: labels; none: text.",
+            "or the mean of all; splade: sparse vectors; rank: scores of a reranker; classify: "
+            "labels; none: text.",
             default="auto: as a checkpoint of embeddings or with a head says, otherwise none",
             flags=("--pooling",),
             env="CPUSERVE_POOLING",
-            choices=("auto", "none", "last", "mean", "first", "rank", "classify"),
+            choices=("auto", "none", "last", "mean", "first", "splade", "rank", "classify"),
             synonyms={"cls": "first"},
             metavar="KIND",
         ),

@@ -90,6 +90,8 @@ def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
         return _class_head(config, facts)
     if config.pooling == "none":
         return Head("none")
+    if config.pooling == "splade":
+        return Head("splade", unit=False)
     layers = dense_layers(Path(config.model_path))
     token_width = cast("int", facts["width"])
     for layer in layers:
@@ -176,6 +178,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
 
     checkpoint = open_checkpoint(Path(config.model_path))
     spec = replace(spec_from_config(checkpoint.config), pooled=config.pooling != "none")
+    spec = replace(spec, lexical=config.pooling == "splade")
     program = build_program(spec)
     check_weights(program, checkpoint.weights)
     tokenizer = Path(config.tokenizer_path)
@@ -200,7 +203,7 @@ def _on_program(config: EngineConfig, progress: ProgressFn | None, team: Any) ->
         executor = TorchExecutor(config, program, weights, progress)
     facts: dict[str, object] = {
         "layers": spec.layers,
-        "width": spec.width,
+        "width": spec.vocab if spec.lexical else spec.width,
         "max_position": spec.max_position,
         "type_ids": spec.vocab // 2 if reads_types(checkpoint.config) else 0,
     }

@@ -80,15 +80,16 @@ def checkpoint_to_hf(name: str) -> str:
 
     Checkpoints without an output head (embedding models) and older OPT files omit "model.", and
     GPT-2 checkpoints omit "transformer.". Models of images and text have "language_model" in the
-    names of the part for text. Tensors of BERT and RoBERTa begin with "bert." or "roberta." if
-    the checkpoint has a head.
+    names of the part for text. Tensors of BERT and its relatives begin with "bert.", "roberta."
+    or "distilbert." if the checkpoint has a head.
     """
     name = name.replace("model.language_model.", "model.").removeprefix("language_model.")
     if name.startswith("backbone."):  # Nemotron H
         return f"model.{name.removeprefix('backbone.')}"
     for theirs, ours in _NORMS.items():
         name = name.replace(theirs, ours)
-    name = name.removeprefix("bert.").removeprefix("roberta.").removeprefix("new.")
+    for prefix in ("bert.", "roberta.", "distilbert.", "new."):
+        name = name.removeprefix(prefix)
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)
     if name.startswith(("h.", "wte.", "wpe.", "ln_f.", "word_embeddings.")):
         return f"transformer.{name}"

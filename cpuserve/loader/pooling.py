@@ -45,6 +45,9 @@ def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, s
     """
     if not path.is_dir():
         return _gguf(file or GgufFile(path))
+    for folder in _modules_of(path, ".SpladePooling"):
+        _check_splade(read_json(folder / "config.json", "pooling config"), folder)
+        return "splade", f"{folder.name} says so"
     for folder in _modules_of(path, ".Pooling"):
         config = folder / "config.json"
         return _mode(read_json(config, "pooling config"), config), f"{folder.name} says so"
@@ -221,6 +224,14 @@ def _mode(config: dict[str, Any], file: Path) -> str:
         )
         raise ModelError(msg)
     return modes[0]
+
+
+def _check_splade(config: dict[str, Any], folder: Path) -> None:
+    for key, supported in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        found = config.get(key) or supported
+        if found != supported:
+            msg = f"{folder}: {key} is {str(found)[:40]}, but only {supported} is supported"
+            raise ModelError(msg)
 
 
 def _gguf(file: GgufFile) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import ModelError
-from cpuserve.loader.safetensors import SafetensorsStore
+from cpuserve.loader.safetensors import TOKEN_HEADS, SafetensorsStore
 from cpuserve.models.bert import COLBERT, SPARSE
 
 if TYPE_CHECKING:
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 LINEARS = {"weights": (SPARSE, "relu"), "multi": (COLBERT, "none")}
 
 
-def has_token_heads(path: Path) -> bool:
-    """Whether the model in a directory has such a head."""
-    return any(_tensors(path, linear) for linear, _ in LINEARS.values())
+def has_token_heads(path: Path, names: set[str]) -> bool:
+    """Whether the model in a directory has such a head; names: the tensors of the model itself."""
+    found = {f"{linear}.weight" for linear, _ in LINEARS.values()} & names
+    return bool(found) or any((path / name).exists() for name in TOKEN_HEADS)
 
 
 def token_heads(path: Path, width: int) -> dict[str, Dense]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cpuserve import plugins
 from cpuserve.config.nearest import nearest_and_all
 from cpuserve.errors import ModelError
-from cpuserve.models.base import BUILTIN, CLASSIFIERS, MODELS, RERANKERS, TAGGERS
+from cpuserve.models.base import BUILTIN, CLASSIFIERS, MASKED, MODELS, RERANKERS, TAGGERS
 from cpuserve.models.config import read_architectures, read_object
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILTIN",
     "CLASSIFIERS",
+    "MASKED",
     "MODELS",
     "RERANKERS",
     "TAGGERS",
@@ -104,8 +105,8 @@ def _faults(family: object) -> str:
 def architecture_of(config: Mapping[str, Any]) -> str:
     """The first entry of "architectures" in a config.json; ModelError if there is none.
 
-    For a model of images and text, it is the architecture of the part for text; for a reranker or
-    a classifier, the architecture of the model below the head.
+    For a model of images and text, it is the architecture of the part for text; for a model with a
+    head, such as a reranker, the architecture of the model below the head.
     """
     names = read_architectures(config)
     if not names:
@@ -117,7 +118,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     if names[0] in TEXT_PARTS:
         text_type = str(read_object(config, "text_config").get("model_type"))
         return TEXT_TYPES.get(names[0], {}).get(text_type, TEXT_PARTS[names[0]])
-    return {**RERANKERS, **CLASSIFIERS, **TAGGERS}.get(names[0], names[0])
+    return {**RERANKERS, **CLASSIFIERS, **TAGGERS, **MASKED}.get(names[0], names[0])
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:

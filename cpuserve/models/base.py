@@ -22,6 +22,7 @@ BUILTIN = {
     "DeepseekV2ForCausalLM": "cpuserve.models.deepseek:DeepseekV2",
     "DeepseekV32ForCausalLM": "cpuserve.models.deepseek:DeepseekV32",
     "DeepseekV3ForCausalLM": "cpuserve.models.deepseek:DeepseekV3",
+    "DistilBertModel": "cpuserve.models.distilbert:DistilBert",
     "Dots1ForCausalLM": "cpuserve.models.dots1:Dots1",
     "Ernie4_5_ForCausalLM": "cpuserve.models.ernie4_5:Ernie45",
     "Ernie4_5_MoeForCausalLM": "cpuserve.models.ernie4_5:Ernie45Moe",
@@ -118,6 +119,14 @@ TAGGERS = {
     "Qwen3ForTokenClassification": "Qwen3ForCausalLM",
     "RobertaForTokenClassification": "RobertaModel",
     "XLMRobertaForTokenClassification": "XLMRobertaModel",
+}
+# Models that predict masked tokens, and the architecture below the head. Their vectors over the
+# vocabulary are sparse embeddings (SPLADE).
+MASKED = {
+    "BertForMaskedLM": "BertModel",
+    "DistilBertForMaskedLM": "DistilBertModel",
+    "RobertaForMaskedLM": "RobertaModel",
+    "XLMRobertaForMaskedLM": "XLMRobertaModel",
 }
 # The linear of the heads of decoders, which no op reads.
 DECODER_HEAD = ("score.weight", "score.bias")

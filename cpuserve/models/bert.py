@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from cpuserve.models.base import GGUF_HEAD, register_model
@@ -65,7 +65,9 @@ class Bert:
         for i in range(s.layers):
             x = _layer(b, s, f"encoder.layer.{i}", x)
         leave_linears(b, POOLER, SPARSE, COLBERT, *HEAD, *GGUF_HEAD)
-        b.hidden(x)
+        head = MASKED_HEADS[s.architecture]
+        then = cast("Then", s.activation) if s.architecture == "BertModel" else "gelu"
+        b.hidden(word_weights(b, s, x, head, then))
 
 
 @register_model("RobertaModel", "XLMRobertaModel")
@@ -89,6 +91,45 @@ class Roberta:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
         Bert.build(b, s)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedHead:
+    """The tensors of a head for masked tokens: a linear, a norm, and logits over the vocabulary.
+
+    bias: the name of the logits' bias without ".bias"; matrix: the name of their matrix, unless it
+    is the table of embeddings.
+    """
+
+    dense: str
+    norm: str
+    bias: str
+    matrix: str
+
+
+_BERT = "cls.predictions"
+_ROBERTA = MaskedHead("lm_head.dense", "lm_head.layer_norm", "lm_head", "lm_head.decoder")
+MASKED_HEADS = {
+    "BertModel": MaskedHead(
+        f"{_BERT}.transform.dense", f"{_BERT}.transform.LayerNorm", _BERT, f"{_BERT}.decoder"
+    ),
+    "RobertaModel": _ROBERTA,
+    "XLMRobertaModel": _ROBERTA,
+}
+
+
+def word_weights(b: Builder, s: ModelSpec, x: ValueId, head: MaskedHead, then: Then) -> ValueId:
+    """Append the head of a lexical model, and return max(logits, 0) [T, vocab]; else return x.
+
+    then: the activation of the head's first linear.
+    """
+    leave_linears(b, head.dense, head.norm, head.bias, head.matrix, "cls.seq_relationship")
+    if not s.lexical:
+        return x
+    h = b.linear(x, head.dense, features=s.width, bias=True, then=then)
+    h = b.layer_norm(h, head.norm)
+    name, tied = (head.bias, WORDS) if s.tied else (head.matrix, None)
+    return b.linear(h, name, features=s.vocab, bias=True, then="relu", tied_to=tied)
 
 
 def leave_linears(b: Builder, *names: str) -> None:
@@ -115,7 +156,7 @@ def _spec(config: Mapping[str, Any], architecture: str, *, offset: int) -> Model
         intermediate=read_int(config, "intermediate_size", 4 * width, high=1 << 24),
         max_position=read_int(config, "max_position_embeddings", 512),
         norm_eps=read_float(config, "layer_norm_eps", 1e-12),
-        tied=True,
+        tied=read_bool(config, "tie_word_embeddings", True),
         dtype=read_dtype(config),
         qkv_bias=True,
         out_bias=True,

@@ -18,7 +18,8 @@ class ModelSpec:
     "bfloat16", "float16" or "float32". Embeddings are multiplied by `embed_scale`, logits by
     `logit_scale`, and attention scores by `attention_scale` (None = head_dim ** -0.5). `pooled`: an
     embedding model, which produces vectors instead of logits. `encoder`: tokens attend to later
-    tokens as well, so a step has whole prompts, and the model produces only vectors. `adapters`:
+    tokens as well, so a step has whole prompts, and the model produces only vectors. `lexical`: a
+    vector has a value for each token id (SPLADE), from the head for masked tokens. `adapters`:
     the low-rank adapters (LoRA) that requests can select.
     """
 
@@ -47,5 +48,6 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     pooled: bool = False
     encoder: bool = False
+    lexical: bool = False
     adapters: Adapters | None = None
     extra: dict[str, object] = field(default_factory=dict)

@@ -88,6 +88,38 @@ class Mean:
         return _finished(mean, self._head)
 
 
+class LargestLogits:
+    """Makes a sparse embedding (SPLADE): log(1 + the largest value of all tokens) in each column.
+
+    The rows are logits over the vocabulary that are at least 0.
+    """
+
+    reads_prefixes = False
+
+    def __init__(self, head: Head) -> None:
+        del head
+        self._largest: npt.NDArray[np.float32] | None = None
+        self._count = 0
+
+    def positions(self, start: int, end: int, length: int) -> range:
+        """Return the positions that were not already added before a preemption."""
+        del length
+        return range(max(start, self._count), end)
+
+    def add(self, vectors: Sequence[object]) -> None:
+        """Keep the largest value of each column."""
+        self._count += len(vectors)
+        for vector in vectors:
+            row = np.asarray(vector, np.float32)
+            self._largest = row if self._largest is None else np.maximum(self._largest, row)
+
+    def result(self) -> bytes | None:
+        """Return the embedding [vocab]."""
+        if self._largest is None or not np.all(np.isfinite(self._largest)):
+            return None
+        return np.log1p(self._largest).astype("<f4").tobytes()
+
+
 class AllTokens:
     """Keeps the result of the head for each token, one after another."""
 
@@ -142,11 +174,12 @@ class Several:
         return b"".join(found) if len(found) == len(results) else None
 
 
-POOLS: dict[str, type[LastToken | Mean | AllTokens]] = {
+POOLS: dict[str, type[LastToken | Mean | AllTokens | LargestLogits]] = {
     "last": LastToken,
     "first": FirstToken,
     "mean": Mean,
     "all": AllTokens,
+    "splade": LargestLogits,
 }
 
 

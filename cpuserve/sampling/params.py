@@ -18,10 +18,10 @@ SALT_RULE = "characters without @, /, \\ and NUL"
 # vectors of all tokens as the model computes them, or scaled to length 1. "raw": the score of a
 # reranker before its activation. "weights", "multi": what the further heads of BGE-M3 compute for
 # each token, a weight or a vector; "raw_weights": before their activation, "unit_multi": scaled to
-# length 1.
+# length 1. "words": the sparse embedding of SPLADE, a value for each token id.
 VECTORS = (
     *("", "plain", "tokens", "unit_tokens", "raw"),
-    *("weights", "raw_weights", "multi", "unit_multi"),
+    *("weights", "raw_weights", "multi", "unit_multi", "words"),
 )
 NO_SEED = -1  # as in vLLM, llama.cpp and Ollama; their clients send it
 

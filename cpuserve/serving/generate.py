@@ -164,6 +164,7 @@ def _check_values(count: int) -> None:
 # The kinds of output: (words for error messages, the endpoints to use).
 _SCORES = ("scores of pairs of texts", "/v1/rerank or /v1/score")
 _VECTORS = ("embeddings", "/v1/embeddings")
+_SPARSE = ("sparse embeddings", "/embed_sparse or /pooling")
 _CLASSES = ("labels of texts", "/classify")
 _TOKEN_CLASSES = ("labels of tokens", "/pooling")
 _TEXT = ("text", "/v1/chat/completions or /v1/completions")
@@ -177,6 +178,7 @@ _SERVED_AS = {
 _GIVES = {
     "none": _TEXT,
     "rank": _SCORES,
+    "splade": _SPARSE,
     "classify": _CLASSES,
     "token_classify": _TOKEN_CLASSES,
 }
@@ -186,6 +188,8 @@ def _check_kind(context: ModelContext, call: GenerateCall) -> None:
     """Raise InvalidRequest unless the model can output text, vectors or scores as asked."""
     gives = _GIVES.get(context.pooling, _VECTORS)
     wants = _SCORES if call.pairs is not None else _VECTORS if call.embed else _TEXT
+    if call.vectors == "words":
+        wants = _SPARSE
     if call.classify:
         wants = _TOKEN_CLASSES if call.classify == "tokens" else _CLASSES
     if gives == wants:

@@ -31,7 +31,9 @@ _KINDS = {
 
 
 def embedding_tasks(context: ModelContext) -> tuple[str, ...]:
-    """Return the tasks of an embedding model."""
+    """Return the tasks of an embedding model; () for another model."""
+    if context.pooling == "splade" or not context.embeds:
+        return ("embed",) if context.pooling == "splade" else ()
     heads = context.token_widths
     several = (BOTH, *((ALL,) if "multi" in heads else ())) if "weights" in heads else ()
     return ("embed", "token_embed", *(("token_classify",) if "weights" in heads else ()), *several)
@@ -42,6 +44,11 @@ def vectors_of(task: str, context: ModelContext, *, activates: bool) -> str:
 
     activates: False = vectors that are not scaled to length 1, and weights before their activation.
     """
+    if context.pooling == "splade":
+        if not activates:
+            msg = "a sparse embedding is not possible without its activation: omit use_activation"
+            raise InvalidRequest(msg, param="use_activation")
+        return "words"
     has_own = "multi" in context.token_widths
     parts = ["multi" if part == "token_embed" and has_own else part for part in task.split("&")]
     return "+".join(_KINDS[part][not activates] for part in parts)
@@ -100,8 +107,11 @@ def token_weights(
 ) -> dict[int, float]:
     """Return the largest weight of each token id, in the order of the ids.
 
-    Special tokens, and tokens without a weight, are left out.
+    Special tokens of BGE-M3, and token ids without a weight, are left out. weights: one
+    for each token of the prompt, or with SPLADE for each token id.
     """
+    if context.pooling == "splade":
+        return {token: value for token, value in enumerate(weights) if value > 0}
     special = context.get_tokenizer().special_ids
     found: dict[int, float] = {}
     for token, weight in zip(ids, weights, strict=True):
@@ -112,12 +122,14 @@ def token_weights(
 
 def sparse_vectors(context: ModelContext) -> str:
     """Return the kind of vectors that makes sparse embeddings; InvalidRequest if there is none."""
+    if context.pooling == "splade":
+        return "words"
     if "weights" in context.token_widths:
         return "weights"
     msg = (
-        f"{context.model_names[0]} makes no sparse embeddings: serve BGE-M3 with its heads in "
-        "safetensors. Pickles such as sparse_linear.pt are never read: write its tensors to "
-        "sparse_linear.safetensors with safetensors.torch.save_file"
+        f"{context.model_names[0]} makes no sparse embeddings: serve a model such as SPLADE, "
+        "or BGE-M3 with its heads in safetensors. Pickles such as sparse_linear.pt are never "
+        "read: write its tensors to sparse_linear.safetensors with safetensors.torch.save_file"
     )
     raise InvalidRequest(msg, role="model")
 

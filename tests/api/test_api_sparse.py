@@ -1,4 +1,4 @@
-"""BGE-M3 over HTTP: /embed_sparse of TEI, and the tasks of /pooling."""
+"""BGE-M3 and SPLADE over HTTP: /embed_sparse of TEI, and the tasks of /pooling."""
 
 import base64
 import json
@@ -11,6 +11,7 @@ from tests.api.fakes import Api
 from tests.api.post_routes import prepare
 from tests.helpers.bge_m3 import bge_m3, expected
 from tests.helpers.served import running_server
+from tests.helpers.splade import expected_words, splade
 
 OPTIONS = "--served-model-name", "tiny", "--max-model-len", "128", "--dtype", "float32"
 TEXTS = ["the lazy dog and the lazy cat", "jumps"]
@@ -58,6 +59,25 @@ def test_a_task_of_texts_is_refused(server):
     assert raised.value.code == 400
     error = json.loads(raised.value.read())["error"]
     assert error["message"].startswith("task classify needs a classifier of texts")
+
+
+def test_splade_has_a_value_for_each_word_in_both_endpoints():
+    with running_server(splade("distilbert"), *OPTIONS) as server:
+        (values,) = server.post("/embed_sparse", inputs=TEXTS[0])
+        ids = server.post("/tokenize", prompt=TEXTS[0])["tokens"]
+        wanted = expected_words(splade("distilbert"), ids).tolist()
+        (item,) = server.post("/pooling", input=TEXTS[0])["data"]
+        assert item["data"] == pytest.approx(wanted, abs=2e-5)
+        assert {each["index"]: each["value"] for each in values} == {
+            index: value for index, value in enumerate(item["data"]) if value > 0
+        }
+        assert server.post("/", inputs=TEXTS[0]) == [values]
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            server.raw("/v1/embeddings", input="a")
+        told = json.loads(raised.value.read())["error"]["message"]
+        assert "sparse embeddings and no embeddings: use /embed_sparse or /pooling" in told
+        kind = json.loads(server.get("/info"))["model_type"]
+        assert kind == {"embedding": {"pooling": "splade"}}
 
 
 def test_other_models_say_what_to_do():

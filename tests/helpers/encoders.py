@@ -28,7 +28,9 @@ def encoder_of(path: Path):
     transformers.utils.logging.disable_progress_bar()
     kind = json.loads((path / "config.json").read_text())["architectures"][0]
     more = (
-        {} if kind.startswith(("ModernBert", "Gemma", "EuroBert")) else {"add_pooling_layer": False}
+        {}
+        if kind.startswith(("ModernBert", "Gemma", "EuroBert", "DistilBert"))
+        else {"add_pooling_layer": False}
     )
     model, info = getattr(transformers, kind).from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **more

@@ -110,7 +110,7 @@ FAMILIES = (
 # Families that give vectors and no text.
 ENCODERS = (
     *("bert", "xlm-roberta", "modernbert", "nomic-bert", "embeddinggemma"),
-    *("gte", "jina-v3", "eurobert"),
+    *("gte", "jina-v3", "eurobert", "distilbert"),
 )
 
 

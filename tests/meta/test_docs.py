@@ -19,7 +19,7 @@ from cpuserve.config.fields import FIELDS
 from cpuserve.config.reference import replaced, table
 from cpuserve.models import MODELS, TEXT_PARTS
 from cpuserve.runtime.executor import Executor
-from tests.helpers import classifiers, rerankers
+from tests.helpers import classifiers, rerankers, splade
 from tests.helpers.quantized import FORMATS
 from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config
 
@@ -82,6 +82,7 @@ def test_every_family_format_and_architecture_of_that_page_has_a_test():
     }
     tested |= {name for _, name, _ in rerankers.KINDS.values()}
     tested |= {name for _, name in (*classifiers.TEXTS.values(), *classifiers.TOKENS.values())}
+    tested |= {name for _, name in splade.KINDS.values()}
     tested.add("RobertaModel")  # the class of XLMRobertaModel
     tested.add("GraniteMoeSharedForCausalLM")  # tests/models/test_families.py, as granite-moe
     tested.add("Ernie4_5_ForCausalLM")  # the older name of Ernie4_5ForCausalLM

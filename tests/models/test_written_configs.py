@@ -90,7 +90,7 @@ NUMBERS = {
     "q_heads": ("num_attention_heads",),
     "kv_heads": ("num_key_value_heads",),
     "head_dim": ("head_dim",),
-    "intermediate": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    "intermediate": ("intermediate_size", "hidden_dim", "ffn_dim", "n_inner", "ffn_hidden_size"),
     "max_position": ("max_position_embeddings",),
     "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"),
     "tied": ("tie_word_embeddings",),

@@ -136,12 +136,12 @@ class PoolingAnswer(msgspec.Struct):
 def task_of(request: PoolingRequest, context: ModelContext) -> str:
     """Return the task of a request; InvalidRequest for a task that is not known."""
     if request.task is None:
-        default = {"classify": "classify", "token_classify": "token_classify"}
+        default = {"classify": "classify", "token_classify": "token_classify", "splade": "embed"}
         return default.get(context.pooling, "token_embed")
     if request.task not in TASKS:
         msg = f"task is {request.task[:40]!r}, but it must be one of {', '.join(TASKS)}"
         raise InvalidRequest(msg, param="task")
-    possible = embedding_tasks(context) if context.embeds else (context.pooling,)
+    possible = embedding_tasks(context) or (context.pooling,)
     if request.task not in possible:
         name = context.model_names[0]
         msg = f"task {request.task} needs {TASKS[request.task]}, which {name} is not"
@@ -155,11 +155,11 @@ def pooling_call(request: PoolingRequest, context: ModelContext) -> GenerateCall
     if (request.encoding_format or "float") not in FORMATS:
         msg = f"encoding_format must be one of {', '.join(FORMATS)}"
         raise InvalidRequest(msg, param="encoding_format")
-    if request.dimensions is not None and task != "embed":
+    if request.dimensions is not None and (task != "embed" or not context.embeds):
         msg = f"dimensions is only possible with the task embed, and the task is {task}: omit it"
         raise InvalidRequest(msg, param="dimensions")
     check_dimensions(request.dimensions, context)
-    if context.embeds:
+    if embedding_tasks(context):
         return _call(request, vectors=vectors_of(task, context, activates=request.activates))
     return _call(request, classify="text" if task == "classify" else "tokens")
 

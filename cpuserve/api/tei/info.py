@@ -75,7 +75,7 @@ def _kind(context: ModelContext) -> dict[str, Any]:
     """Return the type of a model as TEI describes it."""
     if context.pooling == "none":
         return {"text-generation": {}}
-    if context.embeds:
+    if context.embeds or context.pooling == "splade":
         return {"embedding": {"pooling": _POOLINGS.get(context.pooling, context.pooling)}}
     labels = context.labels or ["LABEL_0"]
     names = {

@@ -330,13 +330,15 @@ class DenseBuilder(ExpertsBuilder):
         bias: bool | Sequence[bool] = False,
         then: Then = "none",
         add_to: ValueId | None = None,
+        tied_to: str | None = None,
     ) -> ValueId:
         """Multiply x by these concatenated matrices, add biases, apply activation `then`.
 
         Returns [T, sum(features)]. features: output columns of each matrix, or one number for all
         matrices; by default the width of the value `add_to`. `then` "*_mul" needs two matrices
         (gate, up) of equal features and returns [T, features]. With `add_to`, the result is added
-        to this value in place, and this value is returned.
+        to this value in place, and this value is returned. tied_to: the matrix is the one of this
+        name, and only the bias has the name given before.
         """
         parts = (names,) if isinstance(names, str) else tuple(names)
         label = join(parts)
@@ -354,7 +356,8 @@ class DenseBuilder(ExpertsBuilder):
             raise ModelError(msg)
         width = then_width(f"linear {label}", sizes, then)
         k = self._width(x)
-        weights = tuple(self._matrix(n, size, k) for n, size in zip(parts, sizes, strict=True))
+        matrices = parts if tied_to is None else (tied_to,)
+        weights = tuple(self._matrix(n, size, k) for n, size in zip(matrices, sizes, strict=True))
         biases = tuple(
             self._need(f"{n}.bias", (size,), "vector") if flag else None
             for n, size, flag in zip(parts, sizes, flags, strict=True)

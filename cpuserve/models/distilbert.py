@@ -1,0 +1,71 @@
+"""DistilBERT: BERT with half of the layers, without token types, and with other names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.bert import WORDS, MaskedHead, word_weights
+from cpuserve.models.config import read_bool, read_choice, read_dtype, read_int, refuse
+from cpuserve.models.opt import ACTIVATIONS
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
+
+HEAD = MaskedHead("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector")
+
+
+@register_model("DistilBertModel")
+class DistilBert:
+    """DistilBERT (SPLADE, msmarco-distilbert). Source: transformers modeling_distilbert."""
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a DistilBERT config."""
+        width = read_int(config, "dim", 768, high=1 << 20)
+        heads = read_int(config, "n_heads", 12, high=65536)
+        if width % heads:
+            refuse("dim", width, f"a multiple of n_heads ({heads})")
+        return ModelSpec(
+            architecture="DistilBertModel",
+            vocab=read_int(config, "vocab_size", 30522),
+            width=width,
+            layers=read_int(config, "n_layers", 6, high=4096),
+            q_heads=heads,
+            kv_heads=heads,
+            head_dim=width // heads,
+            intermediate=read_int(config, "hidden_dim", 4 * width, high=1 << 24),
+            max_position=read_int(config, "max_position_embeddings", 512),
+            norm_eps=1e-12,
+            tied=read_bool(config, "tie_word_embeddings", True),
+            dtype=read_dtype(config),
+            qkv_bias=True,
+            out_bias=True,
+            mlp_bias=True,
+            activation=read_choice(config, "activation", "gelu", ACTIVATIONS),
+            pooled=True,
+            encoder=True,
+        )
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        x = b.embed(WORDS)
+        b.position_embed(x, "embeddings.position_embeddings", rows=s.max_position)
+        x = b.layer_norm(x, "embeddings.LayerNorm")
+        for i in range(s.layers):
+            x = _layer(b, s, f"transformer.layer.{i}", x)
+        b.hidden(word_weights(b, s, x, HEAD, cast("Then", s.activation)))
+
+
+def _layer(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
+    """Append x = norm(x + attention(x)), then norm(x + mlp(x)), and return it; x is changed."""
+    names = [f"{at}.attention.{part}_lin" for part in "qkv"]
+    qkv = b.linear(x, names, features=s.width, bias=True)
+    b.linear(b.attend_both_sides(qkv), f"{at}.attention.out_lin", bias=True, add_to=x)
+    x = b.layer_norm(x, f"{at}.sa_layer_norm")
+    then = cast("Then", s.activation)
+    g = b.linear(x, f"{at}.ffn.lin1", features=s.intermediate, bias=True, then=then)
+    b.linear(g, f"{at}.ffn.lin2", bias=True, add_to=x)
+    return b.layer_norm(x, f"{at}.output_layer_norm")
