@@ -115,7 +115,7 @@ struct Inputs {
     a.k_stride = a.q_stride = a.v_stride = stride;
     a.g = gates.data() + t * 2 * s.heads;
     a.beta = a.g + s.heads;
-    a.gate_stride = 2 * s.heads;
+    a.g_stride = a.beta_stride = 2 * s.heads;
     a.out_stride = out_stride;
     return a;
   }

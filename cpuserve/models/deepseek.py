@@ -238,10 +238,16 @@ def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
         else:
             add_shared_mixture(b, s, f"model.layers.{layer}.mlp", h, x, score=score)
 
-    build_decoder(b, s, attention=_attention, mlp=mlp)
+    build_decoder(b, s, attention=add_latent, mlp=mlp)
 
 
-def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+def add_latent(
+    b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, cache: int | None = None
+) -> None:
+    """Add the latent attention of h to x.
+
+    cache: the number of the layer's KV cache, if some layers have no attention.
+    """
     at, rope = f"model.layers.{layer}.self_attn", s.rope
     assert rope is not None, "read_latent sets it"
     nope, values, rank, q_rank = (
@@ -262,7 +268,7 @@ def _attention(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> 
         q,
         kv,
         split if s.extra["split"] else f"{at}.kv_b_proj",
-        layer=layer,
+        layer=layer if cache is None else cache,
         nope=nope,
         rope=rope,
         values=values,

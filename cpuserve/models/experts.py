@@ -105,11 +105,18 @@ def add_mixture(
 
 
 def add_shared_mixture(
-    b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId, *, score: RouterScore
+    b: Builder,
+    s: ModelSpec,
+    at: str,
+    h: ValueId,
+    x: ValueId,
+    *,
+    score: RouterScore,
+    parts: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> None:
     """Add to x the chosen experts of h, and the shared experts, which are one wide expert.
 
-    The router works as in DeepSeek; its settings are in ModelSpec.extra.
+    The router works as in DeepSeek; its settings are in ModelSpec.extra. parts: as in add_mixture.
     """
     add_mixture(
         b,
@@ -117,7 +124,7 @@ def add_shared_mixture(
         at,
         h,
         x,
-        parts=("gate_proj", "up_proj", "down_proj"),
+        parts=parts,
         renormalize=cast("bool", s.extra["renormalize"]),
         score=score,
         scale=cast("float", s.extra["expert_scale"]),

@@ -12,47 +12,60 @@ namespace {
 
 // Widths of models, and others that end in every part of a vector.
 const RecurrentShape kShapes[] = {
-    {8, 8, 1, true},     {12, 12, 3, true},   {16, 16, 2, false},  {7, 5, 1, false},
-    {20, 33, 2, true},   {1, 1, 1, true},     {37, 100, 2, false}, {40, 272, 1, true},
-    {128, 128, 2, true}, {128, 64, 3, false},
+    {8, 8, 1, true},           {12, 12, 3, true},   {16, 16, 2, false},    {7, 5, 1, false},
+    {20, 33, 2, true},         {1, 1, 1, true},     {37, 100, 2, false},   {40, 272, 1, true},
+    {128, 128, 2, true},       {128, 64, 3, false}, {8, 8, 1, true, true}, {37, 33, 1, true, true},
+    {128, 128, 1, true, true},
 };
 constexpr int64_t kTokens = 75;  // four chunks and a part of the fifth
 
 size_t count(int64_t a, int64_t b = 1, int64_t c = 1) { return static_cast<size_t>(a * b * c); }
 
-// What a layer is given for kTokens tokens. Rows have gaps of NaN between them.
+// What a layer is given for kTokens tokens. Rows have gaps of NaN between them. With a decay by
+// row, `g` is given to the kernel without its bias, rate and softplus.
 struct Inputs {
   static constexpr int64_t kGap = 3;
   RecurrentShape shape;
-  int64_t k_stride, v_stride, gate_stride;
-  Buffer<float> k, q, v, g, beta;
+  int64_t k_stride, v_stride, g_stride, beta_stride;
+  Buffer<float> k, q, v, g, beta, bias;
+  float rate = 0.7f;
 
   Inputs(const RecurrentShape& s, uint64_t seed)
       : shape(s),
         k_stride(s.key_width + kGap),
         v_stride(int64_t{s.heads} * s.value_width + kGap),
-        gate_stride(s.heads + kGap),
+        g_stride((s.by_row ? s.key_width : s.heads) + kGap),
+        beta_stride(s.heads + kGap),
         k(count(kTokens, k_stride)),
         q(count(kTokens, k_stride)),
         v(count(kTokens, v_stride)),
-        g(count(kTokens, gate_stride)),
-        beta(count(kTokens, gate_stride)) {
+        g(count(kTokens, g_stride)),
+        beta(count(kTokens, beta_stride)),
+        bias(count(s.key_width)) {
     Rng rng(seed);
     for (Buffer<float>* b : {&k, &q, &v, &g, &beta}) std::fill_n(b->data(), b->size(), NAN);
     const float size = 1 / std::sqrt(static_cast<float>(s.key_width));  // keys of length 0.6
+    for (int64_t d = 0; d < s.key_width; d++) bias[count(d)] = rng.uniform();
     for (int64_t t = 0; t < kTokens; t++) {
       for (int64_t d = 0; d < s.key_width; d++) {
+        if (s.by_row) g[count(t, g_stride) + count(d)] = t == 37 ? 40.0f : 3 * rng.uniform() - 3;
         k[count(t, k_stride) + count(d)] = rng.uniform() * size;
         q[count(t, k_stride) + count(d)] = rng.uniform();
       }
       for (int64_t c = 0; c < v_stride - kGap; c++)
         v[count(t, v_stride) + count(c)] = rng.uniform();
       for (int64_t h = 0; h < s.heads; h++) {
-        const size_t at = count(t, gate_stride) + count(h);
-        g[at] = t == 37 ? -30.0f : -0.05f * (1 + rng.uniform());  // one token forgets all
-        beta[at] = 0.5f + 0.5f * rng.uniform();
+        const float g_h = t == 37 ? -30.0f : -0.05f * (1 + rng.uniform());  // one token forgets all
+        if (!s.by_row) g[count(t, g_stride) + count(h)] = g_h;
+        beta[count(t, beta_stride) + count(h)] = 0.5f + 0.5f * rng.uniform();
       }
     }
+  }
+  // The logarithm of the decay of row d of the state of head h.
+  double log_decay(int64_t t, int64_t h, int64_t d) const {
+    if (!shape.by_row) return g[count(t, g_stride) + count(h)];
+    const double x = static_cast<double>(g[count(t, g_stride) + count(d)]) + bias[count(d)];
+    return -rate * std::log1p(std::exp(x));
   }
 };
 
@@ -85,9 +98,12 @@ struct Sequence {
     a.v = in.v.data() + t * in.v_stride;
     a.k_stride = a.q_stride = in.k_stride;
     a.v_stride = a.out_stride = in.v_stride;
-    a.g = in.g.data() + t * in.gate_stride;
-    a.beta = in.beta.data() + t * in.gate_stride;
-    a.gate_stride = in.gate_stride;
+    a.g = in.g.data() + t * in.g_stride;
+    a.beta = in.beta.data() + t * in.beta_stride;
+    a.g_stride = in.g_stride;
+    a.beta_stride = in.beta_stride;
+    a.bias = in.bias.data();
+    a.rate = in.rate;
     a.out = out;
     a.scratch = scratch.data();
     return a;
@@ -113,13 +129,15 @@ std::vector<double> reference(const Inputs& in) {
     for (size_t t = 0; t < count(kTokens); t++) {
       const float *k = &in.k[t * count(in.k_stride)], *q = &in.q[t * count(in.k_stride)];
       const float* v = &in.v[t * count(in.v_stride) + h * width];
-      const size_t gate = t * count(in.gate_stride) + h;
-      const double decay = std::exp(static_cast<double>(in.g[gate]));
-      for (double& x : state) x *= decay;
+      const auto token = static_cast<int64_t>(t), head = static_cast<int64_t>(h);
+      for (size_t d = 0; d < depth; d++) {
+        const double decay = std::exp(in.log_decay(token, head, static_cast<int64_t>(d)));
+        for (size_t c = 0; c < width; c++) state[d * width + c] *= decay;
+      }
       for (size_t c = 0; c < width; c++) {
         double kept = 0, y = 0;
         for (size_t d = 0; d < depth && s.delta; d++) kept += state[d * width + c] * k[d];
-        const double u = (v[c] - kept) * in.beta[gate];
+        const double u = (v[c] - kept) * in.beta[t * count(in.beta_stride) + h];
         for (size_t d = 0; d < depth; d++) {
           state[d * width + c] += k[d] * u;
           y += state[d * width + c] * q[d];
@@ -338,6 +356,7 @@ KERNEL_TEST_OF(gated_norm_matches_fp64_and_may_work_in_place, gated_norm) {
         std::fill_n(out.data(), out.size(), -7.0f);
         GatedNormArgs a{x.data(), x_stride,   z.data(), z_stride,   weight.data(), kGroups, width,
                         kEps,     gate_first, shared,   out.data(), x_stride,      kRows};
+        a.sigmoid = shared && !gate_first;
         k.gated_norm(a);
         for (int64_t r = 0; r < kRows; r++) {
           CHECK(out[count(r + 1, x_stride) - 1] == -7.0f);
@@ -351,7 +370,7 @@ KERNEL_TEST_OF(gated_norm_matches_fp64_and_may_work_in_place, gated_norm) {
             for (size_t i = 0; i < y.size(); i++) {
               double want = y[i] / std::sqrt(sum / static_cast<double>(width) + kEps) *
                             weight[(shared ? 0 : count(g, width)) + i];
-              if (!gate_first) want *= silu(gate[i]);
+              if (!gate_first) want *= a.sigmoid ? silu(gate[i]) / gate[i] : silu(gate[i]);
               CHECK_NEAR(out[count(r, x_stride) + count(g, width) + i], want,
                          2e-6 * (1 + std::fabs(want)));
             }

@@ -178,6 +178,18 @@ MODERN_BERT = {
     "mlp.Wi": "ffn_up",
     "mlp.Wo": "ffn_down",
 }
+KIMI = {
+    **LLAMA,
+    **{f"self_attn.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
+    **{f"self_attn.{part}_proj": f"ssm_{part}" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.o_norm": "ssm_norm",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    **{
+        f"block_sparse_moe.shared_experts.{part}_proj": f"ffn_{part}_shexp"
+        for part in ("gate", "up", "down")
+    },
+}
 DELTA = {
     **LLAMA,
     "post_attention_layernorm": "post_attention_norm",
@@ -283,6 +295,7 @@ NAMES = {
     "olmo3": OLMO2,
     "starcoder2": {**LLAMA, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
 }
+NAMES["kimi-linear"] = KIMI
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
 NAMES["minimax-m2"] = NAMES["mixtral"]
 FULL = ["full_attention"] * 4
@@ -634,6 +647,19 @@ ARCHS = {
             "expert_group_used_count": 2,
         },
     ),
+    "kimi-linear": (
+        "kimi-linear",
+        {"linear_num_heads": 4},  # llama.cpp has one number of heads
+        {
+            **DEEPSEEK_KEYS,
+            "expert_weights_scale": 1.7,
+            "attention.key_length_mla": 48,
+            "attention.value_length_mla": 32,
+            "expert_gating_func": 2,
+            "ssm.conv_kernel": 4,
+            "kda.head_dim": 20,
+        },
+    ),
     "apertus": ("apertus", {"rope_theta": 1e4}, {}),
     "hunyuan-dense": ("hunyuan", {"rope_parameters": {"rope_theta": 1e4}}, {}),
     "hunyuan-moe": (
@@ -696,7 +722,7 @@ FILE_ARCHS = {
     "mistral3-plain": "mistral3",
 }
 EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
-CHOSEN_KEYS = ("top_k_experts", "num_experts_per_tok", "moe_k", "moe_topk")
+CHOSEN_KEYS = ("top_k_experts", "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")
 INTERLEAVED = ("llama", "arcee", "mistral3", "mixtral", "smollm3")  # and those of Granite
 ADDED_NORMS = (
     "gemma2",

@@ -1,10 +1,10 @@
 """Writes tiny checkpoints as GGUF files, with the tensor names and the row order of llama.cpp.
 
 The files follow the converters of llama.cpp. Its logits (llama-cpp-python 0.3.36) agree with the
-logits of the interpreter for all files except encoders, which were not compared. The difference is
-at most 2e-6 of the range of the logits, or 7e-4 where llama.cpp takes gelu from an fp16 table
-(Gemma, GPT-2, Falcon, StarCoder2, GPT-NeoX). It is larger for a token with two nearly equal scores
-in a router.
+logits of the interpreter for all files except encoders and Kimi Linear, which were not compared.
+The difference is at most 2e-6 of the range of the logits, or 7e-4 where llama.cpp takes gelu from
+an fp16 table (Gemma, GPT-2, Falcon, StarCoder2, GPT-NeoX). It is larger for a token with two nearly
+equal scores in a router.
 
 For this agreement, some models need special settings. "deepseek2-joined" needs 26 layers.
 "deepseek2-glm" needs expert_gating_func and an epsilon of 1e-6. "gpt-oss" needs a YaRN with
@@ -70,6 +70,8 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     writer.add_embedding_length(config["hidden_size"])
     if config.get("intermediate_size"):
         writer.add_feed_forward_length(config["intermediate_size"])
+    if "model_max_length" in config:  # Kimi Linear
+        config |= {"max_position_embeddings": config["model_max_length"], "q_lora_rank": None}
     layers = config["num_hidden_layers"]
     keys = {**ARCHS[arch][2], **changes}
     delta = "full_attention_interval" in keys
@@ -80,7 +82,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     attends = [kind in ("attention", "full_attention") for kind in config.get("layer_types", ())]
     hybrid = arch.startswith(("granitehybrid", "lfm2"))
     if "kv_lora_rank" in config:
-        head_dim = _add_latent(writer, config, joined=arch == "deepseek2-joined")
+        head_dim = _add_latent(writer, config, attends, joined=arch == "deepseek2-joined")
     elif arch != "gpt2":
         writer.add_head_count_kv([kv * has for has in attends] if hybrid else kv)
         writer.add_key_length(head_dim)
@@ -270,6 +272,8 @@ def renamed(arch, tensors, heads, kv):
             out[name] = value + 1
         if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
             out[name] = value.squeeze(1)
+        if "ssm_conv1d_" in name:
+            out[name] = value[None]  # [1, channels, 1, taps]
         mamba = arch.startswith(("granitehybrid", "nemotron_h", "falcon-h1"))
         if mamba and name.endswith((".ssm_a", ".ssm_d")):
             out[name] = value[:, None]
@@ -286,19 +290,23 @@ def renamed(arch, tensors, heads, kv):
             out[name] = value.T
         if name.endswith("ffn_gate_inp_shexp.weight"):
             out[name] = value.reshape(-1)
-    if arch.startswith(("deepseek2", "deepseek32", "mistral4")) and arch != "deepseek2-joined":
-        out = _split_kv_b(out, heads, len(out["blk.0.attn_output.weight"][0]) // heads)
+    if (
+        arch.startswith(("deepseek2", "deepseek32", "mistral4", "kimi"))
+        and arch != "deepseek2-joined"
+    ):
+        out = _split_kv_b(out, heads, len(out["blk.1.attn_output.weight"][0]) // heads)
     return _split_qkvz(out) if arch == "qwen3next" else out
 
 
-def _add_latent(writer, config, joined):
+def _add_latent(writer, config, attends, joined):
     """Write the widths of DeepSeek's attention, and return how many dimensions are rotated."""
     rank, rotary = config["kv_lora_rank"], config["qk_rope_head_dim"]
     key, value = config["qk_nope_head_dim"] + rotary, config["v_head_dim"]
     writer.add_kv_lora_rank(rank)
     if config["q_lora_rank"] is not None:
         writer.add_q_lora_rank(config["q_lora_rank"])
-    writer.add_head_count_kv(config["num_attention_heads"] if joined else 1)
+    count = config["num_attention_heads"] if joined else 1
+    writer.add_head_count_kv(list(map(int, attends)) if "linear_head_dim" in config else count)
     writer.add_key_length(key if joined else rank + rotary)
     writer.add_value_length(value if joined else rank)
     return rotary

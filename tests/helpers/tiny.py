@@ -51,6 +51,7 @@ KINDS = (
     "lfm2",
     "lfm3",
     "olmo-hybrid",
+    "kimi-linear",
     "mixtral",
     "mellum",
     "deepseek-v2",

@@ -131,7 +131,7 @@ def test_wrong_cutoffs_of_gates_are_one_line(tmp_path, cutoffs):
         spec_from_config(open_checkpoint(path).config)
 
 
-@pytest.mark.parametrize("arch", ["deepseek2", "deepseek2-joined"])
+@pytest.mark.parametrize("arch", ["deepseek2", "deepseek2-joined", "kimi-linear"])
 def test_quantized_parts_of_latent_attention(tmp_path, arch):
     path = tmp_path / "m.gguf"
     types = [("attn_k_b", "Q8_0"), ("attn_v_b", "Q4_1"), ("attn_kv_b", "Q5_0")]

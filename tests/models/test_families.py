@@ -397,6 +397,24 @@ VARIANTS = {
             "attention_bias": True,
         },
     ),
+    "kimi-linear-published": (
+        "kimi-linear",
+        {
+            "layer_types": None,
+            "linear_attn_config": {
+                "full_attn_layers": [2],
+                "kda_layers": [1, 3, 4],
+                "num_heads": 2,
+                "head_dim": 36,
+                "short_conv_kernel_size": 3,
+            },
+            "first_k_dense_replace": 2,
+            "num_expert_group": 4,
+            "topk_group": 2,
+            "moe_renormalize": False,
+            "q_lora_rank": 24,
+        },
+    ),
     "olmoe-renormalized": ("olmoe", {"norm_topk_prob": True, "num_key_value_heads": 4}),
     "gpt2-scales": (
         "gpt2",

@@ -100,7 +100,8 @@ NUMBERS = {
 # What means something else there: a latent cache has one row for all heads.
 OTHERWISE = {
     **dict.fromkeys(
-        ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4"), ("kv_heads", "head_dim")
+        ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4", "kimi-linear"),
+        ("kv_heads", "head_dim"),
     ),
     "deepseek-v3.2": {"kv_heads", "head_dim", "max_position"},  # as many as index_topk
     "lfm2": {"intermediate"},  # adjusted by block_auto_adjust_ff_dim

@@ -214,8 +214,10 @@ class GgufStore:
 
         if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
             shape = (1, *shape)  # a matrix of one row
-        if name.endswith(("conv1d.weight", "conv.conv.weight")) and len(shape) == 2:
-            shape = (shape[0], 1, shape[1])
+        if name.endswith(("conv1d.weight", "conv.conv.weight")):
+            shape = (math.prod(shape[:-1]), 1, shape[-1])
+        if name.endswith("self_attn.A_log"):  # Kimi Linear
+            shape = (1, 1, math.prod(shape), 1)
         if name.endswith(("k_b_proj.weight", "v_b_proj.weight")) and len(shape) == 3:
             shape = (shape[0] * shape[1], shape[2])  # the matrices of all heads
         if name.endswith(VECTORS):

@@ -54,8 +54,10 @@ class GatedDelta(Op, frozen=True):
     and out = RmsNorm(o) norm silu(z). The state of a sequence is in state layer `state`. Source:
     transformers modeling_qwen3_next; Yang et al. 2024 (Gated Delta Networks).
 
-    conv: the weight, or one for each of queries, keys and values. beta: a factor of sigmoid(b), for
-    states with negative eigenvalues (OLMo hybrid).
+    conv: the weight, or one for each of queries, keys and values. beta: a factor of sigmoid(b).
+    by_row: each row of a state has a decay of its own, so `gates` has b of all heads, then a of
+    all rows of all states. sigmoid: z is the argument of a sigmoid instead of SiLU. Source of
+    these: transformers modeling_kimi_linear (Kimi Linear, 2025), modeling_olmo_hybrid.
     """
 
     reads_of = ("x", "gates")
@@ -77,6 +79,8 @@ class GatedDelta(Op, frozen=True):
     eps: float
     tiled: bool = False
     beta: float = 1.0
+    by_row: bool = False
+    sigmoid: bool = False
 
     def lower(self, to: Lowering) -> None:
         import numpy as np
@@ -97,15 +101,18 @@ class GatedDelta(Op, frozen=True):
         vectors = (
             to.vector(("conv", self.conv), channels * self.taps, conv),
             to.vector(
-                ("rates", self.a_log), self.value_heads, lambda read: -np.exp(read(self.a_log))
+                ("rates", self.a_log),
+                self.value_heads,
+                lambda read: -np.exp(read(self.a_log).reshape(-1)),
             ),
-            to.plain(self.dt_bias, self.value_heads),
+            to.plain(self.dt_bias, self.value_heads * (width if self.by_row else 1)),
             to.plain(self.norm, self.value_width),
         )
         x, gates, out = to.value(self.x), to.value(self.gates), to.value(self.out)
         sizes = (heads, self.value_heads, width, self.value_width, self.taps)
-        native, kind = to.native.gated_delta, (self.eps, self.tiled, self.beta)
-        to.emit(lambda: native(x, gates, out, *sizes, *vectors, *kind))
+        kinds = (self.beta, self.by_row, self.sigmoid)
+        native = to.native.gated_delta
+        to.emit(lambda: native(x, gates, out, *sizes, *vectors, self.eps, self.tiled, *kinds))
 
     def reference(self, at: Interpreter, x: Tensor, gates: Tensor) -> Tensor:
         import torch
@@ -128,7 +135,8 @@ class GatedDelta(Op, frozen=True):
         from cpuserve.program.reference.recurrent import DeltaShape, DeltaStates
 
         heads = (self.key_heads, self.value_heads, self.key_width, self.value_width)
-        shape = DeltaShape(*heads, self.taps, self.eps, self.tiled, self.beta)
+        kinds = (self.beta, self.by_row, self.sigmoid)
+        shape = DeltaShape(*heads, self.taps, self.eps, self.tiled, *kinds)
         return DeltaStates(shape, slots, BLOCK)
 
 
@@ -270,21 +278,26 @@ class RecurrentBuilder(BaseBuilder):
         split_conv: bool = False,
         norm: str = "norm",
         beta: float = 1.0,
+        by_row: bool = False,
+        sigmoid: bool = False,
+        rates: tuple[int, ...] = (),
     ) -> ValueId:
         """Return the output of a gated delta net over x: [T, value_heads * value_width].
 
         The weights of layer `name` are conv1d.weight, A_log, dt_bias and norm.weight. See
-        `GatedDelta` for the columns of x and gates, and for `tiled` and `beta`. split_conv: there
-        are q_conv1d, k_conv1d and v_conv1d instead of conv1d. norm: the name of the norm.
+        `GatedDelta` for the columns of x and gates, and for the other parameters. split_conv: there
+        are q_conv1d, k_conv1d and v_conv1d instead of conv1d. norm: the name of the norm. rates:
+        the shape of A_log, if it is not a vector.
         """
-        if value_heads % key_heads:
+        if value_heads % key_heads or (by_row and value_heads != key_heads):
             msg = f"{name}: {value_heads} value heads cannot share {key_heads} key heads evenly"
             raise ModelError(msg)
         each = value_heads // key_heads
         channels = 2 * key_width + each * value_width
         wide = key_heads * (channels + each * value_width)
         self._check_width(f"{name}: x", x, wide)
-        self._check_width(f"{name}: gates", gates, 2 * value_heads)
+        decays = value_heads * (key_width if by_row else 1)
+        self._check_width(f"{name}: gates", gates, value_heads + decays)
         out = self._value(name, value_heads * value_width)
         convs = {"conv1d": key_heads * channels}
         if split_conv:
@@ -294,18 +307,22 @@ class RecurrentBuilder(BaseBuilder):
             tuple(
                 self._need(f"{name}.{c}.weight", (n, 1, taps), "table") for c, n in convs.items()
             ),
-            self._need(f"{name}.A_log", (value_heads,), "vector"),
-            self._need(f"{name}.dt_bias", (value_heads,), "vector"),
+            self._need(f"{name}.A_log", rates or (value_heads,), "vector"),
+            self._need(f"{name}.dt_bias", (decays,), "vector"),
             self._need(f"{name}.{norm}.weight", (value_width,), "vector"),
         )
         sizes = (key_heads, value_heads, key_width, value_width, taps)
         state, kind = len(self._states), (self._eps(eps), tiled, beta)
-        self._ops.append(GatedDelta(x, gates, out, state, *sizes, *weights, *kind))
+        op = GatedDelta(
+            x, gates, out, state, *sizes, *weights, *kind, by_row=by_row, sigmoid=sigmoid
+        )
+        self._ops.append(op)
         # A unit is a key head. It keeps the states of its value heads and the last inputs of its
         # channels. For every open token (after the closed state) it also keeps the key, u and decay
-        # of each value head, and the inputs of the channels.
+        # of each value head (or of each row of its state), and the inputs of the channels.
         closed = each * key_width * value_width + (taps - 1) * channels
-        row = whole_lines(key_width) + each * (whole_lines(value_width) + 1) + channels
+        row = whole_lines(key_width) + each * whole_lines(value_width) + channels
+        row += whole_lines(key_width) if by_row else each
         self._states.append(StateLayer(key_heads, closed, STATE_CHUNK * row))
         return out
 

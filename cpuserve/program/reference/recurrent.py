@@ -73,6 +73,8 @@ class DeltaShape:
     eps: float
     tiled: bool
     beta: float
+    by_row: bool
+    sigmoid: bool
 
 
 class DeltaStates:
@@ -85,9 +87,10 @@ class DeltaStates:
         u_t = beta_t (v_t - mem_t)
         mem_t = exp(G_t) (S^T k_t) + sum over i < t of exp(G_t - G_i) (k_i . k_t) u_i
 
-    The output o_t is computed like mem_t, with q_t instead of k_t and for i <= t. The result does
-    not depend on how a sequence is divided into steps, and the rows of rejected draft tokens can
-    be dropped.
+    The output o_t is computed like mem_t, with q_t instead of k_t and for i <= t. If each row of
+    the state has a decay of its own, G is a vector: exp(G_t) multiplies the elements of k_t and
+    q_t, and exp(G_t - G_i) the elements of k_i. The result does not depend on how a sequence is
+    divided into steps, and the rows of rejected draft tokens can be dropped.
     """
 
     def __init__(self, op: DeltaShape, slots: int, block: int) -> None:
@@ -99,7 +102,8 @@ class DeltaStates:
         self._inputs = torch.zeros(slots, STATE_CHUNK, channels)
         self._keys = torch.zeros(slots, STATE_CHUNK, op.value_heads, op.key_width)
         self._u = torch.zeros(slots, STATE_CHUNK, op.value_heads, op.value_width)
-        self._decays = torch.zeros(slots, STATE_CHUNK, op.value_heads)
+        rows = op.key_width if op.by_row else 1
+        self._decays = torch.zeros(slots, STATE_CHUNK, op.value_heads, rows)
 
     def closed(self, slot: int) -> tuple[Tensor, Tensor]:
         """Views of the closed state in a slot, and of the inputs of the convolution before it."""
@@ -114,16 +118,18 @@ class DeltaStates:
         """
         op, n = self._op, len(x)
         inputs, z = torch.split(x, [self._tail.shape[2], op.value_heads * op.value_width], dim=1)
-        b, a = gates.chunk(2, dim=1)
+        b, a = gates[:, : op.value_heads], gates[:, op.value_heads :]
         beta = op.beta * torch.sigmoid(b)
-        g = -torch.exp(w.a_log) * F.softplus(a + w.dt_bias)
+        steps = F.softplus(a + w.dt_bias).reshape(n, op.value_heads, -1)
+        g = -torch.exp(w.a_log).reshape(-1, 1) * steps
         out = torch.empty(n, op.value_heads, op.value_width)
         for part in parts_of(n, start, table, gone, self._block):
             rows = slice(part.first, part.end)
             given = inputs[rows], beta[rows], g[rows]
             out[rows] = self._run_rows(part.slot, part.closed, part.num_open, *given, w.conv)
         normed = out * torch.rsqrt(out.square().mean(dim=-1, keepdim=True) + op.eps) * w.norm
-        return (normed * F.silu(z.reshape(out.shape))).reshape(n, -1)
+        gate = torch.sigmoid if op.sigmoid else F.silu
+        return (normed * gate(z.reshape(out.shape))).reshape(n, -1)
 
     def _run_rows(
         self,
@@ -160,15 +166,15 @@ class DeltaStates:
             row = num_open + i
             keys[row] = k[i]
             decays[row] = g[i] + (decays[row - 1] if row else 0)
-            since = torch.exp(decays[row] - decays[: row + 1])[..., None]  # [rows, heads, 1]
-            total = torch.exp(decays[row])[:, None]
-            memory = total * torch.einsum("hdv,hd->hv", state, k[i])
-            kk = (keys[:row] * k[i]).sum(dim=2, keepdim=True)
-            memory = memory + (since[:row] * kk * us[:row]).sum(dim=0)
+            # since [rows, heads, 1 or key_width], total [heads, 1 or key_width]
+            since, total = torch.exp(decays[row] - decays[: row + 1]), torch.exp(decays[row])
+            memory = torch.einsum("hdv,hd->hv", state, total * k[i])
+            kk = (since[:row] * keys[:row] * k[i]).sum(dim=2, keepdim=True)
+            memory = memory + (kk * us[:row]).sum(dim=0)
             us[row] = beta[i][:, None] * (values[i] - memory)
-            kq = (keys[: row + 1] * q[i]).sum(dim=2, keepdim=True)
-            o = total * torch.einsum("hdv,hd->hv", state, q[i])
-            out[i] = o + (since * kq * us[: row + 1]).sum(dim=0)
+            kq = (since * keys[: row + 1] * q[i]).sum(dim=2, keepdim=True)
+            o = torch.einsum("hdv,hd->hv", state, total * q[i])
+            out[i] = o + (kq * us[: row + 1]).sum(dim=0)
         if end == STATE_CHUNK:
             self._close(slot, state, known)
         return out
@@ -181,9 +187,9 @@ class DeltaStates:
     def _close(self, slot: int, state: Tensor, known: Tensor) -> None:
         """Add the open rows to the closed state, and keep the last inputs of the convolution."""
         decays = self._decays[slot]
-        since = torch.exp(decays[-1] - decays)[..., None]
-        added = torch.einsum("ihd,ihv->hdv", self._keys[slot], since * self._u[slot])
-        self._state[slot] = torch.exp(decays[-1])[:, None, None] * state + added
+        since = torch.exp(decays[-1] - decays)
+        added = torch.einsum("ihd,ihv->hdv", since * self._keys[slot], self._u[slot])
+        self._state[slot] = torch.exp(decays[-1])[..., None] * state + added
         self._tail[slot] = known[STATE_CHUNK:]
 
 

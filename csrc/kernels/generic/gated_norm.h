@@ -7,6 +7,7 @@ namespace cpuserve {
 // RMS norm of each of `groups` groups of `width` columns of a row, with a gate z:
 //   gate_first   out = rms(x silu(z)) weight     Mamba2
 //   otherwise    out = rms(x) weight silu(z)     Qwen3-Next
+// With `sigmoid`, the factor is sigmoid(z) instead of silu(z) (Kimi).
 struct GatedNormArgs {
   const float* x;
   int64_t x_stride;
@@ -19,6 +20,7 @@ struct GatedNormArgs {
   float* out;  // may equal x, with the same stride
   int64_t out_stride;
   int64_t rows;
+  bool sigmoid = false;
 };
 #define CPUSERVE_GATED_NORM_KERNELS(X) X(gated_norm, const GatedNormArgs&)
 
@@ -30,11 +32,13 @@ struct GatedNormArgs {
 
 namespace CPUSERVE_NS {
 
-// y = x silu(z)
-CPUSERVE_INLINE void gate_columns(float* y, const float* x, const float* z, int n) {
+// y = x silu(z), or x sigmoid(z)
+CPUSERVE_INLINE void gate_columns(float* y, const float* x, const float* z, int n,
+                                  bool is_sigmoid) {
+  const auto gate = [&](F gate) { return is_sigmoid ? sigmoid(gate) : silu(gate); };
   int i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(y + i, mul(load(x + i), silu(load(z + i))));
-  if (i < n) store_n(y + i, mul(load_n(x + i, n - i), silu(load_n(z + i, n - i))), n - i);
+  for (; i + kLanes <= n; i += kLanes) store(y + i, mul(load(x + i), gate(load(z + i))));
+  if (i < n) store_n(y + i, mul(load_n(x + i, n - i), gate(load_n(z + i, n - i))), n - i);
 }
 
 static inline void gated_norm(const GatedNormArgs& a) noexcept {
@@ -47,11 +51,11 @@ static inline void gated_norm(const GatedNormArgs& a) noexcept {
       const float* weight = a.weight + (a.shared_weight ? 0 : at);
       float* out = a.out + r * a.out_stride + at;
       if (a.gate_first) {
-        gate_columns(out, x, z, n);
+        gate_columns(out, x, z, n, a.sigmoid);
         scale_columns(out, out, n, 0.0f, rms_inverse(out, n, a.eps), weight, nullptr);
       } else {
         scale_columns(out, x, n, 0.0f, rms_inverse(x, n, a.eps), weight, nullptr);
-        gate_columns(out, out, z, n);
+        gate_columns(out, out, z, n, a.sigmoid);
       }
     }
   }

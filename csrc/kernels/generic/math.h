@@ -87,6 +87,20 @@ CPUSERVE_INLINE F exp2(F x) {
 
 CPUSERVE_INLINE F sigmoid(F x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
 
+// log(1 + exp(x)), within 4e-7 of it: max(x, 0) + log(1 + y) for y = exp(-|x|), where log(1 + y) is
+// the series 2 s (1 + s^2 / 3 + s^4 / 5 + ...) for s = y / (2 + y), at most 1/3.
+CPUSERVE_INLINE F softplus(F x) {
+  const F y = exp(min(x, sub(zero(), x)));
+  const F s = div(y, add(set1(2.0f), y)), u = mul(s, s);
+  F p = fma(set1(2.0f / 13), u, set1(2.0f / 11));
+  p = fma(p, u, set1(2.0f / 9));
+  p = fma(p, u, set1(2.0f / 7));
+  p = fma(p, u, set1(2.0f / 5));
+  p = fma(p, u, set1(2.0f / 3));
+  p = fma(p, u, set1(2.0f));
+  return fma(p, s, max(zero(), x));
+}
+
 // Computes tanh(x) as x p(x^2) / q(x^2), with a relative error below 4e-7; tanh(9) rounds to 1.
 CPUSERVE_INLINE F tanh(F x) {
   x = clamp(x, -9.0f, 9.0f);

@@ -10,88 +10,9 @@
 // register tiles as in linear/dense.h. Sums have the same order in both cases. A state is closed
 // (updated by its chunk) right after the rows of the chunk are computed, while the state is in L2.
 #pragma once
-#include "kernels/generic/convert.h"
-#include "kernels/generic/math.h"
-#include "kernels/table.h"
-
-// The steps of a unit are separate functions: inlined into one function they would have too few
-// registers.
-#define CPUSERVE_NOINLINE __attribute__((noinline))
+#include "kernels/generic/recurrence.h"
 
 namespace CPUSERVE_NS {
-
-// Up to kFewVectors vectors (k and q of few tokens) are multiplied with kStreams states side by
-// side. A core has more lines on their way from memory when it reads several pages at once: 128 KiB
-// at a time, 8 streams are read 1.3 times as fast as one, and 2 streams 1.1 times (2 cores of an
-// Ice Lake Xeon, November 2026). The sums of all these states stay in L1.
-constexpr int64_t kStreams = 8, kFewVectors = kTileRows;
-
-// The arguments of a unit, and the addresses and sizes that follow from them. C is kStateChunk (16
-// tokens).
-struct Recurrence {
-  static constexpr int64_t C = kStateChunk;
-
-  RecurrentArgs a;
-  int64_t key_row, value_row;  // floats from one row to the next, padded to whole vectors
-  float* keys;                 // [C][key_row]; zeros after key_width
-  float* u;                    // [heads][C][value_row]
-  float* decay;                // [heads][C] G, the sum of g since the chunk began
-  float* queries;              // [rows][key_row]; zeros after key_width
-  float* closing;              // [C][value_row] u times the decay until the chunk's end
-  float* sums;                 // [heads at a time][vectors][value_row]: closed states times vectors
-  float *kk, *kq;              // [rows][C] k_i . k_t and k_i . q_t
-  float *to_u, *to_out;        // [rows][C] kk and kq times exp(G_t - G_i)
-  float* fade;                 // [C] exp(G_i), and then [C] exp(G_end - G_i)
-  int vectors;                 // number of vectors: k of all rows (delta only), then q of all rows
-  bool closes, whole;          // the call fills the chunk; the call consists of the whole chunk
-  const float* vector[2 * kStateChunk];
-
-  explicit Recurrence(const RecurrentArgs& args)
-      : a(args),
-        key_row(recurrent_row_floats(args.shape.key_width)),
-        value_row(recurrent_row_floats(args.shape.value_width)) {
-    keys = a.open;
-    u = keys + C * key_row;
-    decay = u + a.shape.heads * C * value_row;
-    static_assert(kStreams * kFewVectors <= kRecurrentSums && 2 * C <= kRecurrentSums, "sums fit");
-    const uintptr_t scratch = (reinterpret_cast<uintptr_t>(a.scratch) + 63) & ~uintptr_t{63};
-    queries = reinterpret_cast<float*>(scratch);
-    closing = queries + C * key_row;
-    sums = closing + C * value_row;
-    kk = sums + kRecurrentSums * value_row;
-    kq = kk + C * C;
-    to_u = kq + C * C;
-    to_out = to_u + C * C;
-    fade = to_out + C * C;
-    const int rows = static_cast<int>(a.rows);
-    vectors = a.shape.delta ? 2 * rows : rows;
-    closes = a.num_open + a.rows == C;
-    whole = a.rows == C;
-    for (int t = 0; t < rows; t++) {
-      vector[t] = keys + (a.num_open + t) * key_row;
-      vector[vectors - rows + t] = queries + t * key_row;
-    }
-  }
-};
-
-CPUSERVE_INLINE void copy_padded(float* to, const float* x, int64_t width, int64_t row) {
-  copy_f32(to, x, static_cast<int>(width));
-  for (int64_t i = width; i < row; i++) to[i] = 0.0f;
-}
-
-static CPUSERVE_NOINLINE void append_rows(const Recurrence& r) {
-  const RecurrentArgs& a = r.a;
-  for (int64_t t = 0; t < a.rows; t++) {
-    const int64_t n = a.num_open + t;
-    copy_padded(r.keys + n * r.key_row, a.k + t * a.k_stride, a.shape.key_width, r.key_row);
-    copy_padded(r.queries + t * r.key_row, a.q + t * a.q_stride, a.shape.key_width, r.key_row);
-  }
-  for (int64_t head = 0; head < a.shape.heads; head++) {
-    float* decay = r.decay + head * kStateChunk + a.num_open;
-    float sum = a.num_open ? decay[-1] : 0.0f;
-    for (int64_t t = 0; t < a.rows; t++) decay[t] = sum += a.g[t * a.gate_stride + head];
-  }
-}
 
 // Calls call(Height<n>) for 1 <= n <= kMost, so that n is a constant in the call.
 template <int N>
@@ -116,77 +37,6 @@ CPUSERVE_INLINE void in_tiles(int64_t n, const Call& call) {
     with_height<kMost>(static_cast<int>(rows), [&](auto height) { call(row, height); });
     row += rows;
   }
-}
-
-// A piece of the memory that a unit uses besides its states: `rows` rows of `width` floats at `at`.
-// The rows begin `stride` floats apart.
-struct Piece {
-  const float* at;
-  int64_t rows, stride, width;
-};
-// Returns piece `index` of the memory that a unit prefetches, in the order of use: the open keys,
-// k, q, v, the results, and u of all heads. A whole chunk is probably part of a prompt, where the
-// next chunk follows it in memory. So the unit prefetches k, q, v and the results of the next
-// chunk; the unit of the chunk before has done so for this chunk.
-static inline Piece piece_of(const Recurrence& r, int64_t index) {
-  const RecurrentArgs& a = r.a;
-  const int64_t values = int64_t{a.shape.heads} * a.shape.value_width;
-  const int64_t next = r.whole ? kStateChunk : 0;
-  switch (index) {
-    case 0:
-      return {r.keys, 1, 0, a.num_open * r.key_row};
-    case 1:
-      return {a.k + next * a.k_stride, next, a.k_stride, a.shape.key_width};
-    case 2:
-      return {a.q + next * a.q_stride, next, a.q_stride, a.shape.key_width};
-    case 3:
-      return {a.v + next * a.v_stride, a.rows, a.v_stride, values};
-    case 4:
-      return {a.out + next * a.out_stride, a.rows, a.out_stride, values};
-    default:
-      return {r.u, r.whole ? 0 : a.shape.heads, kStateChunk * r.value_row,
-              (a.num_open + a.rows) * r.value_row};
-  }
-}
-
-class UnitFetch;
-static void begin_row(UnitFetch& f);
-
-// Prefetches the pieces of a unit (piece_of) into L2, a few lines with every tile, so that memory
-// is always busy but a core never has more requests than it can wait for at once.
-class UnitFetch {
- public:
-  __attribute__((always_inline)) explicit UnitFetch(const Recurrence& r) : r_(r) {
-    begin_row(*this);
-  }
-  __attribute__((always_inline)) inline void few() {
-    if (segments_ == 0) return;
-#pragma GCC unroll 8
-    for (int64_t c = 0; c < kSegment; c += 16) prefetch_l2(at_ + c);
-    at_ += kSegment;
-    if (--segments_ == 0) begin_row(*this);
-  }
-
- private:
-  static constexpr int64_t kSegment = 128;  // floats, 8 lines
-  friend void begin_row(UnitFetch& f);
-  static constexpr int64_t kPieces = 6;
-  const Recurrence& r_;
-  Piece piece_ = {nullptr, 0, 0, 0};
-  const float* at_ = nullptr;
-  int64_t index_ = 0, row_ = 0, segments_ = 0;
-};
-
-// Continues with the next row to prefetch, if there is one. The function is not a member, because
-// the symbol of a member that is not inlined would leak out of the ISA unit.
-static CPUSERVE_NOINLINE void begin_row(UnitFetch& f) {
-  while (f.row_ == f.piece_.rows || f.piece_.width == 0) {
-    if (f.index_ == UnitFetch::kPieces) return;
-    f.piece_ = piece_of(f.r_, f.index_++);
-    f.row_ = 0;
-  }
-  f.at_ = f.piece_.at + f.row_++ * f.piece_.stride;
-  f.segments_ = (f.piece_.width + UnitFetch::kSegment - 1) / UnitFetch::kSegment;
 }
 
 // sum[i] += sum over d < rows of x[begin + d] s[d], where x is r.vector[first + i] and s[d] are W
@@ -334,19 +184,24 @@ static CPUSERVE_NOINLINE void stream_products(const Recurrence& r, int64_t head,
 
 // Computes k_i . k_t (delta only) and k_i . q_t for rows t in [first, first + T) of this call and
 // all rows i of the chunk up to the last t, four rows i at a time. Where fewer than four rows are
-// left, the last row is repeated.
-template <bool kDelta, int T>
+// left, the last row is repeated. With kByRow, each product is multiplied by exp(G_t - G_i) of its
+// row of the state. An element of a row i that comes after row t may have any value.
+template <bool kDelta, bool kByRow, int T>
 static CPUSERVE_NOINLINE void key_tile(const Recurrence& r, int64_t first) {
   constexpr int kRows = 4;
   const int64_t row = r.key_row, last = r.a.num_open + first + T - 1;
   const float* const k = r.keys + (last - T + 1) * row;
   const float* const q = r.queries + first * row;
+  const float* const decay = kByRow ? r.decay + (last - T + 1) * row : nullptr;
   for (int64_t i = 0; i <= last; i += kRows) {
     const float* rows[kRows];
+    const float* decays[kRows];
     F by_k[T][kRows], by_q[T][kRows];
 #pragma GCC unroll 8
     for (int j = 0; j < kRows; j++) {
-      rows[j] = r.keys + (i + j < last ? i + j : last) * row;
+      const int64_t at = (i + j < last ? i + j : last) * row;
+      rows[j] = r.keys + at;
+      decays[j] = kByRow ? r.decay + at : nullptr;
 #pragma GCC unroll 8
       for (int t = 0; t < T; t++) by_k[t][j] = by_q[t][j] = zero();
     }
@@ -359,9 +214,11 @@ static CPUSERVE_NOINLINE void key_tile(const Recurrence& r, int64_t first) {
       }
 #pragma GCC unroll 8
       for (int j = 0; j < kRows; j++) {
-        const F z = load(rows[j] + d);
+        const F key = load(rows[j] + d);
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) {
+          const F z =
+              kByRow ? mul(key, decayed(sub(load(decay + t * row + d), load(decays[j] + d)))) : key;
           if (kDelta) by_k[t][j] = fma(z, x[t], by_k[t][j]);
           by_q[t][j] = fma(z, y[t], by_q[t][j]);
         }
@@ -380,18 +237,34 @@ template <bool kDelta>
 static inline void key_products(const Recurrence& r) {
   constexpr int kSums = kTileRows * kTileVecs, kMost = kSums / (kDelta ? 12 : 6);
   in_tiles<(kMost > 1 ? kMost : 1)>(r.a.rows, [&](int64_t first, auto height) {
-    key_tile<kDelta, decltype(height)::value>(r, first);
+    constexpr int T = decltype(height)::value;
+    r.a.shape.by_row ? key_tile<true, true, T>(r, first) : key_tile<kDelta, false, T>(r, first);
   });
 }
 
-// exp(g) for g <= 0, within 4e-7: exactly 1 at 0, and never below 2^-125. It takes two thirds of
-// the operations of exp.
-CPUSERVE_INLINE F decayed(F g) { return exp2_nonpositive(mul(g, set1(1.44269504f))); }
+// Does the same as decay_products if the decay is a vector: kk, kq and the sums contain it already.
+static CPUSERVE_NOINLINE void row_decay_products(const Recurrence& r) {
+  for (int64_t i = 0; i < 2 * kStateChunk; i++) r.fade[i] = 1.0f;
+  for (int64_t i = 0; i < r.a.rows * kStateChunk; i += kLanes) {
+    store(r.to_u + i, load(r.kk + i));
+    store(r.to_out + i, load(r.kq + i));
+  }
+  if (!r.closes) return;
+  const float* last = r.decay + (kStateChunk - 1) * r.key_row;
+  for (int64_t d = 0; d < r.key_row; d += kLanes) {
+    const F end = load(last + d);
+    store(r.row_fade + d, decayed(end));
+    for (int64_t i = d; i < kStateChunk * r.key_row; i += r.key_row) {
+      store(r.ending + i, mul(decayed(sub(end, load(r.decay + i))), load(r.keys + i)));
+    }
+  }
+}
 
 // Computes fade, to_u and to_out of one head. Element i of row t of to_u and to_out is not used if
 // row i of the chunk comes after row t, so it may have any value.
 template <bool kDelta>
 static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) {
+  if (r.a.shape.by_row) return row_decay_products(r);
   const float* decay = r.decay + head * kStateChunk;
   const F end = set1(decay[kStateChunk - 1]);
   for (int64_t i = 0; i < kStateChunk; i += kLanes) {
@@ -455,7 +328,7 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, floa
     const F until_end = set1(r.fade[kStateChunk + before + t]);
     const float* v = r.a.v + (first + t) * r.a.v_stride + column;
     float* result = r.a.out + (first + t) * r.a.out_stride + column;
-    const F beta = set1(r.a.beta[(first + t) * r.a.gate_stride + head]);
+    const F beta = set1(r.a.beta[(first + t) * r.a.beta_stride + head]);
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) {
       const F value = kTail ? load_n(v, tail) : load(v + w * kLanes);
@@ -479,14 +352,14 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
   const int64_t width = r.a.shape.value_width;
   const int tail = static_cast<int>(width - c);
   const int64_t at = (head * r.a.shape.key_width + d) * width + c;
-  const F fade = set1(r.fade[kStateChunk - 1]);
+  const bool by_row = r.a.shape.by_row;
   F sum[R][W];
 #pragma GCC unroll 8
   for (int i = 0; i < R; i++) {
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) sum[i][w] = zero();
   }
-  const float *u = r.closing + c, *k = r.keys + d;
+  const float *u = r.closing + c, *k = (by_row ? r.ending : r.keys) + d;
   const int64_t u_step = r.value_row, k_step = r.key_row;
   // With each row of u, prefetches kSpan floats of the next R rows of the state.
   constexpr int64_t kSpan = R * W * kLanes / kStateChunk;
@@ -508,6 +381,7 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
   float* to = r.a.closed_to + at;
 #pragma GCC unroll 8
   for (int i = 0; i < R; i++, from += width, to += width) {
+    const F fade = set1(by_row ? r.row_fade[d + i] : r.fade[kStateChunk - 1]);
 #pragma GCC unroll 8
     for (int w = 0; w < W; w++) {
       const F x = fma(fade, kTail ? load_n(from, tail) : load(from + w * kLanes), sum[i][w]);
@@ -517,6 +391,7 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
 }
 
 // S <- exp(G_end) S + sum_i k_i (x) (exp(G_end - G_i) u_i), i ascending; (x) is the outer product.
+// If the decay is a vector, exp(G_end - G_i) multiplies k_i instead, and the factors of u are ones.
 static CPUSERVE_NOINLINE void close_state(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width, row = r.value_row;
   const float* u = r.u + head * kStateChunk * row;

@@ -12,19 +12,23 @@ namespace cpuserve {
 //   S_t = exp(g_t) S_{t-1} + k_t (x) u_t     out_t = S_t^T q_t
 //   u_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t)   gated delta rule
 //   u_t = beta_t v_t                              Mamba2: k = B, q = C, v = x, beta = dt, g = dt A
+// In Kimi's delta attention each row of the state has a g of its own: g_t is a vector [key_width],
+// and exp(g_t) multiplies the rows of S_{t-1}.
 // The state is computed only after each kStateChunk tokens of the sequence; this state is called
 // closed. The tokens since then form a chunk. Each of them has an open row: k, u and G_t, the sum
 // of g since the chunk began. A token reads the closed state S once and adds the open rows in
 // ascending order:
 //   out_t = exp(G_t) (S^T q_t) + sum_{i <= t} exp(G_t - G_i) (k_i . q_t) u_i
-// u_t is computed in the same way. So the bits of a row do not depend on the division of tokens
+// u_t is computed in the same way. If g_t is a vector, exp(G_t) multiplies the elements of q_t, and
+// exp(G_t - G_i) the elements of k_i. So the bits of a row do not depend on the division of tokens
 // into calls, and the last tokens can be forgotten by dropping their rows.
 constexpr int64_t kStateChunk = 16;  // tokens of a closed chunk
 
 struct RecurrentShape {
   int32_t key_width, value_width;
-  int32_t heads;  // value heads of a unit, which share keys and queries
-  bool delta;     // true: gated delta rule; false: Mamba2
+  int32_t heads;        // value heads of a unit, which share keys and queries
+  bool delta;           // true: gated delta rule; false: Mamba2
+  bool by_row = false;  // g_t is a vector; requires delta and one head
 };
 
 // Some tokens of one unit, which is `heads` states of one sequence. `closed`, `open` and `scratch`
@@ -38,8 +42,11 @@ struct RecurrentArgs {
   int64_t rows;            // tokens of this call, 1 to 16 - num_open; the call closes a full chunk
   const float *k, *q, *v;  // row t of k: k + t * k_stride; v rows [heads][value_width]
   int64_t k_stride, q_stride, v_stride;
-  const float *g, *beta;  // of token t, head h: at index t * gate_stride + h; g is <= 0, finite
-  int64_t gate_stride;
+  const float *g, *beta;  // of token t, head h: at index t * stride + h; g is <= 0, finite
+  int64_t g_stride, beta_stride;
+  // by_row: g of row d is -rate softplus(g[t * g_stride + d] + bias[d]).
+  const float* bias = nullptr;
+  float rate = 0.0f;
   float* out;  // row t: [heads][value_width] at out + t * out_stride
   int64_t out_stride;
   uint8_t* scratch;  // recurrent_scratch_bytes() bytes
@@ -53,19 +60,21 @@ struct RecurrentArgs {
 inline int64_t recurrent_row_floats(int32_t width) { return round_up(width, 16); }
 
 // Returns the number of floats of the open rows of a unit: k [16][padded key_width],
-// u [heads][16][padded value_width] and G [heads][16].
+// u [heads][16][padded value_width] and G [heads][16], or [16][padded key_width] if by_row.
 inline int64_t recurrent_open_floats(const RecurrentShape& s) {
-  const int64_t row = recurrent_row_floats(s.key_width) +
-                      s.heads * (recurrent_row_floats(s.value_width) + int64_t{1});
-  return kStateChunk * row;
+  const int64_t key = recurrent_row_floats(s.key_width);
+  const int64_t row = key + s.heads * recurrent_row_floats(s.value_width);
+  return kStateChunk * (row + (s.by_row ? key : int64_t{s.heads}));
 }
 
 // Returns the bytes of scratch: q [16][padded key_width]; u of the chunk [16][padded value_width];
 // kRecurrentSums rows of products of a state and a vector; five matrices [16][16] with a number for
-// each pair of rows; and a cache line to align all of this.
+// each pair of rows; if by_row, 49 rows [padded key_width]: faded k and q, k until the end of the
+// chunk, and the decay of the whole chunk; and a cache line to align all of this.
 constexpr int64_t kRecurrentSums = 48;
 inline size_t recurrent_scratch_bytes(const RecurrentShape& s) {
-  const int64_t rows = kStateChunk * recurrent_row_floats(s.key_width) +
+  const int64_t key_rows = kStateChunk + (s.by_row ? 3 * kStateChunk + 1 : 0);
+  const int64_t rows = key_rows * recurrent_row_floats(s.key_width) +
                        (kStateChunk + kRecurrentSums) * recurrent_row_floats(s.value_width);
   return static_cast<size_t>(rows + 5 * kStateChunk * kStateChunk + 16) * sizeof(float);
 }

@@ -91,15 +91,18 @@ void prepare(GatedDeltaOp& op, Program& p) {
   check_argument(p.f32_value(op.x, "gated_delta x").width == op.key_heads * op.channels() + values,
                  "gated_delta: x has width ", p.value(op.x).width, ", not ",
                  op.key_heads * op.channels() + values);
-  check_argument(p.f32_value(op.gates, "gated_delta gates").width == int64_t{2} * op.value_heads,
-                 "gated_delta: gates must have two columns for each value head");
+  check_argument(!op.by_row || op.key_heads == op.value_heads,
+                 "gated_delta: states with a decay by row must not share keys");
+  check_argument(
+      p.f32_value(op.gates, "gated_delta gates").width == op.value_heads + op.decays(),
+      "gated_delta: gates must have two columns for each value head, or one and its decays");
   check_argument(p.f32_value(op.out, "gated_delta out").width == values,
                  "gated_delta: out must have the width of all values, ", values);
   check_argument(op.conv != kNone && op.rates != kNone && op.dt_bias != kNone && op.norm != kNone,
                  "gated_delta: a weight is missing");
   p.check_vector(op.conv, op.key_heads * op.channels() * op.taps, "gated_delta conv");
   p.check_vector(op.rates, op.value_heads, "gated_delta rates");
-  p.check_vector(op.dt_bias, op.value_heads, "gated_delta dt_bias");
+  p.check_vector(op.dt_bias, op.decays(), "gated_delta dt_bias");
   p.check_vector(op.norm, op.value_width, "gated_delta norm");
   op.state = p.add_state(op.layer());
 }
@@ -176,7 +179,7 @@ void copy_delta_inputs(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r,
 }
 
 // Scales q and k in `mixed` to length 1, multiplies q by 1 / sqrt(key_width), and computes g and
-// beta for each row and value head.
+// beta for each row and value head. The kernel computes g from `gates` if there is a g by row.
 void make_delta_gates(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, float* mixed,
                       float* gates, Worker& w) noexcept {
   const int64_t d = op.key_width, heads = op.shape().heads, channels = op.channels();
@@ -187,14 +190,15 @@ void make_delta_gates(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, 
     const float* from = floats_of(w.value(op.gates), r.t0 + i);
     for (int64_t h = 0; h < heads; h++) {
       const int64_t head = op.value_head(unit, h);
+      gates[(kStateChunk + i) * heads + h] = op.beta * sigmoid(from[head]);
+      if (op.by_row) continue;
       const float step = softplus(from[op.value_heads + head] + w.vector(op.dt_bias)[head]);
       gates[i * heads + h] = w.vector(op.rates)[head] * step;
-      gates[(kStateChunk + i) * heads + h] = op.beta * sigmoid(from[head]);
     }
   }
 }
 
-// Writes rms_norm(results of a unit) * silu(z) to the columns of its value heads.
+// Writes rms_norm(results of a unit) * silu(z), or sigmoid(z), to the columns of its value heads.
 void write_delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, const float* out,
                       Worker& w) noexcept {
   const Rows &x = w.value(op.x), &to = w.value(op.out);
@@ -209,6 +213,7 @@ void write_delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, 
   norm.shared_weight = true;
   norm.out_stride = float_stride(to);
   norm.rows = r.rows;
+  norm.sigmoid = op.sigmoid;
   const int64_t z = 2 * op.key_heads * int64_t{op.key_width} + op.value_heads * width;
   for (int64_t h = 0; h < heads; h += norm.groups) {
     const int64_t head = op.value_head(unit, h);
@@ -249,7 +254,14 @@ void delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, Worker
   args.q_stride = args.k_stride = args.v_stride = channels;
   args.g = scratch.gates;
   args.beta = scratch.gates + kStateChunk * heads;
-  args.gate_stride = heads;
+  args.g_stride = args.beta_stride = heads;
+  if (op.by_row) {
+    const Rows& gates = w.value(op.gates);
+    args.g = floats_of(gates, r.t0) + op.value_heads + unit * d;
+    args.g_stride = float_stride(gates);
+    args.bias = w.vector(op.dt_bias) + unit * d;
+    args.rate = -w.vector(op.rates)[unit];
+  }
   args.out = scratch.out;
   args.out_stride = heads * op.value_width;
   args.scratch = scratch.kernel;
@@ -353,7 +365,7 @@ void mamba2_rows(const Mamba2Op& op, int64_t unit, const ChunkRows& r, Worker& w
   args.q_stride = args.k_stride = args.v_stride = float_stride(x);
   args.g = gates;
   args.beta = gates + kStateChunk * heads;
-  args.gate_stride = heads;
+  args.g_stride = args.beta_stride = heads;
   args.out = floats_of(out, r.t0) + head0 * width;
   args.out_stride = float_stride(out);
   args.scratch = rest;

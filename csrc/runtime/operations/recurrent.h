@@ -16,8 +16,10 @@ struct StateLayer {
 // A gated delta rule layer (Qwen3-Next), with its convolution before and its norm after. A unit of
 // the state is one key head. The vector `conv` is [key_heads][taps][channels of a key head: q, k,
 // v], and `rates` [value_heads] is -exp(A_log). If `tiled` is set, value head v belongs to key head
-// v % key_heads; otherwise the value heads of a key head follow one another. The beta of a token is
-// `beta` times sigmoid(b).
+// v % key_heads; otherwise the value heads of a key head follow one another. sigmoid(b) times
+// `beta` is the beta of a token. With `by_row` (Kimi), each row of a state has a decay of its own,
+// so `gates` has b of all heads and then a of all rows of the states. With `sigmoid`, the gate of
+// the norm is sigmoid(z) instead of silu(z).
 struct GatedDeltaOp {
   static constexpr const char* kName = "gated_delta";
   Id x, gates, out;
@@ -26,6 +28,7 @@ struct GatedDeltaOp {
   float eps;
   bool tiled;
   float beta = 1.0f;
+  bool by_row = false, sigmoid = false;
   Id state = kNone;
 
   static constexpr auto fields() {
@@ -38,15 +41,17 @@ struct GatedDeltaOp {
         field("conv", &GatedDeltaOp::conv), field("rates", &GatedDeltaOp::rates),
         field("dt_bias", &GatedDeltaOp::dt_bias), field("norm", &GatedDeltaOp::norm),
         field("eps", &GatedDeltaOp::eps), field("tiled", &GatedDeltaOp::tiled),
-        optional("beta", &GatedDeltaOp::beta));
+        optional("beta", &GatedDeltaOp::beta), optional("by_row", &GatedDeltaOp::by_row),
+        optional("sigmoid", &GatedDeltaOp::sigmoid));
   }
 
   int64_t value_head(int64_t key_head, int64_t h) const {  // value head h of a key head
     return tiled ? h * key_heads + key_head : key_head * (value_heads / key_heads) + h;
   }
   RecurrentShape shape() const {  // the shape of a unit, which is one key head
-    return {key_width, value_width, value_heads / key_heads, true};
+    return {key_width, value_width, value_heads / key_heads, true, by_row};
   }
+  int64_t decays() const { return int64_t{value_heads} * (by_row ? key_width : 1); }
   int64_t channels() const { return 2 * key_width + shape().heads * int64_t{value_width}; }
   StateLayer layer() const {
     const RecurrentShape s = shape();

@@ -1,4 +1,4 @@
-"""GGUF files of DeepSeek V2 and V3, and of GLM 4."""
+"""GGUF files of DeepSeek V2 and V3, of GLM 4, and of Kimi Linear."""
 
 from __future__ import annotations
 
@@ -60,6 +60,19 @@ def _deepseek32(keys: Keys) -> dict[str, Any]:
     return {**latent_settings(keys), "index_topk": keys.count("attention.indexer.top_k")}
 
 
+def _kimi_linear(keys: Keys) -> dict[str, Any]:
+    """Return the settings of latent attention and of delta nets, which have no KV heads."""
+    need_sigmoid(keys)
+    return {
+        **latent_settings(keys),
+        "norm_topk_prob": True,  # as in llama.cpp, whose converter does not write it
+        "layer_types": keys.layer_types("linear_attention", "full_attention"),
+        "linear_num_heads": keys.count("attention.head_count"),
+        "linear_head_dim": keys.count("kda.head_dim"),
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+    }
+
+
 def latent_settings(keys: Keys) -> dict[str, Any]:
     """Return the widths of latent attention and the numbers of experts."""
     rotary = keys.count("rope.dimension_count")
@@ -77,7 +90,7 @@ def latent_settings(keys: Keys) -> dict[str, Any]:
         "qk_rope_head_dim": rotary,
         "qk_nope_head_dim": key - rotary,
         "v_head_dim": keys.count(f"attention.value_length{mla}"),
-        "kv_b_split": not keys.has("blk.0.attn_kv_b.weight"),
+        "kv_b_split": not any(name.endswith(".attn_kv_b.weight") for name in keys.file.tensors),
         "n_routed_experts": settings["num_experts"],
         "n_shared_experts": keys.count("expert_shared_count"),
         "first_k_dense_replace": keys.whole("leading_dense_block_count"),
@@ -112,7 +125,22 @@ _INDEXER = {
     "indexer.proj": "self_attn.indexer.weights_proj",
 }
 
+# The tensors of the delta nets of Kimi Linear, and of its experts.
+_KIMI_LINEAR = {
+    **{name: hf.replace("mlp.", "block_sparse_moe.") for name, hf in LATENT.items()},
+    "ffn_gate_exps": "block_sparse_moe.experts.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.w2",
+    **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_a": "self_attn.A_log",
+    "ssm_dt": "self_attn.dt_bias",
+    "ssm_norm": "self_attn.o_norm",
+}
+
 ARCHS = {
+    "kimi-linear": GgufArch("KimiLinearForCausalLM", "kimi_linear", _KIMI_LINEAR, _kimi_linear),
     "glm4": GgufArch(
         "Glm4ForCausalLM",
         "glm4",

@@ -1,0 +1,154 @@
+"""Kimi Linear: delta nets with a decay by row, latent attention without a RoPE, and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import (
+    read_bool,
+    read_choice,
+    read_int,
+    read_kinds,
+    read_object,
+    read_taps,
+    refuse,
+)
+from cpuserve.models.deepseek import add_latent, read_latent
+from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_groups
+from cpuserve.models.llama import build_decoder, dense_mlp
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Rope, ValueId
+
+KINDS = ("linear_attention", "full_attention")
+# Keys of the config, and the keys that DeepSeek has for them.
+_KEYS = {
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+    "num_experts": "n_routed_experts",
+    "num_local_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+}
+
+
+@register_model("KimiLinearForCausalLM")
+class KimiLinear:
+    """Kimi Linear 48B-A3B: three delta nets for each latent attention.
+
+    Source: transformers modeling_kimi_linear.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Kimi Linear config."""
+        given = {theirs: config[k] for k, theirs in _KEYS.items() if config.get(k) is not None}
+        config = {"q_lora_rank": None, "rms_norm_eps": 1e-5, **config, **given}
+        if not read_bool(config, "mla_use_nope", True):
+            refuse("mla_use_nope", False, "true: attention has no RoPE")
+        sigmoid = {"sigmoid": "sigmoid"}
+        read_choice(config, "moe_router_activation_func", "sigmoid", sigmoid)
+        read_choice(config, "hidden_act", "silu", {"silu": "silu", "swish": "silu"})
+        kinds = _read_kinds(config)
+        spec = read_latent(
+            config,
+            architecture="KimiLinearForCausalLM",
+            positions=1048576,
+            dense=read_dense_layers(config, first=read_int(config, "first_k_dense_replace", 1)),
+            groups=read_groups(config, (1, 1), best=2),
+            renormalize=read_bool(config, "norm_topk_prob", True),
+            interleaved=False,
+        )
+        rotary = read_int(config, "qk_rope_head_dim", high=1024)
+        extra = {
+            **spec.extra,
+            "attends": tuple(kind == "full_attention" for kind in kinds),
+            "delta": _read_delta(config),
+        }
+        # The columns that others rotate stay as they are: each angle is 0.
+        return replace(spec, rope=Rope(rotary, (0.0,) * (rotary // 2)), extra=extra)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        build_decoder(b, s, attention=_mix, mlp=_mlp)
+
+
+def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The kind of each layer; linear_attn_config may list the layers, counted from 1."""
+    listed = read_object(config, "linear_attn_config").get("full_attn_layers")
+    if listed is not None and (
+        not isinstance(listed, list) or any(type(i) is not int for i in listed)
+    ):
+        refuse("full_attn_layers", listed, "a list of layer numbers")
+
+    def default(layer: int) -> str:
+        attends = layer > 0 and layer % 4 == 0 if listed is None else layer + 1 in listed
+        return KINDS[attends]
+
+    return read_kinds(config, "layer_types", KINDS, default)
+
+
+def _read_delta(config: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of the delta nets, from linear_attn_config or from keys of their own."""
+    nested = read_object(config, "linear_attn_config")
+    names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
+    names["short_conv_kernel_size"] = "linear_conv_kernel_dim"
+    own = {ours: nested[k] for k, ours in names.items() if nested.get(k) is not None}
+    sizes = {**config, **own}
+    return {
+        "heads": read_int(sizes, "linear_num_heads", 32, high=65536),
+        "width": read_int(sizes, "linear_head_dim", 128, high=65536),
+        "taps": read_taps(sizes, "linear_conv_kernel_dim", 4),
+    }
+
+
+def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's latent attention or delta net of h to x."""
+    attends = cast("tuple[bool, ...]", s.extra["attends"])
+    if attends[layer]:
+        add_latent(b, s, layer, h, x, cache=sum(attends[:layer]))
+    else:
+        _add_delta(b, s, f"model.layers.{layer}.self_attn", h, x)
+
+
+def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
+    """Add the delta net `at` of h to x; two small matrices each make the gates and the decays."""
+    sizes = cast("dict[str, int]", s.extra["delta"])
+    heads, width = sizes["heads"], sizes["width"]
+    wide = heads * width
+    qkv = b.linear(h, [f"{at}.{n}_proj" for n in "qkv"], features=[wide] * 3)
+    low = [b.linear(h, f"{at}.{n}_a_proj", features=width) for n in "gf"]
+    z, decays = (
+        b.linear(y, f"{at}.{n}_b_proj", features=wide) for n, y in zip("gf", low, strict=True)
+    )
+    betas = b.linear(h, f"{at}.b_proj", features=heads)
+    out = b.gated_delta(
+        b.columns(qkv, 3 * wide, more=z),
+        b.columns(betas, heads, more=decays),
+        at,
+        key_heads=heads,
+        value_heads=heads,
+        key_width=width,
+        value_width=width,
+        taps=sizes["taps"],
+        split_conv=True,
+        norm="o_norm",
+        by_row=True,
+        sigmoid=True,
+        rates=(1, 1, heads, 1),
+    )
+    b.linear(out, f"{at}.o_proj", add_to=x)
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
+    """Add the layer's experts of h to x; the first layers have a plain MLP."""
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        dense_mlp(b, s, layer, h, x)
+        return
+    at, parts = f"model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")
+    add_shared_mixture(b, s, at, h, x, score="sigmoid", parts=parts)
