@@ -257,7 +257,8 @@ class LLM(PoolingMethods):
 
         state: a text, or JSON. questions: by an id of your own {"type", "instructions",
         "criteria"}, as in POST /v1/systemone: a "choice" has {option: description or None}, a
-        "score" a list of levels, and a "noul" (yes or no) nothing or {"true", "false"}.
+        "score" a list of levels, and a "noul" (yes or no) nothing or {"true", "false"}. With
+        "as_texts": True the options are scored as texts of any length.
         instructions: a system message. For the other arguments see `chat`.
 
         Raises:

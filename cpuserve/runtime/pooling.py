@@ -146,7 +146,7 @@ class AllTokens:
 
 
 class Several:
-    """Makes several results in one pass: those of its poolers, one after another."""
+    """Makes several results in one pass: the results of its poolers, one after another."""
 
     def __init__(self, poolers: list[Pooler]) -> None:
         self._poolers = poolers

@@ -30,10 +30,20 @@ def score(count):
     return {"a": {"type": "score", "criteria": [f"level {i}" for i in range(count)]}}
 
 
+def as_texts(questions):
+    return {name: {**question, "as_texts": True} for name, question in questions.items()}
+
+
 GOOD = {
     "model": ("tiny", "alias", None),
     "state": ("a", 1, True, ["a"], {"a": {"b": None}}),
-    "questions": ({"a": {"type": "noul"}}, choice(1), choice(3), score(2), score(4)),
+    "questions": (
+        *({"a": {"type": "noul"}}, choice(1), choice(3), score(2), score(4)),
+        {"a": {**URGENT, "as_texts": True}, "b": {**URGENT, "as_texts": False}},
+        as_texts(choice(1)),
+        as_texts(choice(2)),
+        as_texts(score(4)),
+    ),
     "instructions": ("Be strict.", {"a": 1}, None),
     "chat_template_kwargs": ({}, {"a": 1}, None),
     "priority": (0, -1, 5, 5.0, None),
@@ -45,6 +55,11 @@ BAD = {
         {},
         choice(0),
         choice(27),
+        as_texts(choice(257)),
+        as_texts({"a": {"type": "choice", "criteria": {"b": None, " b": None}}}),
+        {"a": {**URGENT, "as_texts": 1}},
+        {"a": {**URGENT, "as_texts": None}},
+        {f"q{i}": {**URGENT, "as_texts": True} for i in range(1000)},
         score(1),
         score(11),
         {"": URGENT},

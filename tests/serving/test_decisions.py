@@ -66,7 +66,7 @@ NOUL = {"type": "noul", "instructions": "Is it urgent?"}
         ({"type": "boolean"}, "boolean"),
         ({"type": "noul", "examples": []}, "examples"),
         ({"type": "noul", "instructions": None, "criteria": 5}, "criteria"),
-        ("urgent?", "type, instructions and criteria"),
+        ("urgent?", "type, instructions, criteria and as_texts"),
     ],
 )
 def test_an_invalid_question_is_refused_with_its_fault(question, words):
@@ -191,7 +191,7 @@ def row(*probabilities, token=0):
 
 def test_a_choice_has_shares_of_the_labels_and_confidence_over_all_tokens():
     labels = Labels(("A", "B"), ((10,), (11,)))
-    found, seen = decided(asked(**CHOICE), labels, row(0.2, 0.6, token=11))
+    found, seen = decided(asked(**CHOICE), labels, [row(0.2, 0.6, token=11)])
     assert found.choice == "security"
     assert found.probabilities == pytest.approx({"billing": 0.25, "security": 0.75})
     assert found.confidence == pytest.approx(0.6)
@@ -202,7 +202,7 @@ def test_a_choice_has_shares_of_the_labels_and_confidence_over_all_tokens():
 def test_a_score_is_the_expected_level_and_its_legend_is_what_was_sent():
     question = asked(type="score", criteria=["calm", {"level": "angry"}, "furious"])
     labels = Labels(("0", "1", "2"), ((10,), (11,), (12,)))
-    found, seen = decided(question, labels, row(0.1, 0.1, 0.2, token=7))
+    found, seen = decided(question, labels, [row(0.1, 0.1, 0.2, token=7)])
     assert found.score == pytest.approx(0.25 + 2 * 0.5)
     assert found.legend == {"0": "calm", "1": {"level": "angry"}, "2": "furious"}
     assert found.probabilities == pytest.approx({"0": 0.25, "1": 0.25, "2": 0.5})
@@ -213,7 +213,7 @@ def test_a_score_is_the_expected_level_and_its_legend_is_what_was_sent():
 
 def test_a_noul_adds_the_spellings_of_yes():
     labels = Labels(("yes", "no"), ((10, 11), (12, 13)))
-    found, seen = decided(asked(**NOUL), labels, row(0.1, 0.2, 0.06, 0.04))
+    found, seen = decided(asked(**NOUL), labels, [row(0.1, 0.2, 0.06, 0.04)])
     assert found.noul == pytest.approx(0.75)
     assert found.probabilities == pytest.approx({"yes": 0.75, "no": 0.25})
     assert found.confidence == pytest.approx(0.3)
@@ -223,6 +223,6 @@ def test_a_noul_adds_the_spellings_of_yes():
 def test_labels_far_below_all_other_tokens_still_have_shares():
     labels = Labels(("A", "B"), ((10,), (11,)))
     far = TokenLogprob(0, 0.0, 1, [(10, -900.0), (11, -900.0 + math.log(3))])
-    found, seen = decided(asked(**CHOICE), labels, far)
+    found, seen = decided(asked(**CHOICE), labels, [far])
     assert found.probabilities == pytest.approx({"billing": 0.25, "security": 0.75})
     assert (found.confidence, seen.label_mass) == (0.0, 0.0)

@@ -31,6 +31,7 @@ _QUESTIONS = {
             "type": {"enum": ["choice", "score", "noul"]},
             "instructions": _CONTENT,
             "criteria": {"anyOf": [{"type": kind} for kind in ("object", "array", "null")]},
+            "as_texts": {"type": "boolean"},
         },
         "required": ["type"],
         "additionalProperties": False,
@@ -57,8 +58,10 @@ class SystemOneRequest(msgspec.Struct, kw_only=True):
 
 
 class DecisionUsage(msgspec.Struct):
-    """The tokens of the state, which count once, and of all questions; one token for each result.
+    """The tokens of the state, which count once, and of all questions.
 
+    output_tokens: one for each question, and for options that are scored as texts one for each
+    distribution that was read.
     cached_tokens: how many of the input tokens were in the prefix cache before the request.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, Prompt, thinking_variables
 from cpuserve.serving.chat_prompt import render_chat
 from cpuserve.serving.decisions.labels import LabelFinder, Labels, question_text
-from cpuserve.serving.decisions.questions import DecisionQuestion, Decisions
+from cpuserve.serving.decisions.questions import MAX_QUESTIONS, DecisionQuestion, Decisions
+from cpuserve.serving.decisions.texts import Ids, option_texts, text_question
 from cpuserve.serving.encode import encode
 from cpuserve.serving.threads import run_rendering, run_sized
 from cpuserve.serving.tools.thoughts import THINK, begins_thought
@@ -88,12 +90,46 @@ async def decision_prompts(
         msg = "the chat template leaves out the user's message: use another --chat-template"
         raise InvalidRequest(msg, role="messages")
     finder = LabelFinder(context.get_tokenizer(), rest[-1])
-    labels = [finder.labels(question) for question in asked.questions]
-    texts = [question_text(*each) for each in zip(asked.questions, labels, strict=True)]
+    asks = [_Asked.of(context, finder, rest[-1], question) for question in asked.questions]
+    _check_number(asks)
+    texts = [ask.text for ask in asks]
     _check_size(len(head) + sum(map(len, rest)), texts)
     prompts = [text.join([head, *rest]) for text in texts]
     ids = await encode(context, prompts, add_special_tokens=False)
-    return await run_sized(sum(map(len, ids)) // 8, lambda: _prompts(context, ids, labels))
+    return await run_sized(sum(map(len, ids)) // 8, lambda: _prompts(context, ids, asks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question's text, its labels, each after tokens that follow the question."""
+
+    text: str
+    labels: tuple[tuple[Ids, Labels], ...]
+
+    @staticmethod
+    def of(
+        context: ModelContext, finder: LabelFinder, tail: str, question: DecisionQuestion
+    ) -> _Asked:
+        """Return it for a question in prompts that end with `tail`; InvalidRequest as labels."""
+        if not question.as_texts:
+            labels = finder.labels(question)
+            return _Asked(question_text(question, labels), (((), labels),))
+        texts = option_texts(context.get_tokenizer(), tail, question)
+        nodes = [
+            (before, Labels((), tuple((token,) for token in following), texts))
+            for before, following in texts.nodes.items()
+        ]
+        return _Asked(text_question(question), tuple(nodes))
+
+
+def _check_number(asks: Sequence[_Asked]) -> None:
+    count = sum(len(ask.labels) for ask in asks)
+    if count > MAX_QUESTIONS:
+        msg = (
+            f"the options that are scored as texts need {count} prompts, one for each token: at "
+            f"most {MAX_QUESTIONS} are allowed. Send fewer questions or shorter options"
+        )
+        raise InvalidRequest(msg, param="questions")
 
 
 def _opening(context: ModelContext, rendered: str) -> str:
@@ -114,13 +150,15 @@ def _check_size(around: int, texts: Sequence[str]) -> None:
 
 
 def _prompts(
-    context: ModelContext, ids: Sequence[list[int]], labels: Sequence[Labels]
+    context: ModelContext, ids: Sequence[list[int]], asks: Sequence[_Asked]
 ) -> list[Prompt]:
-    shared = _num_shared(context, ids)
-    return [
-        Prompt(each, labels=of_each, shared=shared)
-        for each, of_each in zip(ids, labels, strict=True)
+    found = [
+        ([*each, *before], labels)
+        for each, ask in zip(ids, asks, strict=True)
+        for before, labels in ask.labels
     ]
+    shared = _num_shared(context, [each for each, _ in found])
+    return [Prompt(each, labels=labels, shared=shared) for each, labels in found]
 
 
 def _num_shared(context: ModelContext, ids: Sequence[list[int]]) -> int:

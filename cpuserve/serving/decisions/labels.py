@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cpuserve.errors import InvalidRequest
+from cpuserve.serving.decisions.questions import BEFORE
 
 if TYPE_CHECKING:
     from cpuserve.serving.decisions.questions import DecisionQuestion
+    from cpuserve.serving.decisions.texts import OptionTexts
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 # For each option of a question the spellings of its label, the one that the prompt shows first.
@@ -36,16 +38,18 @@ _SETS: dict[str, tuple[Spellings, ...]] = {
 }
 # Of more labels, a question says only the first and the last one again at its end.
 _MOST_LISTED = 3
-# The last character of a question (question_text), which comes before the end of the user's turn.
-_BEFORE = "."
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The labels of a question's options: as the prompt shows them, and the ids of each."""
+    """The labels of a question's options: as the prompt shows them, and the ids of each.
+
+    texts: the options whose tokens these labels are; None = each option has a label.
+    """
 
     shown: tuple[str, ...]
     ids: tuple[tuple[int, ...], ...]
+    texts: OptionTexts | None = None
 
     @property
     def flat(self) -> list[int]:
@@ -58,7 +62,7 @@ class LabelFinder:
 
     def __init__(self, tokenizer: Tokenizer, tail: str) -> None:
         self._tokenizer = tokenizer
-        self._tail = _BEFORE + tail
+        self._tail = BEFORE + tail
         self._before = tokenizer.encode(self._tail, add_special_tokens=False)
         self._ids: dict[str, int | None] = {}
         self._found: dict[tuple[str, int], Labels] = {}
@@ -111,7 +115,7 @@ def question_text(question: DecisionQuestion, labels: Labels) -> str:
         else:
             described = f": {option.description}" if option.description else ""
             lines.append(f"{label}. {option.name}{described}")
-    lines.append(f"Reply with {_listed(labels.shown)}, and write nothing else{_BEFORE}")
+    lines.append(f"Reply with {_listed(labels.shown)}, and write nothing else{BEFORE}")
     return "\n".join(lines)
 
 

@@ -18,7 +18,10 @@ Content = str | int | float | bool | list[Any] | dict[str, Any]
 
 MAX_QUESTIONS = 1024
 MAX_OPTIONS = 26  # of a choice: its labels are letters
+MAX_TEXTS = 256  # options of a choice that are scored as texts
 LEAST_LEVELS, MAX_LEVELS = 2, 10  # of a score: its labels are digits
+# The last character of a question, which comes before the end of the user's turn.
+BEFORE = "."
 # Messages quote at most so many characters of an id or a name.
 _SHOWN_CHARS = 60
 
@@ -27,12 +30,14 @@ class Question(msgspec.Struct, forbid_unknown_fields=True):
     """A question about the state, as in the System One API.
 
     criteria: {name: description or null} of a choice; the ordered list of levels of a score, the
-    lowest first; descriptions of {"true", "false"}, or nothing, for a noul (yes or no).
+    lowest first; descriptions of {"true", "false"}, or nothing, for a noul (yes or no). as_texts:
+    the options have no labels, and each has the probability of its text.
     """
 
     type: Kind
     instructions: Content | None = None
     criteria: dict[str, Any] | list[Any] | None = None
+    as_texts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class DecisionQuestion:
     kind: Kind
     instructions: str
     options: tuple[Option, ...]
+    as_texts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ def questions_from(questions: Any) -> dict[str, Question]:
     try:
         return msgspec.convert(questions, dict[str, Question])
     except msgspec.ValidationError as error:
-        msg = f"questions: {error}. A question has type, instructions and criteria"
+        msg = f"questions: {error}. A question has type, instructions, criteria and as_texts"
         raise InvalidRequest(msg, param="questions") from None
 
 
@@ -132,7 +138,8 @@ def checked(questions: Mapping[str, Question]) -> list[DecisionQuestion]:
             name,
             question.type,
             content_text(question.instructions).strip(),
-            _OPTIONS[question.type](_Criteria(name, question.criteria)),
+            _OPTIONS[question.type](_Criteria(name, question.criteria, question.as_texts)),
+            question.as_texts,
         )
         for name, question in questions.items()
     ]
@@ -142,6 +149,7 @@ def checked(questions: Mapping[str, Question]) -> list[DecisionQuestion]:
 class _Criteria:
     id: str
     given: dict[str, Any] | list[Any] | None
+    as_texts: bool
 
     def invalid(self, what: str) -> InvalidRequest:
         return InvalidRequest(f"question {_shown(self.id)}: {what}", param="questions")
@@ -152,10 +160,13 @@ def _choice(criteria: _Criteria) -> tuple[Option, ...]:
     if not isinstance(given, dict) or not given:
         what = "a choice needs criteria: an object {name of an option: description or null}"
         raise criteria.invalid(what)
-    if len(given) > MAX_OPTIONS:
+    if criteria.as_texts and len(given) > MAX_TEXTS:
+        what = f"it has {len(given)} options, and at most {MAX_TEXTS} are scored as texts"
+        raise criteria.invalid(what)
+    if not criteria.as_texts and len(given) > MAX_OPTIONS:
         what = (
             f"it has {len(given)} options, and a choice has at most {MAX_OPTIONS}, one for each "
-            "letter: ask in two rounds, first for a group of options"
+            "letter: ask in two rounds, first for a group of options, or with as_texts"
         )
         raise criteria.invalid(what)
     if not all(map(str.strip, given)):

@@ -53,7 +53,8 @@ class LabelDiagnostics(msgspec.Struct):
     """Whether the model would have written a label.
 
     label_mass: the probability of all labels over the whole vocabulary. argmax_is_label: whether
-    the most likely token is a label.
+    the most likely token is a label. Of options that are scored as texts, these are the probability
+    of all texts, and whether a text begins with the most likely token.
     """
 
     label_mass: float
@@ -63,45 +64,64 @@ class LabelDiagnostics(msgspec.Struct):
 def results_of(
     questions: Sequence[DecisionQuestion], choices: Sequence[Choice]
 ) -> tuple[dict[str, Result], dict[str, LabelDiagnostics]]:
-    """Return the result and the diagnostics of each question by its id; choices: in their order."""
+    """Return the result and the diagnostics of each question by its id.
+
+    choices: one for each question, in their order; if options are texts, one for each node of
+    their tree (OptionTexts).
+    """
     found: dict[str, Result] = {}
     diagnostics: dict[str, LabelDiagnostics] = {}
-    for question, choice in zip(questions, choices, strict=True):
-        labels = choice.prompt.labels
+    at = 0
+    for question in questions:
+        labels = choices[at].prompt.labels
         assert labels is not None, "the prompt of a question has labels"
-        found[question.id], diagnostics[question.id] = decided(question, labels, choice.logprobs[0])
+        end = at + (1 if labels.texts is None else len(labels.texts.nodes))
+        rows = [choice.logprobs[0] for choice in choices[at:end]]
+        found[question.id], diagnostics[question.id] = decided(question, labels, rows)
+        at = end
+    assert at == len(choices), "each prompt belongs to a question"
     return found, diagnostics
 
 
 def decided(
-    question: DecisionQuestion, labels: Labels, row: TokenLogprob
+    question: DecisionQuestion, labels: Labels, rows: Sequence[TokenLogprob]
 ) -> tuple[Result, LabelDiagnostics]:
     """Return the result of a question.
 
-    row: the most likely token, with the logprob of each id of labels.flat as its alternatives.
+    rows: the most likely token, with the logprob of each id of labels.flat as its alternatives; if
+    options are texts, such a row for each node of their tree (OptionTexts).
     """
-    logprobs = iter(logprob for _, logprob in row.top)
-    of_options = [[next(logprobs) for _ in ids] for ids in labels.ids]
+    first = rows[0]
+    if labels.texts is None:
+        logprobs = iter(logprob for _, logprob in first.top)
+        of_options = [[next(logprobs) for _ in ids] for ids in labels.ids]
+    else:
+        of_options = [[each] for each in labels.texts.logprobs([row.top for row in rows])]
     shares = probabilities(of_options)
     best = max(range(len(shares)), key=shares.__getitem__)
     over_all = [math.fsum(map(math.exp, some)) for some in of_options]
-    seen = LabelDiagnostics(min(math.fsum(over_all), 1.0), row.token in labels.flat)
-    confidence = min(over_all[best], 1.0)
+    seen = LabelDiagnostics(min(math.fsum(over_all), 1.0), first.token in labels.flat)
+    return _result(question, shares, best, min(over_all[best], 1.0)), seen
+
+
+def _result(
+    question: DecisionQuestion, shares: list[float], best: int, confidence: float
+) -> Result:
     numbers = [str(index) for index in range(len(shares))]
     match question.kind:
         case "choice":
             names = [option.name for option in question.options]
             named = dict(zip(names, shares, strict=True))
-            return ChoiceResult(names[best], named, confidence), seen
+            return ChoiceResult(names[best], named, confidence)
         case "score":
             score = math.fsum(level * share for level, share in enumerate(shares))
             sent = [option.sent for option in question.options]
             legend = dict(zip(numbers, sent, strict=True))
             shared = dict(zip(numbers, shares, strict=True))
-            return ScoreResult(score, legend, shared, confidence), seen
+            return ScoreResult(score, legend, shared, confidence)
         case "noul":
             yes, no = shares
-            return NoulResult(yes, {"yes": yes, "no": no}, confidence), seen
+            return NoulResult(yes, {"yes": yes, "no": no}, confidence)
 
 
 def probabilities(logprobs: Sequence[Sequence[float]]) -> list[float]:

@@ -1,0 +1,83 @@
+"""Options as texts: an option that is no single token has the logprob of its text.
+
+The logprob of a text is the sum of the logprobs of its tokens after the question. The texts of a
+question form a tree of tokens. Each inner node is a prompt, and the labels of this prompt are the
+tokens that may follow there. So each distribution is computed once, whatever the texts share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.decisions.questions import BEFORE
+
+if TYPE_CHECKING:
+    from cpuserve.serving.decisions.questions import DecisionQuestion
+    from cpuserve.tokenizer.tokenizer import Tokenizer
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionTexts:
+    """The tokens of the text of each option of a question."""
+
+    ids: tuple[Ids, ...]
+
+    @property
+    def nodes(self) -> dict[Ids, list[int]]:
+        """For each beginning of a text, () first, the tokens that follow it in some text."""
+        found: dict[Ids, list[int]] = {}
+        for ids in self.ids:
+            for at, token in enumerate(ids):
+                following = found.setdefault(ids[:at], [])
+                if token not in following:
+                    following.append(token)
+        return found
+
+    def logprobs(self, rows: Sequence[Sequence[tuple[int, float]]]) -> list[float]:
+        """Return the logprob of each text.
+
+        rows: for each node, in their order, the tokens that follow there with their logprobs.
+        """
+        of_nodes = dict(zip(self.nodes, map(dict, rows), strict=True))
+        return [sum(self._tokens(ids, of_nodes)) for ids in self.ids]
+
+    @staticmethod
+    def _tokens(ids: Ids, of_nodes: dict[Ids, dict[int, float]]) -> Iterator[float]:
+        return (of_nodes[ids[:at]][token] for at, token in enumerate(ids))
+
+
+def option_texts(tokenizer: Tokenizer, tail: str, question: DecisionQuestion) -> OptionTexts:
+    """Return the tokens of each option's text after a prompt that ends with `tail`.
+
+    Raises:
+      InvalidRequest: the texts of two options have the same tokens.
+    """
+    around = BEFORE + tail
+    before = tokenizer.encode(around, add_special_tokens=False)
+    found = []
+    for option in question.options:
+        text = option.name.strip()
+        whole = tokenizer.encode(around + text, add_special_tokens=False)
+        # Where the text would join the last token of the prompt, its own tokens are scored.
+        apart = whole[: len(before)] == before and len(whole) > len(before)
+        ids = whole[len(before) :] if apart else tokenizer.encode(text, add_special_tokens=False)
+        found.append(tuple(ids))
+    if not all(found) or len(set(found)) < len(found):
+        msg = f"question {question.id[:60]!r}: two options have the same text: rename one of them"
+        raise InvalidRequest(msg, param="questions")
+    return OptionTexts(tuple(found))
+
+
+def text_question(question: DecisionQuestion) -> str:
+    """Return a question as the prompt has it after the state, with the texts of its options."""
+    lines = [question.instructions] if question.instructions else []
+    for option in question.options:
+        described = f": {option.description}" if option.description else ""
+        lines.append(f"- {option.name.strip()}{described}")
+    lines.append(f"Reply with one of these options, and write nothing else{BEFORE}")
+    return "\n".join(lines)
