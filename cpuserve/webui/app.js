@@ -134,9 +134,13 @@ function showModels(models) {
  */
 function openPanel(id, button, open) {
   const panel = byId(id);
+  const inside = panel.contains(document.activeElement);
   const shown = panel.classList.toggle("open", open);
   if (id === "settings") panel.hidden = !shown;
   byId(button).setAttribute("aria-expanded", String(shown));
+  // The next Tab leads into a panel that opens, and the focus leaves one that closes.
+  if (shown) panel.focus();
+  else if (inside) byId(button).focus();
 }
 
 function showView() {

@@ -12,80 +12,23 @@ import zlib
 import pytest
 
 from tests.clients.scripted import scripted_server
-from tests.helpers.patience import wait_until
-from tests.webui.chromium import Browser, executable
+from tests.webui.visit import (
+    BUSY,
+    CHAT,
+    IDLE,
+    LAST,
+    LONG,
+    browser,
+    chats,
+    last_text,
+    open_page,
+    page,
+    say,
+    server,
+    write,
+)
 
-LONG = "[[say " + " ".join(f"word{i}" for i in range(400)) + "]]"
-CHAT = "/v1/chat/completions"
-BUSY = "document.querySelector('.running') !== null"
-IDLE = "document.querySelector('.running') === null"
-LAST = "[...document.querySelectorAll('.message.assistant')].at(-1)"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with scripted_server(pace_s=0.01, names=("scripted", "other")) as server:
-        # The scripted engine has no steps: all its sequences run.
-        server.engine.stats.running = 64
-        yield server
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if executable() is None:
-        pytest.skip("chromium is not installed")
-    browser = Browser()
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def page(browser, server):
-    """The page with a new conversation and the settings of a first visit."""
-    open_page(browser, server.url)
-    browser.urls.clear()
-    server.exchanges.clear()
-    yield browser
-    # The browser logs each 4xx: the scripted server reads no pictures and has no report of the CPU.
-    known = ("404 (Not Found)", "400 (Bad Request)")
-    assert [text for text in browser.console if not any(k in text for k in known)] == []
-    assert {url.split(":")[0] for url in browser.urls if not url.startswith(server.url)} <= {"data"}
-
-
-def open_page(browser, url):
-    browser.console.clear()
-    browser.open(url + "/")
-    browser.run("localStorage.clear(); sessionStorage.clear()")
-    browser.open(url + "/?" + base64.urlsafe_b64encode(struct.pack("d", id(url))).decode())
-    browser.until("document.querySelector('#model').options.length > 0")
-
-
-def say(page, text):
-    """Send a message and wait for the end of the response."""
-    before = page.run("document.querySelectorAll('.message').length")
-    write(page, text)
-    page.until(f"document.querySelectorAll('.message').length > {before + 1} && {IDLE}")
-
-
-def write(page, text):
-    page.click("#input")
-    page.type(text)
-    page.press("Enter")
-
-
-def last_text(page):
-    return page.run(f"{LAST}.querySelector(':scope > .prose').innerText.trim()")
-
-
-def chats(page, server):
-    """Return the chat requests that succeeded, after the server has written all responses."""
-    asked = page.urls.count(server.url + CHAT)
-
-    def answered():
-        return [x for x in server.exchanges if x.path == CHAT]
-
-    wait_until(lambda: len(answered()) >= asked)
-    return [x.body for x in answered() if x.status == 200]
+__all__ = ["browser", "page", "server"]  # fixtures
 
 
 def test_a_message_is_sent_and_its_response_streams(page, server):
@@ -379,73 +322,6 @@ def test_the_machine_tab_is_live_under_load(page):
         "[...document.querySelectorAll('.tile')][2].querySelector('strong').innerText === '0'"
     )
     page.run("location.hash = '#chat'")
-
-
-# Pairs of text and background; a browser computes both, with what lies under transparent parts.
-CONTRAST = """(() => {
-  const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const background = (element) => {
-    for (let e = element; e; e = e.parentElement) {
-      const color = parse(getComputedStyle(e).backgroundColor);
-      if (color.length < 4 || color[3] > 0.99) return color;
-    }
-    return [255, 255, 255];
-  };
-  const bad = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !element.getClientRects().length) continue;
-    if (element.closest('.hidden, .skip, script, noscript, svg')) continue;
-    const [a, b] = [parse(getComputedStyle(element).color), background(element)].map(luminance);
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) bad.push([walker.currentNode.data.trim().slice(0, 40), ratio.toFixed(2)]);
-  }
-  return bad;
-})()"""
-UNNAMED = """[...document.querySelectorAll('button, a, input, select, textarea')].filter((e) => {
-  if (!e.getClientRects().length) return false;
-  const labels = [...(e.labels ?? [])].map((l) => l.innerText).join('');
-  const text = e.tagName === 'TEXTAREA' ? '' : e.innerText?.trim();
-  return !(e.getAttribute('aria-label') || text || labels);
-}).map((e) => e.outerHTML.slice(0, 120))"""
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("dark", [False, True])
-def test_text_can_be_read_and_controls_have_names(page, dark):
-    page.emulate(dark=dark, size=(1280, 900))
-    say(
-        page,
-        "[[think Hm.]][[say Text, `code`, [link](https://x.org)\n\n```py\nif x: f(1)  # no\n```]]",
-    )
-    page.click("#open-settings")
-    assert page.run(CONTRAST) == []
-    assert page.run(UNNAMED) == []
-    page.run("location.hash = '#machine'")
-    page.until("document.querySelectorAll('.core').length > 0")
-    assert page.run(CONTRAST) == []
-    page.run("location.hash = '#chat'")
-    page.emulate()
-
-
-@pytest.mark.deep
-def test_everything_is_reached_with_the_keyboard(page):
-    say(page, "[[say Hi.]]")
-    page.run("document.querySelector('.skip').focus()")
-    seen = set()
-    for _ in range(200):
-        page.press("Tab")
-        if "send" in seen:
-            break
-        seen.add(page.run("document.activeElement.id || document.activeElement.ariaLabel"))
-    assert {"new", "search", "model", "open-settings", "input", "send", "attach"} <= seen
-    assert {"Copy the message", "Regenerate", "Edit the message"} <= seen
-    page.run("document.activeElement.blur()")
-    page.press("/")
-    assert page.run("document.activeElement.id") == "input"
 
 
 @pytest.mark.deep

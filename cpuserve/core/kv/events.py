@@ -47,7 +47,7 @@ class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
     """The cache is empty."""
 
 
-class Entry(Protocol):
+class IndexEntry(Protocol):
     """An entry of the prefix index (prefix.py CachedBlock)."""
 
     @property
@@ -57,7 +57,7 @@ class Entry(Protocol):
     def content(self) -> bytes: ...
 
     @property
-    def parent(self) -> Entry | None: ...
+    def parent(self) -> IndexEntry | None: ...
 
     @property
     def salt(self) -> str: ...
@@ -78,9 +78,9 @@ class CacheEvents:
         self._adapter_name = adapter_name
         # It begins with this event, because an engine that is restarted has lost its cache.
         self._events: list[CacheEvent] = [AllBlocksCleared()]
-        self._last: Entry | None = None  # the last entry, if the last event stored it
+        self._last: IndexEntry | None = None  # the last entry, if the last event stored it
 
-    def stored(self, entry: Entry) -> None:
+    def stored(self, entry: IndexEntry) -> None:
         """Record that `entry` was added to the index."""
         fingerprint, _, salt = entry.salt.rpartition("@")
         adapter = self._adapter_name(fingerprint) if fingerprint else None
@@ -101,7 +101,7 @@ class CacheEvents:
             event.extra_keys = [*before, tuple(keys) or None]
         self._last = entry
 
-    def removed(self, entry: Entry) -> None:
+    def removed(self, entry: IndexEntry) -> None:
         """Record that `entry` was removed from the index."""
         last = self._events[-1] if self._events else None
         if not isinstance(last, BlockRemoved):
