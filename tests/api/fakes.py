@@ -7,7 +7,7 @@ import copy
 import functools
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,7 @@ import httpx
 
 from cpuserve.api.app import create_app
 from cpuserve.api.state import ServerState
-from cpuserve.engine.client import ReplicaStatus
-from cpuserve.engine.ipc import Output, Stats, TokenLogprob
-from cpuserve.errors import EngineDead
+from cpuserve.engine.ipc import Output
 from cpuserve.metrics import ServerMetrics
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.context import ModelContext
@@ -25,6 +23,7 @@ from cpuserve.serving.limits import ClientLimits
 from cpuserve.serving.loaders import Loader
 from cpuserve.serving.registry import ModelRegistry
 from cpuserve.serving.tools.learn import LearnedFormat, learn_format
+from cpuserve.testing.engine import EngineScript, EngineStep, ScriptedEngine, logprob_of
 from cpuserve.tokenizer.chat import ChatTemplate
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.helpers.tiny import tiny_end_ids, tiny_model
@@ -33,9 +32,8 @@ ANSWER = "Hello wörld \N{WAVING HAND SIGN}!"
 VOCAB = 512
 MAX_LEN = 128
 
-# A step of a script: an output, a pause in seconds, an event to wait for, or an error to raise.
-Step = Output | float | asyncio.Event | Exception
-Script = Callable[["FakeEngine", int, list[int], SamplingParams], Iterable[Step]]
+Step = EngineStep
+Script = EngineScript
 
 
 @functools.cache
@@ -49,12 +47,6 @@ def _learned() -> tuple[ChatTemplate, LearnedFormat]:
     """Their chat template, and how it writes responses, which takes 21 renderings to find."""
     template = ChatTemplate(tokenizer().chat_template, tokenizer())
     return template, learn_format(template)
-
-
-def logprob_of(token: int, top: int) -> TokenLogprob:
-    """Return a recognizable entry: the token has rank 2, the alternatives are 0, 1, 2, ..."""
-    alternatives = [(i, -0.5 * (i + 1)) for i in range(top)]
-    return TokenLogprob(token, -0.25 * (token % 8) - 0.125, 2, alternatives)
 
 
 def speak(engine: FakeEngine, number: int, prompt: list[int], params: SamplingParams):
@@ -83,8 +75,8 @@ def speak(engine: FakeEngine, number: int, prompt: list[int], params: SamplingPa
 
 
 @dataclass
-class FakeEngine:
-    """An EngineClient whose outputs come from a script; it records the requests it gets."""
+class FakeEngine(ScriptedEngine):
+    """A ScriptedEngine that says ANSWER, with the limits of the tiny models."""
 
     script: Script = speak
     info: dict[str, Any] = field(
@@ -95,66 +87,6 @@ class FakeEngine:
             "max_top": 20,
         }
     )
-    stats: Stats = field(default_factory=Stats)
-    alive: bool = True
-    trouble: str = "the engine was killed by SIGKILL"
-    replicas: tuple[ReplicaStatus, ...] = ()
-    asked: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
-    wishes: list[tuple[float | None, bool]] = field(default_factory=list)
-    priorities: list[int] = field(default_factory=list)
-    continued: list[bool] = field(default_factory=list)
-    running: int = 0
-    aborted: int = 0
-
-    @property
-    def ended(self) -> bool:
-        return not self.alive
-
-    async def wait_ready(self) -> None:
-        pass
-
-    async def generate(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        priority: int = 0,
-        *,
-        timeout_s: float | None = None,
-        progress: bool = False,
-        continues: bool = False,
-    ) -> AsyncGenerator[Output, None]:
-        self.wishes.append((timeout_s, progress))
-        self.continued.append(continues)
-        self.priorities.append(priority)
-        number = len(self.asked)
-        self.asked.append((list(prompt_ids), params))
-        self.running += 1
-        finished = False
-        try:
-            for step in self.script(self, number, prompt_ids, params):
-                if isinstance(step, Exception):
-                    finished = True
-                    raise step
-                if isinstance(step, Output):
-                    finished = step.finish is not None
-                    yield step
-                elif isinstance(step, asyncio.Event):
-                    await step.wait()
-                else:
-                    await asyncio.sleep(step)
-            assert finished, "a script must finish"
-        finally:
-            self.running -= 1
-            self.aborted += not finished
-
-    async def ask(self, what: str) -> dict[str, object]:
-        if not self.alive:
-            msg = "the engine was killed by SIGKILL"
-            raise EngineDead(msg)
-        return {"ok": True}
-
-    async def close(self) -> None:
-        self.alive = False
 
 
 def make_context(

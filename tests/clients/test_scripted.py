@@ -7,7 +7,9 @@ import httpx
 import openai
 import pytest
 
-from tests.clients.script import DONE, HELLO, THOUGHT, TITLE, Call, items_of, written
+from cpuserve.testing.replies import ScriptedCall
+from cpuserve.testing.writing import written_call
+from tests.clients.script import DONE, HELLO, THOUGHT, TITLE, items_of, written
 from tests.clients.scripted import BLOCK, scripted_server, tokenizer
 from tests.helpers.patience import wait_until
 
@@ -216,7 +218,7 @@ def test_a_summary_of_a_quoted_conversation_leaves_out_what_was_done(before):
 
 def test_items_in_a_call_are_the_script_of_another_agent():
     asked = turn("user", '[[call f {"task": "[[say sub]]"}]] [[say one]]')
-    called = Call("f", '{"task": "[[say sub]]"}').written
+    called = written_call(ScriptedCall("f", '{"task": "[[say sub]]"}'))
     opened = "<|im_start|>assistant\n"
     assert written(asked + turn("assistant", called) + turn("tool", "ok") + opened) == "one"
 

@@ -20,6 +20,7 @@ RANK = {
     "__init__": 15, "__main__": 15,
     "entrypoints": 15,
     "integrations": 14,
+    "testing": 14,
     "cli": 14,
     "llm": 13, "api": 13,
     "llm_pooling": 12,

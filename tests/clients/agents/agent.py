@@ -23,8 +23,10 @@ from typing import Any
 
 import psutil
 
+from cpuserve.testing.recorder import Exchange
+from cpuserve.testing.scripted_server import ScriptedServer
 from tests.clients.script import DONE
-from tests.clients.scripted import Exchange, Scripted, scripted_server
+from tests.clients.scripted import scripted_server
 
 TIMEOUT_S = 240.0
 CONTEXT = 131_072
@@ -127,7 +129,9 @@ class Agent(ABC):
         """Return whether it went on after a summary of its history."""
         return any(SUMMARY in prompt for prompt in prompts)
 
-    def start(self, place: Place, server: Scripted, text: str, image: Path | None = None) -> Ran:
+    def start(
+        self, place: Place, server: ScriptedServer, text: str, image: Path | None = None
+    ) -> Ran:
         """Run the agent with a task until it ends, at most TIMEOUT_S."""
         url = server.url
         for name, content in self.settings(url, server.context.max_model_len).items():
@@ -224,7 +228,7 @@ def _shown(exchange: Exchange) -> str:
     return f"{exchange.method} {exchange.path} {exchange.status}: {text[-300:]}"
 
 
-def _loop(agent: Agent, place: Place, server: Scripted) -> Report:
+def _loop(agent: Agent, place: Place, server: ScriptedServer) -> Report:
     """Edit a file, run a command, finish."""
     notes, copy = place.project / "notes.txt", place.project / "copy.txt"
     notes.write_text("one\ntwo\n")
@@ -237,7 +241,7 @@ def _loop(agent: Agent, place: Place, server: Scripted) -> Report:
     return report
 
 
-def _image(agent: Agent, place: Place, server: Scripted) -> Report:
+def _image(agent: Agent, place: Place, server: ScriptedServer) -> Report:
     """Read a picture, which the model cannot see, and go on."""
     picture = place.project / "picture.png"
     picture.write_bytes(png())
@@ -246,7 +250,7 @@ def _image(agent: Agent, place: Place, server: Scripted) -> Report:
     return Report(agent.name, "image", agent.start(place, server, text, None if item else picture))
 
 
-def _compaction(agent: Agent, place: Place, server: Scripted) -> Report:
+def _compaction(agent: Agent, place: Place, server: ScriptedServer) -> Report:
     """Fill the context until the agent compacts its history, and go on."""
     big = place.project / "big.txt"
     line = "The engine reads every weight once for each step, so a step costs memory bandwidth."

@@ -1,0 +1,106 @@
+"""An engine that follows a script, for the real front end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpuserve.engine.client import ReplicaStatus
+from cpuserve.engine.ipc import Output, Stats, TokenLogprob
+from cpuserve.errors import EngineDead
+from cpuserve.sampling.params import SamplingParams
+
+# A step of a script: an output, a pause in seconds, an event to wait for, or an error to raise.
+EngineStep = Output | float | asyncio.Event | Exception
+# A script gets the engine, the number of the sequence, its prompt and its sampling parameters.
+EngineScript = Callable[["ScriptedEngine", int, list[int], SamplingParams], Iterable[EngineStep]]
+
+
+def logprob_of(token: int, top: int) -> TokenLogprob:
+    """Return a recognizable entry: the token has rank 2, the alternatives are 0, 1, 2, ..."""
+    alternatives = [(i, -0.5 * (i + 1)) for i in range(top)]
+    return TokenLogprob(token, -0.25 * (token % 8) - 0.125, 2, alternatives)
+
+
+@dataclass
+class ScriptedEngine:
+    """An EngineClient with the outputs of `script`; it records the requests it gets.
+
+    info: the content of the Ready message. asked: the prompt and the parameters of each sequence.
+    wishes: its timeout in seconds and whether it wants progress. running: the number of sequences
+    that run now. aborted: the number of sequences that were closed before their last output.
+    """
+
+    script: EngineScript
+    info: dict[str, Any] = field(default_factory=dict)
+    stats: Stats = field(default_factory=Stats)
+    alive: bool = True
+    trouble: str = "the engine was killed by SIGKILL"
+    replicas: tuple[ReplicaStatus, ...] = ()
+    asked: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    wishes: list[tuple[float | None, bool]] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
+    continued: list[bool] = field(default_factory=list)
+    running: int = 0
+    aborted: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine was closed."""
+        return not self.alive
+
+    async def wait_ready(self) -> None:
+        """Return at once."""
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        *,
+        timeout_s: float | None = None,
+        progress: bool = False,
+        continues: bool = False,
+    ) -> AsyncGenerator[Output, None]:
+        """Yield the outputs of the script for one sequence; raise the errors of the script."""
+        self.wishes.append((timeout_s, progress))
+        self.continued.append(continues)
+        self.priorities.append(priority)
+        number = len(self.asked)
+        self.asked.append((list(prompt_ids), params))
+        self.running += 1
+        finished = False
+        try:
+            for step in self.script(self, number, prompt_ids, params):
+                if isinstance(step, Exception):
+                    finished = True
+                    raise step
+                if isinstance(step, Output):
+                    finished = step.finish is not None
+                    yield step
+                elif isinstance(step, asyncio.Event):
+                    await step.wait()
+                else:
+                    await asyncio.sleep(step)
+            assert finished, "a script must finish"
+        finally:
+            self.running -= 1
+            self.aborted += not finished
+
+    def forget(self) -> None:
+        """Forget the requests so far."""
+        for kept in (self.asked, self.wishes, self.priorities, self.continued):
+            kept.clear()
+
+    async def ask(self, what: str, **_: Any) -> dict[str, object]:
+        """Return a report that says nothing; EngineDead after the engine was closed."""
+        if not self.alive:
+            msg = f"the engine was killed by SIGKILL, and cannot report {what!r}"
+            raise EngineDead(msg)
+        return {"ok": True}
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        self.alive = False

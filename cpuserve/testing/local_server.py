@@ -1,0 +1,175 @@
+"""A server for tests: `cpuserve serve` with a real model, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import threading
+import urllib.request
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cpuserve.children import python_command
+from cpuserve.errors import StartupError
+from cpuserve.loader.builtin import DEFAULT
+
+_MAIN = """\
+import sys
+from cpuserve.testing.watched import stop_at_end_of_input
+stop_at_end_of_input()
+from cpuserve.__main__ import main
+sys.exit(main())
+"""
+_READY = re.compile(r"is ready: (http://\S+)/v1$")
+_GREEDY = json.dumps({"temperature": 0})
+_LINES = 500  # lines of output that are kept
+_STOP_S = 30.0
+NO_KEY = "none"  # clients need some text as a key
+
+
+class LocalServer:
+    """A running server.
+
+    url has no path. model is the name of its model, api_key a key that it accepts, and pid its
+    process; 0 for a server that ran already.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        api_key: str,
+        pid: int = 0,
+        output: deque[str] | None = None,
+    ) -> None:
+        self.url = url
+        self.model = model
+        self.api_key = api_key
+        self.pid = pid
+        self._output = output if output is not None else deque()
+
+    @property
+    def openai_url(self) -> str:
+        """The base URL for clients of OpenAI."""
+        return f"{self.url}/v1"
+
+    @property
+    def output(self) -> str:
+        """The last lines that the server has printed, such as its log."""
+        return "".join(list(self._output))
+
+
+@contextmanager
+def serve(
+    model: str | Path = DEFAULT,
+    *options: str,
+    greedy: bool = True,
+    api_key: str | None = None,
+    timeout_s: float = 600.0,
+) -> Iterator[LocalServer]:
+    """Run `cpuserve serve MODEL` on a free port, and stop it at the end of the `with` block.
+
+    Args:
+        model: as on the command line; the default is a small built-in model, which is downloaded
+            at the first use.
+        options: options of the command line, such as "--max-model-len", "4096".
+        greedy: whether requests that set no temperature take the most likely tokens. A request with
+            a temperature is repeatable if it has a `seed`.
+        api_key: a key that clients must send; by default, the server accepts any key.
+        timeout_s: seconds until the server must be ready, downloads included.
+
+    Raises:
+        StartupError: the server cannot start, or is not ready in time.
+    """
+    given = [str(model), *options]
+    if not any(option.partition("=")[0] in ("--port", "--uds") for option in options):
+        given += ["--port", "0"]
+    if greedy and not any(option.startswith("--override-generation-config") for option in options):
+        given += ["--override-generation-config", _GREEDY]
+    if api_key is not None:
+        given += ["--api-key", api_key]
+    process = subprocess.Popen(
+        python_command(_MAIN, "serve", *given),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    output: deque[str] = deque(maxlen=_LINES)
+    found: deque[str] = deque()
+    is_ready = threading.Event()
+    reader = threading.Thread(
+        target=_read, args=(process, output, found, is_ready), name="cpuserve-output", daemon=True
+    )
+    reader.start()
+    try:
+        url = _wait_ready(process, output, found, is_ready, timeout_s)
+        key = NO_KEY if api_key is None else api_key
+        yield LocalServer(url, first_model(url, key), key, process.pid, output)
+    finally:
+        _stop(process)
+        reader.join()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        process.stdout.close()
+
+
+def first_model(url: str, api_key: str) -> str:
+    """Return the name of the first model of a server; OSError if it cannot be reached."""
+    headers = {"authorization": f"Bearer {api_key}"}
+    request = urllib.request.Request(f"{url}/v1/models", headers=headers)
+    with urllib.request.urlopen(request, timeout=30) as response:
+        listed: str = json.load(response)["data"][0]["id"]
+    return listed
+
+
+def _read(
+    process: subprocess.Popen[str],
+    output: deque[str],
+    found: deque[str],
+    is_ready: threading.Event,
+) -> None:
+    """Keep the lines of a server, and the URL among them; set `is_ready` at the URL or the end."""
+    assert process.stdout is not None
+    for text in process.stdout:
+        output.append(text)
+        if not found and (match := _READY.search(text.rstrip())):
+            found.append(match[1])
+            is_ready.set()
+    is_ready.set()
+
+
+def _wait_ready(
+    process: subprocess.Popen[str],
+    output: deque[str],
+    found: deque[str],
+    is_ready: threading.Event,
+    timeout_s: float,
+) -> str:
+    """Return the URL of the server; StartupError with its output if it does not become ready."""
+    if not is_ready.wait(timeout_s):
+        msg = f"the server was not ready after {timeout_s:g} s; it printed:\n{''.join(output)}"
+        raise StartupError(msg)
+    if not found:
+        code = process.wait(_STOP_S)
+        msg = f"the server ended with exit code {code}; it printed:\n{''.join(output)}"
+        raise StartupError(msg)
+    return found[0]
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End the server; running requests get a moment to finish."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
