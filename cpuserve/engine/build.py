@@ -29,6 +29,15 @@ ProgressFn = Callable[[str, int, int], None]
 log = get_logger("engine")
 
 
+def import_modules() -> None:
+    """Import the modules that nearly all engines use, before the configuration is known."""
+    import cpuserve.loader.load
+    import cpuserve.models
+    import cpuserve.quant
+    import cpuserve.runtime.native
+    import cpuserve.tokenizer.ends  # noqa: F401
+
+
 def run_engine(config: EngineConfig, main: Callable[[Any], None]) -> None:
     """Call `main(team)` on this thread; other threads of the team then wait for its work.
 

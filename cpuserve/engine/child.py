@@ -198,11 +198,13 @@ def _prepare_process(log_level: str) -> None:
 def _serve(channel: SocketChannel, build: Build | None) -> int:
     ready = False
     try:
-        config = channel.receive_config()
-        channel.listen()
-        # These import numpy and the extension, at the same time as the parent's own imports.
+        # These import numpy and the extension, while the parent imports its own modules or
+        # resolves the configuration.
         from cpuserve.engine.build import build_engine, run_engine
         from cpuserve.engine.loop import run_loop
+
+        config = channel.receive_config()
+        channel.listen()
 
         def run(team: Any) -> None:
             nonlocal ready

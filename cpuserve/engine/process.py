@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any, cast
 
-from cpuserve.children import python_command
 from cpuserve.config.engine import EngineConfig
 from cpuserve.core.admission import Limits
 from cpuserve.engine.client import ReplicaStatus
@@ -37,37 +36,20 @@ from cpuserve.engine.ipc import (
     encode_frame,
 )
 from cpuserve.engine.last_words import LastWords
+from cpuserve.engine.launch import CHILD_MODULE, SpareProcess, start_process
 from cpuserve.engine.liveness import HangLimits, Liveness
 from cpuserve.engine.streams import RequestMaker, Streams, limits_of
 from cpuserve.errors import LIMITS, EngineDead, StartupError
-from cpuserve.log import get_logger, level
+from cpuserve.log import get_logger
 from cpuserve.sampling.params import SamplingParams
 
 log = get_logger("engine")
 
-CHILD_MODULE = "cpuserve.engine.child"
-BOOTSTRAP = "from {module} import exit_now, main; exit_now(main())"
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
 # Signals that a process gets for a fault of its own, which it may have reported. Its
 # output before another signal, such as SIGKILL, has nothing to do with the signal.
 _FAULTS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
-
-
-def _start(fd: int, module: str) -> subprocess.Popen[bytes]:
-    """Start the engine's process, with `fd` as its end of the socket pair."""
-    code = BOOTSTRAP.format(module=module)
-    command = python_command(code, "--fd", str(fd), "--log-level", level())
-    return subprocess.Popen(
-        command, pass_fds=[fd], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    if process.stderr is not None:
-        process.stderr.close()
 
 
 class DiedAtStart(StartupError):
@@ -118,23 +100,22 @@ class ProcessClient:
         on_progress: Callable[[StageProgress], None] | None = None,
         module: str = CHILD_MODULE,
         limits: HangLimits | None = None,
+        spare: SpareProcess | None = None,
     ) -> ProcessClient:
         """Start the engine and return at once; wait_ready waits until it serves.
 
-        Call it from a thread that lives as long as the engine: Linux kills the child when the
-        thread that started it ends.
+        Call it from a thread that lives as long as the engine; see start_process. spare: has maybe
+        a process that can be used.
 
         Raises:
             StartupError: the system refuses another process, thread, file or more memory.
         """
         with ExitStack() as undo:
             try:
-                ours, theirs = map(undo.enter_context, socket.socketpair())
-                process = _start(theirs.fileno(), module)
-                undo.callback(_end, process)
-                theirs.close()
-                ours.sendall(encode_frame(config))
-                client = cls(process, ours, on_progress, limits)
+                started = (spare and spare.take(module)) or start_process(module)
+                undo.callback(started.kill)
+                started.sock.sendall(encode_frame(config))
+                client = cls(started.process, started.sock, on_progress, limits)
             except (OSError, RuntimeError) as error:  # RuntimeError: a thread did not start
                 msg = f"the engine's process cannot be started: {error} ({LIMITS})"
                 raise StartupError(msg) from error

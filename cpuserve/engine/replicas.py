@@ -15,7 +15,8 @@ from cpuserve.config.engine import EngineConfig
 from cpuserve.engine.affinity import affinity, on_cpus
 from cpuserve.engine.client import EngineClient, ReplicaStatus
 from cpuserve.engine.ipc import Output, StageProgress, Stats, TierStats
-from cpuserve.engine.process import CHILD_MODULE, DiedAtStart, ProcessClient
+from cpuserve.engine.launch import CHILD_MODULE, SpareProcess
+from cpuserve.engine.process import DiedAtStart, ProcessClient
 from cpuserve.engine.router import SEQUENCE_TOKENS, Router
 from cpuserve.errors import CpuserveError, EngineDead
 from cpuserve.log import get_logger
@@ -220,6 +221,7 @@ class ReplicaClient:
         on_progress: OnProgress | None = None,
         module: str = CHILD_MODULE,
         policy: RestartPolicy | None = None,
+        spare: SpareProcess | None = None,
     ) -> ReplicaClient:
         """Start an engine for each of `configs`; see ProcessClient.spawn."""
         allowed = affinity()
@@ -227,7 +229,9 @@ class ReplicaClient:
         def start(index: int, on_progress: OnProgress | None) -> ProcessClient:
             # A restart runs on a front-end thread, which may have been pinned to other CPUs.
             with on_cpus(allowed):
-                return ProcessClient.spawn(configs[index], on_progress=on_progress, module=module)
+                return ProcessClient.spawn(
+                    configs[index], on_progress=on_progress, module=module, spare=spare
+                )
 
         routed = configs[0].enable_prefix_caching and len(configs) > 1
         block_size = configs[0].block_size if routed else 0

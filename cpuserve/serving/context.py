@@ -49,8 +49,9 @@ class ModelContext:
     until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
     is gone; see `unavailable`. `learned_format` is how the model writes tool calls and thoughts,
     and `shown_ids` are the special tokens that mark calls and thoughts, which the parser needs as
-    text. `kv_bytes` is the most memory that the KV cache may take. `pooling` is how the model makes
-    embeddings (see EngineConfig.pooling), and `vector_width` is the length of an embedding.
+    text. `fills_in` says whether the model has tokens for fill-in-the-middle. `kv_bytes` is the
+    most memory that the KV cache may take. `pooling` is how the model makes embeddings (see
+    EngineConfig.pooling), and `vector_width` is the length of an embedding.
     `adapters` has the path of each LoRA adapter by the name that
     requests use as their model; `adapters_change` says whether clients may load and unload adapters
     (serving/lora.py) under `adapter_lock`, and `default_adapter` is the one of requests that select
@@ -70,6 +71,7 @@ class ModelContext:
     chat_template: ChatTemplate | None = None
     learned_format: LearnedFormat = NO_TEMPLATE
     shown_ids: frozenset[int] = frozenset()
+    fills_in: bool = False
     bounds: Limits = field(default_factory=lambda: Limits(0, 0, 0))
     build: str = ""
     loading: LoadProgress = field(default_factory=LoadProgress)
@@ -117,6 +119,7 @@ class ModelContext:
         self.chat_template = chat_template
         self.learned_format = learned_format or learn_format(chat_template)
         self.shown_ids = self.learned_format.shown_ids(tokenizer)
+        self.fills_in = InfillTokens.of(tokenizer) is not None
         info = self.client.info
 
         def number(name: str, otherwise: int) -> int:
@@ -189,9 +192,8 @@ class ModelContext:
         """The model's capabilities as Ollama calls them; it has no word for heads."""
         if self.pooling != "none":
             return ["embedding"] if self.embeds else []
-        fills_in = self.tokenizer is not None and InfillTokens.of(self.tokenizer) is not None
         able = {
-            "insert": fills_in,
+            "insert": self.fills_in,
             "tools": self.tool_format is not None,
             "thinking": self.learned_format.thinks,
         }

@@ -45,8 +45,8 @@ class Sleeper(Protocol):
     async def sleep(self) -> None:
         """End the engines, which frees their memory."""
 
-    async def wake(self, promised_bytes: int) -> None:
+    async def wake(self, context: ModelContext, promised_bytes: int) -> None:
         """Start the engines and return when they serve; it raises the errors of Loader.load."""
 
-    async def rest(self) -> None:
-        """End processes that only loaded models need; no model is loaded now."""
+    async def rest(self, context: ModelContext) -> None:
+        """Free what only loaded models need: processes and memory. No model is loaded now."""

@@ -368,7 +368,7 @@ class ModelRegistry:
         if slot.key and slot not in self._by_name.values():
             self._slots.pop(slot.key, None)
         if self._sleeper is not None and self.asleep:
-            await self._sleeper.rest()
+            await self._sleeper.rest(self.first)
 
     # --- loading ------------------------------------------------------------------------------
 
@@ -550,7 +550,7 @@ class _FirstLoader:
     async def load(self, promised_bytes: int) -> ModelContext:
         """Wake the engines; see Loader."""
         assert self._sleeper is not None
-        await self._sleeper.wake(promised_bytes)
+        await self._sleeper.wake(self._context, promised_bytes)
         return self._context
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cpuserve.errors import InvalidRequest, RequestError
+from cpuserve.errors import InvalidRequest, ModelError, RequestError
 from cpuserve.tokenizer.cut import kept
 from cpuserve.tokenizer.directory import directory_parts, find_tokenizer
 from cpuserve.tokenizer.parts import reason_of
@@ -46,12 +47,17 @@ class Tokenizer:
     """Encodes text to ids and decodes ids to bytes and text.
 
     Ids that are not in the vocabulary (models pad their embeddings) have no bytes and no text.
-    Thread-safe, because only a cache changes after loading.
+    Thread-safe, because only a cache changes after loading. `unload` frees the vocabulary while the
+    model sleeps, and the next use reads it again.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._core = parts.core
+    def __init__(self, parts: Parts, read: Callable[[], Parts] | None = None) -> None:
+        """read: returns the same parts again; None = the vocabulary cannot be unloaded."""
+        self._read = read
+        self._loaded: Core | None = parts.core
+        self._facts = _facts(parts)
+        self._scheme = parts.scheme
+        self._add_bos = parts.add_bos
         self._bytes: dict[int, bytes] = {}
         self._byte_of = _byte_level_bytes() if parts.scheme == "byte_level" else {}
         self.vocab_size = parts.vocab_size
@@ -71,10 +77,36 @@ class Tokenizer:
         """
         path = find_tokenizer(Path(path))
         if path.is_dir():
-            return cls(directory_parts(path))
+            return cls(directory_parts(path), lambda: directory_parts(path))
         from cpuserve.tokenizer.from_gguf import gguf_parts
 
-        return cls(gguf_parts(path))
+        return cls(gguf_parts(path), lambda: gguf_parts(path))
+
+    @property
+    def _core(self) -> Core:
+        """The tokenizer of the library."""
+        return self._loaded or self.load_again()
+
+    def unload(self) -> None:
+        """Free the vocabulary, which has most of the memory of a tokenizer."""
+        if self._read is not None:
+            self._loaded, self._bytes = None, {}
+
+    def load_again(self) -> Core:
+        """Read the vocabulary after `unload`.
+
+        Raises:
+            ModelError: the files cannot be read, or have changed.
+        """
+        if self._loaded is not None:
+            return self._loaded
+        assert self._read is not None
+        parts = self._read()
+        if _facts(parts) != self._facts:
+            msg = "the files of the tokenizer have changed: start the server again"
+            raise ModelError(msg)
+        self._loaded = parts.core
+        return parts.core
 
     def encode(
         self,
@@ -99,7 +131,7 @@ class Tokenizer:
         """
         found = self._encode(text, add_special_tokens, unlocked or len(text) > LONG_CHARS)
         ids: list[int] = found.ids
-        bos = self.bos_id if add_special_tokens and self._parts.add_bos else None
+        bos = self.bos_id if add_special_tokens and self._add_bos else None
         if most is not None:
             ids = [ids[i] for i in kept(found.sequence_ids, most - (bos is not None), left=left)]
         return ids if bos is None else [bos, *ids]
@@ -131,7 +163,7 @@ class Tokenizer:
         found = self._encode(text, add_special_tokens, unlocked=False)
         parts = zip(found.ids, found.tokens, found.offsets, found.special_tokens_mask, strict=True)
         spans = [TokenSpan(i, name, *at, bool(special)) for i, name, at, special in parts]
-        if not (add_special_tokens and self._parts.add_bos) or self.bos_id is None:
+        if not (add_special_tokens and self._add_bos) or self.bos_id is None:
             return spans
         return [TokenSpan(self.bos_id, self.token_text(self.bos_id), 0, 0, True), *spans]
 
@@ -159,7 +191,7 @@ class Tokenizer:
         """The maximum number of UTF-8 bytes of text per token; None if there is no maximum."""
         core = self._core
         added = core.get_added_tokens_decoder().values()
-        if self._parts.scheme == "plain" or any(token.lstrip or token.rstrip for token in added):
+        if self._scheme == "plain" or any(token.lstrip or token.rstrip for token in added):
             return None
         if not _keeps_text(core) or not (
             self._byte_of or getattr(core.model, "byte_fallback", False)
@@ -167,7 +199,7 @@ class Tokenizer:
             return None  # characters may be dropped, or many may become one unknown token
         # In GPT-2's alphabet a character is one byte; the text of added tokens is plain.
         spelled = core.get_vocab(with_added_tokens=True)
-        if self._parts.scheme == "byte_level":
+        if self._scheme == "byte_level":
             longest = max(map(len, spelled))
         else:
             longest = max(len(token.replace("\u2581", " ").encode()) for token in spelled)
@@ -217,13 +249,13 @@ class Tokenizer:
         return [self._to_bytes(self.token_text(token)) for token in range(vocab)]
 
     def _to_bytes(self, token: str) -> bytes:
-        if self._parts.scheme == "byte_level":
+        if self._scheme == "byte_level":
             try:
                 return bytes([self._byte_of[c] for c in token])
             except KeyError:
                 # An added token with characters outside the byte alphabet is plain text.
                 return token.encode()
-        if self._parts.scheme == "byte_fallback":
+        if self._scheme == "byte_fallback":
             match = _BYTE_TOKEN.fullmatch(token)
             return bytes([int(match[1], 16)]) if match else token.replace("\u2581", " ").encode()
         return token.encode()
@@ -242,6 +274,12 @@ def named_prompt(prompts: Mapping[str, str], name: str | None) -> str:
         msg = f"prompt_name {name[:40]!r}: this model has {known or 'no prompts'}"
         raise InvalidRequest(msg, role="prompt_name")
     return prompts[name]
+
+
+def _facts(parts: Parts) -> Parts:
+    """Return the properties of a tokenizer without its vocabulary."""
+    nothing: Any = None
+    return replace(parts, core=nothing)
 
 
 def _keeps_text(core: Core) -> bool:

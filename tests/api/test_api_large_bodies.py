@@ -231,6 +231,33 @@ async def test_freed_memory_is_given_back_after_an_upload_that_never_ends(monkey
 
 def test_giving_memory_back_works_where_the_library_can():
     memory_trim._trim()
+    memory_trim.trim_asleep()
+    assert Api().chat().status_code == 200, "code is read again"
+
+
+def test_only_unchanged_pages_of_files_are_dropped_while_asleep():
+    def mapping(place, permissions, file, changed):
+        inode = 7 if file else 0
+        return (
+            f"{place} {permissions} 00000000 08:01 {inode} {' ' * 20}{file}\n"
+            f"Size: 8 kB\nAnonymous:{changed:>10} kB\nVmFlags: rd mr\n"
+        )
+
+    library = "/usr/lib/libx y.so"
+    smaps = (
+        mapping("1000-3000", "r-xp", library, 0)
+        + mapping("3000-4000", "r--p", library, 4)  # the loader has written addresses there
+        + mapping("4000-5000", "rw-p", library, 0)
+        + mapping("5000-6000", "r--p", "", 0)
+        + mapping("6000-7000", "r-xp", "[vdso]", 0)
+        + mapping("7000-9000", "r--p", library, 0)
+    )
+    dropped = []
+    memory_trim._drop_file_pages(smaps, lambda *call: dropped.append(call))
+    assert [(place.value, size.value) for place, size, _ in dropped] == [
+        (0x1000, 0x2000),
+        (0x7000, 0x2000),
+    ]
 
 
 NEEDLE = "needle-in-the-body"

@@ -181,7 +181,7 @@ def test_a_process_that_cannot_be_started_is_one_line_and_leaves_nothing(monkeyp
         raise error
 
     before, children = psutil.Process().num_fds(), psutil.Process().children()
-    monkeypatch.setattr(f"cpuserve.engine.process.{place}", refuse)
+    monkeypatch.setattr(place, refuse)
     with pytest.raises(StartupError, match=r"cannot be started: .*ulimit"):
         ProcessClient.spawn(fake_config(), module=MODULE)
     assert psutil.Process().num_fds() == before

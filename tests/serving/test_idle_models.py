@@ -22,14 +22,14 @@ class Sleeper:
         self.machine.log.append(("sleep", "tiny"))
         self.machine.room += 1
 
-    async def wake(self, promised_bytes):
+    async def wake(self, context, promised_bytes):
         self.machine.log.append(("wake", "tiny", promised_bytes // GIB))
         if not self.machine.room:
             msg = "1 GiB more is needed"
             raise TooLittleMemory(msg)
         self.machine.room -= 1
 
-    async def rest(self):
+    async def rest(self, context):
         self.machine.log.append(("rest",))
 
 

@@ -1,6 +1,7 @@
 """Tokenizers from GGUF metadata and model directories, compared with reference ids."""
 
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -387,3 +388,29 @@ def test_the_files_of_a_tokenizer_come_before_a_gguf_file_beside_them(tmp_path):
     assert Tokenizer.load(tmp_path).vocab_size == len(vocab)
     (tmp_path / "merges.txt").unlink()
     assert Tokenizer.load(tmp_path).vocab_size > len(vocab)
+
+
+def test_an_unloaded_vocabulary_is_read_again():
+    made = Tokenizer.load(tiny_model("llama"))
+    text = "a b c, d"
+    ids, spelled = made.encode(text), made.texts(made.vocab_size)
+    assert [made.token_bytes(i) for i in ids]
+    for use in (made.load_again, lambda: made.encode(text)):
+        made.unload()
+        assert made._loaded is None
+        assert made.special_tokens, "facts stay known"
+        use()
+        assert made._loaded is not None
+        assert made.encode(text) == ids
+        assert made.decode(ids) == text
+        assert made.texts(made.vocab_size) == spelled
+
+
+def test_a_vocabulary_that_has_changed_is_not_read_again(tmp_path):
+    shutil.copytree(tiny_model("llama"), tmp_path / "model")
+    made = Tokenizer.load(tmp_path / "model")
+    made.unload()
+    settings = tmp_path / "model" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": "hi"}))
+    with pytest.raises(ModelError, match="have changed"):
+        made.load_again()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cpuserve.config.server import ServerOptions
     from cpuserve.config.several import NamedModel
     from cpuserve.engine.ipc import StageProgress, Stats
+    from cpuserve.engine.launch import SpareProcess
     from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
     from cpuserve.serving.context import ModelContext
@@ -31,20 +32,21 @@ class ModelLoader:
         model: NamedModel,
         prepare: Callable[[int], Prepared],
         options: ServerOptions,
-        cpus: set[int],
+        spare: SpareProcess,
     ) -> None:
-        """`cpus`: the CPUs that the engines may use; the front end may be pinned to other CPUs."""
+        """`spare`: knows the CPUs of the engines; the front end may be pinned to other CPUs."""
         self.name = model.name
         self.aliases = model.aliases
         self.adapters = model.adapters
         self._prepare = prepare
         self._options = options
-        self._cpus = cpus
+        self._spare = spare
         # The context length is not known before the model is loaded; few exceed 1M tokens.
         self.most_body_bytes = options.max_body_size or default_body_bytes(1 << 20)
 
     async def load(self, promised_bytes: int) -> ModelContext:
         """Prepare the model, start its engines and load its tokenizer; see Loader."""
+        self._spare.start()
         preparing = in_background(lambda: self._prepared(promised_bytes))
         prepared = await asyncio.wrap_future(preparing)
         client = self._start(prepared)
@@ -69,14 +71,14 @@ class ModelLoader:
         return context
 
     def _prepared(self, promised_bytes: int) -> Prepared:
-        with on_cpus(self._cpus):  # the settings depend on the CPUs of this thread
+        with on_cpus(self._spare.cpus):  # the settings depend on the CPUs of this thread
             return self._prepare(promised_bytes)
 
     def _start(self, prepared: Prepared) -> ReplicaClient:
         """Start the engines, on the event loop's thread: they end when the thread ends."""
-        with on_cpus(self._cpus):
+        with on_cpus(self._spare.cpus):
             restart = self._options.engine_restart
-            return start_engines(prepared.resolved, _quietly, restart=restart)
+            return start_engines(prepared.resolved, _quietly, restart=restart, spare=self._spare)
 
 
 def _quietly(_progress: StageProgress) -> None:

@@ -12,7 +12,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +22,8 @@ from cpuserve.api.lifecycle.preparation import StoppedWhilePreparing, in_backgro
 from cpuserve.api.lifecycle.signals import stop_signals
 from cpuserve.api.lifecycle.startup_server import StartupServer
 from cpuserve.config.server import ServerOptions
+from cpuserve.engine.affinity import affinity
+from cpuserve.engine.launch import SpareProcess
 from cpuserve.errors import ConfigError
 from cpuserve.log import get_logger
 from cpuserve.lost_signals import sent_again
@@ -72,11 +74,14 @@ def serve(
     options = options or ServerOptions()
     raise_file_limit()
     try:
-        with _stop_signals_raise(), open_listener(options) as listener:
+        with (
+            _stop_signals_raise(),
+            open_listener(options) as listener,
+            closing(SpareProcess(affinity())) as spare,
+        ):
             _warn_if_open(options)
-            return _run(
-                listener, prepare, options, LoadingReports(progress), on_ready, others, further
-            )
+            reports = LoadingReports(progress)
+            return _run(listener, prepare, options, reports, on_ready, others, further, spare)
     except _Stopped as stopped:
         log.info("%s: stopped before the server was ready", stopped)
         return 0
@@ -90,6 +95,7 @@ def _run(
     on_ready: ReadyFn | None,
     others: Sequence[tuple[NamedModel, PrepareFn]],
     further: FurtherFn | None,
+    spare: SpareProcess,
 ) -> int:
     """Start all parts after the port is bound, serve until the end, and return the exit code."""
     starting = StartupServer(listener)
@@ -98,9 +104,9 @@ def _run(
         prepared = _wait(in_background(lambda: prepare(reports.tell)))
         resolved = prepared.resolved
         _check_names([model for model, _ in others], resolved.config)
-        client = start_engines(resolved, reports, restart=options.engine_restart)
+        client = start_engines(resolved, reports, restart=options.engine_restart, spare=spare)
         try:
-            cpus = _pin(resolved.config.frontend_cpus)
+            _pin(resolved.config.frontend_cpus)
             from cpuserve.api.lifecycle.created import Creation
             from cpuserve.api.lifecycle.front_end import FrontEnd
             from cpuserve.api.lifecycle.model_details import details_of
@@ -113,7 +119,7 @@ def _run(
             ) -> ModelLoader:
                 assert further is not None
                 made, how = further(name, model, adapter, quantization)
-                return ModelLoader(made, how, options, cpus)
+                return ModelLoader(made, how, options, spare)
 
             url = url_of(listener)
             sources = dict.fromkeys(resolved.config.served_model_names, prepared.facts.path)
@@ -126,8 +132,8 @@ def _run(
                 prepared.platform,
                 kv_bytes=kv_cache_bytes(prepared),
                 details=details_of(prepared),
-                loaders=[ModelLoader(model, how, options, cpus) for model, how in others],
-                sleeper=EngineSleeper(client, prepared),
+                loaders=[ModelLoader(model, how, options, spare) for model, how in others],
+                sleeper=EngineSleeper(client, prepared, spare),
                 creation=None if further is None else Creation(make_loader, sources),
             )
         except BaseException:
@@ -165,19 +171,14 @@ def _wait(preparing: Future[T]) -> T:
         raise StoppedWhilePreparing from None
 
 
-def _pin(cpus: list[int] | None) -> set[int]:
-    """Pin this process and its future threads to `cpus`; log a warning if that is refused.
-
-    Returns the CPUs that it could use before.
-    """
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+def _pin(cpus: list[int] | None) -> None:
+    """Pin this process and its future threads to `cpus`; log a warning if that is refused."""
     if not cpus:
-        return before
+        return
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:  # the cpuset has changed, or a sandbox forbids it
         log.warning("the front end cannot be pinned to CPU %s: %s", cpus, error.strerror)
-    return before
 
 
 class LoadingReports:

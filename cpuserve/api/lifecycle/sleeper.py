@@ -6,38 +6,52 @@ import asyncio
 import gc
 from typing import TYPE_CHECKING
 
-from cpuserve.api.request.memory_trim import trim_soon
+from cpuserve.api.request.memory_trim import trim_asleep
 from cpuserve.prepare import check_fits
 from cpuserve.tokenizer.rendering.client import RENDERER
 
 if TYPE_CHECKING:
+    from cpuserve.engine.launch import SpareProcess
     from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
+    from cpuserve.serving.context import ModelContext
 
 
 class EngineSleeper:
     """Implements Sleeper of serving/registry.py."""
 
-    def __init__(self, client: ReplicaClient, prepared: Prepared) -> None:
+    def __init__(self, client: ReplicaClient, prepared: Prepared, spare: SpareProcess) -> None:
         self._client = client
         self._prepared = prepared
+        self._spare = spare
 
     async def sleep(self) -> None:
         """End the engines, which frees their memory."""
         await self._client.sleep()
 
-    async def rest(self) -> None:
-        """End the template processes, and return free memory to the system."""
+    async def rest(self, context: ModelContext) -> None:
+        """End the processes of templates and spares, and return free memory to the system."""
+        self._spare.close()
         await asyncio.to_thread(RENDERER.close)
+        context.get_tokenizer().unload()
         gc.collect()
-        trim_soon()
+        await asyncio.to_thread(trim_asleep)
 
-    async def wake(self, promised_bytes: int) -> None:
-        """Start the engines and return when they serve.
+    async def wake(self, context: ModelContext, promised_bytes: int) -> None:
+        """Start the engines, read the vocabulary, and return when the model serves.
 
         Raises:
           TooLittleMemory: the model does not fit into memory now.
-          StartupError: an engine cannot start.
+          StartupError: an engine cannot start, or the files of the tokenizer have changed.
         """
+        self._spare.start()
         await asyncio.to_thread(check_fits, self._prepared, promised_bytes)
-        await self._client.wake()
+        load = context.get_tokenizer().load_again
+        reading = asyncio.create_task(asyncio.to_thread(load))
+        try:
+            await self._client.wake()
+            await reading
+        except BaseException:
+            reading.cancel()
+            await self._client.sleep()
+            raise

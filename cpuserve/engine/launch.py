@@ -1,0 +1,115 @@
+"""Start the process of an engine, which imports its modules and waits for its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from cpuserve.children import python_command
+from cpuserve.engine.affinity import on_cpus
+from cpuserve.log import get_logger, level
+
+log = get_logger("engine")
+
+CHILD_MODULE = "cpuserve.engine.child"
+# A load waits for room in memory for up to a minute.
+LONGEST_S = 90.0
+BOOTSTRAP = "from {module} import exit_now, main; exit_now(main())"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """A started process, and our end of its socket pair.
+
+    module: the Python module that it runs.
+    """
+
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+    module: str
+
+    def kill(self) -> None:
+        """Kill the process, reap it, and close its socket and pipe."""
+        self.process.kill()
+        self.process.wait()
+        self.sock.close()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+
+
+def start_process(module: str = CHILD_MODULE) -> EngineProcess:
+    """Start a process that waits for an EngineConfig.
+
+    Call it from a thread that lives as long as the engine: Linux kills the child when the
+    thread that started it ends.
+
+    Raises:
+        OSError: the system refuses another process or file.
+    """
+    code = BOOTSTRAP.format(module=module)
+    with ExitStack() as undo:
+        ours, theirs = map(undo.enter_context, socket.socketpair())
+        fd = theirs.fileno()
+        process = subprocess.Popen(
+            python_command(code, "--fd", str(fd), "--log-level", level()),
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        undo.pop_all()
+    theirs.close()
+    return EngineProcess(process, ours, module)
+
+
+class SpareProcess:
+    """At most one process that is started before its configuration is known.
+
+    The imports of an engine take half of the time of its start, so they run while the server
+    still unloads another model. Only the thread that starts engines may use it; see
+    start_process.
+    """
+
+    def __init__(
+        self, cpus: set[int], module: str = CHILD_MODULE, *, longest_s: float = LONGEST_S
+    ) -> None:
+        """`cpus`: the CPUs that engines may use. module: what the process runs.
+
+        longest_s: the process ends if no engine uses it within this time.
+        """
+        self.cpus = cpus
+        self._module = module
+        self._longest_s = longest_s
+        self._spare: EngineProcess | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start a process unless there is one; call it on the event loop."""
+        if self._spare is not None and self._spare.process.poll() is None:
+            return
+        self.close()
+        try:
+            with on_cpus(self.cpus):
+                self._spare = start_process(self._module)
+        except OSError as error:  # the engine starts its process itself, or reports the reason
+            log.debug("no process is started in advance: %s", error)
+            return
+        self._expiry = asyncio.get_running_loop().call_later(self._longest_s, self.close)
+
+    def take(self, module: str) -> EngineProcess | None:
+        """Return the process if it is alive and runs `module`; it is not the spare any more."""
+        spare = self._spare
+        if spare is None or spare.module != module or spare.process.poll() is not None:
+            return None
+        self._spare = None
+        return spare
+
+    def close(self) -> None:
+        """End the process if there is one."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.kill()

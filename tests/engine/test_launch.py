@@ -1,0 +1,97 @@
+"""A process that is started before its configuration is known."""
+
+import asyncio
+
+import psutil
+
+from cpuserve.engine.launch import SpareProcess, start_process
+from cpuserve.engine.process import ProcessClient
+from tests.helpers.fake_executor import fake_config
+from tests.helpers.patience import until, wait_gone
+
+MODULE = "tests.helpers.fake_engine"
+
+
+def children():
+    return {child.pid for child in psutil.Process().children()}
+
+
+def with_spare(body, **options):
+    """Run `body(spare, the children before)`; nothing may be left at the end."""
+
+    async def main():
+        before, spare = children(), SpareProcess(set(), MODULE, **options)
+        try:
+            await body(spare, before)
+        finally:
+            spare.close()
+        assert children() == before
+
+    asyncio.run(main())
+
+
+async def serve_from(spare):
+    """Start an engine that may use the spare, and return its process id when it serves."""
+    client = ProcessClient.spawn(fake_config(), module=MODULE, spare=spare)
+    try:
+        await client.wait_ready()
+        return client.pid
+    finally:
+        await client.close()
+
+
+def test_the_next_engine_uses_the_spare_process():
+    async def body(spare, before):
+        spare.start()
+        spare.start()
+        (started,) = children() - before
+        assert await serve_from(spare) == started
+        assert await serve_from(spare) not in before | {started}
+
+    with_spare(body)
+
+
+def test_a_spare_that_died_is_not_used():
+    async def body(spare, before):
+        spare.start()
+        (started,) = children() - before
+        psutil.Process(started).kill()
+        wait_gone(started)
+        assert spare.take(MODULE) is None
+        spare.start()
+        (another,) = children() - before
+        assert another != started
+
+    with_spare(body)
+
+
+def test_a_spare_that_no_engine_uses_ends_after_a_time():
+    async def body(spare, before):
+        spare.start()
+        assert spare.take("another.module") is None
+        assert children() != before
+        await until(lambda: children() == before)
+        assert spare.take(MODULE) is None
+
+    with_spare(body, longest_s=0.2)
+
+
+def test_a_spare_that_the_system_refuses_is_no_error(monkeypatch):
+    def refuse(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async def body(spare, _before):
+        monkeypatch.setattr("subprocess.Popen", refuse)
+        open_files = psutil.Process().num_fds()
+        spare.start()
+        assert spare.take(MODULE) is None
+        assert psutil.Process().num_fds() == open_files
+
+    with_spare(body)
+
+
+def test_a_process_without_a_parent_ends():
+    started = start_process(MODULE)
+    started.sock.close()
+    assert started.process.wait(60) == 0
+    started.kill()
