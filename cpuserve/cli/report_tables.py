@@ -1,0 +1,119 @@
+"""Tables of the metrics on /metrics, and of the report of `cpuserve doctor --json`.
+
+`python -m cpuserve.cli.report_tables docs` writes them between markers in docs/metrics.md and
+docs/doctor.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cpuserve.cli.doctor import DoctorReport
+from cpuserve.cli.support_tables import markdown
+from cpuserve.config.reference import between
+from cpuserve.engine.client import ReplicaStatus
+from cpuserve.engine.ipc import Stats
+from cpuserve.metrics import CpuSample, HttpMetrics, ServerMetrics
+
+BEGIN = "<!-- tables: made by python -m cpuserve.cli.report_tables docs -->"
+END = "<!-- end of tables -->"
+
+
+def metrics() -> str:
+    """Return Markdown: the metrics of a server with a CPU quota, a KV tier and drafts."""
+    server = ServerMetrics(
+        model_name="m",
+        max_model_len=100,
+        stats=Stats,
+        cache={"block_size": 32},
+        cpu=lambda: CpuSample(1, 1.0, 1.0, 1.0, 1, 1.0, 1.0),
+        replicas=lambda: [ReplicaStatus(serves=True, restarts=0, stats=Stats())],
+        tiers=("disk",),
+        drafts=True,
+    )
+    server.on_cache_miss("new")  # without one, there is no such family
+    families = [*server.collect(), *HttpMetrics().collect()]
+    rows = [["metric", "type", "meaning"]]
+    for family in sorted(families, key=lambda family: family.name):
+        suffix = "_total" if family.type == "counter" else ""
+        rows.append([f"`{family.name}{suffix}`", family.type, family.documentation])
+    return "\n".join(markdown(rows))
+
+
+def report() -> str:
+    """Return Markdown: a table for each record of the report, with fields and types."""
+    return "\n\n".join(_record(record) for record in _records(DoctorReport, []))
+
+
+def _records(record: type[Any], before: list[type[Any]]) -> list[type[Any]]:
+    """Return `record` and the records of its fields, each once, in the order of use."""
+    before.append(record)
+    for field in msgspec.structs.fields(record):
+        for part in _structs(msgspec.inspect.type_info(field.type)):
+            if part not in before:
+                _records(part, before)
+    return before
+
+
+def _structs(info: object) -> Iterator[type[Any]]:
+    if isinstance(info, msgspec.inspect.StructType):
+        yield info.cls
+        return
+    parts: list[object] = [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
+    parts += [getattr(info, name, None) for name in ("item_type", "key_type", "value_type")]
+    for part in filter(None, parts):
+        yield from _structs(part)
+
+
+def _record(record: type[Any]) -> str:
+    rows = [["field", "type"]]
+    for field in msgspec.structs.fields(record):
+        shown = ", ".join(_shown(msgspec.inspect.type_info(field.type)))
+        rows.append([f"`{field.name}`", shown])
+    text = " ".join((inspect.getdoc(record) or "").split())
+    return "\n".join([f"## {record.__name__}", "", text, "", *markdown(rows)])
+
+
+def _shown(info: Any) -> Iterable[str]:
+    """Return the words for a type in JSON; a record is a link to its table."""
+    if isinstance(info, msgspec.inspect.StructType):
+        name = info.cls.__name__
+        return [f"[{name}](#{name.lower()})"]
+    if isinstance(info, msgspec.inspect.UnionType):
+        return [word for part in info.types for word in _shown(part)]
+    if isinstance(info, msgspec.inspect.DictType):
+        return [f"object of {' or '.join(_shown(info.value_type))}"]
+    if isinstance(info, msgspec.inspect.VarTupleType | msgspec.inspect.ListType):
+        return [f"list of {' or '.join(_shown(info.item_type))}"]
+    if isinstance(info, msgspec.inspect.TupleType):
+        parts = [word for part in info.item_types for word in _shown(part)]
+        return [f"list of {' and '.join(parts)}"]
+    words = {"Str": "text", "Int": "integer", "Float": "number", "Bool": "boolean", "None": "null"}
+    name = type(info).__name__.removesuffix("Type")
+    return [words.get(name, re.sub("(?<!^)(?=[A-Z])", " ", name).lower())]
+
+
+PAGES = {"metrics.md": metrics, "doctor.md": report}
+
+
+def replaced(name: str, text: str) -> str:
+    """Return the page `name` with new tables; ValueError as `reference.between`."""
+    return between(text, BEGIN, END, PAGES[name]())
+
+
+def main(directory: Path) -> None:
+    """Write the tables into the pages in `directory`."""
+    for name in PAGES:
+        page = directory / name
+        page.write_text(replaced(name, page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
