@@ -22,7 +22,7 @@ STATES_OF_ONE = 4
 class CacheUse:
     """The KV blocks of a sequence, which has a block table for each cache group.
 
-    windows: for each group, the most keys that a token attends to, its own included (0 = all keys).
+    windows: the most keys that a token of each group attends to, its own included (0 = all keys).
     ahead: the most tokens of one sequence in a step (0 = no limit). block_size: tokens per block.
     """
 

@@ -3,6 +3,7 @@
 test_chart.py has the Helm chart, and the schemas of Kubernetes and Compose.
 """
 
+import ast
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from cpuserve.config.fields import FIELDS
+from cpuserve.config.load import from_arguments
 from cpuserve.config.server import ServerOptions
 from tests.api.server_process import served
 from tests.deploy.pods import DEPLOY, END_S, check_rights, check_times, options, path_of
@@ -139,6 +141,30 @@ def test_litellm_balances_one_model_over_the_servers_of_the_other_files():
     assert {model["litellm_params"]["api_key"] for model in models} == {
         "os.environ/CPUSERVE_API_KEY"
     }
+
+
+def test_the_application_of_kuberay_has_options_of_ray_serve_and_of_the_server():
+    source = (DEPLOY.parent / "cpuserve/integrations/ray_serve.py").read_text()
+    (scaling,) = [
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "Scaling"
+    ]
+    own = {each.target.id for each in scaling.body if isinstance(each, ast.AnnAssign)}
+    (application,) = yaml.safe_load(of_kind("kuberay.yaml", "RayService")["spec"]["serveConfigV2"])[
+        "applications"
+    ]
+    module, _, name = application["import_path"].partition(":")
+    assert f"def {name}(" in source
+    assert module == "cpuserve.integrations.ray_serve"
+    given = application["args"]
+    assert {"num_cpus", "max_replicas"} <= own & given.keys()
+    from_arguments({key: value for key, value in given.items() if key not in own})
+    cluster = of_kind("kuberay.yaml", "RayService")["spec"]["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    assert workers["maxReplicas"] == given["max_replicas"]
+    (worker,) = workers["template"]["spec"]["containers"]
+    assert int(worker["resources"]["limits"]["cpu"]) == given["num_cpus"]
 
 
 def unit():

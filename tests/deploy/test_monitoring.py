@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,35 @@ def test_the_alerts_mention_labels_that_their_expressions_keep(labels_of):
             names = METRIC.findall(rule["expr"])
             known = {"instance", "job"} | (labels_of[names[0][0]] if names and not kept else set())
             assert used <= known, rule["alert"]
+
+
+def test_promtool_accepts_the_settings_the_alerts_and_every_query(tmp_path):
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool is not installed (apt-get install prometheus)")
+    (tmp_path / "key").write_text("key")
+    settings = (MONITORING / "prometheus.yml").read_text()
+    settings = settings.replace("/run/secrets/api-key", str(tmp_path / "key"))
+    (tmp_path / "prometheus.yml").write_text(settings)
+    shutil.copy(MONITORING / "alerts.yml", tmp_path)
+    variables = {"$__rate_interval": "1m", "$model": ".*", "$instance": ".*"}
+    rules = []
+    for panel in dashboard()["panels"]:
+        for expression in (target["expr"] for target in panel["targets"]):
+            for name, value in variables.items():
+                expression = expression.replace(name, value)
+            rules.append({"record": f"panel_{len(rules)}", "expr": expression})
+    groups = {"groups": [{"name": "dashboard", "rules": rules}]}
+    (tmp_path / "dashboard.yml").write_text(json.dumps(groups))
+    wrong = {"groups": [{"name": "wrong", "rules": [{"record": "a", "expr": "sum("}]}]}
+    (tmp_path / "wrong.yml").write_text(json.dumps(wrong))
+
+    def accepts(what, file):
+        command = [promtool, "check", what, tmp_path / file]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    assert accepts("config", "prometheus.yml")
+    assert accepts("rules", "dashboard.yml")
+    assert not accepts("rules", "wrong.yml")
 
 
 def test_panels_have_units_descriptions_and_places_of_their_own():
