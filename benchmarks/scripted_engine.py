@@ -101,7 +101,7 @@ class ScriptedEngine:
 
 
 def info_of(config, vocab):
-    """Return the content of Ready."""
+    """Return the facts about the model that the engine sends in its first message, Ready."""
     return {
         "model": config.model,
         "max_model_len": config.max_model_len,

@@ -133,9 +133,10 @@ def post_by_field(
 ) -> None:
     """Add a route that serves several endpoints; a field of the body and the model decide which.
 
-    endpoints: by the name of a field, or of a field within an object as in "inputs.sentences"; the
-    first field that the body has decides. name, about: the name of the operation in /openapi.json,
-    and its description. otherwise: the endpoint for bodies without any of the fields.
+    endpoints: the endpoints by the name of a field, which may be inside an object, such as
+    "inputs.sentences". The first of these fields that the body has selects its entry. otherwise:
+    the endpoint for bodies without any of the fields. name, about: the name and the description of
+    the operation in /openapi.json.
     """
     names = dict.fromkeys(field.partition(".")[0] for field in endpoints)
     fields = [(field, msgspec.Raw, msgspec.Raw()) for field in names]

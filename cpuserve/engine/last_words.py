@@ -6,7 +6,7 @@ from cpuserve.log import is_record
 
 CRASH = "Fatal Python error: "  # the beginning of a report of faulthandler
 ABORT = CRASH + "Aborted"
-# A process writes why it ends just before its end. An older line has another reason.
+# A process writes the reason just before it ends. A line older than this is about something else.
 RECENT_S = 2.0
 
 

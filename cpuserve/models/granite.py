@@ -136,7 +136,7 @@ class GraniteMoeHybrid:
 
 
 def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's attention or Mamba2 of h to x."""
+    """Compute the layer's attention or Mamba2 from h, and add the result to x."""
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     if attends[layer]:
         self_attention(b, s, layer, h, x, cache=sum(attends[:layer]))

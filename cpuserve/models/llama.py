@@ -22,9 +22,11 @@ from cpuserve.program.builder import Builder
 from cpuserve.program.ops import Rope, Then, ValueId
 from cpuserve.program.parts import rows
 
-# Adds a part of a layer to x, such as its attention or MLP of h: (builder, spec, layer, h, x).
+# Computes a part of a layer, such as attention or MLP, from h and adds the result to x. Arguments:
+# (builder, spec, layer, h, x).
 LayerPart = Callable[[Builder, ModelSpec, int, ValueId, ValueId], None]
-# Returns the MLP of h of a layer, added to a value if one is given: (builder, spec, layer, h, to).
+# Computes the MLP of a layer from h and returns the result. If `to` is a value, the result is added
+# to it. Arguments: (builder, spec, layer, h, to).
 MlpFn = Callable[[Builder, ModelSpec, int, ValueId, ValueId | None], ValueId]
 # Appends a norm of x: (builder, x, name of the norm's weights).
 NormFn = Callable[[Builder, ValueId, str], ValueId]

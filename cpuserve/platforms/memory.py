@@ -453,7 +453,7 @@ def _automatic(budget: _Budget, ledger: Ledger, max_num_seqs: int) -> tuple[int,
 
 
 def _share(budget: _Budget) -> tuple[int, str]:
-    """Return (blocks, reason) of the automatic size."""
+    """Return how many blocks the KV cache gets by default, and a text that says why."""
     free, where = budget.free, "the free memory"
     if budget.near is not None and budget.near < free:
         free, where = max(0, budget.near), "the free memory of the NUMA nodes in use"

@@ -179,7 +179,8 @@ def quantization_config(forms: Mapping[str, Form], dense: Iterable[str]) -> dict
         "format": "int-quantized" if per_token else "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": config_groups,
-        # A tied output head is a module without a tensor.
+        # "lm_head" is listed even if the output head is tied: there is no tensor for it then, but
+        # readers still see the module.
         "ignore": sorted({*dense, "lm_head"}),
     }
 

@@ -347,10 +347,11 @@ class IntWeights(PackedWeights):
         order: Order | None,
         bits: int,
     ) -> BuiltTensor:
-        """The matrix from its codes [n, k], which it keeps if 32 divides the inputs of a group.
+        """Return the matrix with these codes [n, k].
 
-        Otherwise it is converted. codes: returns the codes of some rows, see `rebuilt`. order: the
-        group of each input [k]; None if each group has consecutive inputs.
+        It keeps its codes if a kernel can read its groups, which have a multiple of 32 inputs.
+        Otherwise the weights are converted to floats. codes: returns the codes of some rows, see
+        `rebuilt`. order: the group of each input [k]; None if each group has consecutive inputs.
 
         Raises:
             ModelError: the inputs are not in groups of one size, and no order is given.

@@ -70,7 +70,8 @@ P = TypeVar("P", bound=Packed)
 class PackedCache:
     """The files with the packed matrices of one engine. `save` may run on another thread.
 
-    mapped: the arenas are mapped, so there must be a file. config: must have no adapters.
+    mapped: the weights are mapped from a file, so the start makes one if there is none (`map`).
+    config: must have no adapters, because they change the packed matrices.
     """
 
     def __init__(self, config: EngineConfig, lowered: Lowered, size: int, extension: Path) -> None:

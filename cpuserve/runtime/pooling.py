@@ -146,7 +146,7 @@ class AllTokens:
 
 
 class Several:
-    """Makes several results in one pass: the results of its poolers, one after another."""
+    """Runs several poolers over the same vectors; the result is their results, joined in order."""
 
     def __init__(self, poolers: list[Pooler]) -> None:
         self._poolers = poolers

@@ -9,7 +9,7 @@ import msgspec
 
 from cpuserve.errors import InvalidRequest
 
-# Their places are the numbers of `Stage` in csrc/runtime/sampler_chain.h.
+# The index of a name is the number of its `Stage` in csrc/runtime/sampler_chain.h.
 STAGES = (
     "penalties",
     "dry",

@@ -3,7 +3,7 @@
 A beam is a beginning of the response. At each step, the engine computes the most likely next tokens
 of all beams, each as a request for one token after the tokens of the beam. The blocks of
 these tokens are in the prefix cache, and logits do not depend on how a prompt was computed. So the
-result is exact, and has the same bits beside any other requests.
+search is exact, and other requests in the same steps change no bit of its result.
 """
 
 from __future__ import annotations

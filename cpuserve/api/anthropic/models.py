@@ -39,7 +39,7 @@ class _Route(APIRoute):
         return super().matches(scope) if has_header(scope, ANTHROPIC.header) else (Match.NONE, {})
 
 
-# In /openapi.json the OpenAI routes with these paths describe both.
+# /openapi.json has one description for a path, so the OpenAI routes describe these responses also.
 router = APIRouter(route_class=_Route, include_in_schema=False)
 
 

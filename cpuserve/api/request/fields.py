@@ -181,8 +181,8 @@ REFUSED = (
     Refused("rank_fields", (RERANK,)),
 )
 
-_CACHES = "caches and machines are the server's"
-_EVENTS = "how events are cut and timed is the server's"
+_CACHES = "the server decides how it uses its caches and its machine"
+_EVENTS = "the server decides when it sends events, and how much is in each"
 _SAMPLERS = "it belongs to a sampler that is refused when it is switched on"
 _CONTEXT = "a context is never shifted or cut, so nothing is kept of it"
 NO_EFFECT = (

@@ -99,9 +99,10 @@ class BlockFiles:
     def rescan(self) -> None:
         """Read the folders again.
 
-        Other threads wait neither for the disk nor for the work on a long list: the lock is held
-        only at the beginning, and at the end for their changes since then, and the GIL is released
-        every few files. `add`, `trim` and `rescan` are called by one thread.
+        Other threads may change the list meanwhile. They never wait for the disk or for the scan
+        of a long list: this method takes the lock only to begin and, at the end, to apply their
+        changes to the new list, and it releases the GIL every few files. Only one thread may call
+        `add`, `trim` and `rescan`.
         """
         with self._lock:
             self._since = OrderedDict()

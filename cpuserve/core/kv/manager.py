@@ -79,8 +79,9 @@ class KvManager:
         # back, so states have a window of block_size + 1 tokens.
         self.windows = self.use.windows + (block_size + 1,) * self.has_states
         self.slides = any(self.windows)
-        # Whether a group restores every block. If all groups have windows, the first one does:
-        # each entry of the index needs at least one block.
+        # For each group: whether a restored prefix needs all its blocks of this group. A group with
+        # a window needs only the blocks that later tokens see. If all groups have windows, the
+        # first group still needs all, because an entry of the index must have at least one block.
         self._whole = [not window for window in self.windows]
         self._whole[0] |= not any(self._whole)
         self.gone = BlockId(num_blocks)

@@ -162,10 +162,11 @@ def _prompts(
 
 
 def _num_shared(context: ModelContext, ids: Sequence[list[int]]) -> int:
-    """Return how many tokens all prompts share in whole blocks, which are computed once.
+    """Return how many tokens at the beginning of all prompts are equal, in whole KV blocks.
 
-    The tokens of the last block that only the beginning of it has in common (at most 31) are
-    computed for each question. 0: there is only one prompt, or prefixes are not cached.
+    These tokens are computed once. If the prompts differ within a block, the equal tokens at its
+    beginning (at most 31) are computed again for each question. 0: there is only one prompt, or
+    prefixes are not cached.
     """
     info = context.client.info
     block = info.get("block_size")

@@ -145,7 +145,11 @@ class Qwen3CoderParser(TypedValues):
         super().__init__(index, opening, new_id, around)
 
     def _end(self) -> None:
-        """Report the held text: the rest of a string, text, or an incomplete call as text."""
+        """Report the text that is still held back when the response ends.
+
+        Within a string argument it is the rest of the string. Elsewhere it is text, such as the
+        beginning of a call that was never completed.
+        """
         if self._state == self._in_string:
             self._continue_call(inside(self._held))
         elif self._state in (self._in_text, self._in_thought, self._opened, self._named):

@@ -1,6 +1,10 @@
-// Paged attention. A row is one query head of one token. Tiles of rows are computed for each chunk
-// of kChunk keys of their sequence, and the results of the chunks are merged in ascending order,
+// Paged attention. A row is one query head of one token, and a tile is some rows that are computed
+// together. The keys of a sequence are divided into chunks of kChunk keys. A tile computes a
+// softmax over one chunk at a time, and the results of the chunks are merged in ascending order,
 // here or by attention_merge. Prefill and decode use the same code for tiles and for merging.
+//
+// The result of a row for some chunks has three parts: the maximum m of its scores, the sum l of
+// 2^(score - m), and o, the sum of the values times 2^(score - m). The output is o / l.
 #pragma once
 #include <float.h>
 
@@ -16,8 +20,9 @@
 namespace CPUSERVE_NS {
 
 // Computes the factors that merge a running result (with maximum `before`) and the result of a
-// chunk (with maximum m): x = 2^(before - after) and y = 2^(m - after), where after = max(before,
-// m). If a maximum is -inf (no visible key so far, or none in this chunk), its factor is 0.
+// chunk (with maximum m). The maximum of the merged result is after = max(before, m), so the
+// running result is multiplied by x = 2^(before - after), and the result of the chunk by y = 2^(m -
+// after). If a maximum is -inf (no visible key so far, or none in this chunk), its factor is 0.
 CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
   const F after = max(set1(-FLT_MAX), max(before, m));  // -inf - -inf would be NaN
   store(x, exp2(sub(before, after)));
@@ -26,7 +31,7 @@ CPUSERVE_INLINE void merge_factors(F before, F m, float* x, float* y) {
 
 CPUSERVE_INLINE F merge_columns(F o, F x, F chunk_o, F y) { return fma(chunk_o, y, mul(o, x)); }
 
-// out = o / l for one row and head; a row without visible keys becomes 0.
+// Writes out = o / l for one row; a row without visible keys becomes 0.
 static inline void finish_row(const Rows& out, int64_t token, int head, int head_dim, int hd,
                               float* o, float l) {
   const F inverse = set1(l == 0.0f ? 0.0f : 1.0f / l);
@@ -41,9 +46,9 @@ struct RowBlock {
   typename Kv::Left* q;  // queries, tile after tile
   float* o;              // [rows][hd], running results
   float* chunk_o;        // [Kv::kMostRows][hd], the result of a tile for one chunk
-  float* m;
-  float* l;
-  int rows;  // the most rows that fit the scratch
+  float* m;              // [rows], running maxima
+  float* l;              // [rows], running sums
+  int rows;              // the most rows that fit the scratch
   Tile<Kv> tile[Kv::kMatrixTiles ? 2 : 1];
   uint16_t* widened;  // only on matrix tiles: 8-bit keys and values of a chunk, widened to bf16
 };
@@ -76,9 +81,9 @@ static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   constexpr size_t kRows = Kv::kMostRows;
   for (Tile<Kv>& tile : b.tile) {
     tile.s = reinterpret_cast<float*>(take((kRows * kChunk + kSlack) * sizeof(float)));
-    // On matrix tiles, a row's probabilities overwrite its scores from front to back, because two
-    // tiles of rows are computed at the same time and have to pass through L1: with 64 KB instead
-    // of 96.
+    // On matrix tiles, the bf16 probabilities of a row overwrite its fp32 scores from front to
+    // back. Two tiles of rows are computed at the same time and pass through L1, and so they take
+    // 64 KB instead of 96.
     uint8_t* const left = Kv::kMatrixTiles ? reinterpret_cast<uint8_t*>(tile.s)
                                            : take(kRows * kChunk * sizeof(typename Kv::Left));
     tile.p = reinterpret_cast<typename Kv::Left*>(left);
@@ -107,8 +112,8 @@ static inline int tile_rows(int n) {
   if constexpr (Kv::kMatrixTiles) return n < Kv::kMostRows ? n : Kv::kMostRows;
   if (n <= kTallRows) return n;
   if (n <= 2 * kTallRows) return (n + 1) / 2;
-  // With rows in pairs, a step of 4 pairs by 4 operands takes fewer loads and interleavings per
-  // product than a step of 3 pairs by 8 operands.
+  // Where rows are multiplied in pairs (attention_pairs.h), 4 pairs of rows by 4 operands take
+  // fewer loads and interleavings per product than 3 pairs by 8 operands.
   return Kv::kRowPairs ? kTallRows : kTileRows;
 }
 
@@ -157,8 +162,8 @@ CPUSERVE_INLINE void advance(RowPlace& p, int group) {
   }
 }
 
-// Prefetches the queries of rows [first, first + n). It is called only for more rows than one tile
-// has, because so many queries are not in a near cache.
+// Prefetches the queries of rows [first, first + n). Blocks of at most one tile do without it: so
+// few queries are still in a near cache.
 template <class Kv>
 static inline void fetch_queries(const AttentionArgs& a, int kv_head, int64_t first, int n) {
   const size_t element = a.q.format == ActFormat::bf16 ? sizeof(uint16_t) : sizeof(float);
@@ -250,10 +255,10 @@ static inline void add_chunk(const AttentionArgs& a, int kv_head, int chunk, int
   f.count += count > 0 ? halves * count : 0;
 }
 
-// Selects the pieces that `f` prefetches while `chunk` of `kv_head` is computed: the next chunk, or
-// the first chunk of the unit's next KV head. The sequence has `blocks` blocks. Decode (`dense`)
-// first prefetches the lines of this chunk, one strip of keys ahead of their use, and continues at
-// the line that it reached during the chunk before.
+// Selects the memory that `f` prefetches while `chunk` of `kv_head` is computed: the next chunk, or
+// after the last chunk the first one of the unit's next KV head. The sequence has `blocks` blocks.
+// With `dense` (decode) the cache lines of this chunk come first, kLead pieces ahead of their use.
+// The chunk before has prefetched some of them already, so `f` continues at the line it reached.
 static inline void look_ahead(const AttentionArgs& a, int kv_head, int chunk, int blocks,
                               bool dense, Fetch& f) {
   const bool same = chunk + 1 < a.chunk1;
@@ -325,8 +330,8 @@ static inline void merge_tile(const Tile<Kv>& t, int R, int hd, float* m, float*
   }
 }
 
-// Returns the slot of a.partial for the result of a row of the unit and a chunk. The slots of the
-// row's next chunks follow. a.partial must not be null.
+// Returns the address in a.partial of the partial result of a row of the unit for one chunk. The
+// partial results for the next chunks of the row follow. a.partial must not be null.
 static inline float* partial_slots(const AttentionArgs& a, int64_t row, int chunk) {
   const int64_t stride = a.partial_stride ? a.partial_stride : a.chunk1 - a.chunk0;
   return a.partial + static_cast<size_t>(row * stride + chunk - a.chunk0) *
@@ -340,8 +345,8 @@ struct UnitRows {
   int64_t first;  // the block's first row, counted from the first row of the unit
 };
 
-// Prepares a tile for rows [r0, r0 + R) of the block and one chunk. Returns false where there is
-// nothing to compute: no row sees a key of the chunk, and no partial result is wanted.
+// Prepares a tile for rows [r0, r0 + R) of the block and one chunk. Returns false if there is
+// nothing to compute: no row sees a key of the chunk, and the unit writes no partial results.
 template <class Kv>
 static inline bool begin_tile(const UnitRows& u, int r0, int R, int chunk, const RowBlock<Kv>& b,
                               Tile<Kv>& t) {
@@ -360,7 +365,8 @@ static inline bool begin_tile(const UnitRows& u, int r0, int R, int chunk, const
   return true;
 }
 
-// Merges a tile's result into the running results of its rows, or completes its slots of a.partial.
+// Ends a tile. Its result is merged into the running results of its rows. If the unit writes
+// partial results, o is already in their slots (begin_tile), and this function adds m and l.
 template <class Kv>
 static inline void end_tile(const UnitRows& u, int r0, int R, const RowBlock<Kv>& b,
                             const Tile<Kv>& t) {
@@ -516,8 +522,9 @@ static inline void merge_row_factors(const float* partial, size_t slot, int n, f
   *l = reduce_max(sum);
 }
 
-// Merges as merge_tile does, but one row at a time: first it computes the factors of many chunks
-// (one vector holds the exponentials of kLanes chunks), then the sum of each column in a register.
+// Merges the partial results of rows, with the same operations as merge_tile. It takes one row at a
+// time: first it computes the factors of many chunks, kLanes chunks in a vector, and then it adds
+// up each column of o in a register.
 static inline void attention_merge(const AttentionMergeArgs& a) noexcept {
   constexpr int kBatch = 64;
   alignas(64) float x[kBatch + 16], y[kBatch + 16];

@@ -1,7 +1,8 @@
 // Elementary functions on vectors. A NaN argument makes the result NaN: max and min return their
 // second operand if one operand is NaN, and constants are always the first operand.
-// tests/cpp/test_rowwise.cpp checks the error bounds below. The polynomials are least-squares fits,
-// reweighted to equal ripple.
+// tests/cpp/test_rowwise.cpp checks the error bounds below. The coefficients come from
+// least-squares fits with weights that were adjusted until all local maxima of the error were
+// equal, which makes the largest error the smallest possible.
 #pragma once
 #include "kernels/vec/vec.h"
 

@@ -10,14 +10,16 @@
 
 namespace CPUSERVE_NS {
 
-// Up to kFewVectors vectors (k and q of few tokens) are multiplied with kStreams states side by
-// side. A core has more lines on their way from memory when it reads several pages at once: 128 KiB
-// at a time, 8 streams are read 1.3 times as fast as one, and 2 streams 1.1 times (2 cores of an
-// Ice Lake Xeon, November 2026). The sums of all these states stay in L1.
+// A call with up to kFewVectors vectors (k and q of few tokens) waits for memory, so it reads
+// kStreams states in turn, some rows of each. A core has more cache lines on their way from memory
+// when it reads several pages at once: with 128 KiB at a time, 8 states are read 1.3 times as fast
+// as one, and 2 states 1.1 times (2 cores of an Ice Lake Xeon, November 2026). The sums of all
+// these states stay in L1.
 constexpr int64_t kStreams = 8, kFewVectors = kTileRows;
 
 // The arguments of a unit, and the addresses and sizes that follow from them. C is kStateChunk (16
-// tokens).
+// tokens). Row t is a token of this call, row i is any row of the chunk, and G_i is the sum of g
+// from the beginning of the chunk to row i. G_end is the sum over the whole chunk.
 struct Recurrence {
   static constexpr int64_t C = kStateChunk;
 
@@ -123,8 +125,8 @@ static CPUSERVE_NOINLINE void append_rows(const Recurrence& r) {
   }
 }
 
-// A piece of the memory that a unit uses besides its states: `rows` rows of `width` floats at `at`.
-// The rows begin `stride` floats apart.
+// A part of the memory that a unit reads or writes, apart from its states: `rows` rows of `width`
+// floats, the first one at `at`. The rows begin `stride` floats apart.
 struct Piece {
   const float* at;
   int64_t rows, stride, width;
@@ -157,8 +159,8 @@ static inline Piece piece_of(const Recurrence& r, int64_t index) {
 class UnitFetch;
 static void begin_row(UnitFetch& f);
 
-// Prefetches the pieces of a unit (piece_of) into L2, a few lines with every tile, so that memory
-// is always busy but a core never has more requests than it can wait for at once.
+// Prefetches the pieces of a unit (piece_of) into L2, a few cache lines with every tile. So the
+// memory is always busy, but a core never has more requests than it can track at once.
 class UnitFetch {
  public:
   __attribute__((always_inline)) explicit UnitFetch(const Recurrence& r) : r_(r) {

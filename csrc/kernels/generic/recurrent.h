@@ -1,9 +1,9 @@
 // Gated delta nets and Mamba2: kernels/table/recurrent.h has the formulas.
 //
-// Lanes are columns of the state, so S^T k and S^T q are chains in ascending order of the key's
-// elements, as in a linear. A column of u and of the result depends on the same column of the state
-// only. Only k_i . k_t and k_i . q_t are summed across lanes, in the same order for all pairs of
-// rows.
+// A vector register has neighbouring columns of the state S, one in each lane. S^T k and S^T q are
+// then computed as in a linear: each lane adds its products in ascending order of the elements of k
+// or q. A column of u and of the result depends on the same column of the state only. Only the dot
+// products k_i . k_t and k_i . q_t are summed across lanes, in the same order for all i and t.
 //
 // A call with few tokens is bound by reading the states, and its other work must take less time
 // than these reads. A call with many tokens is bound by its products, which are computed in
@@ -39,9 +39,10 @@ CPUSERVE_INLINE void in_tiles(int64_t n, const Call& call) {
   }
 }
 
-// sum[i] += sum over d < rows of x[begin + d] s[d], where x is r.vector[first + i] and s[d] are W
-// vectors of columns of row d of a state, from `s` on. With kFetch, prefetches the same number of
-// rows from `ahead` on.
+// Adds to sum[i] the products of vector r.vector[first + i] and `rows` rows of a state:
+//   sum[i] += sum over d < rows of vector[begin + d] * s[d]
+// s[d] are W registers of columns of row d, and `s` points to row 0. With kFetch, the function also
+// prefetches the same number of rows from `ahead` on.
 template <int R, int W, bool kTail, bool kFetch>
 CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t first, int64_t begin,
                                   int64_t rows, const float* s, const float* ahead, int tail) {
@@ -64,7 +65,8 @@ CPUSERVE_INLINE void add_products(F (&sum)[R][W], const Recurrence& r, int64_t f
   }
 }
 
-// Multiplies a panel of a state, W vectors of columns from c on, with vectors [first, first + R).
+// Multiplies some columns of a state (W registers, from column c on) with vectors [first, first +
+// R).
 template <int R, int W, bool kTail, bool kFetch>
 static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int64_t first,
                                          int64_t c) {
@@ -87,8 +89,8 @@ static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int6
   }
 }
 
-// Rows [begin, begin + rows) of one state. The products of these rows with all vectors are added to
-// `sums`.
+// Rows [begin, begin + rows) of one state, and the sums to which their products with all vectors
+// are added.
 struct StreamRows {
   const float *state, *ahead;
   int64_t begin, rows;
@@ -128,9 +130,9 @@ CPUSERVE_INLINE void over_last_columns(int64_t c, int64_t width, const Call& cal
   if (c < width) call(c, Height<1>{}, Height<1>{});
 }
 
-// Multiplies many vectors with the state of one head, one panel of columns after the other. The
-// first tile of vectors brings the panel into L1, or at least L2, which is fast enough for the
-// other tiles.
+// Multiplies many vectors with the state of one head, some columns (a panel) at a time. The first
+// tile of vectors brings the panel into L1, or at least L2, which is fast enough for the other
+// tiles.
 static CPUSERVE_NOINLINE void panel_products(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width;
   const auto panel = [&](int64_t c, auto wide, auto tail) {
@@ -282,9 +284,9 @@ static CPUSERVE_NOINLINE void decay_products(const Recurrence& r, int64_t head) 
   }
 }
 
-// Computes u and the results of rows [first, first + T) of this call, for W vectors of columns from
-// c on. These are sums over the earlier rows of the chunk, and then over the earlier rows of this
-// tile.
+// Computes u and the results of rows [first, first + T) of this call, for W registers of columns
+// from column c on. Both start from products with the closed state. Then the rows of the chunk
+// before the tile are added, and at last the earlier rows of the tile.
 template <bool kDelta, int T, int W, bool kTail>
 static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, float* sums,
                                          int64_t first, int64_t c) {
@@ -306,7 +308,8 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, floa
       out[t][w] = mul(fade, load(out_sums + at));
     }
   }
-  // The u of a whole chunk is not needed later, so it overwrites the sums that it is computed from.
+  // If the call has a whole chunk, no later call needs its u, which then overwrites the sums that
+  // it is computed from.
   float *u = (r.whole ? sums : r.u + head * kStateChunk * row) + c,
         *closing = r.closing + before * row + c;
   for (int64_t i = 0; i < before; i++, u += row) {
@@ -346,7 +349,8 @@ static CPUSERVE_NOINLINE void solve_tile(const Recurrence& r, int64_t head, floa
   }
 }
 
-// Computes rows [d, d + R) and W vectors of columns from c on of the state after a full chunk.
+// Computes a tile of the state after a full chunk (see close_state): rows [d, d + R), and W
+// registers of columns from column c on.
 template <int R, int W, bool kTail>
 static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int64_t d, int64_t c) {
   const int64_t width = r.a.shape.value_width;
@@ -361,7 +365,8 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
   }
   const float *u = r.closing + c, *k = (by_row ? r.ending : r.keys) + d;
   const int64_t u_step = r.value_row, k_step = r.key_row;
-  // With each row of u, prefetches kSpan floats of the next R rows of the state.
+  // Each of the kStateChunk steps prefetches an equal part (kSpan floats) of the next R rows of the
+  // state.
   constexpr int64_t kSpan = R * W * kLanes / kStateChunk;
   const float* ahead = r.a.closed + (head * r.a.shape.key_width + d + R) * width + R * c;
   for (int64_t t = 0; t < kStateChunk; t++, u += u_step, k += k_step, ahead += kSpan) {
@@ -390,7 +395,8 @@ static CPUSERVE_NOINLINE void close_tile(const Recurrence& r, int64_t head, int6
   }
 }
 
-// S <- exp(G_end) S + sum_i k_i (x) (exp(G_end - G_i) u_i), i ascending; (x) is the outer product.
+// Updates the state of a head by its full chunk, where (x) is the outer product and i ascends:
+//   S <- exp(G_end) S + sum_i k_i (x) (exp(G_end - G_i) u_i)
 // If the decay is a vector, exp(G_end - G_i) multiplies k_i instead, and the factors of u are ones.
 static CPUSERVE_NOINLINE void close_state(const Recurrence& r, int64_t head, UnitFetch& fetch) {
   const int64_t width = r.a.shape.value_width, row = r.value_row;

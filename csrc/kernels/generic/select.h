@@ -67,8 +67,9 @@ CPUSERVE_INLINE void swap_ids(int32_t* ids, int a, int b) {
   ids[b] = x;
 }
 
-// Moves the median of three ids to the end of ids [lo, hi), then the ids that are before it in the
-// order of the row to the front, and the median after them. Returns the index of the median.
+// Partitions ids [lo, hi) as quicksort does, around the median of the first, middle and last id:
+// the ids that are better (`before`) come first, then the median, then the others. Returns the
+// index of the median.
 static inline int partition_ids(const float* logits, int32_t* ids, int lo, int hi) {
   const int mid = lo + (hi - lo) / 2, last = hi - 1;
   if (before(logits, ids[mid], ids[lo])) swap_ids(ids, mid, lo);
@@ -86,9 +87,10 @@ static inline int partition_ids(const float* logits, int32_t* ids, int lo, int h
   return place;
 }
 
-// Reorders `ids`, so that the shortest prefix in the order of the row with a weight of at least
-// `target` (> 0) comes first, and its last id is the last one of them. Returns the index of this
-// id, or of the last of all ids if they weigh less.
+// Finds the fewest best ids with a total mass of at least `target` (> 0): for top-p the mass is a
+// probability, and for top-k (`mass` is null) each id has the mass 1. They become the first ids,
+// and the worst of them is the last one among them. Returns the index of this id, or the index of
+// the last of all ids if their mass is below `target`.
 static inline int quick_cut(const float* logits, const float* mass, int32_t* ids, int n,
                             double target) {
   int lo = 0, hi = n;
@@ -108,8 +110,8 @@ static inline int quick_cut(const float* logits, const float* mass, int32_t* ids
   return lo;
 }
 
-// The weight and the number of the ids at or above each of some thresholds, which descend: of one
-// block, and of a row. The weights of a row are the sums of its blocks in order.
+// For each of kThresholds descending thresholds: the total weight and the number of the ids with at
+// least this logit. BlockTally counts one block. Tally counts a row, and adds the blocks in order.
 struct BlockTally {
   float weight[kThresholds];
   int32_t count[kThresholds];

@@ -103,7 +103,8 @@ CPUSERVE_INLINE void stream(const LinearArgs& a) {
 // parallel.
 constexpr int64_t kFinishTiles = 4;
 
-// A block: the rows, panels and units of K that tiles process together.
+// A part of the product that is small enough for the caches: tiles multiply its rows by its panels
+// over units [u0, u1) of K. A unit is the smallest part of K that Kind computes at once.
 struct Block {
   int64_t row0, rows;  // rows of activations; each has `terms` int8 rows
   int64_t panel0;

@@ -12,8 +12,9 @@
 // Neoverse V1 and V2 can do 3 loads for every 4 products, so loads are not the limit. Group kinds
 // keep fp32 sums in registers in addition to the integer sums of a group: 3 x 4 of each.
 //
-// Few rows read each packed panel once. Many rows share a K block of a strip; its weights are first
-// unpacked to bytes and fp32 scales if they are not stored in this way.
+// With few rows, one pass reads each packed panel once. With many rows, K is divided into blocks
+// that stay in a near cache, and all rows are multiplied by a block of a strip before the next one.
+// The weights of the block are first unpacked to bytes and fp32 scales, unless they are stored so.
 #pragma once
 #include "kernels/linear/dense.h"
 #include "kernels/linear/mmla/chains.h"

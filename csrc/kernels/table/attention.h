@@ -81,8 +81,8 @@ struct RopeStoreArgs {
 // Stores the compressed rows of latent attention (MLA). The row of a token is both key and value of
 // the only KV head of the layer. It consists of the first `rank` columns of kv, normalized (RMS
 // norm), and the other `rotary` columns of kv, rotated. The query of a head consists of `rank`
-// columns of `latent` and the last `rotary` columns of the head in q, rotated. int8 rows are not
-// mixed (kv_mixed).
+// columns of `latent` and the last `rotary` columns of the head in q, rotated. Unlike rope_store,
+// this kernel does not mix rows before it rounds them to int8 (see kv_mixed).
 struct LatentStoreArgs {
   Rows q;       // f32 [T, q_heads * (nope + rotary)]
   Rows latent;  // f32 [T, q_heads * rank]

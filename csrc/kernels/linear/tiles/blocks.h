@@ -1,5 +1,6 @@
-// The kinds of GGUF with blocks of 256 on matrix tiles. Weights are unpacked to codes times their
-// integer scales, so that a whole block is one group.
+// Matrix tiles (AMX) for the GGUF kinds with blocks of 256 weights. Each weight is unpacked to its
+// code times the integer scale of its sub-block. The sums of a whole block then need only the one
+// float scale of the block.
 #pragma once
 #include "kernels/linear/tiles/groups.h"
 
@@ -42,8 +43,10 @@ struct BlockTiles {
     const LineInts x = *reinterpret_cast<const LineInts*>(scales);
     return (LineWords)((x << 16) | (x & 0xffff));
   }
-  // Writes quads [kQuad, kEnd) of a group times their scale: with kWide the high bytes at `to` and
-  // the low bytes after the high bytes of the whole unit, otherwise the only byte at `to`.
+  // Multiplies the codes of quads [kQuad, kEnd) of a group by their scale and writes the products.
+  // A quad is 4 consecutive codes of each column of the panel. With kWide a product has two bytes:
+  // the high bytes go to `to`, and the low bytes after all high bytes of the unit. Otherwise a
+  // product has one byte, at `to`.
   template <int kQuad, int kEnd>
   CPUSERVE_INLINE void put_quads(const uint8_t* from, LineWords scale, LineWords of_zero,
                                  uint8_t* to) {
