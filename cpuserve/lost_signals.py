@@ -19,9 +19,10 @@ _AGAIN_S = 0.01
 
 @contextmanager
 def sent_again(number_of: Callable[[BaseException | None], int | None]) -> Iterator[None]:
-    """Send the signals of dropped exceptions again, until the `with` block ends.
+    """While the `with` block runs, send a signal again if Python drops its handler's exception.
 
-    number_of(exception): returns the signal that the exception comes from, None for others.
+    number_of(exception): returns the number of the signal with this exception; None if a handler
+    has not raised it.
     """
     before = sys.unraisablehook
 

@@ -40,7 +40,7 @@ _IGNORED = re.compile(
 )
 
 
-# Norms of OLMo hybrid in published files.
+# Published files of OLMo hybrid have other names of norms than transformers.
 _NORMS = {
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",

@@ -36,10 +36,11 @@ Float32 = npt.NDArray[np.float32]
 # fp32 sums of up to 10^4 products in different orders differ by less than 1e-5 of the largest
 # element in the row; the fast exp and erf differ by as much again.
 SUM_TOLERANCE = 2e-5
-# Relative tolerance for each type of the KV cache: a key or probability that is rounded in the
-# other direction may change the whole row by one step of this size.
+# Relative tolerance for each type of the KV cache. A key or a probability near the middle of two
+# values of the type may be rounded up by one executor and down by the other. This may change all
+# elements of the row by one step of the type, relative to their size.
 STEP = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 0.0}
-# Eight-bit KV caches: a code of K rounded in the other direction, and bf16 probabilities.
+# The same for 8-bit KV caches, where probabilities are bf16.
 STEP |= {"int8": 2.0**-6, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
 
 

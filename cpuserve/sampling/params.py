@@ -14,11 +14,13 @@ MAX_SALT = 128
 # A salt becomes part of keys and file names, where these characters could make it match another.
 NOT_IN_SALT = frozenset("@/\\\0")
 SALT_RULE = "characters without @, /, \\ and NUL"
-# The results of an embedding model: an embedding of length 1, one that is not scaled, and the
-# vectors of all tokens as the model computes them, or scaled to length 1. "raw": the score of a
-# reranker before its activation. "weights", "multi": what the further heads of BGE-M3 compute for
-# each token, a weight or a vector; "raw_weights": before their activation, "unit_multi": scaled to
-# length 1. "words": the sparse embedding of SPLADE, a value for each token id.
+# The kinds of vectors that a request can ask an embedding model for:
+#   ""           the embedding of the prompt, scaled to length 1; "plain" is not scaled
+#   tokens       the vectors of all tokens; "unit_tokens" scales each to length 1
+#   raw          the score of a reranker, before its activation
+#   weights      a weight for each token (BGE-M3); "raw_weights" is before the activation
+#   multi        a vector for each token (BGE-M3); "unit_multi" scales each to length 1
+#   words        the sparse embedding of SPLADE, a value for each token id
 VECTORS = (
     *("", "plain", "tokens", "unit_tokens", "raw"),
     *("weights", "raw_weights", "multi", "unit_multi", "words"),

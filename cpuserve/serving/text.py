@@ -104,7 +104,7 @@ class _Match:
         return 0
 
     def _extend(self) -> None:
-        """Compute the next entry of _shorter."""
+        """Append the next entry to the failure function of the algorithm, `_shorter`."""
         stop, shorter = self.stop, self._shorter
         last = stop[len(shorter)]
         length = shorter[-1]

@@ -27,8 +27,9 @@ struct Worker {
   // cancelled.
   bool walk(int64_t first, int64_t last) noexcept;
 
-  // Whether the op works only on routed rows and the step has none, because none of its sequences
-  // has an adapter. All threads return the same, because a barrier follows the op that routes.
+  // Whether the op has nothing to do: it works only on routed rows, and the step has none because
+  // no sequence has an adapter. All threads get the same result, because the op that computes the
+  // routing is followed by a barrier.
   bool is_idle(const Op& op) const noexcept;
 
   // Waits for all threads of the step. The work between two barriers is called a phase; all threads
@@ -44,11 +45,11 @@ struct Worker {
     if (thread == 0) e.advances_.add();
     e.queue_.enter(thread, ++phase);
   }
-  // Divides items [0, items) among the threads `of` by claims: this thread claims chunks of items,
-  // first from its own share, and calls run(begin, end) for each. May be called once in a phase.
-  // Once the step is cancelled, the remaining items are claimed but not computed, because one op of
-  // a long prompt can take a second. No result of the step uses values that were not computed,
-  // because run_ops sees the cancel flag.
+  // Divides items [0, items) among the threads `of` with work stealing: this thread claims chunks
+  // of items, first from its own share, and calls run(begin, end) for each. May be called once in a
+  // phase. Once the step is cancelled, the remaining items are claimed but not computed, because
+  // one op of a long prompt can take a second. The values that are missing then reach no result:
+  // run_ops reads the cancel flag at the end and drops the step.
   template <class Run>
   void drain(RankThreads of, int64_t items, int64_t chunk, const Run& run) noexcept {
     drain_shares(of, [&](int owner) { return split(items, owner, of.size); }, chunk, run);
@@ -60,8 +61,8 @@ struct Worker {
     });
   }
   RankThreads everyone() const noexcept { return {0, 0, threads}; }
-  // Returns the rows that this thread computes in an operation that takes too little time for
-  // claims.
+  // Returns the items of this thread in an operation that is too short for work stealing. Faster
+  // threads get more items.
   Range share(int64_t items) const noexcept {
     if (alone) return {0, items};
     return e.team_->speeds().share(items, thread, threads);
@@ -100,8 +101,8 @@ struct Worker {
   }
   float* partials() const noexcept { return e.partials_; }  // partial results of attention
   StateCache& states() const noexcept { return e.states_; }
-  // state_slot returns the state slot for the block of a token. state_before returns the slot of
-  // the last closed state before the tokens of a sequence in this step (-1: there is none).
+  // state_slot returns the state slot for the block of a token. state_before returns the slot with
+  // the last checkpointed state of a sequence before its tokens of this step (-1: there is none).
   int64_t state_slot(int64_t token) const noexcept {
     return e.state_slots_[static_cast<size_t>(token)];
   }
@@ -135,8 +136,8 @@ struct Worker {
   };
   Product product(Id matrix, const Rows& x, const Epilogue& ep, uint8_t* work) const noexcept;
   // Multiplies m rows of x by a matrix and writes the result to ep.out. x has the row format that
-  // the weight kind of the matrix needs. The threads of a rank claim tasks of the panels of that
-  // rank.
+  // the weight kind of the matrix needs. Each rank has some panels of the matrix, and its threads
+  // claim tasks of these panels.
   void multiply(Id matrix, const Rows& x, int64_t m, const Epilogue& ep) noexcept;
 
  private:

@@ -189,7 +189,7 @@ NO_EFFECT = (
     NoEffect(
         ("user", "metadata", "safety_identifier", "service_tier", "session_id"),
         OPENAI,
-        "who asks, or what is kept elsewhere, changes no response",
+        "who asks, or which data are kept elsewhere, changes no response",
     ),
     NoEffect(("store",), (CHAT, TEXT), "only /v1/responses stores responses"),
     NoEffect(("request_id",), (RESPONSES,), "a response has an id of its own"),

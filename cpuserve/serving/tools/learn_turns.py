@@ -13,10 +13,11 @@ _LONGEST, _LONGEST_TAG = 120, 64
 
 
 def turns_of(prompt: str, before: str, behind: Sequence[str]) -> Turns | None:
-    """Return the headers of messages, or None if a response is one message.
+    """Return the headers that the template writes before messages of a response.
 
-    prompt: the rendered text before any response. before: the rendered text before a response
-    without calls, with the header. behind: the rendered texts between two messages.
+    Returns None if a response is always one message. prompt: the rendered text before any response.
+    before: the rendered text before a response without calls, which includes the header. behind:
+    the rendered texts between two messages.
     """
     begun = next(filter(None, (_begun(prompt, text) for text in behind)), "")
     if not begun or not before.startswith(prompt):

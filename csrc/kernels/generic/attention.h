@@ -199,9 +199,9 @@ static inline const uint8_t* block_at(const AttentionArgs& a, int kv_head, int64
   return kv_block(a.kv, a.block_table[index], kv_head);
 }
 
-// For MLA, where the keys are also the values: copies the keys of a block into the layout of
-// values, [hd / 2][kBlock][2] to [kBlock / 2][hd][2] in bf16, [hd][kBlock] to [kBlock][hd] in other
-// types. Slots that were never written may hold anything, as in the cache.
+// For MLA, where the keys are also the values: copies the keys of a block and changes their layout
+// to the layout of values. In bf16 this is from [hd / 2][kBlock][2] to [kBlock / 2][hd][2], in
+// other types from [hd][kBlock] to [kBlock][hd]. Slots that were never written may hold anything.
 template <class Kv>
 static inline void values_of_keys(const typename Kv::Elem* keys, int hd, typename Kv::Elem* to) {
   using Elem = typename Kv::Elem;

@@ -6,7 +6,7 @@ namespace CPUSERVE_NS {
 
 constexpr int kChunkBlocks = kChunk / kBlock;
 constexpr int kSlack = 64;      // floats after the scores that the last strip of keys may write
-constexpr int kValueSpan = 64;  // decode: keys of a strip of columns before the next strip
+constexpr int kValueSpan = 64;  // decode: keys that PV adds to one strip of columns at a time
 constexpr float kLog2E = 1.44269504f;
 
 // The number of vectors of keys or columns in a register tile of R rows.
@@ -71,8 +71,9 @@ static constexpr int step_lines(int vecs) {
   return lines > 1 ? lines : 1;
 }
 
-// Everything that a tile reads and writes besides the KV cache. Row r sees keys [lo[r], hi[r]) of
-// the chunk; it sees no key if lo[r] == hi[r].
+// Everything that a tile reads and writes except for the KV cache. Row r sees keys [lo[r], hi[r])
+// of the chunk; it sees no key if lo[r] == hi[r]. An exponent is a score times log2 e, so that
+// probabilities are powers of 2.
 template <class Kv>
 struct Tile {
   const typename Kv::Left* q;  // [hd / side][R][side]; on matrix tiles [R][hd in whole tiles]

@@ -6,15 +6,15 @@
 
 namespace CPUSERVE_NS {
 
-// A register tile of attention is up to kTileRows rows by kWide vectors of keys or columns, or up
-// to kTallRows rows by kWide / 2 vectors. With 8 rows, the query heads of a GQA group of 7 or 8
-// read each key from L1 only once (8 x 2 accumulators hide the latency at two multiply-adds a
-// cycle, and 10 loads are enough for 16 multiply-adds). kWide is a power of two so that strips tile
-// the 32 keys of a block.
+// A register tile of attention is up to kTileRows rows by kWide vectors of keys (QK) or of columns
+// of values (PV), or up to kTallRows rows by kWide / 2 vectors. With 8 rows, a GQA group of 7 or 8
+// query heads reads each key from L1 only once. A step of 8 x 2 sums has 10 loads for 16
+// multiply-adds, and 16 sums hide the latency of multiply-adds at two a cycle. kWide is a power of
+// two, so that tiles divide the 32 keys of a block without a rest.
 constexpr int kWide = kTileVecs >= 4 ? 4 : kTileVecs >= 2 ? 2 : 1;
 constexpr int kTallRows = kWide == 4 ? 8 : kTileRows;
-// The fewest rows that a tile can have if its unit needs several tiles: the last two tiles share
-// the remaining rows equally (tile_rows in attention.h).
+// The fewest rows that a tile can have if its rows need several tiles. The last two tiles share the
+// remaining rows equally (tile_rows in attention.h), so each has about half a tile or more.
 constexpr int kLeastOfMany = (kTallRows + 1) / 2;
 
 // Whether tiles of two or more rows multiply the rows in pairs, with BFMMLA (attention_pairs.h).
@@ -25,9 +25,9 @@ constexpr bool kBf16Pairs = false;
 #endif
 
 // One struct for each KvType defines how products are formed:
-//   kStep         dims (QK) or keys (PV) that enter one multiply-add
-//   kSide         how many of them are stored side by side; the others follow one row of the KV
-//                 block later, after kBlock (K) or hd (V) elements
+//   kStep         how many dims (QK) or keys (PV) one lane of a multiply-add sums: 2 with pairs
+//   kSide         how many of these are adjacent in the KV block. If it is 1, the second one is
+//                 in the next row of the block, kBlock (K) or hd (V) elements later
 //   kMatrixTiles  whether both products run on AMX tiles (attention_matrix.h)
 //   kRowPairs     whether two or more rows are multiplied in pairs (attention_pairs.h); place_in_p
 //                 has the layout of their probabilities
@@ -89,8 +89,8 @@ struct KvF32 : SingleProducts {
 
 // 8-bit codes are widened to pairs of bf16, which is exact. The scale of a token's key multiplies
 // the score of the token. The scale of its value multiplies its probability, before the probability
-// is rounded to bf16. kLargest is the largest value that a code has, and load() returns the values
-// of codes divided by kWiden.
+// is rounded to bf16. kLargest is the largest value of a code. load() returns the values of codes
+// divided by kWiden, and the stored scales are multiplied by kWiden in turn.
 struct ScaledProducts : KvBf16 {
   using Elem = uint8_t;
   static constexpr int kSide = 1;
@@ -145,9 +145,10 @@ CPUSERVE_INLINE const float* key_scales(const uint8_t* half, int hd) {
   return reinterpret_cast<const float*>(half + hd * kBlock);
 }
 
-// Returns the index of the probability of row r and key k in Tile::p. The layout is [R][kChunk], or
-// with rows in pairs [R / 2][kChunk / 4][2][4]. On matrix tiles a row of bf16 probabilities begins
-// where its fp32 scores begin, which are twice as wide.
+// Returns the index in Tile::p of the probability of row r and key k. The layout is [R][kChunk]. If
+// rows are multiplied in pairs, it is [R / 2][kChunk / 4][2][4]: four keys of one row, then the
+// same keys of the other row of the pair. On matrix tiles the bf16 probabilities of a row overwrite
+// its fp32 scores, so rows begin 2 kChunk elements apart.
 template <class Kv>
 constexpr int place_in_p(int r, int k) {
   if (Kv::kMatrixTiles) return r * 2 * kChunk + k;

@@ -7,16 +7,16 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// The part of the next K block that a tile prefetches while it computes (share_units). The panels
-// of that block take turns. In a turn the tile prefetches one stretch of a panel, which consists of
-// `every` pieces of `step` bytes: one piece for each of the next `every` units that the tile
-// computes.
+// The part of the next K block that a tile prefetches while it computes (share_units). The tile
+// works in turns of `every` units. In a turn it prefetches a stretch of one panel of the next
+// block: `step` bytes with each unit. The next stretch is in the next panel.
 struct UnitShare {
   const uint8_t* at = nullptr;  // the address of the first stretch
   int64_t every = 1, step = 0;
   int64_t panel = 0, panels = 0;  // panel of the first stretch; number of panels
-  // After every `every` units, `panels` is added to the credit. If the credit is then at least
-  // `calls`, a turn begins, and `calls` is subtracted from the credit.
+  // A block has `calls` calls of tiles, which share its stretches equally. So only some turns
+  // prefetch: each turn adds `panels` to the credit. If the credit is then at least `calls`, the
+  // turn prefetches, and `calls` is subtracted.
   int64_t credit = 0, calls = 1;
 };
 
@@ -30,9 +30,11 @@ struct LinearTile {
   int64_t unit_bytes;     // bytes of a unit of one panel
   int64_t u0, split, u1;  // the tile computes units [u0, u1) of K
   // The prefetches of a tile depend on its use:
-  // - One pass over the weights (kNear): with unit u the tile prefetches a unit from
-  //   ahead0 + (u - u0) unit_bytes if u < split, otherwise from ahead1 + (u - u0) unit_bytes; and
-  //   from the same offset in its other panels.
+  // - One pass over the weights (kNear): with each unit the tile prefetches the unit that it needs
+  // a
+  //   fixed distance later. For units before `split` this is in the same panels, at
+  //   ahead0 + (u - u0) unit_bytes. For the others it is in the next panels, at
+  //   ahead1 + (u - u0) unit_bytes.
   // - A K block of a kind with kLineUnits: after every `fetch_every` units the tile prefetches one
   //   line of each of `fetch_panels` panels of the next block, beginning at ahead0.
   // - A K block of another kind: `share` is the part of the next block to prefetch.
@@ -77,7 +79,7 @@ class TileFetch {
   }
 
  private:
-  // Returns the address of the next stretch of the share if a turn is due. Otherwise returns
+  // Begins a turn. Returns the address of its stretch if the turn prefetches. Otherwise returns
   // `used`, the address of weights that the tile has just read: they are in L1, so prefetching them
   // costs nothing. (To prefetch nothing instead, the code of a tile would be compiled twice.)
   __attribute__((always_inline)) inline const uint8_t* take_turn(const uint8_t* used) {
@@ -123,16 +125,17 @@ CPUSERVE_INLINE void keep_here() { asm volatile("" ::: "memory"); }
 #define CPUSERVE_ONE_REGION
 #endif
 
-// Whether a tile has a loop over pairs of quads (4 elements of K), instead of unrolled code for all
-// eight quads of a group. products: the number of products of the tile for each quad. If a product
-// takes several instructions, unrolled code would be thousands of instructions, which take long to
-// compile. Measured on Cascade Lake at AVX-512, the loop runs at 1.05 to 1.3 times the rate of
-// unrolled code for 8-bit codes, and at 0.87 to 0.96 times for 4-bit codes. So octet_products
-// (group.h) has no loop for 4-bit codes at AVX-512.
+// Whether a tile has a loop over pairs of quads, instead of unrolled code for all eight quads of a
+// group (a quad is 4 elements of K). products: the number of products of the tile for each quad. If
+// a product takes several instructions, unrolled code would be thousands of instructions, which
+// take long to compile. Measured on Cascade Lake at AVX-512, the loop runs at 1.05 to 1.3 times the
+// rate of unrolled code for 8-bit codes, and at 0.87 to 0.96 times for 4-bit codes. So
+// octet_products (group.h) has no loop for 4-bit codes at AVX-512.
 constexpr bool loops_over_quads(int products) { return kEmulatesDots && products >= 4; }
-// The same for a loop over the two halves of a group whose codes are planes of bits. The pointers
-// of this loop cost 5 to 25 % of the rate of small tiles, and with the 16 registers of AVX2 (two
-// vectors a panel) 5 to 15 % of the rate of all tiles.
+// The same for a loop over the two halves of a group, for kinds that store the low and high bits of
+// codes apart (plane_layout.h). The pointers of this loop cost 5 to 25 % of the rate of small
+// tiles, and with the 16 registers of AVX2 (two vectors a panel) 5 to 15 % of the rate of all
+// tiles.
 constexpr bool loops_over_halves(int products) {
   return kEmulatesDots && kVecs != 2 && products >= 8;
 }
@@ -157,7 +160,8 @@ struct LineFetch {
   }
 };
 
-// Prefetches one line of each of t.fetch_panels panels. `from` is the line of the first panel.
+// Prefetches one cache line of each of t.fetch_panels panels: `from` in the first panel, and the
+// lines at the same offset in the others.
 CPUSERVE_INLINE void fetch_ahead_lines(const LinearTile& t, const uint8_t* from) {
   for (int64_t p = 0; p < t.fetch_panels; p++) {
     fetch_to(t.fetch_near, from + static_cast<size_t>(p) * t.panel_bytes);

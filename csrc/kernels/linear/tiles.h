@@ -2,17 +2,18 @@
 // products separately, unlike the vector kernels. So if only linears with many rows used it, the
 // bits of a row would depend on the number of rows.
 //
-// K is processed in lines. A line is the 64 bytes of a panel with 2 (bf16) or 4 (int8) elements of
-// K of 16 columns. Up to 16 lines are one tile of weights. A job is up to 32 rows by 2 panels: four
-// tile registers of sums, two of rows and two of weights.
+// A panel is stored as lines of 64 bytes. A line has 2 (bf16) or 4 (int8) consecutive elements of K
+// for each of the 16 columns, and a tile register holds up to 16 lines of weights. A job multiplies
+// up to 32 rows by 2 panels with all eight tile registers: four of sums, two of rows, and two of
+// weights.
 //
 // Chain kinds (bf16, and int8 with one scale per row) keep their sums in tiles over a block of K.
-// Group kinds have a scale for every 16 to 256 of K. Their weights are first unpacked to signed
-// bytes or to bf16, once for all rows of a block (except w8_channel_g128 for up to 32 rows). The
-// sums of a group are stored from the tiles to memory, and vector code adds them to fp32 sums while
-// the tiles compute the next group. In GGUF kinds with blocks of 256, a block is one group: weights
-// are unpacked to codes times their integer scales. Most of these scaled codes need two bytes, so
-// each tile of rows is multiplied twice: by the high and by the low bytes.
+// Group kinds have a scale for every 16 to 256 elements of K. Their weights are first unpacked to
+// signed bytes or to bf16, once for all rows of a block (except w8_channel_g128 for up to 32 rows).
+// The sums of a group are stored from the tiles to memory, and vector code adds them to fp32 sums
+// while the tiles compute the next group. In GGUF kinds with blocks of 256, a block is one group:
+// weights are unpacked to codes times their integer scales. Most of these scaled codes need two
+// bytes, so each tile of rows is multiplied twice: by the high and by the low bytes.
 #pragma once
 #include "kernels/linear/tiles/blocks.h"
 #include "kernels/linear/tiles/chains.h"
@@ -236,9 +237,9 @@ CPUSERVE_INLINE void strip_tiles(const LinearArgs& a, TileJob& t, bool plain, bo
   });
 }
 
-// Computes a linear for many rows that do not fit L2: a K block of all rows stays in L2 while the
-// panels of a span (kSpanStrips strips) are multiplied by it. The hardware prefetcher fetches the
-// panels.
+// Computes a linear for many rows that do not fit L2. The elements of all rows in one K block stay
+// in L2 while they are multiplied by the panels of a span (kSpanStrips strips). The panels need no
+// prefetches of our own, because the hardware prefetcher fetches them.
 template <class Kind>
 CPUSERVE_INLINE void span_tiles(const LinearArgs& a, TileJob& t, bool plain, bool strips,
                                 int64_t row0, int64_t rows) {
@@ -289,7 +290,8 @@ void run_tiles(const LinearArgs& a) noexcept {
   tile_release();
 }
 
-// Returns the most int8 rows that the vector kernel of the level below computes instead of tiles.
+// Returns up to how many int8 rows the vector kernel of the ISA level below is used instead of
+// tiles.
 template <class Kind>
 constexpr int few_rows() {
   if constexpr (Kind::kAct == ActFormat::bf16) {

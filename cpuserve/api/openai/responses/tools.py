@@ -79,7 +79,10 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def origins_of(tools: list[dict[str, Any]], items: object) -> Origins:
-    """Return the tool for each flat name; items: the `input` of the request."""
+    """Return the tool for each name that the model sees (`flat_name`).
+
+    items: the `input` of the request, which may describe further tools.
+    """
     known = [*_found(items), *_offered(tools)]
     return {
         o.name: Origin(o.kind, o.namespace, SEARCH if o.kind == "search" else o.tool["name"])
