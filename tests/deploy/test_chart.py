@@ -159,7 +159,7 @@ def test_events_have_the_topic_that_llm_d_expects():
     container = pod_of(documents)["containers"][0]
     (flag,) = [each for each in container["args"] if each.startswith("--kv-events-config=")]
     settings = read_kv_events(json.loads(flag.partition("=")[2]))
-    assert settings.topic == "kv@$(POD_IP)@org/model"
+    assert settings.topic == "kv@$(POD_IP):8000@org/model"
     assert [each["name"] for each in container["env"]] == ["POD_IP"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert settings.endpoint == f"tcp://*:{ports['kv-events']}" == "tcp://*:7000"

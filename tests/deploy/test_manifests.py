@@ -15,6 +15,7 @@ import yaml
 from cpuserve.config.fields import FIELDS
 from cpuserve.config.load import from_arguments
 from cpuserve.config.server import ServerOptions
+from cpuserve.platforms.memory import BLOCK
 from tests.api.server_process import served
 from tests.deploy.pods import DEPLOY, END_S, check_rights, check_times, options, path_of
 from tests.helpers.patience import wait_until
@@ -130,6 +131,22 @@ def test_the_pool_and_the_router_select_the_pods_of_the_chart():
     arguments = router["containers"][0]["args"]
     assert f"--k8s-label-selector=app.kubernetes.io/name={chart}" in arguments
     assert f"--k8s-port={ServerOptions().port}" in arguments
+
+
+def test_llm_d_reads_the_events_at_the_ports_and_block_size_of_the_chart():
+    config = documents("llm-d.yaml")[0]
+    parameters = {plugin["type"]: plugin.get("parameters") for plugin in config["plugins"]}
+    events = parameters["precise-prefix-cache-producer"]
+    assert events["tokenProcessorConfig"]["blockSize"] == BLOCK
+    chart = documents("helm/cpuserve/values.yaml")[0]
+    ports = events["kvEventsConfig"]["podDiscoveryConfig"]
+    assert ports["socketPort"] == chart["kvEvents"]["port"]
+    assert ports["replaySocketPort"] == chart["kvEvents"]["replayPort"]
+    assert parameters["token-producer"]["modelName"] == chart["model"]
+    (profile,) = config["schedulingProfiles"]
+    used = {each["pluginRef"] for each in profile["plugins"]}
+    assert used <= parameters.keys()
+    assert parameters.keys() - used == {"token-producer", "precise-prefix-cache-producer"}
 
 
 def test_litellm_balances_one_model_over_the_servers_of_the_other_files():

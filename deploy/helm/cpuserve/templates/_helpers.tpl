@@ -59,7 +59,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end -}}
 
-{{- /* llm-d expects the address of the pod and the model in the topic. */ -}}
+{{- /* llm-d expects the address of the endpoint and the model in the topic. */ -}}
 {{- define "cpuserve.kvEvents" -}}
-{"enable_kv_cache_events": true, "endpoint": "tcp://*:{{ int .Values.kvEvents.port }}", "replay_endpoint": "tcp://*:{{ int .Values.kvEvents.replayPort }}", "topic": "kv@$(POD_IP)@{{ .Values.model }}"}
+{"enable_kv_cache_events": true, "endpoint": "tcp://*:{{ int .Values.kvEvents.port }}", "replay_endpoint": "tcp://*:{{ int .Values.kvEvents.replayPort }}", "topic": "kv@$(POD_IP):8000@{{ .Values.model }}"}
 {{- end -}}
