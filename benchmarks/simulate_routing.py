@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Simulate conversations with many servers: what does prefix-aware routing gain?
+"""Simulate conversations with many servers, to compare policies of routing.
 
 usage: simulate_routing.py [--replicas 2 8 32 200] [--seconds 240] [--rate 0.05] [--seed 1]
 
