@@ -46,8 +46,7 @@ class KimiLinear:
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a Kimi Linear config."""
-        given = {theirs: config[k] for k, theirs in _KEYS.items() if config.get(k) is not None}
-        config = {"q_lora_rank": None, "rms_norm_eps": 1e-5, **config, **given}
+        config = {"q_lora_rank": None, "rms_norm_eps": 1e-5, **_with_keys(config)}
         if not read_bool(config, "mla_use_nope", True):
             refuse("mla_use_nope", False, "true: attention has no RoPE")
         sigmoid = {"sigmoid": "sigmoid"}
@@ -76,6 +75,16 @@ class KimiLinear:
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
         build_decoder(b, s, attention=_mix, mlp=_mlp)
+
+
+def _with_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the keys that DeepSeek has; ModelError for a wrong or missing number."""
+    given = {theirs: config[k] for k, theirs in _KEYS.items() if config.get(k) is not None}
+    both = {**config, **given}
+    for key in ("num_experts", "num_experts_per_token", "num_shared_experts"):
+        if key in config or _KEYS[key] not in both:
+            read_int(config, key, high=4096)
+    return both
 
 
 def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
