@@ -30,6 +30,7 @@ from cpuserve.serving.pooling_tasks import (
     vectors_of,
 )
 from cpuserve.serving.similarity import cosine, each_once
+from cpuserve.serving.tasks import default_task, select_task, tasks_of
 from cpuserve.tokenizer.pairs import NO_INSTRUCTION, PairEncoder
 from cpuserve.tokenizer.tokenizer import named_prompt
 
@@ -65,18 +66,21 @@ class PoolingMethods:
         prompts: PromptInput | Sequence[PromptInput],
         *,
         prompt_name: str | None = None,
+        task: str | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of each prompt by an embedding model; prompts: as in `generate`.
 
         prompt_name: a named prompt of the checkpoint, which is put before each text; None: the
-        checkpoint's default prompt, if it has one.
+        checkpoint's default prompt, if it has one. task: a task of the checkpoint, such as
+        "retrieval.query", for models that have tasks (jina-embeddings v5).
 
         Raises:
-            InvalidRequest: a prompt is invalid, or the model generates text.
+            InvalidRequest: a prompt or the task is invalid, or the model generates text.
             RequestError, EngineDead: as `generate`.
         """
         self._check_kind("embed")
+        adapter, prompt_name = select_task(task, prompt_name, tasks_of(self.config))
         before = named_prompt(self._tokenizer.prompts, prompt_name)
         requests = [self._request(prompt, before) for prompt in as_list(prompts)]
         return [
@@ -87,7 +91,9 @@ class PoolingMethods:
                 EmbeddingOutput(floats_of(item.choices[0].vector).tolist()),
                 num_cached_tokens=item.cached_tokens,
             )
-            for request, item in zip(requests, self._vectors(requests, use_tqdm), strict=True)
+            for request, item in zip(
+                requests, self._vectors(requests, use_tqdm, adapter=adapter), strict=True
+            )
         ]
 
     def classify(
@@ -233,13 +239,19 @@ class PoolingMethods:
         ]
 
     def _vectors(
-        self, requests: list[RequestOutput], use_tqdm: bool, vectors: str = ""
+        self,
+        requests: list[RequestOutput],
+        use_tqdm: bool,
+        vectors: str = "",
+        adapter: str | None = None,
     ) -> list[BatchItem]:
         """Run requests that generate no tokens; return items, each with a vector in its choice.
 
-        vectors: as in SamplingParams.
+        vectors: as in SamplingParams. adapter: None = the one of the default task, if there is one.
         """
-        params = [SamplingParams(max_tokens=0, vectors=vectors)] * len(requests)
+        adapter = adapter or default_task(tasks_of(self.config))
+        own = SamplingParams(max_tokens=0, vectors=vectors, adapter=adapter)
+        params = [own] * len(requests)
         items = items_of(requests, params, [0] * len(requests))
         self._run(items, use_tqdm, self._context)
         return items

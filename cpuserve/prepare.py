@@ -212,7 +212,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         _require_attention(program, path)
     matrix_weights, parameters = _weight_counts(program) if program else (0, 0)
     expert_weights, chosen_weights = _expert_weights(program) if program else (0, 0)
-    adapters = dict(item.split("=", 1) for item in options.lora_modules or ())
+    adapters = _adapters(options, path, config)
     slots = _adapter_slots(options, len(adapters))
     if program is not None and (adapters or slots):
         spec = _with_adapters(options, spec, program, adapters, slots)
@@ -273,6 +273,18 @@ def _usual_length(path: Path) -> int | None:
     return usual_length(path)
 
 
+def _adapters(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the path of each adapter by its name: for tasks of the model, and of lora_modules."""
+    from cpuserve.loader.tasks import task_adapters
+
+    tasks = task_adapters(path, config)
+    asked = dict(item.split("=", 1) for item in options.lora_modules or ())
+    if both := sorted(tasks.keys() & asked.keys()):
+        msg = f"--lora-modules {both[0]}: this is the name of a task of the model; use another name"
+        raise ConfigError(msg)
+    return {**tasks, **asked}
+
+
 def _adapter_slots(options: EngineOptions, count: int) -> int:
     """Return the number of adapter slots, 0 if adapters cannot change; count: --lora-modules.
 
@@ -323,6 +335,7 @@ def _pooling(
 ) -> tuple[str, str]:
     """Return (pooling, reason); pooling: as in EngineConfig.pooling, "none" = it generates text."""
     from cpuserve.loader.pooling import can_judge, checkpoint_pooling, classifier, ranker
+    from cpuserve.loader.tasks import has_tasks
     from cpuserve.models import MASKED, architecture_of, has_no_head
     from cpuserve.models.config import read_architectures
 
@@ -356,6 +369,8 @@ def _pooling(
         return "splade", "its head predicts masked tokens"
     if pooling == "none" and encoder and _has_token_heads(files, architecture_of(config)):
         return "first", "BGE-M3 has further heads"
+    if pooling == "none" and has_tasks(config):
+        return "last", "jina-embeddings v5 takes the vector of the last token"
     if pooling == "none" and encoder:
         return "mean", "the default of sentence-transformers"
     if pooling == "none" and has_no_head(architecture_of(config)):

@@ -26,7 +26,7 @@ from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.gguf.model import row_order
 from cpuserve.loader.load import read_json
 from cpuserve.loader.mapped import AnyFile
-from cpuserve.loader.names import gguf_to_hf
+from cpuserve.loader.names import checkpoint_to_hf, gguf_to_hf
 from cpuserve.loader.safetensors import SafetensorsFile
 from cpuserve.program.parts import parse as parse_part
 from cpuserve.program.weight_kinds import SourceType
@@ -194,7 +194,8 @@ def _read_peft(name: str, path: Path, _: ModelSpec, copy: AnyFile | None) -> Ada
             fail(name, f"tensor {tensor.name} is not a matrix of F32, F16 or BF16")
         if tensor.shape[0 if match["side"] == "A" else 1] != rank:
             fail(name, f"tensor {tensor.name} is {list(tensor.shape)}, but the rank r is {rank}")
-        matrices[match["module"], match["side"]] = StoredMatrix(
+        module = checkpoint_to_hf(f"{match['module']}.weight").removesuffix(".weight")
+        matrices[module, match["side"]] = StoredMatrix(
             tensor.name, tensor.shape, SOURCES[tensor.dtype], tensor.offset, tensor.size
         )
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

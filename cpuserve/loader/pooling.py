@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.load import read_any_json, read_json
+from cpuserve.loader.tasks import PROMPTS, has_tasks
 from cpuserve.models import architecture_of
 from cpuserve.models.base import CLASSIFIERS, GGUF_RERANKERS, JUDGES, RERANKERS, TAGGERS
 from cpuserve.models.config import read_architectures
@@ -73,11 +74,19 @@ def usual_length(path: Path) -> int | None:
 
 
 def prompts_of(path: Path) -> dict[str, str]:
-    """The prompts of sentence-transformers, by name; the default one has the name "" as well.
+    """The prompts that go before texts, by name; the default one has the name "" as well.
 
     Raises:
         ModelError: the prompts are not texts, or there is no prompt with the default name.
     """
+    given, config = _own_prompts(path), path / "config.json"
+    if not config.exists() or not has_tasks(read_json(config, "config")):
+        return given
+    return {"": PROMPTS["document"], **PROMPTS, **given}
+
+
+def _own_prompts(path: Path) -> dict[str, str]:
+    """Return the prompts of sentence-transformers; see `prompts_of`."""
     file = path / "config_sentence_transformers.json"
     if not file.exists():
         return {}

@@ -51,6 +51,7 @@ BUILTIN = {
     "HunYuanDenseV1ForCausalLM": "cpuserve.models.hunyuan:HunyuanDense",
     "HunYuanMoEV1ForCausalLM": "cpuserve.models.hunyuan:HunyuanMoe",
     "JinaEmbeddingsV3Model": "cpuserve.models.gte:JinaV3",
+    "JinaEmbeddingsV5Model": "cpuserve.models.jina_v5:JinaV5",
     "KimiLinearForCausalLM": "cpuserve.models.kimi_linear:KimiLinear",
     "LagunaForCausalLM": "cpuserve.models.laguna:Laguna",
     "Lfm2ForCausalLM": "cpuserve.models.lfm2:Lfm2",

@@ -55,10 +55,10 @@ class ModelContext:
     `adapters` has the path of each LoRA adapter by the name that
     requests use as their model; `adapters_change` says whether clients may load and unload adapters
     (serving/lora.py) under `adapter_lock`, and `default_adapter` is the one of requests that select
-    none. `any_name` says whether requests may use any
-    name for this model. `details` has facts about its files. `recent` has the prompts of the
-    last requests; None = prefixes are not cached. preset: the texts and parameters of a
-    created model.
+    none. `tasks` are the adapters for tasks of the checkpoint. `any_name` says whether requests may
+    use any name for this model. `details` has facts about its files. `recent` has the prompts of
+    the last requests; None = prefixes are not cached. preset: the texts and parameters of a created
+    model.
     """
 
     client: EngineClient
@@ -83,6 +83,7 @@ class ModelContext:
     pooling: str = "none"
     adapters: dict[str, str] = field(default_factory=dict)
     default_adapter: str | None = None
+    tasks: tuple[str, ...] = ()
     adapters_change: bool = False
     thoughts: ThoughtUse = USUAL
     adapter_lock: asyncio.Lock = field(default_factory=asyncio.Lock)

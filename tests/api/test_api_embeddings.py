@@ -4,12 +4,14 @@ import base64
 import json
 import shutil
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from tests.api.fakes import Api
 from tests.helpers.embedder import embedding_model
+from tests.helpers.jina_v5 import jina_v5
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -205,3 +207,19 @@ def test_an_encoder_is_served_like_them():
         error = refused(server, input=[5] * 65)
         assert error["param"] == "input"
         assert "64 tokens" in error["message"]
+
+
+def test_requests_with_several_tasks_in_a_batch_have_the_bits_of_each_alone():
+    tasks = ("retrieval.query", "retrieval.passage", "text-matching", "clustering")
+    with running_server(jina_v5("nano")) as server:
+        alone = {task: vector(server, "red foxes", task=task) for task in tasks}
+        assert len({str(found) for found in alone.values()}) == len(tasks)
+        with ThreadPoolExecutor(8) as pool:
+            again = pool.map(lambda task: vector(server, "red foxes", task=task), tasks * 4)
+            assert list(again) == [alone[task] for task in tasks] * 4
+        assert vector(server, "red foxes", model="clustering") == alone["clustering"]
+        error = refused(server, input="a", task="separation")
+        assert error["param"] == "task"
+        assert "this model has retrieval, text-matching, clustering" in error["message"]
+        error = refused(server, input="a", model="clustering", task="text-matching")
+        assert "task selects 'text-matching'" in error["message"]

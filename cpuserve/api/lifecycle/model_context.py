@@ -12,6 +12,7 @@ from cpuserve.serving.context import ModelContext
 from cpuserve.serving.details import ModelDetails
 from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST
 from cpuserve.serving.limits import LEAST_HELD_BYTES, ClientLimits, default_body_bytes
+from cpuserve.serving.tasks import default_task, tasks_of
 from cpuserve.serving.tools.learn import NO_TEMPLATE, learn_format, parsers_of
 from cpuserve.serving.tools.thoughts import ThoughtUse
 from cpuserve.tokenizer.load import load_tokenizer
@@ -77,6 +78,8 @@ def make_context(
         kv_bytes=kv_bytes,
         pooling=config.pooling,
         adapters=dict(config.adapters),
+        default_adapter=default_task(tasks_of(config)),
+        tasks=tasks_of(config),
         adapters_change=config.adapter_slots > 0,
         any_name=ANY_NAME in config.served_model_names,
         details=details or ModelDetails(),

@@ -9,6 +9,7 @@ import msgspec
 from cpuserve.api.request.fields import with_refused
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall
+from cpuserve.serving.tasks import select_task
 
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
@@ -21,6 +22,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """POST /v1/embeddings; `input` is a text, token ids, or a list of texts or of token ids.
 
     prompt_name: the one of the checkpoint's prompts that goes before each text (a TEI field).
+    task: a task of the checkpoint, such as "retrieval.query" (a field of the API of Jina).
     normalize, use_activation: false = vectors are not scaled to length 1 (fields of TEI and vLLM).
     """
 
@@ -36,6 +38,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
     prompt_name: str | None = None
+    task: str | None = None
     normalize: bool | None = None
     use_activation: bool | None = None
 
@@ -75,11 +78,16 @@ def to_call(request: EmbeddingRequest, context: ModelContext) -> GenerateCall:
         msg = f"encoding_format must be one of {', '.join(FORMATS)}"
         raise InvalidRequest(msg, param="encoding_format")
     check_dimensions(request.dimensions, context)
+    adapter, prompt_name = select_task(request.task, request.prompt_name, context.tasks)
+    if adapter is not None and request.model in context.adapters and request.model != adapter:
+        msg = f"model is the adapter {request.model!r}, but task selects {adapter!r}: omit one"
+        raise InvalidRequest(msg, param="task")
     return GenerateCall(
         model=request.model,
         prompt=request.input,
         add_special_tokens=request.add_special_tokens,
-        prompt_name=request.prompt_name,
+        prompt_name=prompt_name,
+        adapter=adapter,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         truncation_side=request.truncation_side,
         max_tokens=0,
