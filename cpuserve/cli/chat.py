@@ -1,4 +1,4 @@
-"""`cpuserve generate` and `cpuserve chat`: run the engine in this process and stream the output."""
+"""`cpuserve run`, `chat` and `complete`: stream responses of a model here or at a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpuserve.cli import flags
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.conversation import Conversation
 from cpuserve.cli.line_input import Lines
-from cpuserve.cli.session import Session, sampling_fields
+from cpuserve.cli.session import ChatSession, Session, sampling_fields
 from cpuserve.cli.terminal import ProgressBars, note, say
 from cpuserve.config.nearest import nearest
 from cpuserve.errors import ConfigError
@@ -23,6 +23,8 @@ from cpuserve.prepare import for_one_engine, one_engine
 from cpuserve.serving.call import GenerateCall
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from cpuserve.engine.ipc import StageProgress
     from cpuserve.prepare import Prepared
 
@@ -39,7 +41,7 @@ def generate(args: argparse.Namespace) -> int:
 
     fields = sampling_fields(args)
 
-    async def complete(session: Session) -> None:
+    async def complete(session: ChatSession) -> None:
         await session.stream(GenerateCall(prompt=prompt, default_max_tokens=256, **fields))
         say()
 
@@ -50,16 +52,18 @@ def _prompt(args: argparse.Namespace) -> str:
     """Return the prompt from --prompt, from the arguments after MODEL, or from standard input.
 
     If the first argument has spaces and cannot be the name of a model, it is the prompt, and the
-    default model completes it.
+    default model completes it. A server at --url may have a model of any name: there, the first of
+    several arguments is MODEL.
 
     Raises:
         ConfigError: there are two prompts, or the first argument is neither a model nor a prompt.
     """
     words: list[str] = list(args.words)
     if words and "model" not in args.given:
-        if may_be_model(words[0]):
+        remote = args.url is not None and (len(words) > 1 or args.prompt is not None)
+        if remote or (args.url is None and may_be_model(words[0])):
             flags.take_model(args, words.pop(0))
-        elif len(words) > 1 or len(words[0].split()) < 2:
+        elif args.url is None and (len(words) > 1 or len(words[0].split()) < 2):
             msg = (
                 f"{words[0]!r:.100} is not a model; put the whole prompt in quotes, or set "
                 '--prompt "TEXT"'
@@ -80,21 +84,62 @@ def _prompt(args: argparse.Namespace) -> str:
 def chat(args: argparse.Namespace) -> int:
     """Chat until the end of input, or respond to --message only."""
 
-    _refuse_message(args)
+    if args.url is None:
+        _refuse_message(args)
     fields = sampling_fields(args)
 
-    async def talk(session: Session) -> None:
-        conversation = Conversation(session, args.system, fields)
-        if args.message is not None:
-            await conversation.turn(args.message)
-            return
-        note(f"{session.name} is ready. Type /help for commands, /exit to end")
-        lines = Lines()
-        while (line := await lines.read()) is not None:
-            if line and not await conversation.take(line):
-                return
+    return _with_session(args, lambda session: _talk(session, args, args.message, fields))
 
-    return _with_session(args, talk)
+
+def run(args: argparse.Namespace) -> int:
+    """Respond to the message in the arguments or on standard input, or chat on a terminal."""
+    message = _message(args)
+    fields = sampling_fields(args)
+    return _with_session(args, lambda session: _talk(session, args, message, fields))
+
+
+def _message(args: argparse.Namespace) -> str | None:
+    """Return the message after MODEL with standard input after it; None = chat on the terminal.
+
+    Raises:
+        ConfigError: the first argument is no model, or standard input is empty.
+    """
+    words: list[str] = list(args.words)
+    if words and "model" not in args.given:
+        if not may_be_model(words[0]):
+            near = nearest(words[0], BUILTIN) or ";"
+            msg = (
+                f"{words[0]!r:.100} is not a model{near} write `cpuserve run MODEL "
+                f"{shlex.quote(' '.join(words))[:100]}`"
+            )
+            raise ConfigError(msg)
+        flags.take_model(args, words.pop(0))
+    parts = [" ".join(words)] if words else []
+    if not sys.stdin.isatty() and (piped := sys.stdin.read().strip()):
+        parts.append(piped)
+    if parts:
+        return "\n\n".join(parts)
+    if not sys.stdin.isatty():
+        msg = "standard input is empty: write the message to it, or put it after MODEL"
+        raise ConfigError(msg)
+    return None
+
+
+async def _talk(
+    session: ChatSession, args: argparse.Namespace, message: str | None, fields: dict[str, Any]
+) -> None:
+    """Respond to `message`, or chat until the end of input."""
+    conversation = Conversation(session, args.system, fields)
+    if message is not None:
+        said = [*conversation.messages, {"role": "user", "content": message}]
+        await session.stream(GenerateCall(messages=said, **fields))
+        say()
+        return
+    note(f"{session.name} is ready. Type /help for commands, /exit to end")
+    lines = Lines()
+    while (line := await lines.read()) is not None:
+        if line and not await conversation.take(line):
+            return
 
 
 def _refuse_message(args: argparse.Namespace) -> None:
@@ -111,7 +156,11 @@ def _refuse_message(args: argparse.Namespace) -> None:
     raise ConfigError(msg)
 
 
-def _with_session(args: argparse.Namespace, work: Any) -> int:
+def _with_session(args: argparse.Namespace, work: Callable[[ChatSession], Awaitable[None]]) -> int:
+    if args.url is not None:
+        from cpuserve.cli.remote import with_server
+
+        return with_server(args, work)
     asked = flags.asked(args)
     log.configure("warning")
     prepared, progress = prepared_start(for_one_engine(asked))
@@ -122,7 +171,11 @@ def _with_session(args: argparse.Namespace, work: Any) -> int:
     return 0
 
 
-async def _run(prepared: Prepared, progress: ProgressBars, work: Any) -> None:
+async def _run(
+    prepared: Prepared,
+    progress: ProgressBars,
+    work: Callable[[ChatSession], Awaitable[None]],
+) -> None:
     from cpuserve.api.lifecycle.model_context import load_texts, make_context
     from cpuserve.config.server import ServerOptions
     from cpuserve.engine.inline import InlineClient

@@ -14,7 +14,7 @@ from cpuserve.errors import RequestError
 from cpuserve.serving.call import GenerateCall
 
 if TYPE_CHECKING:
-    from cpuserve.cli.session import Session
+    from cpuserve.cli.session import ChatSession
 
 ConversationMessage = dict[str, str]
 
@@ -32,7 +32,9 @@ _COMMAND = re.compile(r"/[a-zA-Z]*")
 class Conversation:
     """The messages so far and how they are rendered."""
 
-    def __init__(self, session: Session, system: str | None, sampling: Mapping[str, Any]) -> None:
+    def __init__(
+        self, session: ChatSession, system: str | None, sampling: Mapping[str, Any]
+    ) -> None:
         """sampling: the sampling fields of each GenerateCall, such as temperature."""
         self._session = session
         self._sampling = sampling

@@ -37,7 +37,6 @@ FIRST = (
 )
 # Commands of other programs, and the advice in the error message for each of them.
 ELSEWHERE = {
-    "run": "run `cpuserve chat {model}` to chat, or `cpuserve serve {model}` to serve a model",
     "list": "run `cpuserve models` for the built-in models",
     "ls": "run `cpuserve models` for the built-in models",
     "ps": "a server lists its models at /v1/models, and those in memory at /api/ps",

@@ -28,7 +28,7 @@ DESCRIPTION = """CPU-first LLM inference server with an OpenAI-compatible API.
 
   cpuserve serve                  serve the built-in model on port 8000
   cpuserve serve DIR --port 9000  serve a Hugging Face directory or a GGUF file
-  cpuserve chat                   chat with a model on this terminal"""
+  cpuserve run smollm2:135m       download a model and chat with it"""
 
 EPILOG = """Flags take precedence over CPUSERVE_* variables, and these over --config FILE.
 `cpuserve config MODEL` shows every setting and its reason. Flags and variables
@@ -137,8 +137,10 @@ def build_parser() -> Parser:
     serve.usage = f"{serve.prog} [MODEL] [NAME=MODEL ...] [OPTIONS]"
     serve.set_defaults(further=True)
     serve.epilog = EPILOG
-    _generate(command("generate", "chat:generate", "Complete one prompt on this terminal."))
-    _chat(command("chat", "chat:chat", "Chat with a model on this terminal."))
+    _run_model(command("run", "chat:run", "Download and load a model, and chat with it here."))
+    _chat(command("chat", "chat:chat", "Chat with a model here, or at a server with --url."))
+    _generate(command("complete", "chat:generate", "Complete one prompt on this terminal."))
+    _generate(command("generate", "chat:generate", "Complete one prompt, as `complete` does."))
     add_bench(command("bench", "bench", "Measure this machine, or a server."))
     _run_batch(command("run-batch", "run_batch:run_batch", "Run a file of requests, offline."))
     config = command("config", "commands:config", "Show every setting, its source and its reason.")
@@ -216,7 +218,40 @@ _WORDS_HELP = (
 )
 
 
+def _server(parser: Parser) -> None:
+    """Add --url and --api-key."""
+    parser.add_argument(
+        "--url", metavar="URL", help="use the model MODEL, or the first one, of a running server"
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="API key of this server [env CPUSERVE_API_KEY]"
+    )
+
+
+def _run_model(parser: Parser) -> None:
+    add_options(parser, server=False, model=False)
+    parser.usage = f"{parser.prog} MODEL [TEXT] [OPTIONS]"
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="MODEL [TEXT]",
+        help="MODEL as in `cpuserve serve` [default: the built-in model], and a message; the "
+        "response to it, or to standard input, is printed without a chat",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.set_defaults(url=None)
+    _sampling(parser)
+    parser.epilog = """Examples:
+  cpuserve run smollm2:135m
+  echo "What is the capital of France?" | cpuserve run smollm2:135m
+  cpuserve run smollm2:135m "Summarize this:" < notes.txt"""
+
+
 def _generate(parser: Parser) -> None:
+    _server(parser)
+    parser.epilog = f"""Examples:
+  {parser.prog} smollm2:135m "The capital of France is"
+  {parser.prog} --prompt "The sky is" --url http://127.0.0.1:8000"""
     add_options(parser, server=False, model=False)
     parser.usage = f"{parser.prog} [MODEL] [TEXT] [OPTIONS]"
     parser.add_argument("words", nargs="*", metavar="[MODEL] TEXT", help=_WORDS_HELP)
@@ -246,8 +281,12 @@ def _run_batch(parser: Parser) -> None:
 def _chat(parser: Parser) -> None:
     add_options(parser, server=False)
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.add_argument("--message", metavar="TEXT", help="answer this message and exit")
+    parser.add_argument("--message", metavar="TEXT", help="respond to this message and exit")
+    _server(parser)
     _sampling(parser)
+    parser.epilog = """Examples:
+  cpuserve chat smollm2:135m --system "Be brief."
+  cpuserve chat --url http://127.0.0.1:8000"""
 
 
 if __name__ == "__main__":

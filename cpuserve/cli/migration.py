@@ -44,8 +44,8 @@ VLLM = OtherServer(
         "python -m vllm.entrypoints.openai.api_server": (
             "`python -m cpuserve.entrypoints.openai.api_server`"
         ),
-        "vllm chat": "`cpuserve chat`, without a server",
-        "vllm complete": "`cpuserve generate`, without a server",
+        "vllm chat": "`cpuserve chat --url http://HOST:8000`, or without `--url`",
+        "vllm complete": "`cpuserve complete --url http://HOST:8000`, or without `--url`",
         "vllm bench serve": (
             "`cpuserve bench serve --model MODEL`, with the flags and result files of vLLM"
         ),
@@ -142,8 +142,8 @@ OLLAMA = OtherServer(
     "Ollama",
     {
         "ollama serve": "`cpuserve serve MODEL`",
-        "ollama run MODEL": "`cpuserve chat MODEL`",
-        "ollama run MODEL TEXT": "`cpuserve generate MODEL TEXT`",
+        "ollama run MODEL": "`cpuserve run MODEL`",
+        "ollama run MODEL TEXT": "`cpuserve run MODEL TEXT`",
         "ollama pull MODEL": "`cpuserve pull MODEL`, from the Hugging Face hub",
         "ollama list": "`cpuserve models` for built-in models, `/api/tags` for models of a server",
         "ollama ps": "`/api/ps` of a server",

@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cpuserve.cli.terminal import note, say, whisper
 from cpuserve.errors import ConfigError, RequestError
@@ -16,6 +16,52 @@ from cpuserve.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from cpuserve.serving.call import GenerateCall
     from cpuserve.serving.context import ModelContext
+
+
+class ChatSession(Protocol):
+    """A model that responds, in this process or at a server."""
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+
+    async def stream(self, call: GenerateCall) -> str:
+        """Print the response to `call` while it is generated, and return it."""
+
+
+class ReplyPrinter:
+    """Prints the parts of a response: its text on stdout, its thought on stderr."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._thinks = False
+        self._started = time.perf_counter()
+        self._first = 0.0
+
+    def think(self, text: str) -> None:
+        """Print a part of the thought."""
+        if text:
+            self._first = self._first or time.perf_counter()
+            self._thinks = True
+            whisper(text)
+
+    def say(self, text: str) -> None:
+        """Print a part of the text."""
+        if not text:
+            return
+        self._first = self._first or time.perf_counter()
+        if self._thinks and not self.text:
+            whisper("\n\n")
+        self.text += text
+        say(text, end="")
+
+    def finish(self, num_prompt: int, num_generated: int) -> None:
+        """Print the numbers of tokens and the rate on a terminal."""
+        if sys.stderr.isatty() and num_generated > 1:
+            rate = (num_generated - 1) / max(1e-9, time.perf_counter() - self._first)
+            wait_s = self._first - self._started
+            say()
+            note(f"{num_prompt} prompt tokens in {wait_s:.2f} s, then {rate:.1f} tokens/s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +81,19 @@ class Session:
         from cpuserve.serving.generate import prepare
         from cpuserve.serving.registry import Lease, Served
 
-        text, first, thinks = "", 0.0, False
         served = Served(self.context, self.context.model_names[0], None, Lease())
         generation = await prepare(served, call, num_bytes=0)
-        started = time.perf_counter()
+        printer = ReplyPrinter()
         async with aclosing(generation.events()) as batches:
             async for events in batches:
-                first = first or time.perf_counter()
                 for event in events:
                     if isinstance(event, Thought):
-                        whisper(event.text)
-                        thinks = True
-                    elif isinstance(event, Text) and event.text:
-                        if thinks and not text:
-                            whisper("\n\n")
-                        text += event.text
-                        say(event.text, end="")
+                        printer.think(event.text)
+                    elif isinstance(event, Text):
+                        printer.say(event.text)
         usage = generation.usage()
-        if sys.stderr.isatty() and usage.completion > 1:
-            rate = (usage.completion - 1) / max(1e-9, time.perf_counter() - first)
-            say()
-            note(
-                f"{usage.prompt} prompt tokens in {first - started:.2f} s, then {rate:.1f} tokens/s"
-            )
-        return text
+        printer.finish(usage.prompt, usage.completion)
+        return printer.text
 
 
 def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:

@@ -40,7 +40,7 @@ DEFAULT_TAG = ":latest"
 class Idleness:
     """How many seconds without a request models stay loaded; infinite = until memory is short.
 
-    model_s: for each model. server_s: all models are unloaded if there is no request for any.
+    model_s: the time of each model. server_s: the time after which all models are unloaded.
     room_s: how long a request waits for a model in use to make room.
     """
 

@@ -25,6 +25,8 @@ from tests.helpers.tiny import tiny_model
 
 COMMANDS = (
     "serve",
+    "run",
+    "complete",
     "generate",
     "chat",
     "bench",
@@ -82,7 +84,7 @@ def all_help_of(capsys, *argv):
     return capsys.readouterr().out
 
 
-TAKES_OPTIONS = ("serve", "generate", "chat", "config", "program")
+TAKES_OPTIONS = ("serve", "run", "complete", "generate", "chat", "config", "program")
 
 
 @pytest.mark.parametrize("name", TAKES_OPTIONS)
@@ -103,6 +105,8 @@ def test_help_fits_the_terminal(capsys, monkeypatch, name, columns):
         pages.append(all_help_of(capsys, name))
     for page in pages:
         # Texts with examples have their own line breaks, for 80 columns.
+        page, _, examples = page.partition("\nExamples:\n")
+        assert all(len(line) <= 80 for line in examples.splitlines()), examples
         text = page.replace(cli.DESCRIPTION, "").replace(cli.EPILOG, "")
         assert all(len(line) <= columns for line in text.splitlines()), text
     assert all(len(line) <= 80 for line in f"{cli.DESCRIPTION}\n{cli.EPILOG}".splitlines())
@@ -120,7 +124,7 @@ def test_help_and_version_are_commands_too(capsys, words):
     assert "cpuserve" in shown[0]
 
 
-@pytest.mark.parametrize("name", ["run", "list", "ls", "ps", "show", "rm", "stop"])
+@pytest.mark.parametrize("name", ["list", "ls", "ps", "show", "rm", "stop"])
 def test_a_command_of_another_program_gets_a_hint(capsys, name):
     code, out, err = run(capsys, name, "llama3")
     assert (code, out) == (2, "")
