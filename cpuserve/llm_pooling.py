@@ -182,12 +182,14 @@ class PoolingMethods:
         documents: str | Sequence[str],
         *,
         instruction: str | None = None,
+        use_activation: bool = True,
         use_tqdm: bool = True,
     ) -> list[ScoringRequestOutput]:
         """Return the score of each pair of texts: a reranker's, or the cosine of two embeddings.
 
         queries: one for all documents, or one for each. instruction: the purpose of the score, for
-        models that take one (Qwen3-Reranker).
+        models that take one (Qwen3-Reranker). use_activation: False = a reranker's score before its
+        activation, such as a logit; a cosine has no activation.
 
         Raises:
             InvalidRequest: a pair is invalid, or the model generates text.
@@ -218,7 +220,11 @@ class PoolingMethods:
                 ScoringOutput(floats_of(item.choices[0].vector)[0]),
                 num_cached_tokens=item.cached_tokens,
             )
-            for request, item in zip(requests, self._vectors(requests, use_tqdm), strict=True)
+            for request, item in zip(
+                requests,
+                self._vectors(requests, use_tqdm, "" if use_activation else "raw"),
+                strict=True,
+            )
         ]
 
     def _similarities(

@@ -147,6 +147,7 @@ class GenerateCall(CommonFields, kw_only=True):
     selects as its model. caller: who sends the request, for queues where callers take turns.
     session: an id of the client's session, which other clients cannot know.
     suffix: the text after the response, between which and the prompt the model fills in.
+    conversations: the messages of several prompts, instead of `messages`.
     earlier: the tokens of an earlier prompt and response, which the prompt continues.
     stream_interval: how many tokens an event of a stream has, after the first one.
     usage_in_each: whether TokenUsage follows the events of each output. lines: when the response
@@ -181,6 +182,7 @@ class GenerateCall(CommonFields, kw_only=True):
     echo: bool = False
     suffix: str | None = None
     earlier: Earlier | None = None
+    conversations: list[list[ConversationMessage]] | None = None
     stream_interval: int | None = None
     embed: bool = False
     classify: str = ""

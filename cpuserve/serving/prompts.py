@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cpuserve.errors import InvalidRequest, PromptTooLong
 from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, Prompt
 from cpuserve.serving.chat_prompt import chat_prompt
@@ -44,6 +46,14 @@ async def prompts_of(
         return await _pair_prompts(context, call, call.pairs)
     if call.decisions is not None:
         return await decision_prompts(context, call, call.decisions, num_bytes)
+    if call.conversations is not None:
+        each = [
+            msgspec.structs.replace(call, messages=messages, conversations=None)
+            for messages in call.conversations
+        ]
+        return [
+            await chat_prompt(context, one, num_bytes, opening=opening, waits=waits) for one in each
+        ]
     if call.messages is not None:
         return [await chat_prompt(context, call, num_bytes, opening=opening, waits=waits)]
     if call.suffix:

@@ -35,6 +35,7 @@ _SCORE = PostRoute({"text_1": "a", "text_2": ["b", "c"]}, "last")
 ROUTES = {
     "/v1/chat/completions": PostRoute({"messages": HI}),
     "/v1/completions": PostRoute({"prompt": "hi"}),
+    "/v1/chat/completions/batch": PostRoute({"messages": [HI]}),
     "/v1/chat/completions/render": PostRoute({"messages": HI}, runs=False),
     "/v1/completions/render": PostRoute({"prompt": "hi"}, runs=False),
     "/v1/responses": PostRoute({"input": "hi"}),

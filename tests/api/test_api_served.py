@@ -25,6 +25,9 @@ from tests.api.post_routes import (
 )
 from tests.helpers.fake_executor import fake_config
 
+# Routes that refuse streams.
+NO_STREAM = ("/v1/systemone", "/v1/chat/completions/batch")
+
 
 def served(pooling="none"):
     api = Api(answers)
@@ -49,7 +52,7 @@ def test_every_route_has_a_line_in_a_table():
 def test_every_route_uses_the_adapter_that_is_named(path, name, stream):
     route = ROUTES[path]
     api = served(route.pooling)
-    asked = {} if path == "/v1/systemone" else {"stream": stream}  # it has no streams
+    asked = {} if path in NO_STREAM else {"stream": stream}
     response = api.post(path, **{**route.body, **asked, "model": name})
     assert response.status_code == 200, response.text
     assert api.engine.asked
@@ -236,7 +239,7 @@ def test_a_model_stays_loaded_from_the_first_byte_of_its_prompt_to_the_last_of_i
 ):
     body = {name: value for name, value in ROUTES[path].body.items() if name != "stream"}
     second = Second()
-    second.context.pooling = ROUTES[path].pooling
+    prepare(second.context, ROUTES[path].pooling)
     held, gate = [], asyncio.Event()
 
     def waits(engine, number, prompt, params):

@@ -213,3 +213,14 @@ def test_models_without_a_head_are_not_made_rerankers():
             LLM(str(tiny_model(family)), pooling="rank")
     with pytest.raises(StartupError, match="'yes' is no token of this model"):
         LLM(str(tiny_model("qwen3")), pooling="rank", max_model_len=64)
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen3-judge"])
+def test_scores_without_the_activation_are_its_inputs(kind):
+    with make(kind) as llm:
+        scores, raw = (
+            [done.outputs.score for done in llm.score(QUERY, DOCUMENTS, use_activation=asked)]
+            for asked in (True, False)
+        )
+    assert [1 / (1 + np.exp(-score)) for score in raw] == pytest.approx(scores, rel=1e-5)
+    assert min(raw) < 0 or max(raw) > 1

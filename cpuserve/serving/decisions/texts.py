@@ -41,7 +41,7 @@ class OptionTexts:
     def logprobs(self, rows: Sequence[Sequence[tuple[int, float]]]) -> list[float]:
         """Return the logprob of each text.
 
-        rows: for each node, in their order, the tokens that follow there with their logprobs.
+        rows: the tokens that follow each node, with their logprobs, in the order of the nodes.
         """
         of_nodes = dict(zip(self.nodes, map(dict, rows), strict=True))
         return [sum(self._tokens(ids, of_nodes)) for ids in self.ids]

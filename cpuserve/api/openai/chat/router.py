@@ -1,9 +1,10 @@
-"""POST /v1/chat/completions, and the prompt that it would have."""
+"""POST /v1/chat/completions, also for several conversations, and the prompt of one."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from cpuserve.api.openai.chat.batch import BatchChatRequest, BatchChatWriter, batch_call
 from cpuserve.api.openai.chat.schema import (
     ChatCompletion,
     ChatRenderRequest,
@@ -35,6 +36,20 @@ async def create_chat_completion(received: RequestContext, asked: ChatRequest) -
     """Generate the next message of a conversation."""
     take_request_id(received, asked.request_id)
     return await generate(received, asked, to_call, ChatWriter)
+
+
+@post(
+    router,
+    "/v1/chat/completions/batch",
+    schema=BatchChatRequest,
+    response=ChatCompletion,
+    id_prefix="chatcmpl-",
+    words=words,
+)
+async def create_chat_completions(received: RequestContext, asked: BatchChatRequest) -> Response:
+    """Generate the next message of each of several conversations, one choice for each."""
+    take_request_id(received, asked.request_id)
+    return await generate(received, asked, batch_call, BatchChatWriter)
 
 
 @post(

@@ -36,11 +36,9 @@ _WORDS = FunctionWords(
 _THINKING = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
 
 
-@with_refused("chat")
-class ChatRequest(GenerationRequest, kw_only=True):
-    """POST /v1/chat/completions."""
+class ChatFields(GenerationRequest, kw_only=True):
+    """The fields of conversations, except the messages."""
 
-    messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -65,6 +63,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
     length_penalty: float | None = None
     return_prompt_text: bool | None = None
     request_id: str | None = None
+
+
+@with_refused("chat")
+class ChatRequest(ChatFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
 
 
 @with_refused("chat")
@@ -189,7 +194,7 @@ def to_call(request: ChatRequest) -> GenerateCall:
     )
 
 
-def words(request: ChatRequest) -> dict[str, str]:
+def words(request: ChatFields) -> dict[str, str]:
     """Return {RequestError.role: field of this API} for each role with another name."""
     return {
         "prompt": "messages",

@@ -49,8 +49,8 @@ class ChatWriter:
         first = generation.sequences[0]
         self._received = received
         self._model = received.served.name
-        self._ids = bool(asked.return_token_ids)
-        self._role, self._echoed = _echoed(asked)
+        self._ids = self._ids_of_prompt = bool(asked.return_token_ids)
+        self._role, self._echoed = echoed(asked)
         self._top = first.params.num_top
         self._prompt_top = first.params.prompt_logprobs
         self._prompt_ids = first.prompt.ids
@@ -141,7 +141,7 @@ class ChatWriter:
                 [self._choice(choice) for choice in response.choices],
                 usage_body(response.usage),
                 prompt_logprobs(response.choices[0].scores, self._prompt_top, self._names),
-                self._prompt_ids if self._ids else msgspec.UNSET,
+                self._prompt_ids if self._ids_of_prompt else msgspec.UNSET,
                 msgspec.UNSET if self._prompt_text is None else self._prompt_text,
                 msgspec.UNSET if self._timed is None else timings_of(self._timed),
             )
@@ -194,7 +194,7 @@ def _whole_call(call: WholeToolCall) -> schema.ToolCall:
     return schema.ToolCall(call.id, "function", schema.FunctionCall(call.name, written))
 
 
-def _echoed(asked: ChatRequest) -> tuple[str, str]:
+def echoed(asked: ChatRequest) -> tuple[str, str]:
     """Return the role of the response, and the text of the last message if it is echoed.
 
     The last message is echoed if it has the same role as the response, as in vLLM. A response that

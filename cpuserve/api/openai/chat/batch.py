@@ -1,0 +1,70 @@
+"""Several conversations in one request: POST /v1/chat/completions/batch of vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cpuserve.api.openai.chat.schema import ChatFields, ChatMessage, ChatRequest, to_call
+from cpuserve.api.openai.chat.writer import ChatWriter, echoed
+from cpuserve.api.request.fields import is_set, with_refused
+from cpuserve.errors import InvalidRequest
+from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, unsupported
+
+if TYPE_CHECKING:
+    from cpuserve.api.request.context import RequestContext
+    from cpuserve.serving.events import Choice
+    from cpuserve.serving.generate import Generation
+
+# Fields that only a request with one conversation can have.
+_OF_ONE = (
+    *("stream", "tools", "use_beam_search", "prompt_logprobs", "return_prompt_text"),
+    "return_progress",
+)
+
+
+@with_refused("chat")
+class BatchChatRequest(ChatFields, kw_only=True):
+    """POST /v1/chat/completions/batch: `messages` is a list of conversations."""
+
+    messages: list[list[dict[str, Any]]]
+
+
+def batch_call(request: BatchChatRequest) -> GenerateCall:
+    """Return the call, which has a prompt for each conversation; InvalidRequest as to_call."""
+    if not 0 < len(request.messages) <= MAX_PROMPTS:
+        msg = f"messages has {len(request.messages)} conversations: send 1 to {MAX_PROMPTS}"
+        raise InvalidRequest(msg, param="messages")
+    for name in _OF_ONE:
+        value = getattr(request, name)
+        if is_set(value) or (name == "prompt_logprobs" and value is not None):
+            msg = f"{name} is not possible with several conversations: omit it"
+            raise unsupported(msg, name)
+    if request.n not in (None, 1):
+        msg = "n must be 1, because each conversation has one response: omit it"
+        raise InvalidRequest(msg, param="n")
+    calls = [to_call(each) for each in _requests(request)]
+    calls[0].conversations = [call.messages or [] for call in calls]
+    return calls[0]
+
+
+def _requests(request: BatchChatRequest) -> list[ChatRequest]:
+    """Return a request with the same fields for each conversation."""
+    names = [name for name in ChatRequest.__struct_fields__ if name != "messages"]
+    shared = {name: getattr(request, name) for name in names}
+    return [ChatRequest(messages=messages, **shared) for messages in request.messages]
+
+
+class BatchChatWriter(ChatWriter):
+    """Writes a response with a choice for each conversation."""
+
+    def __init__(
+        self, received: RequestContext, asked: BatchChatRequest, generation: Generation
+    ) -> None:
+        requests = _requests(asked)
+        super().__init__(received, requests[0], generation)
+        self._ids_of_prompt = False
+        self._begun = [echoed(each) for each in requests]
+
+    def _message(self, choice: Choice) -> ChatMessage:
+        self._role, self._echoed = self._begun[choice.index]
+        return super()._message(choice)

@@ -1,0 +1,139 @@
+"""The contract of vLLM's further routes for text: several conversations, render routes, beams."""
+
+import pytest
+
+from tests.contract.table import (
+    NO_COUNT,
+    NO_FLAG,
+    NO_LIST,
+    NO_NUMBER,
+    NO_TEXT,
+    accepted,
+    ask,
+    cases,
+    refused,
+    run,
+    server,
+    without,
+)
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+BATCH = {"messages": [HI, HI]}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+SAMPLING_GOOD = {
+    "model": ("tiny", "alias", None),
+    "max_tokens": (1, 100_000, None),
+    "seed": (0, 2**63 - 1, None),
+    "temperature": (0, 2, None),
+    "top_k": (-1, 50),
+    "stop": ("x", ["a", "b"], None),
+    "logit_bias": ({}, {"5": 1}, None),
+    "priority": (0, -1, 7),
+    "cache_salt": ("team", None),
+    "timeout": (1, 30.5, None),
+    "stream": (False, None),
+}
+SAMPLING_BAD = {
+    "max_tokens": (-1, *NO_COUNT),
+    "seed": (2**64, *NO_COUNT),
+    "temperature": (-0.1, *NO_NUMBER),
+    "top_k": (-2, *NO_COUNT),
+    "stop": (1, {}, [1]),
+    "logit_bias": ({"x": 1}, {"9999": 1}, "x"),
+    "priority": (2**40, *NO_COUNT),
+    "cache_salt": ("a/b", *NO_TEXT),
+    "timeout": (0, *NO_NUMBER),
+}
+
+
+@cases(
+    accepted(f"{CHAT}/batch", BATCH, SAMPLING_GOOD),
+    accepted(
+        f"{CHAT}/batch",
+        BATCH,
+        {
+            "messages": ([HI], [HI] * 9, [HI, [*HI, {"role": "assistant", "content": "a"}, *HI]]),
+            "n": (1, None),
+            "logprobs": (True, False, None),
+            "echo": (True, False),
+            "tools": ([], None),
+            "tool_choice": ("none", None),
+            "use_beam_search": (False, None),
+            "response_format": ({"type": "text"}, None),
+            "return_token_ids": (True, False),
+        },
+    ),
+    refused(f"{CHAT}/batch", BATCH, SAMPLING_BAD),
+    refused(
+        f"{CHAT}/batch",
+        BATCH,
+        {
+            "messages": ([], [[]], [HI, []], HI, ["hi"], [[1]], [HI] * 1025, *NO_LIST),
+            "n": (0, 2, *NO_COUNT),
+            "stream": (True, *NO_FLAG),
+            "tools": (TOOLS, "x", [1]),
+            "use_beam_search": (True, *NO_FLAG),
+            "prompt_logprobs": (0, 1, *NO_COUNT),
+            "return_prompt_text": (True,),
+            "return_progress": (True,),
+            "top_logprobs": (2, 21, *NO_COUNT),
+            "best_of": (2,),
+        },
+    ),
+    without(f"{CHAT}/batch", BATCH, "messages"),
+)
+def test_several_conversations_are_accepted_or_refused_with_their_field(case):
+    run(case)
+
+
+@cases(
+    accepted(f"{CHAT}/render", {"messages": HI}, SAMPLING_GOOD),
+    accepted(f"{TEXT}/render", {"prompt": "hi"}, SAMPLING_GOOD),
+    accepted(f"{CHAT}/render", {"messages": HI}, {"return_prompt_text": (True, False, None)}),
+    accepted(f"{TEXT}/render", {"prompt": "hi"}, {"prompt": ("a", ["a", "b"], [5], [[5], [6]])}),
+    refused(f"{CHAT}/render", {"messages": HI}, SAMPLING_BAD),
+    refused(f"{TEXT}/render", {"prompt": "hi"}, SAMPLING_BAD),
+    refused(
+        f"{CHAT}/render",
+        {"messages": HI},
+        {"messages": ([], "hi", [1]), "return_token_offsets": (True, *NO_FLAG)},
+    ),
+    refused(
+        f"{TEXT}/render",
+        {"prompt": "hi"},
+        {"prompt": ([], [[]], {}, 1, [9999]), "return_token_offsets": (True, *NO_FLAG)},
+    ),
+    without(f"{CHAT}/render", {"messages": HI}, "messages"),
+    without(f"{TEXT}/render", {"prompt": "hi"}, "prompt"),
+)
+def test_prompts_are_rendered_or_refused_with_their_field(case):
+    run(case)
+
+
+BEAMS = {"use_beam_search": True, "n": 2, "max_tokens": 3}
+NO_BEAMS = {
+    "n": (0, 11, *NO_COUNT),
+    "length_penalty": NO_NUMBER,
+    "temperature": (-1, *NO_NUMBER),
+    "stream": (True,),
+    "presence_penalty": (1,),
+    "logit_bias": ({"5": 1},),
+    "min_tokens": (2,),
+}
+
+
+@cases(
+    refused(CHAT, {"messages": HI, **BEAMS}, NO_BEAMS),
+    refused(TEXT, {"prompt": "hi", **BEAMS}, NO_BEAMS),
+    refused(TEXT, {"prompt": "hi", **BEAMS}, {"use_beam_search": NO_FLAG}),
+)
+def test_what_a_beam_search_cannot_have_is_refused_with_its_field(case):
+    run(case)
+
+
+@pytest.mark.parametrize("path", [f"{CHAT}/batch", f"{CHAT}/render", f"{TEXT}/render"])
+def test_a_model_that_does_not_exist_is_404(path):
+    body = {"prompt": "hi"} if path.startswith(TEXT) else {"messages": HI}
+    body = {"messages": [HI]} if path.endswith("batch") else body
+    ask(server(), "POST", path, 404, "nobody", json={**body, "model": "nobody"})
