@@ -77,10 +77,11 @@ class PromptBudget:
         return self.closed or self.tokens <= 0 or (self.seconds <= 0.0 and not self.least)
 
     def finishes(self, left: int) -> bool:
-        """Whether this step completes a prompt with `left` tokens, if its budget suffices.
+        """Whether this step may complete a prompt with `left` tokens, if its budget suffices.
 
-        Without running streams, the step completes the prompt only if the shortest prompt of the
-        step then has to wait only a little longer for the end of the step.
+        All prompts of a step get their first token at its end. Without running streams, a step may
+        be long. So a prompt that is much longer than the shortest prompt of the step is not
+        completed in it: the shortest one would have to wait.
         """
         most = self.short
         if self.alone and self.shortest:

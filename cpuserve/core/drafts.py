@@ -1,9 +1,9 @@
 """Draft tokens: proposed tokens in the rows after a decode row, which the same step verifies.
 
-Verifying a draft token costs a row. It pays if its chance of being accepted, divided by the seconds
-of a row, exceeds the tokens per second of the step without it. So a step of one sequence, which is
-bound by reading the weights, takes uncertain drafts; a step of many sequences, which is bound by
-arithmetic, takes only drafts that are almost certainly right.
+A draft token adds a row to the step. It pays if its chance of being accepted, divided by the time
+of a row, exceeds the tokens per second of the step without it. A step of one sequence is limited by
+reading the weights, so a row costs little, and even uncertain drafts pay. A step of many sequences
+is limited by arithmetic, so only drafts that are almost certainly right pay.
 """
 
 from __future__ import annotations

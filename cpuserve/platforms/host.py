@@ -137,10 +137,11 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         return self.memory_available if free is None else min(self.memory_available, free)
 
     def node_memory(self, nodes: Iterable[NodeId]) -> int | None:
-        """Return the available bytes of `nodes`; None if only the numbers of the machine count.
+        """Return the available bytes of `nodes`; None = use the available bytes of the machine.
 
-        That is so if `nodes` are all nodes with memory, or if the sizes of the nodes do not add up
-        to the machine's (after ballooning or hot-plugging, they are still the sizes at boot).
+        The result is None if `nodes` are all nodes with memory. It is None as well if the sizes of
+        the nodes do not add up to the size of the machine: after ballooning or hot-plugging, the
+        system may still report the sizes of the nodes at boot.
         """
         chosen = set(nodes)
         total = sum(n.memory_total for n in self.nodes)

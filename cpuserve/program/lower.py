@@ -336,7 +336,7 @@ class Lowering:
         return self._matrices[key]
 
     def read(self, name: str, n: int, k: int, matrices: int = 1) -> OpWeights:
-        """Return what an op reads for one token, and add these bytes to `read_bytes`.
+        """Return the weights that an op reads for one token, and add their bytes to `read_bytes`.
 
         The op reads `matrices` matrices [n, k] of the kind of `name`.
         """

@@ -65,10 +65,11 @@ class Fp8Weights(PackedWeights):
 def fp8_matrix(
     weights: PackedWeights, name: str, stem: str, part: str, block: tuple[int, int] | None
 ) -> BuiltTensor:
-    """The matrix in rows of e4m3_g128, which keep its codes; in fp32 if its sizes do not fit them.
+    """Return an FP8 matrix in rows of e4m3_g128, which keep its codes, or in fp32.
 
-    32 must divide the number of inputs, and 128 the number that shares a scale, unless a whole row
-    does. part: the suffix of the tensor with the scales. block: (outputs, inputs) of a scale.
+    Rows of e4m3_g128 need a number of inputs that 32 divides. A scale must be for a whole row or
+    for a multiple of 128 inputs. Other matrices are converted to fp32. part: the suffix of the
+    tensor with the scales. block: (outputs, inputs) of a scale.
     """
     weight, scales = weights.part(stem, "weight"), weights.part(stem, part)
     n, k = matrix_shape(weight)

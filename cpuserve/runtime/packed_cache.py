@@ -275,7 +275,7 @@ class PackedCache:
 
 
 def layout_digest(config: EngineConfig, lowered: Lowered, extension: Path) -> str:
-    """Return a digest of everything but the tensors that decides the bytes of packed matrices."""
+    """Return a digest of all facts, other than tensors, that determine the packed bytes."""
     facts = {
         "version": version(),
         "code": _code_digest(extension),

@@ -79,9 +79,9 @@ class Mean:
         self._count += len(rows)
 
     def result(self) -> bytes | None:
-        """Return the embedding or score of the mean.
+        """Return the embedding or score of the mean of the vectors.
 
-        The sum is used instead if its result is only scaled to norm 1 anyway.
+        If the head only scales the mean to length 1, it gets the sum, which has the same direction.
         """
         scaled = self._head.unit and not self._head.layers
         mean = self._sum if scaled else self._sum / max(self._count, 1)

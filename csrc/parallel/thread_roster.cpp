@@ -16,8 +16,8 @@ constexpr int64_t kWindow = 30 * kMs;  // period for judging threads: ten schedu
 constexpr int64_t kFirstAbsence = 300 * kMs, kLongestAbsence = 2'000 * kMs;
 constexpr int64_t kSoon = 500 * kMs;
 // Without one of n threads, a step runs at (n - 1) / n of its speed, or faster if memory is the
-// limit. So a thread is benched (takes no part) if the others lose more than 0.8 / n of their time
-// by waiting for it.
+// limit. So a thread is left out if the others lose more than 0.8 / n of their time by waiting for
+// it.
 constexpr double kWorthOfOne = 0.8;
 constexpr double kLosingItsCore =
     0.15;  // part of the time without a core; a thread that loses less is merely the last to finish
@@ -61,9 +61,9 @@ int ThreadRoster::members_of(int rank) const noexcept {
   return count;
 }
 
-// Benches the thread that lost the most time, if that thread costs the team more than it
-// contributes. Returns true if a thread was benched. The other members of its rank then compute its
-// share.
+// Leaves out the thread that lost the most time, if that thread costs the team more than it
+// contributes. Returns true if a thread was left out. The other members of its rank then compute
+// its share.
 bool ThreadRoster::judge(int64_t now_ns) noexcept {
   size_t worst = 0;
   int n = 0;  // number of members of the rank of `worst`

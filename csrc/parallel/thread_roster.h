@@ -4,8 +4,8 @@
 // thread on this core runs half of the time, in slices of milliseconds, and all other threads wait
 // during the other half. With two cores, one of them shared, decode reached 35-41 % of its
 // undisturbed rate however the threads waited. One thread alone is faster than that, because decode
-// is limited by memory. Therefore a thread that keeps losing its core is benched: it takes no part
-// for a while and is then tried again.
+// is limited by memory. Therefore a thread that keeps losing its core is left out of the next steps
+// for a while, and is then tried again.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace cpuserve {
 
 class ThreadRoster {
  public:
-  // The last thread of a rank is never benched, because no other thread computes its part.
+  // The last thread of a rank is never left out, because no other thread computes its part.
   explicit ThreadRoster(Ranks ranks);
 
   // Records one step: its wall time, the time that thread 0 waited for other threads, and for each

@@ -333,7 +333,10 @@ class KvManager:
         return group == self.num_groups
 
     def _unite(self, tables: Tables, chain: PrefixChain, entry: CachedBlock) -> None:
-        """Use the blocks of `entry`, the chain's next entry; own blocks replace its lost ones."""
+        """Use the published blocks of `entry`, the chain's next entry, in place of equal own ones.
+
+        For a group without a published block (it was evicted), the own block is published.
+        """
         index = chain.num_entries
         for group, table in enumerate(tables):
             own, published = table[index], entry.blocks[group]

@@ -338,8 +338,9 @@ struct TileSlot {
   KeyRange keys = {};
 };
 
-// The products that the AMX unit computes between the softmax rows of the other slot: first PV of
-// the tile in `slot`, then QK of the next tile, which is put into the same slot.
+// The work of the AMX unit while the vector units compute the softmax of the tile in the other
+// slot, row by row: first PV of the tile in `slot`, then QK of the next tile, which takes its place
+// in the slot.
 //   begin(index, tile): prepares a tile and returns its number of rows, or 0 if there is nothing to
 //                       compute
 //   end(index, tile, rows): merges or stores a tile's m, l and o

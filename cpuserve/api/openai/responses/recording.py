@@ -168,7 +168,7 @@ class _Background:
             self._fail(error)
 
     def settle(self, leases: list[Lease]) -> None:
-        """End the parts that the cancelled task has left open, and release the models."""
+        """End the response if its task was cancelled before the end, and release the models."""
         entry = self._entry
         try:
             if entry.running and self._store.is_stored(entry):

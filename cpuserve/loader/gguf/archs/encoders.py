@@ -9,7 +9,11 @@ from cpuserve.loader.gguf.keys import Keys
 
 
 def _bert(keys: Keys) -> dict[str, Any]:
-    """Return settings of BERT; RoBERTa's GGUF files fit, as their positions begin at row 0."""
+    """Return the settings of BERT.
+
+    They are right for files of RoBERTa also: the converter drops the first rows of its position
+    table, so that positions begin at row 0 as in BERT.
+    """
     types = keys.file.tensors.get("token_types.weight")
     return {"hidden_act": "gelu", "type_vocab_size": 1 if types is None else types.shape[0]}
 
