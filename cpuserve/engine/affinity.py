@@ -19,7 +19,7 @@ def on_cpus(cpus: set[int]) -> Iterator[None]:
     An empty set leaves the affinity as it is.
     """
     own = affinity()
-    if not cpus or own == cpus:
+    if not cpus or own == cpus or not hasattr(os, "sched_setaffinity"):  # as on macOS
         yield
         return
     os.sched_setaffinity(0, cpus)

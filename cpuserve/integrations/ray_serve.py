@@ -126,7 +126,8 @@ class RayReplica:
         platform, _ = select(asked.options.platform)
         self._claim = claim_cores(num_cpus, platform.host())
         # The settings are resolved for these CPUs, and the engine inherits the CPU mask.
-        os.sched_setaffinity(0, self._claim.cpus)
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, self._claim.cpus)
         prepared = prepare(asked)
         # Ray replaces a replica without a living engine, and sends requests to others meanwhile.
         restart = bool(prepared.resolved.others)

@@ -141,7 +141,10 @@ class PackedFiles:
             os.ftruncate(fd, 0)
             self._make_room()
             # Not sparse: where a disk is full, writing to a mapping ends the process.
-            os.posix_fallocate(fd, 0, self._size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(fd, 0, self._size)
+            else:  # macOS
+                os.ftruncate(fd, self._size)
         except OSError:
             file.discard()
             raise

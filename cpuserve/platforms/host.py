@@ -206,7 +206,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 def _affinity() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
+        return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -314,7 +315,7 @@ def disk_rate(path: Path, piece: int) -> float:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | direct)
     except OSError:  # the file system does not support O_DIRECT
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        if hasattr(os, "posix_fadvise"):
+        if sys.platform == "linux":
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     pieces = max(1, os.fstat(fd).st_size // piece)
     started = time.perf_counter()

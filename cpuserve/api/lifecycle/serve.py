@@ -173,7 +173,7 @@ def _wait(preparing: Future[T]) -> T:
 
 def _pin(cpus: list[int] | None) -> None:
     """Pin this process and its future threads to `cpus`; log a warning if that is refused."""
-    if not cpus:
+    if not cpus or not hasattr(os, "sched_setaffinity"):  # as on macOS
         return
     try:
         os.sched_setaffinity(0, cpus)

@@ -176,7 +176,7 @@ class Process:
 def _shared_memory(size: int) -> int:
     """Return the file descriptor of new shared memory with `size` bytes."""
     if hasattr(os, "memfd_create"):
-        memory = os.memfd_create("cpuserve-masks")
+        memory: int = os.memfd_create("cpuserve-masks")
     else:
         with tempfile.TemporaryFile() as file:
             memory = os.dup(file.fileno())
