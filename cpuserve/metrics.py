@@ -216,6 +216,7 @@ class Sequence:
     max_tokens: int
     n: int
     caller: str = ""
+    adapter: str = ""
     arrival: float = field(default_factory=time.monotonic)
     first: float = 0.0
     last: float = 0.0

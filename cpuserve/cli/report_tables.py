@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from cpuserve.api.status.adapter_metrics import AdapterMetrics
 from cpuserve.cli.doctor import DoctorReport
 from cpuserve.cli.support_tables import markdown
 from cpuserve.config.reference import between
@@ -27,7 +28,7 @@ END = "<!-- end of tables -->"
 
 
 def metrics() -> str:
-    """Return Markdown: the metrics of a server with a CPU quota, a KV tier and drafts."""
+    """Return Markdown: the metrics of a server with a CPU quota, a KV tier, drafts and adapters."""
     server = ServerMetrics(
         model_name="m",
         max_model_len=100,
@@ -39,7 +40,7 @@ def metrics() -> str:
         drafts=True,
     )
     server.on_cache_miss("new")  # without one, there is no such family
-    families = [*server.collect(), *HttpMetrics().collect()]
+    families = [*server.collect(), *AdapterMetrics(["a"], ()).collect(), *HttpMetrics().collect()]
     rows = [["metric", "type", "meaning"]]
     for family in sorted(families, key=lambda family: family.name):
         suffix = "_total" if family.type == "counter" else ""

@@ -41,6 +41,8 @@ async def beam_events(
     metrics, params = context.metrics, first.params
     num_prompt, most = len(first.prompt.ids), params.max_tokens or 0
     meters = [metrics.start(num_prompt, most, first.n, params.caller) for _ in sequences]
+    for meter in meters:
+        meter.adapter = params.adapter or ""
     reasons = ["error"] * len(sequences)
     try:
         run = _Run(context, sequences, rules)

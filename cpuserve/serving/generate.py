@@ -435,6 +435,7 @@ async def _run(context: ModelContext, sequence: SequenceRequest, tools: ToolUse 
     meter = metrics.start(
         len(sequence.prompt.ids), params.max_tokens or 0, sequence.n, params.caller
     )
+    meter.adapter = params.adapter or ""
     reason = "abort"
     run = None
     pace = EventPace(sequence.interval)

@@ -267,3 +267,31 @@ def test_a_value_on_a_bound_belongs_to_its_bucket():
 )
 def test_length_buckets_go_1_2_5(most, bounds):
     assert buckets_1_2_5(most) == bounds
+
+
+def test_adapters_of_running_and_waiting_requests_are_labels():
+    api = Api()
+    assert "lora_requests_info" not in api.get("/metrics").text
+    context = api.context
+    context.adapters.update(one="/one", two="/two", three="/three")
+    running, waiting, ended, plain = (context.metrics.start(1, 1, 1) for _ in range(4))
+    running.adapter, waiting.adapter, ended.adapter = "one", "two", "three"
+    for sequence in (running, plain):
+        context.metrics.on_tokens(sequence, 1, 0, 0.0)
+    context.metrics.finish(ended, "stop")
+    families = {f.name: f for f in text_string_to_metric_families(api.get("/metrics").text)}
+    (sample,) = families["vllm:lora_requests_info"].samples
+    assert sample.labels == {
+        "max_lora": "3",
+        "running_lora_adapters": "one",
+        "waiting_lora_adapters": "two",
+    }
+    assert sample.value > 1.7e9
+
+
+def test_a_request_for_an_adapter_counts_for_it():
+    api = Api()
+    api.context.adapters["one"] = "/one"
+    assert api.chat(model="one").status_code == 200
+    assert api.chat().status_code == 200
+    assert [each.adapter for each in api.context.metrics.sequences()] == ["one", ""]

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from cpuserve.api.status.adapter_metrics import AdapterMetrics
 from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import Stats
 from cpuserve.metrics import CpuSample, HttpMetrics, ServerMetrics
@@ -132,6 +133,7 @@ def test_the_metrics_that_routers_of_vllm_read_are_there(labels_of):
     """The names in the comment of deploy/gateway.yaml, which are those of its default settings."""
     comment = (DEPLOY / "gateway.yaml").read_text().partition("apiVersion")[0]
     named = set(re.findall(r"vllm:\w+", comment))
-    assert len(named) == 4
-    assert named <= labels_of.keys()
+    (adapters,) = AdapterMetrics(["a"], ()).collect()
+    assert len(named) == 5
+    assert named <= {*labels_of, adapters.name}
     assert {"block_size", "num_gpu_blocks"} <= labels_of["vllm:cache_config_info"]

@@ -1,0 +1,38 @@
+"""The metric by which routers for vLLM find the servers that use a LoRA adapter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from cpuserve.metrics import Sequence
+
+
+class AdapterMetrics:
+    """Which LoRA adapters the sequences of the server use now.
+
+    adapters: the names of all loaded adapters; without any there is no metric. sequences: running,
+    waiting and ended ones. As in vLLM, the value is the present time.
+    """
+
+    def __init__(self, adapters: Collection[str], sequences: Iterable[Sequence]) -> None:
+        self._adapters = adapters
+        self._sequences = sequences
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metric, with the names in its labels."""
+        if not self._adapters:
+            return
+        active = [each for each in self._sequences if each.adapter and not each.ended]
+        running = {each.adapter for each in active if each.first}
+        waiting = {each.adapter for each in active} - running
+        info = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "LoRA adapters of running and waiting requests, as labels.",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        names = (",".join(sorted(each)) for each in (running, waiting))
+        info.add_metric([str(len(self._adapters)), *names], time.time())
+        yield info
