@@ -58,9 +58,9 @@ static inline void value_columns(const ChunkBlocks<Kv>& c, const typename Kv::Le
   }
 }
 
-// Computes PV for R rows and keys [begin, end). In decode, strips of columns alternate every
-// kValueSpan keys: a strip that ran through the whole chunk would read from the pages of all its
-// values long before their lines were prefetched.
+// Computes PV for R rows and keys [begin, end). In decode, each strip of columns adds kValueSpan
+// keys, and then the next strip takes its turn. A strip that added all keys of the chunk at once
+// would read values that are not prefetched yet.
 template <class Kv, Ahead kAhead>
 static inline void value_keys(const ChunkBlocks<Kv>& c, const typename Kv::Left* p, int R,
                               int begin, int end, bool fresh, float* o, size_t ldo, Fetch& f) {
@@ -80,8 +80,8 @@ static void value_rows(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int r, int n
                          t.o + static_cast<size_t>(r) * t.ldo, t.ldo, f);
 }
 
-// The range of keys that every row sees (except rows without visible keys in the chunk), in whole
-// steps of kStep keys.
+// The range of keys that every row sees, in whole steps of kStep keys. Rows that see no key of the
+// chunk do not count.
 struct Common {
   int begin = 0, end = kChunk;
   bool any = false, same = true;  // any: a row sees keys; same: all rows see the same keys
@@ -102,8 +102,9 @@ static inline Common common_keys(const Tile<Kv>& t, int R) {
   return c;
 }
 
-// Computes PV for the keys in [from, to) that each row sees: for runs of neighbouring rows that see
-// the same keys, or for single rows where the probabilities of two rows are stored together.
+// Computes PV for the keys in [from, to), where rows may see different keys. Neighbours that see
+// the same keys are computed together, except where the probabilities of two rows are stored
+// together: there each row is computed alone.
 template <class Kv, Ahead kAhead>
 static inline void value_edges(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R, int from, int to,
                                bool fresh, Fetch& f) {

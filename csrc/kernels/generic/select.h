@@ -197,9 +197,10 @@ struct Band {
   int64_t count_lo, count_hi;  // number of ids at or above lo (an upper bound) and at or above hi
 };
 
-// Chooses thresholds strictly inside the band, at equal distances of the logit. After five rounds,
-// every other round chooses them at equal distances of key_of(logit) instead. Keys number the
-// floats, so such a round divides the floats in the band equally, whatever their magnitudes are.
+// Chooses thresholds strictly inside the band, at equal distances of the logit. This may narrow the
+// band slowly if logits differ much in magnitude. So after five rounds, every other round chooses
+// them at equal distances of key_of(logit). Keys number the floats, so such a round divides the
+// floats of the band into equal parts.
 static inline void spread_thresholds(const Band& b, int round, float* t) {
   const int64_t lo = key_of(b.lo), hi = key_of(b.hi);
   const bool linear = (round < 5 || round % 2 == 0) && b.lo > -FLT_MAX && b.hi < FLT_MAX;
@@ -329,11 +330,11 @@ CPUSERVE_INLINE int sample_ids(const Row& r) {
   return found;
 }
 
-// Chooses thresholds around the cut of a sample of the row. Returns false if the sample is too
-// small, or if few ids have most of the mass, which a sample misses. The rank of the cut in the
-// sample has a standard deviation of at most 1 % of the ids, so the thresholds are the logits 0.4
-// and 1.5 % of the sample before and after the cut. The ids between two thresholds nearly always
-// fit the list.
+// Finds the cut of a sample of the row, and chooses four thresholds near it: the logits that are
+// 0.4 and 1.5 % of the sample before and after the cut. The rank of the cut has a standard
+// deviation of at most 1 % of the ids, so the cut of the row is probably between two thresholds,
+// and the ids between them nearly always fit the list. Returns false if the sample is too small, or
+// if few ids have most of the mass, because a sample may miss them.
 static inline bool guess_thresholds(const Row& r, double total, double target, float* t) {
   const int n = sample_ids(r);
   if (n < kSampleIds / 2 || n * 16 > r.n) return false;
@@ -355,17 +356,18 @@ static inline bool guess_thresholds(const Row& r, double total, double target, f
   return true;
 }
 
-// A search for a cut by mass: the thresholds of its first pass over the row, and the band before
-// it.
+// The start of a search for the cut of top-p: the band, the mass to reach, and the thresholds for
+// the first pass over the row.
 struct MassSearch {
   Band band;
   double target;
   float thresholds[kThresholds];
 };
 
-// Starts the search for the cut after the shortest prefix with a mass of at least `target`; the row
-// has mass `total`. The mass of an id is exp((logit - largest) / temperature), which is 0 if the
-// logit is more than 104 temperatures below the largest. Logits below `least` are not read.
+// Starts the search for the cut of top-p: the fewest best ids with a mass of at least `target`, in
+// a row with the mass `total`. The mass of an id is exp((logit - largest) / temperature), which is
+// 0 if the logit is more than 104 temperatures below the largest. Logits below `least` are not
+// read.
 static inline MassSearch start_search(const Row& r, float largest, float least, float temperature,
                                       double total, double target) {
   MassSearch s;

@@ -1,5 +1,5 @@
 // w8_channel and w8_channel_g128: int8 weights with one scale per output column, against int8 rows
-// with one scale per row or per 128 of K.
+// with one scale per row or per 128 elements of K.
 //
 //   row:   f = float(sum_k q_w q_x - zero sum_x) * (s_w s_x), integers over the whole row
 //   g128:  f = fma(float(sum_k q_w q_x - zero sum_x), s_x, f) per group, then f * s_w

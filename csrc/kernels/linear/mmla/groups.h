@@ -1,6 +1,7 @@
-// The group kinds on matrix products of Arm. They have a scale for every kGroup of K.
+// Matrix products of Arm for the group kinds, which have a scale for every kGroup elements of K.
 //
-// A view V of the weights is a class that reads the operands and the factors of a unit:
+// A view V of the weights is a class that reads the operands and the factors (scales and minima) of
+// a unit, either from packed or from unpacked weights:
 //   kBytes   bytes of a unit; kHeader: bytes before its operands
 //   kGroups  groups of a unit; kSteps: steps (8 bytes of K) of a group
 //   kCut     whether the last group may have fewer steps than kSteps

@@ -1,5 +1,6 @@
-// The chain kinds on matrix tiles: bf16, and int8 with one scale per row. Their sums stay in tiles
-// over a block of K.
+// Matrix tiles (AMX) for the chain kinds: bf16, and int8 with one scale per row. They have no
+// scales within a row, so a sum is one chain of additions, and it stays in a tile over a block of
+// K.
 #pragma once
 #include "kernels/linear/channel.h"
 #include "kernels/linear/dense.h"
@@ -8,8 +9,9 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// Copies the last `lines` lines of K of rows and weights, which are fewer than a tile has, and pads
-// them with zeros: the bytes after them belong to another panel, or are not readable.
+// Copies the end of K, which is shorter than a tile (`lines` lines), from the rows and weights of a
+// job to its scratch, and pads it with zeros. In place, a tile would also read the bytes after it,
+// which belong to another panel or are not readable.
 template <int NP>
 CPUSERVE_INLINE void copy_tails(const TileJob& t, int64_t line, int64_t lines) {
   const size_t bytes = static_cast<size_t>(lines) * 4;

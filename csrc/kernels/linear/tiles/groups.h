@@ -1,6 +1,6 @@
-// The kinds with a scale for every 32 to 256 of K on matrix tiles. The sums of a group are stored
-// from the tiles to memory, and vectors add them to fp32 sums while the tiles compute the next
-// groups.
+// Matrix tiles (AMX) for the kinds with a scale for every group of 32 to 256 elements of K. The
+// sums of a group are stored from the tiles to memory. Vector code multiplies them by the
+// scales and adds them to fp32 sums, while the tiles compute the next groups.
 #pragma once
 #include "kernels/linear/tiles/unpack.h"
 

@@ -21,13 +21,13 @@ constexpr int64_t kNearRows = 128;
 // If the rows of a step do not fit L2, they come from L3, which delivers 10 bytes a cycle to a core
 // of Granite Rapids. A task of this many strips reads them once for all of its columns.
 constexpr int kSpanStrips = 4;
-// The number of unpacked lines of a panel in a K block, for kinds with blocks of 256: they take 8
-// KB. Other group kinds have fewer lines.
+// The number of unpacked lines of one panel in a K block, for kinds with blocks of 256 weights: 128
+// lines of 64 bytes take 8 KB.
 constexpr int64_t kGroupBlockLines = 8 * kTileLines;
-// The same number for other group kinds, so that two panels take 8 KB together. These lines share
-// the 48 KB of L1 with 16 KB of integer sums of groups, 4 KB of fp32 sums and 8 KB of the rows of a
-// job. Measured on Granite Rapids, blocks of twice as many lines take 1.05 to 1.18 times as long
-// for 64 to 512 rows of w4m_g128.
+// The same number for other group kinds. It is half as large, so that the lines of two panels take
+// 8 KB together. L1 has 48 KB, and must also hold 16 KB of integer sums of groups, 4 KB of fp32
+// sums and 8 KB of the rows of a job. Measured on Granite Rapids, blocks of twice as many lines
+// take 1.05 to 1.18 times as long for 64 to 512 rows of w4m_g128.
 constexpr int64_t kPairBlockLines = kGroupBlockLines / 2;
 
 // The sums of a group as they leave the tiles: integers, or the bits of floats.
