@@ -38,6 +38,7 @@ ROUTES = {
     "/v1/chat/completions/batch": PostRoute({"messages": [HI]}),
     "/v1/chat/completions/render": PostRoute({"messages": HI}, runs=False),
     "/v1/completions/render": PostRoute({"prompt": "hi"}, runs=False),
+    "/inference/v1/generate": PostRoute({"token_ids": [65], "sampling_params": {}}),
     "/v1/responses": PostRoute({"input": "hi"}),
     "/v1/responses/input_tokens": PostRoute({"input": "hi"}, runs=False),
     "/v1/messages": PostRoute({"messages": HI, "max_tokens": 9}),
@@ -71,6 +72,7 @@ ROUTES = {
 RUNS = [path for path, route in ROUTES.items() if route.runs]
 # Routes with responses that have no model.
 NO_MODEL = (
+    "/inference/v1/generate",
     *("/api/embeddings", "/embedding", "/embeddings"),
     *("/v1/embed", "/v2/embed", "/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict"),
 )

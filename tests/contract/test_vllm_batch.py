@@ -132,6 +132,60 @@ def test_what_a_beam_search_cannot_have_is_refused_with_its_field(case):
     run(case)
 
 
+TOKENS = "/inference/v1/generate"
+IDS = {"token_ids": [5, 6], "sampling_params": {}}
+
+
+@cases(
+    accepted(
+        TOKENS,
+        IDS,
+        {
+            "token_ids": ([5], [5] * 50),
+            "sampling_params": ({}, {"max_tokens": 3, "n": 2}, {"stop_token_ids": [7], "seed": 1}),
+            "sampling_params.temperature": (0, 0.5, None),
+            "sampling_params.logprobs": (0, 1, None),
+            "sampling_params.detokenize": (True, False),
+            "request_id": ("a-1", None),
+            "stream": (False, None),
+            "features": (None,),
+        },
+    ),
+    refused(
+        TOKENS,
+        IDS,
+        {
+            "token_ids": ([], [-1], [9999], ["x"], *NO_LIST),
+            "sampling_params": ([], "x", 1, {"more": 1}, {"prompt": "a"}, {"max_tokens": "x"}),
+            "sampling_params.temperature": (-1, "x"),
+            "sampling_params.use_beam_search": (True,),
+            "request_id": ("a b", *NO_TEXT),
+            "stream": (True,),
+            "features": ({"a": 1},),
+            "kv_transfer_params": ({"a": 1},),
+            "priority": (2**40, *NO_COUNT),
+        },
+    ),
+    without(TOKENS, IDS, "token_ids", "sampling_params"),
+)
+def test_tokens_are_continued_or_refused_with_their_field(case):
+    run(case)
+
+
+def test_a_rendered_prompt_is_continued_as_its_completion():
+    api = server()
+    (prompt,) = api.post(f"{TEXT}/render", prompt="hi", seed=3, max_tokens=4, logprobs=1).json()
+    asked = {name: prompt[name] for name in ("token_ids", "sampling_params")}
+    before = len(api.engine.asked)
+    body = api.post(TOKENS, **asked, request_id="mine").json()
+    assert body["request_id"] == "mine"
+    assert body["choices"][0].keys() == {"index", "logprobs", "finish_reason", "token_ids"}
+    wanted = api.post(TEXT, prompt="hi", seed=3, max_tokens=4, logprobs=1, return_token_ids=True)
+    assert body["choices"][0]["token_ids"] == wanted.json()["choices"][0]["token_ids"]
+    (one, first), (other, second) = api.engine.asked[before:]
+    assert (one, first) == (other, second)
+
+
 @pytest.mark.parametrize("path", [f"{CHAT}/batch", f"{CHAT}/render", f"{TEXT}/render"])
 def test_a_model_that_does_not_exist_is_404(path):
     body = {"prompt": "hi"} if path.startswith(TEXT) else {"messages": HI}

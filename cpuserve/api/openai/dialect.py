@@ -7,6 +7,7 @@ from cpuserve.api.openai import models
 from cpuserve.api.openai.batches import router as batches
 from cpuserve.api.openai.chat import router as chat
 from cpuserve.api.openai.completions import router as completions
+from cpuserve.api.openai.completions import tokens
 from cpuserve.api.openai.conversations import router as conversations
 from cpuserve.api.openai.embeddings import router as embeddings
 from cpuserve.api.openai.files import router as files
@@ -17,6 +18,7 @@ OPENAI = Dialect(
     (
         chat.router,
         completions.router,
+        tokens.router,
         compact.router,
         responses.router,
         conversations.router,
