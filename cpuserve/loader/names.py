@@ -32,11 +32,13 @@ _SCALES = {"scale": ".weight_scale", "input_scale": ".input_scale"}
 _BARE = ("_bias", "A_log", "mamba.D", "mixer.D", ".sinks", "layer_scalar", "correct_output_scale")
 
 # Tensors that no Program reads: buffers that some exporters store, although they follow from the
-# config, layers for multi-token prediction, and the parts for images and audio.
+# config, layers for multi-token prediction, the parts for images and audio, and the adapters in the
+# checkpoint of jina-embeddings v3.
 _IGNORED = re.compile(
     r".*\.rotary_emb\.inv_freq|rope_freqs\.weight|.*\.(?:attn|attention|self_attn)\.(?:masked_)?bias"
     r"|.*\.position_ids|mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
     r"|(?:model\.)?(?:audio_tower|embed_vision|embed_audio)\..*"
+    r"|.*\.parametrizations\.weight\.0\.lora_[AB]"
 )
 
 
@@ -88,6 +90,7 @@ def checkpoint_to_hf(name: str) -> str:
         return f"model.{name.removeprefix('backbone.')}"
     for theirs, ours in _NORMS.items():
         name = name.replace(theirs, ours)
+    name = name.replace(".parametrizations.weight.original", ".weight")  # jina-embeddings v3
     for prefix in ("bert.", "roberta.", "distilbert.", "new."):
         name = name.removeprefix(prefix)
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)

@@ -106,7 +106,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     """The first entry of "architectures" in a config.json; ModelError if there is none.
 
     For a model of images and text, it is the architecture of the part for text; for a model with a
-    head, such as a reranker, the architecture of the model below the head.
+    head, such as a reranker, the architecture of the model below the head. The published config of
+    jina-embeddings v3 names RoBERTa.
     """
     names = read_architectures(config)
     if not names:
@@ -118,6 +119,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     if names[0] in TEXT_PARTS:
         text_type = str(read_object(config, "text_config").get("model_type"))
         return TEXT_TYPES.get(names[0], {}).get(text_type, TEXT_PARTS[names[0]])
+    if names[0] in ("XLMRobertaModel", "XLMRobertaLoRA") and config.get("lora_adaptations"):
+        return "JinaEmbeddingsV3Model"
     return {**RERANKERS, **CLASSIFIERS, **TAGGERS, **MASKED}.get(names[0], names[0])
 
 

@@ -75,8 +75,9 @@ class JinaV3:
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a jina-embeddings v3 config."""
-        config = {"layer_norm_eps": 1e-5, "type_vocab_size": 1, **config}
+        """The hyperparameters in a config of transformers, or in the published one."""
+        published = {"rope_theta": config.get("rotary_emb_base")}
+        config = {"layer_norm_eps": 1e-5, "type_vocab_size": 1, **published, **config}
         return _spec(config, "JinaEmbeddingsV3Model", theta=20000.0, activations=ACTIVATIONS)
 
     @staticmethod
