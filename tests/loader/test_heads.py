@@ -27,7 +27,11 @@ TOKENS = [(i * 37 + i * i * 5) % 509 for i in range(30)]
 # All families: each can be tied. In some, a config without the key is.
 TIED = {family: {"tie_word_embeddings": True} for family in FAMILIES}
 # GGUF files have no word for it: a file without an output matrix is tied.
-GGUF = {arch: family for arch, (family, _, _) in gguf_archs.ARCHS.items() if family in FAMILIES}
+GGUF = {
+    arch: family
+    for arch, (family, _, _) in gguf_archs.ARCHS.items()
+    if family in FAMILIES and arch not in gguf_archs.ENCODERS
+}
 
 
 def names(spec_config):
