@@ -106,8 +106,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     """The first entry of "architectures" in a config.json; ModelError if there is none.
 
     For a model of images and text, it is the architecture of the part for text; for a model with a
-    head, such as a reranker, the architecture of the model below the head. The published config of
-    jina-embeddings v3 names RoBERTa.
+    head, such as a reranker, the architecture of the model below the head. In the published config
+    of jina-embeddings v3 the first entry is RoBERTa.
     """
     names = read_architectures(config)
     if not names:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from cpuserve.config.engine import EngineConfig
 
-# The task of requests that name none, as in vLLM.
+# The task of requests without one, as in vLLM.
 DEFAULT = "retrieval"
 # Names in the API of Jina: the task, and the prompt of the checkpoint.
 _WITH_PROMPT = {
@@ -29,7 +29,7 @@ def tasks_of(config: EngineConfig) -> tuple[str, ...]:
 
 
 def default_task(tasks: Sequence[str]) -> str | None:
-    """The task of requests that name none; None if the model has no tasks."""
+    """The task of requests without one; None if the model has no tasks."""
     return DEFAULT if DEFAULT in tasks else None
 
 
