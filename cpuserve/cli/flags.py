@@ -39,14 +39,12 @@ FIRST = (
 ELSEWHERE = {
     "list": "run `cpuserve models` for the built-in models",
     "ls": "run `cpuserve models` for the built-in models",
-    "ps": "a server lists its models at /v1/models, and those in memory at /api/ps",
     "show": "run `cpuserve config {model}` for the settings of a model",
     "rm": "remove the file or directory that `cpuserve pull NAME` prints",
     "create": "clients create models with POST /api/create of `cpuserve serve --models-dir DIR`",
     "cp": "clients copy models with POST /api/copy of `cpuserve serve --models-dir DIR`",
     "complete": "run `cpuserve generate {model} TEXT` to complete a text",
     "collect-env": "run `cpuserve doctor` for the facts about this machine",
-    "stop": "press Ctrl-C in the server's terminal, or send SIGTERM to its process",
 }
 
 

@@ -141,6 +141,19 @@ def build_parser() -> Parser:
     _chat(command("chat", "chat:chat", "Chat with a model here, or at a server with --url."))
     _generate(command("complete", "chat:generate", "Complete one prompt on this terminal."))
     _generate(command("generate", "chat:generate", "Complete one prompt, as `complete` does."))
+    ps = command("ps", "server_models:ps", "List the models that a server has in memory.")
+    _running_server(ps)
+    ps.add_argument("--json", action="store_true", help="as JSON, with the fields of Ollama")
+    ps.epilog = "Example: cpuserve ps --url http://127.0.0.1:8000"
+    stop = command("stop", "server_models:stop", "Unload a model of a running server.")
+    stop.add_argument("name", metavar="NAME", help="name of the model, as `cpuserve ps` shows it")
+    _running_server(stop)
+    stop.epilog = "Example: cpuserve stop smollm2:135m"
+    completion = command(
+        "completion", "completion:completion", "Print a script that completes flags in a shell."
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+    completion.epilog = "Example: source <(cpuserve completion bash)"
     add_bench(command("bench", "bench", "Measure this machine, or a server."))
     _run_batch(command("run-batch", "run_batch:run_batch", "Run a file of requests, offline."))
     config = command("config", "commands:config", "Show every setting, its source and its reason.")
@@ -226,6 +239,17 @@ def _server(parser: Parser) -> None:
     parser.add_argument(
         "--api-key", metavar="KEY", help="API key of this server [env CPUSERVE_API_KEY]"
     )
+
+
+def _running_server(parser: Parser) -> None:
+    """Add --url with a default, and --api-key."""
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help="the server [default: http://127.0.0.1:8000]",
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="its API key [env CPUSERVE_API_KEY]")
 
 
 def _run_model(parser: Parser) -> None:

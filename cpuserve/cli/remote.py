@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from cpuserve.cli.session import ChatSession
     from cpuserve.serving.call import GenerateCall
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-
 
 class _SaidDelta(msgspec.Struct):
     content: str | None = None
@@ -78,7 +76,8 @@ class RemoteSession:
                 raise events.no_reader from None
             raise RequestError(str(error)) from None
         if response.code != 200:
-            msg = f"the server refused the request (HTTP {response.code}): {_said(response.body)}"
+            said = said_error(response.body)
+            msg = f"the server refused the request (HTTP {response.code}): {said}"
             raise RequestError(msg)
         printer.finish(events.usage.prompt_tokens, events.usage.completion_tokens)
         return printer.text
@@ -99,11 +98,12 @@ def _body(call: GenerateCall, model: str) -> dict[str, Any]:
     return {"model": model, "stream": True, "stream_options": {"include_usage": True}, **given}
 
 
-def _said(body: bytes) -> str:
+def said_error(body: bytes) -> str:
     """Return the message of an error, or the beginning of a body that is no error of an API."""
     try:
         found: Any = msgspec.json.decode(body)
-        return str(found["error"]["message"])
+        error = found["error"]
+        return str(error if isinstance(error, str) else error["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return " ".join(body[:300].decode(errors="replace").split())
 
@@ -143,7 +143,7 @@ class _SaidEvents:
             msg = f"the server sent an event that cannot be parsed: {error}"
             raise RequestError(msg) from None
         if event.error is not None:
-            raise RequestError(_said(data))
+            raise RequestError(said_error(data))
         self.usage = event.usage or self.usage
         for choice in event.choices:
             self._printer.think(choice.delta.reasoning_content or choice.delta.reasoning or "")

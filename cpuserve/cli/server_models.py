@@ -1,0 +1,81 @@
+"""`cpuserve ps` and `cpuserve stop`: the loaded models of a running server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+
+from cpuserve.bench.driver import Target
+from cpuserve.bench.http import exchange
+from cpuserve.cli.remote import said_error, target_of
+from cpuserve.cli.terminal import note, say
+from cpuserve.config.values import format_bytes
+from cpuserve.errors import CpuserveError
+
+
+def ps(args: argparse.Namespace) -> int:
+    """Print the models that a server has in memory."""
+    models = _asked(target_of(args), "/api/ps", None).get("models") or []
+    if args.json:
+        say(msgspec.json.encode(models).decode())
+        return 0
+    rows = [("MODEL", "SIZE", "CONTEXT", "UNTIL"), *map(_row, models)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        say("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _row(model: dict[str, Any]) -> tuple[str, str, str, str]:
+    size = format_bytes(int(model.get("size") or 0))
+    return model["name"], size, str(model.get("context_length", "")), _until(model)
+
+
+def _until(model: dict[str, Any]) -> str:
+    """Return how long the model stays loaded without a request."""
+    try:
+        end = datetime.fromisoformat(str(model["expires_at"]).replace("Z", "+00:00"))
+    except (KeyError, ValueError):
+        return ""
+    left_s = (end - datetime.now(timezone.utc)).total_seconds()
+    return "always" if left_s > 365 * 86_400 else f"{max(0, round(left_s))} s without a request"
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Unload a model of a server; the next request for it loads it again.
+
+    Raises:
+        CpuserveError: the server does not know the model, or keeps it loaded.
+    """
+    target = target_of(args)
+    body = {"model": args.name, "keep_alive": 0}
+    found = _asked(target, "/api/generate", msgspec.json.encode(body))
+    if found.get("done_reason") != "unload":
+        msg = f"the server did not unload {args.name}: {msgspec.json.encode(found).decode()}"
+        raise CpuserveError(msg)
+    name = found.get("model", args.name)
+    if any(name == model["name"] for model in _asked(target, "/api/ps", None).get("models") or []):
+        msg = (
+            f"{args.name} is still loaded: a request uses it, or it is the first model of the "
+            "server, which stays loaded without --sleep-idle"
+        )
+        raise CpuserveError(msg)
+    note(f"{args.name} is unloaded; the next request loads it again")
+    return 0
+
+
+def _asked(target: Target, path: str, body: bytes | None) -> dict[str, Any]:
+    """Return the JSON object of a response; CpuserveError if the server refuses the request."""
+    response = asyncio.run(exchange(target.url, path, body, api_key=target.api_key))
+    if response.code != 200:
+        msg = f"{target.url}{path}: HTTP {response.code}: {said_error(response.body)}"
+        raise CpuserveError(msg)
+    try:
+        return msgspec.json.decode(response.body, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        msg = f"{target.url}{path} returned no JSON object: {error}"
+        raise CpuserveError(msg) from None
