@@ -13,7 +13,7 @@ from cpuserve.metrics import Sequence
 class AdapterMetrics:
     """Which LoRA adapters the sequences of the server use now.
 
-    adapters: the names of all loaded adapters; without any there is no metric. sequences: running,
+    adapters: all loaded adapters; without any there is no metric. sequences: running,
     waiting and ended ones. As in vLLM, the value is the present time.
     """
 
@@ -22,7 +22,7 @@ class AdapterMetrics:
         self._sequences = sequences
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metric, with the names in its labels."""
+        """Yield the metric, with the adapters in its labels."""
         if not self._adapters:
             return
         active = [each for each in self._sequences if each.adapter and not each.ended]
