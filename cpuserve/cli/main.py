@@ -159,6 +159,10 @@ def build_parser() -> Parser:
     config = command("config", "commands:config", "Show every setting, its source and its reason.")
     add_options(config, server=True)
     config.add_argument("--json", action="store_true", help="as JSON")
+    size = command("size", "size:size", "Show the memory and highest rates of a model here.")
+    add_options(size, server=False)
+    size.add_argument("--json", action="store_true", help="as JSON")
+    size.epilog = "Example: cpuserve size smollm2:135m"
     program = command("program", "commands:program", "Show a model's operations with their shapes.")
     add_options(program, server=False)
     program.add_argument("--json", action="store_true", help="as JSON")

@@ -29,6 +29,7 @@ COMMANDS = (
     "ps",
     "stop",
     "completion",
+    "size",
     "complete",
     "generate",
     "chat",
@@ -87,7 +88,7 @@ def all_help_of(capsys, *argv):
     return capsys.readouterr().out
 
 
-TAKES_OPTIONS = ("serve", "run", "complete", "generate", "chat", "config", "program")
+TAKES_OPTIONS = ("serve", "size", "run", "complete", "generate", "chat", "config", "program")
 
 
 @pytest.mark.parametrize("name", TAKES_OPTIONS)
