@@ -91,7 +91,10 @@ HONOURED = {
     "thinking": {CHAT: {"type": "disabled"}},
     "top_k": 3,
     "top_p": 0.5,
-    "top_logprobs": {CHAT: {"logprobs": True, "top_logprobs": 1}},
+    "top_logprobs": {
+        CHAT: {"logprobs": True, "top_logprobs": 1},
+        RESPONSES: {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
+    },
     "format": "json",
     "raw": True,
     "system": "be kind",

@@ -160,7 +160,10 @@ REFUSED = (
     Refused("reasoning_effort", (RESPONSES,), _moved("reasoning.effort")),
     Refused("thinking", (RESPONSES,), _moved("reasoning.effort")),
     Refused("logprobs", (RESPONSES,), _moved(_LOGPROBS)),
+    Refused("previous_response", (RESPONSES,), _moved("previous_response_id")),
+    Refused("previous_input_messages", (RESPONSES,), _moved("input")),
     # A Response has no members for the results of these fields.
+    Refused("enable_response_messages", (RESPONSES,)),
     Refused("prompt_logprobs", (RESPONSES,)),
     Refused("return_token_ids", (RESPONSES,)),
     Refused("context_management", (RESPONSES,)),
