@@ -35,7 +35,8 @@ BESIDE_STREAMS_S = 0.005
 ALONE_S = 0.03
 CHANGES = ("stage_adapter", "use_adapter", "drop_adapter", "unload_adapter")
 
-# Overwrites the matrices of a slot, one in each iteration.
+# Loads an adapter into a slot of the executor: (slot, adapter). Each iteration overwrites one
+# matrix, so the engine can do other work between iterations.
 Load = Callable[[int, "Adapter"], Iterator[None]]
 ReplyBody = dict[str, object]
 

@@ -19,11 +19,12 @@ IF_POSSIBLE = " // if possible"
 # with this text match the rule as well. Only the process for grammars knows the special tokens.
 OTHER_TOKENS = " // and special tokens other than "
 
-# The input of a custom tool is a text. The schema of its function has one parameter INPUT, and the
-# schema of INPUT has the grammar of the text as its member INPUT_GRAMMAR: {"syntax": "lark" or
-# "regex", "definition": ...}. If calls have tags in place of JSON, the Lark grammar of calls has a
-# rule `NAME: %text {"syntax", "definition", "end"}`: the text, then `end`. In a Lark grammar, both
-# are on a line that ends with PARAMETERS_OF and the tool's name. Only the process for grammars
-# reads the grammars of clients.
+# The input of a custom tool is a text, for which the client may send a grammar. Only the process
+# for grammars reads this grammar. It is sent in one of two ways:
+# - If calls are JSON, the tool is a function with one parameter INPUT. The schema of INPUT has the
+#   grammar in its member INPUT_GRAMMAR: {"syntax": "lark" or "regex", "definition": ...}.
+# - If calls have tags in place of JSON, the Lark grammar of calls has a rule
+#   `NAME: %text {"syntax", "definition", "end"}`, which matches the text and then `end`.
+# In both cases the line of the Lark grammar ends with PARAMETERS_OF and the name of the tool.
 INPUT, INPUT_GRAMMAR, RAW_TEXT = "input", "x-input-grammar", "%text"
 OF_GRAMMAR = "the grammar of "
