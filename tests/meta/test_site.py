@@ -3,6 +3,7 @@
 `.ci/run docs` builds the site and checks it.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from cpuserve.cli import report_tables
-from docs.site import check, drawings, hooks
+from docs.site import chart, check, drawings, hooks, recording
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -102,3 +103,22 @@ def test_the_check_of_a_site_finds(tmp_path, html, problem):
 def test_the_check_of_a_site_finds_imports_of_style_sheets(tmp_path):
     (tmp_path / "a.css").write_text("p { background: url('https://example.com/a.png') }")
     assert [*check.problems(tmp_path)] == ["a.css loads a resource from another server"]
+
+
+def test_the_chart_of_the_readme_has_the_figures_of_the_page_on_performance():
+    made = "run: python -m docs.site.chart docs/images/peers.svg"
+    assert (DOCS / "images" / "peers.svg").read_text("utf-8") == chart.chart(), made
+    head = "## Compared with other servers\n\n| model | with | decode |\n|---|---|---|\n"
+    page = f"{head}| a | b | 1.5 x |\n| | c | - |"
+    assert chart.factors(page) == {("a", "b"): {"decode": 1.5}, ("a", "c"): {}}
+
+
+def test_the_recording_of_the_readme_is_drawn_from_a_session_with_its_commands():
+    made = "run: python -m docs.site.recording draw FILE.json FILE.svg"
+    session = json.loads((DOCS / "images" / "first-minute.json").read_text("utf-8"))
+    shown = (DOCS / "images" / "first-minute.svg").read_text("utf-8")
+    assert shown == recording.draw(session), made
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert [part["command"] for part in session] == ["cpuserve serve", recording.CURL]
+    assert all(part["command"] in readme and part["output"] for part in session)
+    assert "Paris" in shown
