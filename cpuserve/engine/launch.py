@@ -15,8 +15,8 @@ from cpuserve.log import get_logger, level
 log = get_logger("engine")
 
 CHILD_MODULE = "cpuserve.engine.child"
-# A load waits for room in memory for up to a minute.
-LONGEST_S = 90.0
+# A load waits for room in memory for up to a minute, and models that take turns do so again soon.
+LONGEST_S = 300.0
 BOOTSTRAP = "from {module} import exit_now, main; exit_now(main())"
 
 
@@ -69,7 +69,8 @@ class SpareProcess:
 
     The imports of an engine take half of the time of its start, so they run while the server
     still unloads another model. Only the thread that starts engines may use it; see
-    start_process.
+    start_process. keep: start another process as soon as an engine has taken this one, because
+    models take turns in memory.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class SpareProcess:
         longest_s: the process ends if no engine uses it within this time.
         """
         self.cpus = cpus
+        self.keep = False
         self._module = module
         self._longest_s = longest_s
         self._spare: EngineProcess | None = None
@@ -89,7 +91,7 @@ class SpareProcess:
         """Start a process unless there is one; call it on the event loop."""
         if self._spare is not None and self._spare.process.poll() is None:
             return
-        self.close()
+        self._end()
         try:
             with on_cpus(self.cpus):
                 self._spare = start_process(self._module)
@@ -104,10 +106,16 @@ class SpareProcess:
         if spare is None or spare.module != module or spare.process.poll() is not None:
             return None
         self._spare = None
+        if self.keep:
+            self.start()
         return spare
 
     def close(self) -> None:
-        """End the process if there is one."""
+        """End the process if there is one, and keep none any more."""
+        self.keep = False
+        self._end()
+
+    def _end(self) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
         spare, self._spare = self._spare, None

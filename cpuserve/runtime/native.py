@@ -15,7 +15,6 @@ import numpy.typing as npt
 import cpuserve._C as _C
 from cpuserve.config.engine import EngineConfig
 from cpuserve.config.values import format_cpus
-from cpuserve.platforms.probe import DOT_KINDS
 from cpuserve.program.loads import HeadPart, MatrixLoad
 from cpuserve.program.lora import parse
 from cpuserve.program.lower import Lowered, Lowering
@@ -246,6 +245,8 @@ class NativeExecutor:
         take longer to read once). Yields {} after each part, and at the end the rates in bytes and
         operations per second.
         """
+        from cpuserve.platforms.probe import DOT_KINDS  # the start of an engine needs no platform
+
         bandwidth: list[float] = []
         begin = time.monotonic()
         spent = 0.0

@@ -51,6 +51,21 @@ def test_the_next_engine_uses_the_spare_process():
     with_spare(body)
 
 
+def test_another_spare_starts_as_soon_as_one_is_taken_while_models_take_turns():
+    async def body(spare, before):
+        spare.keep = True
+        spare.start()
+        (first,) = children() - before
+        assert await serve_from(spare) == first
+        (second,) = children() - before
+        assert second != first
+        spare.close()
+        assert await serve_from(spare) != second
+        assert children() == before, "after the end, no other is kept"
+
+    with_spare(body)
+
+
 def test_a_spare_that_died_is_not_used():
     async def body(spare, before):
         spare.start()

@@ -7,6 +7,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from cpuserve.api.request.memory_trim import trim_asleep
+from cpuserve.errors import TooLittleMemory
 from cpuserve.prepare import check_fits
 from cpuserve.tokenizer.rendering.client import RENDERER
 
@@ -45,7 +46,11 @@ class EngineSleeper:
           StartupError: an engine cannot start, or the files of the tokenizer have changed.
         """
         self._spare.start()
-        await asyncio.to_thread(check_fits, self._prepared, promised_bytes)
+        try:
+            await asyncio.to_thread(check_fits, self._prepared, promised_bytes)
+        except TooLittleMemory:
+            self._spare.keep = True
+            raise
         load = context.get_tokenizer().load_again
         reading = asyncio.create_task(asyncio.to_thread(load))
         try:
