@@ -96,6 +96,22 @@ def test_a_created_model_adds_its_texts_and_parameters(client, server):
     assert "mario" in [model.model for model in client.ps().models], "it shares an engine"
 
 
+@pytest.mark.parametrize("name", ["by-turn", "by-message"])
+def test_a_template_in_the_syntax_of_go_renders_the_prompts(client, server, name):
+    template = {
+        "by-turn": "{{ if .System }}<{{ .System }}>{{ end }}Q: {{ .Prompt }} A: {{ .Response }};",
+        "by-message": "{{ range .Messages }}[{{ .Role }}] {{ .Content }} {{- end }}",
+    }[name]
+    client.create(name, from_="tiny", system="S", template=template)
+    talk = [*HI, {"role": "assistant", "content": "yes"}, *HI]
+    expected = {
+        "by-turn": "<S>Q: hi A: yes;Q: hi A: ",
+        "by-message": "[system] S[user] hi[assistant] yes[user] hi",
+    }
+    assert prompt_of(server, name, talk) == expected[name]
+    assert client.chat(name, talk, options=SHORT).eval_count <= 4
+
+
 def test_a_shown_modelfile_makes_the_same_model(client, server):
     client.create("one", from_="tiny", system='Say "yes".\nNo.', template=JINJA,
                   parameters={"temperature": 0.5, "stop": ["a b"]})  # fmt: skip

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Response
 from cpuserve.api.ollama.created.manifest import Manifest, checked_digest, checked_name
 from cpuserve.api.ollama.created.modelfile import ROLES, read_modelfile
 from cpuserve.api.ollama.errors import OllamaError
-from cpuserve.api.ollama.go_template import go_template_error, is_go_template
+from cpuserve.api.ollama.go_template import is_go_template, to_jinja
 from cpuserve.api.ollama.parameters import sampling_of
 from cpuserve.api.ollama.progress import DONE, OllamaProgress, Steps, progress_response
 from cpuserve.api.ollama.pull import download
@@ -28,7 +28,7 @@ from cpuserve.loader.hub import has_model_form
 from cpuserve.log import get_logger
 from cpuserve.platforms.formats import MADE_WHILE_LOADING
 from cpuserve.serving.call import unsupported
-from cpuserve.tokenizer.chat import check_template
+from cpuserve.tokenizer.chat import MAX_TEMPLATE_CHARS, check_template
 
 if TYPE_CHECKING:
     from cpuserve.api.ollama.created.store import CreatedModels
@@ -212,9 +212,9 @@ def _checked_quantize(asked: str) -> str:
 
 
 async def _checked_template(source: str) -> str:
-    """Return a template that can be rendered here; InvalidRequest if there is none."""
-    if is_go_template(source):
-        raise InvalidRequest(go_template_error(), param="template")
+    """Return the template in Jinja; InvalidRequest if it cannot be rendered here."""
+    if is_go_template(source) and len(source) <= MAX_TEMPLATE_CHARS:
+        source = to_jinja(source)
     try:
         await asyncio.to_thread(check_template, source)
     except InvalidRequest as error:
