@@ -94,7 +94,7 @@ def to_jinja(source: str) -> str:
     if parser.has("Messages"):
         return f"{_MERGED}{_ONCE}{_joined(nodes)}".strip()
     if not parser.has("Response"):
-        nodes.append(_Part("{{- Response -}}", is_response=True))
+        nodes.append(_GoPart("{{- Response -}}", is_response=True))
     whole, last = _joined(nodes), _joined(_cut(nodes)[0])
     arguments = 'System, Prompt, Response, Suffix=""'
     macros = "".join(
@@ -105,14 +105,14 @@ def to_jinja(source: str) -> str:
 
 
 @dataclass
-class _Part:
+class _GoPart:
     """A part of the template: text, or a block with its parts.
 
     start, end: Jinja before and after the parts. is_response: whether it prints .Response.
     """
 
     start: str
-    parts: list[_Part] = field(default_factory=list)
+    parts: list[_GoPart] = field(default_factory=list)
     end: str = ""
     is_response: bool = False
 
@@ -125,11 +125,11 @@ class _Scope:
     variables: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def _joined(nodes: list[_Part]) -> str:
+def _joined(nodes: list[_GoPart]) -> str:
     return "".join(f"{node.start}{_joined(node.parts)}{node.end}" for node in nodes)
 
 
-def _cut(nodes: list[_Part]) -> tuple[list[_Part], bool]:
+def _cut(nodes: list[_GoPart]) -> tuple[list[_GoPart], bool]:
     """Return `nodes` without what follows .Response, and whether it was there."""
     kept = []
     for node in nodes:
@@ -140,8 +140,8 @@ def _cut(nodes: list[_Part]) -> tuple[list[_Part], bool]:
     return kept, False
 
 
-def _literal(text: str) -> _Part:
-    return _Part(f"{{{{- {json.dumps(text, ensure_ascii=False)} -}}}}")
+def _literal(text: str) -> _GoPart:
+    return _GoPart(f"{{{{- {json.dumps(text, ensure_ascii=False)} -}}}}")
 
 
 def _refused(action: str) -> InvalidRequest:
@@ -182,9 +182,9 @@ class _GoParser:
         """Return whether the template uses the field `name`."""
         return name in self._used
 
-    def block(self, scope: _Scope, depth: int) -> list[_Part]:
+    def block(self, scope: _Scope, depth: int) -> list[_GoPart]:
         """Read parts until {{ end }} or {{ else }}, which `_action` then has, or to the end."""
-        nodes: list[_Part] = []
+        nodes: list[_GoPart] = []
         scope = replace(scope, variables=dict(scope.variables))
         for text, action in self._actions:
             if text:
@@ -215,7 +215,7 @@ class _GoParser:
             at = found.end()
         return tokens
 
-    def _statement(self, scope: _Scope, depth: int) -> _Part:
+    def _statement(self, scope: _Scope, depth: int) -> _GoPart:
         tokens, action = self._tokens, self._action
         if depth > _DEEPEST:
             raise _refused(action)
@@ -225,23 +225,23 @@ class _GoParser:
             return self._range(scope, depth)
         if tokens[:1] and tokens[0].startswith("$") and tokens[1:2] == [":="]:
             code, kind = self._whole(tokens[2:], scope)
-            return _Part(f"{{%- set {self._new(scope, tokens[0], kind)} = {code} -%}}")
+            return _GoPart(f"{{%- set {self._new(scope, tokens[0], kind)} = {code} -%}}")
         code, kind = self._whole(tokens, scope)
         if kind != "str":
             raise _refused(action)
-        return _Part(f"{{{{- {code} -}}}}", is_response=code == "Response")
+        return _GoPart(f"{{{{- {code} -}}}}", is_response=code == "Response")
 
-    def _if(self, scope: _Scope, depth: int) -> _Part:
-        node = _Part("", end="{%- endif -%}")
+    def _if(self, scope: _Scope, depth: int) -> _GoPart:
+        node = _GoPart("", end="{%- endif -%}")
         word, tokens = "if", self._tokens[1:]
         while True:
             code, _ = self._whole(tokens, scope)
             parts = self.block(scope, depth + 1)
-            node.parts.append(_Part(f"{{%- {word} {code} -%}}", parts))
+            node.parts.append(_GoPart(f"{{%- {word} {code} -%}}", parts))
             if self._tokens == ["end"]:
                 return node
             if self._tokens == ["else"]:
-                node.parts.append(_Part("{%- else -%}", self.block(scope, depth + 1)))
+                node.parts.append(_GoPart("{%- else -%}", self.block(scope, depth + 1)))
                 if self._tokens != ["end"]:
                     raise _refused(self._action)
                 return node
@@ -249,7 +249,7 @@ class _GoParser:
                 raise _refused(self._action)
             word, tokens = "elif", self._tokens[2:]
 
-    def _range(self, scope: _Scope, depth: int) -> _Part:
+    def _range(self, scope: _Scope, depth: int) -> _GoPart:
         action, tokens = self._action, self._tokens[1:]
         names: list[str] = []
         if ":=" in tokens:
@@ -267,7 +267,7 @@ class _GoParser:
         if len(names) == 2:
             number = self._new(inner, names[0], "int")
             start += f"{{%- set {number} = loop.index0 -%}}"
-        node = _Part(start, self.block(inner, depth + 1), "{%- endfor -%}")
+        node = _GoPart(start, self.block(inner, depth + 1), "{%- endfor -%}")
         if self._tokens != ["end"]:
             raise _refused(self._action)
         return node
