@@ -2,8 +2,8 @@
 
 `tests.helpers` must be importable, here and in the processes that tests start, and the checkout
 must not: its cpuserve/ would hide the installed package and, unless it was built in place, has
-nothing compiled. So a directory with nothing but a package `tests` that stands for this one goes
-first.
+nothing compiled. So a directory goes first that has nothing but a package `tests`, which stands for
+this one, and packages for the scripts of the checkout that have tests.
 """
 
 import atexit
@@ -25,11 +25,12 @@ ROOT = TESTS.parent
 
 
 def add_tests_alone() -> None:
-    """Make `tests` importable without the directory it lies in."""
+    """Make `tests`, `benchmarks` and `docs` importable, but not the directory that has them."""
     alone = Path(tempfile.mkdtemp(prefix="cpuserve-tests-"))
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
-    (alone / "tests").mkdir()
-    (alone / "tests" / "__init__.py").write_text(f"__path__ = [{str(TESTS)!r}]\n")
+    for name in ("tests", "benchmarks", "docs"):
+        (alone / name).mkdir()
+        (alone / name / "__init__.py").write_text(f"__path__ = [{str(ROOT / name)!r}]\n")
     sys.path.insert(0, str(alone))
 
 
