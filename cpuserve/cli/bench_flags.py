@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable
 
+from cpuserve.cli.examples import epilog
 from cpuserve.cli.flags import Parser, add_options
 from cpuserve.platforms.probe import DOT_KINDS
 
@@ -25,7 +26,9 @@ def add_bench(parser: Parser) -> None:
     """Add the kinds of benchmarks and their flags."""
     kinds = parser.add_subparsers(metavar="KIND", dest="kind", required=True, parser_class=Parser)
     for kind, text in KINDS.items():
-        sub: Parser = kinds.add_parser(kind, help=text, description=text)
+        sub: Parser = kinds.add_parser(
+            kind, help=text, description=text, epilog=epilog(f"bench {kind}")
+        )
         sub.set_defaults(parser=sub, run=f"cpuserve.cli.bench:{kind}")
         _FLAGS[kind](sub)
         sub.add_argument(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from cpuserve.cli.bench_flags import add_bench
+from cpuserve.cli.examples import epilog
 from cpuserve.cli.flags import (
     COMMAND,
     Parser,
@@ -128,7 +129,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(metavar=COMMAND, title="Commands", parser_class=Parser)
 
     def command(name: str, run: str, text: str) -> Parser:
-        sub: Parser = commands.add_parser(name, help=text, description=text, epilog=None)
+        sub: Parser = commands.add_parser(name, help=text, description=text, epilog=epilog(name))
         sub.set_defaults(command=name, run=f"cpuserve.cli.{run}", parser=sub)
         return sub
 
@@ -136,7 +137,7 @@ def build_parser() -> Parser:
     add_options(serve, server=True)
     serve.usage = f"{serve.prog} [MODEL] [NAME=MODEL ...] [OPTIONS]"
     serve.set_defaults(further=True)
-    serve.epilog = EPILOG
+    serve.epilog = f"{EPILOG}\n\n{epilog('serve')}"
     _run_model(command("run", "chat:run", "Download and load a model, and chat with it here."))
     _chat(command("chat", "chat:chat", "Chat with a model here, or at a server with --url."))
     _generate(command("complete", "chat:generate", "Complete one prompt on this terminal."))
@@ -144,16 +145,13 @@ def build_parser() -> Parser:
     ps = command("ps", "server_models:ps", "List the models that a server has in memory.")
     _running_server(ps)
     ps.add_argument("--json", action="store_true", help="as JSON, with the fields of Ollama")
-    ps.epilog = "Example: cpuserve ps --url http://127.0.0.1:8000"
     stop = command("stop", "server_models:stop", "Unload a model of a running server.")
     stop.add_argument("name", metavar="NAME", help="name of the model, as `cpuserve ps` shows it")
     _running_server(stop)
-    stop.epilog = "Example: cpuserve stop smollm2:135m"
     completion = command(
         "completion", "completion:completion", "Print a script that completes flags in a shell."
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
-    completion.epilog = "Example: source <(cpuserve completion bash)"
     add_bench(command("bench", "bench", "Measure this machine, or a server."))
     _run_batch(command("run-batch", "run_batch:run_batch", "Run a file of requests, offline."))
     config = command("config", "commands:config", "Show every setting, its source and its reason.")
@@ -162,7 +160,6 @@ def build_parser() -> Parser:
     size = command("size", "size:size", "Show the memory and highest rates of a model here.")
     add_options(size, server=False)
     size.add_argument("--json", action="store_true", help="as JSON")
-    size.epilog = "Example: cpuserve size smollm2:135m"
     program = command("program", "commands:program", "Show a model's operations with their shapes.")
     add_options(program, server=False)
     program.add_argument("--json", action="store_true", help="as JSON")
@@ -269,17 +266,10 @@ def _run_model(parser: Parser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.set_defaults(url=None)
     _sampling(parser)
-    parser.epilog = """Examples:
-  cpuserve run smollm2:135m
-  echo "What is the capital of France?" | cpuserve run smollm2:135m
-  cpuserve run smollm2:135m "Summarize this:" < notes.txt"""
 
 
 def _generate(parser: Parser) -> None:
     _server(parser)
-    parser.epilog = f"""Examples:
-  {parser.prog} smollm2:135m "The capital of France is"
-  {parser.prog} --prompt "The sky is" --url http://127.0.0.1:8000"""
     add_options(parser, server=False, model=False)
     parser.usage = f"{parser.prog} [MODEL] [TEXT] [OPTIONS]"
     parser.add_argument("words", nargs="*", metavar="[MODEL] TEXT", help=_WORDS_HELP)
@@ -312,9 +302,6 @@ def _chat(parser: Parser) -> None:
     parser.add_argument("--message", metavar="TEXT", help="respond to this message and exit")
     _server(parser)
     _sampling(parser)
-    parser.epilog = """Examples:
-  cpuserve chat smollm2:135m --system "Be brief."
-  cpuserve chat --url http://127.0.0.1:8000"""
 
 
 if __name__ == "__main__":
