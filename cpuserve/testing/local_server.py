@@ -63,6 +63,62 @@ class LocalServer:
         return "".join(list(self._output))
 
 
+class ServerStart:
+    """A process of `cpuserve serve` from its start to its end; see serve for the arguments."""
+
+    def __init__(
+        self,
+        model: str | Path = DEFAULT,
+        *options: str,
+        greedy: bool = True,
+        api_key: str | None = None,
+    ) -> None:
+        given = [str(model), *options]
+        if not any(option.partition("=")[0] in ("--port", "--uds") for option in options):
+            given += ["--port", "0"]
+        if greedy and not any(
+            option.startswith("--override-generation-config") for option in options
+        ):
+            given += ["--override-generation-config", _GREEDY]
+        if api_key is not None:
+            given += ["--api-key", api_key]
+        self._key = NO_KEY if api_key is None else api_key
+        self._process = subprocess.Popen(
+            python_command(_MAIN, "serve", *given),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        self._output: deque[str] = deque(maxlen=_LINES)
+        self._found: deque[str] = deque()
+        self._is_ready = threading.Event()
+        self._reader = threading.Thread(
+            target=_read,
+            args=(self._process, self._output, self._found, self._is_ready),
+            name="cpuserve-output",
+            daemon=True,
+        )
+        self._reader.start()
+
+    def wait(self, timeout_s: float = 600.0) -> LocalServer:
+        """Return the server when it is ready; StartupError if it cannot start in `timeout_s`."""
+        url = _wait_ready(self._process, self._output, self._found, self._is_ready, timeout_s)
+        model = first_model(url, self._key)
+        return LocalServer(url, model, self._key, self._process.pid, self._output)
+
+    def stop(self) -> None:
+        """End the process."""
+        _stop(self._process)
+        self._reader.join()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
 @contextmanager
 def serve(
     model: str | Path = DEFAULT,
@@ -85,40 +141,11 @@ def serve(
     Raises:
         StartupError: the server cannot start, or is not ready in time.
     """
-    given = [str(model), *options]
-    if not any(option.partition("=")[0] in ("--port", "--uds") for option in options):
-        given += ["--port", "0"]
-    if greedy and not any(option.startswith("--override-generation-config") for option in options):
-        given += ["--override-generation-config", _GREEDY]
-    if api_key is not None:
-        given += ["--api-key", api_key]
-    process = subprocess.Popen(
-        python_command(_MAIN, "serve", *given),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-    output: deque[str] = deque(maxlen=_LINES)
-    found: deque[str] = deque()
-    is_ready = threading.Event()
-    reader = threading.Thread(
-        target=_read, args=(process, output, found, is_ready), name="cpuserve-output", daemon=True
-    )
-    reader.start()
+    start = ServerStart(model, *options, greedy=greedy, api_key=api_key)
     try:
-        url = _wait_ready(process, output, found, is_ready, timeout_s)
-        key = NO_KEY if api_key is None else api_key
-        yield LocalServer(url, first_model(url, key), key, process.pid, output)
+        yield start.wait(timeout_s)
     finally:
-        _stop(process)
-        reader.join()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        process.stdout.close()
+        start.stop()
 
 
 def first_model(url: str, api_key: str) -> str:

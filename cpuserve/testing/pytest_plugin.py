@@ -12,6 +12,9 @@ import pytest
 
 if TYPE_CHECKING:
     from cpuserve.testing import LocalServer, ScriptedServer
+    from cpuserve.testing.local_server import ServerStart
+
+_START: pytest.StashKey[ServerStart] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,24 +31,51 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("cpuserve_options", "options of `cpuserve serve` for this model", type="args")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the server if a test needs it, so that it loads while the first tests run.
+
+    Workers of pytest-xdist start it at its first use, because not every worker needs it.
+    """
+    config = session.config
+    if config.getoption("collectonly") or hasattr(config, "workerinput"):
+        return
+    if any("cpuserve_server" in getattr(item, "fixturenames", ()) for item in session.items):
+        _started(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the server."""
+    if (start := config.stash.get(_START, None)) is not None:
+        start.stop()
+
+
+def _started(config: pytest.Config) -> ServerStart | None:
+    """Return the start of the server, begun at the first call; None with --cpuserve-url."""
+    from cpuserve.loader.builtin import DEFAULT
+    from cpuserve.testing.local_server import ServerStart
+
+    if config.getoption("cpuserve_url"):
+        return None
+    if _START not in config.stash:
+        model = config.getini("cpuserve_model") or DEFAULT
+        config.stash[_START] = ServerStart(model, *config.getini("cpuserve_options"))
+    return config.stash[_START]
+
+
 @pytest.fixture(scope="session")
-def cpuserve_server(pytestconfig: pytest.Config) -> Iterator[LocalServer]:
+def cpuserve_server(pytestconfig: pytest.Config) -> LocalServer:
     """A server with a real model, which all tests of the session share.
 
     The ini options cpuserve_model and cpuserve_options select the model and its options. The flag
     --cpuserve-url selects a server that runs already.
     """
-    from cpuserve.loader.builtin import DEFAULT
-    from cpuserve.testing.local_server import NO_KEY, LocalServer, first_model, serve
+    from cpuserve.testing.local_server import NO_KEY, LocalServer, first_model
 
-    if url := pytestconfig.getoption("cpuserve_url"):
-        url = url.rstrip("/").removesuffix("/v1")
-        key = pytestconfig.getoption("cpuserve_key") or NO_KEY
-        yield LocalServer(url, first_model(url, key), key)
-        return
-    model = pytestconfig.getini("cpuserve_model") or DEFAULT
-    with serve(model, *pytestconfig.getini("cpuserve_options")) as server:
-        yield server
+    if (start := _started(pytestconfig)) is not None:
+        return start.wait()
+    url = pytestconfig.getoption("cpuserve_url").rstrip("/").removesuffix("/v1")
+    key = pytestconfig.getoption("cpuserve_key") or NO_KEY
+    return LocalServer(url, first_model(url, key), key)
 
 
 @pytest.fixture(scope="session")

@@ -140,6 +140,8 @@ def error_response(
     all_headers = dict(headers or {})
     if isinstance(error, TooManyRequests | ServiceUnavailable):
         all_headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        if error.retry_after_s < 1:  # clients of OpenAI read milliseconds as well
+            all_headers["retry-after-ms"] = str(math.ceil(1000 * error.retry_after_s))
     if isinstance(error, DeadlineExceeded):
         # The OpenAI clients retry a 504, which would take as long again and fail the same way.
         all_headers["x-should-retry"] = "false"
