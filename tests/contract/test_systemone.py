@@ -18,6 +18,7 @@ from tests.contract.table import (
 )
 
 DECIDE = "/v1/systemone"
+LONG = {"a first long text": None, "some other long text": None}  # several tokens in any model
 URGENT = {"type": "noul", "instructions": "Is it urgent?"}
 BODY = {"state": "hi", "questions": {"urgent": URGENT}}
 
@@ -59,7 +60,7 @@ BAD = {
         as_texts({"a": {"type": "choice", "criteria": {"b": None, " b": None}}}),
         {"a": {**URGENT, "as_texts": 1}},
         {"a": {**URGENT, "as_texts": None}},
-        {f"q{i}": {**URGENT, "as_texts": True} for i in range(1000)},
+        as_texts({f"q{i}": {"type": "choice", "criteria": LONG} for i in range(1000)}),
         score(1),
         score(11),
         {"": URGENT},
