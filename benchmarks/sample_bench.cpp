@@ -1,9 +1,16 @@
-// Microseconds to sample a token from one row of logits, by distribution and filter. Prints one
-// JSON record a line with medians of 300 draws. On one thread: `alone`, the whole sampling; `scan`,
-// `weigh`, `tally` and `drop`, the passes that the threads of a team share; `guess`, `cut` and
-// `rest`, the work of one thread between and after them. With logits that two threads have written,
-// as a product does: `one_of_two`, the whole sampling on one thread; `both`, with shared passes.
-// `modelled`: these two for 8, 16, 64 threads.
+// Measures the microseconds to sample a token from one row of random logits. Prints a JSON record
+// for each distribution and filter, with medians of 300 draws.
+//
+// One thread wrote all logits, and the same thread samples:
+//   alone                    the whole sampling
+//   scan, weigh, tally, drop the passes that the threads of a team share
+//   guess, cut, rest         the steps of one thread between and after these passes
+// Two threads each wrote half of the logits, as a matrix product on two threads does. So half of
+// the row is in the cache of the other core:
+//   one_of_two               the whole sampling on one of the two threads
+//   both                     the sampling with passes that the two threads share
+// modelled: estimates of one_of_two and both for 8, 16 and 64 threads. They are calculated from the
+// times above, the time of barriers, and the fetches from one core's cache to another core.
 // After a build in BUILD, from the repository root:
 //   g++ -std=c++17 -O2 -fopenmp -Icsrc benchmarks/sample_bench.cpp BUILD/libcpuserve_core.a
 //     -o sample_bench      (and -Wl,--wrap=NAME for the functions that CMakeLists.txt wraps)
@@ -52,8 +59,9 @@ struct Cost {
   int barriers() const { return tally > 0 ? 6 : 2; }
 };
 
-// Microseconds to fetch data that all threads have written: with two threads, one thread fetches
-// half of the data from the cache of the other (of_two); with more threads, a larger part.
+// Estimates the microseconds to fetch logits that all threads have written. of_two: the measured
+// time with two threads, where one thread fetches half of the logits from the cache of the other
+// thread's core. Of `threads` threads, each wrote 1 / threads of the logits and fetches the rest.
 double fetches_us(double of_two, int threads) {
   return std::max(0.0, of_two) * 2 * (threads - 1) / threads;
 }

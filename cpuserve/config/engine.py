@@ -32,44 +32,47 @@ EMBEDDINGS = ("last", "first", "mean")
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """All resolved settings. The engine process receives this (as msgpack) and nothing else.
 
-    cpus: one CPU per thread, in thread order; None = threads are not pinned. rank_cpus: if threads
-    are not pinned, the CPUs between which the threads of each rank move; empty = all CPUs.
+    cpus: one CPU per thread, in thread order; None = threads are not pinned.
+    rank_cpus: if threads are not pinned, the CPUs between which the threads of each rank move;
+      empty = all CPUs.
     frontend_cpus: the CPUs of the front end; None = not pinned.
     rank_threads: the number of threads of each of the tensor_parallel_size ranks, in thread order.
-    core_complexes: a number per thread, equal for threads on cores that share an L3 cache;
-    empty = unknown, since threads are not pinned.
+    core_complexes: a number per thread, equal for threads on cores that share an L3 cache; empty =
+      unknown, since threads are not pinned.
     thread_speeds: the work that the core of each thread does in a given time, in any unit; empty =
-    all are alike, or unknown.
+      all are alike, or unknown.
     interleave_nodes: the NUMA nodes over which pages are interleaved; empty = each rank's memory is
-    on its own node.
+      on its own node.
     passive_waits: waiting threads sleep early, because spinning counts against a CPU quota.
     activation_bits: 8 or 16 bits (one or two int8 terms) for activations that are multiplied by
-    weights with one scale per 32 values.
+      weights with one scale per 32 values.
     quantize: how dense matrices are quantized while they are loaded: "none", "int8", "w8a8" (one
-    activation scale per row), "int4", "int4_mixed", or with groups of 32 values "int8_fine",
-    "int4_fine" or "int4_mixed_fine".
+      activation scale per row), "int4", "int4_mixed", or with groups of 32 values "int8_fine",
+      "int4_fine" or "int4_mixed_fine".
     kv_groups: the cache groups; a sequence has a block table for each group; [] = one group of all
-    layers that keeps all tokens.
+      layers that keeps all tokens.
     state_slots: how many states of recurrent layers there is memory for; 0 = the model has none.
     kv_blocks, block_size, kv_dtype: the KV cache has kv_blocks blocks of block_size tokens, stored
-    as "bf16", "f16", "f32" or an 8-bit type.
-    swap_bytes: the limit on the memory of evicted blocks. prefix_cache_bytes: the limit on the
-    files in prefix_cache_dir.
+      as "bf16", "f16", "f32" or an 8-bit type.
+    swap_bytes: the limit on the memory of evicted blocks.
+    prefix_cache_bytes: the limit on the files in prefix_cache_dir.
     kv_tiers: further offload tiers, the location of each by its name.
     pooling: how the vectors of a prompt's tokens become an embedding: "last" (token), "first",
-    "mean"; "rank" = the head of a reranker makes a score; "classify", "token_classify" = the head
-    of a classifier makes a logit for each label, of the text or of each token; "none" = the model
-    generates text.
+      "mean"; "rank" = the head of a reranker makes a score; "classify", "token_classify" = the head
+      of a classifier makes a logit for each label, of the text or of each token; "none" = the model
+      generates text.
     whole_prompts: the model is an encoder, so each prompt is computed in one step.
-    adapters: LoRA adapters, the path of each by its name. adapter_slots, adapter_rank: there is
-    memory for adapter_slots adapters of rank adapter_rank, which can be loaded and unloaded while
-    the engine runs; 0 = the engine has only the adapters in `adapters`.
+    adapters: LoRA adapters, the path of each by its name.
+    adapter_slots, adapter_rank: there is memory for adapter_slots adapters of rank adapter_rank,
+      which can be loaded and unloaded while the engine runs; 0 = the engine has only the adapters
+      in `adapters`.
     default_sampling: sampling parameters of requests that do not set them ("temperature", ...).
     work_sizes: the work sizes of kernels (how much they work on at a time) that were tuned on this
-    machine; the other work sizes follow from the sizes of the CPU caches.
+      machine; the other work sizes follow from the sizes of the CPU caches.
     weight_cache_bytes: limit on the files of packed weights in the cache directory; 0 = none are
-    kept. weights_on_disk: the packed weights are mapped from such a file; page_cache_bytes: the
-    memory that is left for their pages.
+      kept.
+    weights_on_disk: the packed weights are mapped from a file of the cache directory.
+    page_cache_bytes: the memory that is left for the pages of the file with weights_on_disk.
     speculation: how draft tokens are proposed; None = there are none.
     kv_events: how changes of the prefix cache are published; None = they are not.
     executor: "native" runs kernels of ISA level `isa`; "torch" is slow and runs anywhere.

@@ -19,9 +19,11 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def nearest_and_all(name: str, known: Mapping[str, str], command: str) -> str:
-    """The end of an error that `name` is not supported: similar names, and where all are listed.
+    """Return the end of an error that `name` is not supported.
 
-    The keys of `known` are compared with `name`, and the error has their values.
+    It has the names that are similar, and the `command` that lists all supported names.
+    known: for each supported name, the spelling that is compared with `name` ("llama") and the
+      spelling that the error shows ("LlamaForCausalLM").
     """
     near = [known[other] for other in difflib.get_close_matches(name, known, cutoff=CLOSE)]
     said = f"the nearest are {', '.join(near)}, and " if near else ""

@@ -60,9 +60,9 @@ class PromptBlocks:
     def _vacate(self, match: PrefixMatch, num_tokens: int, budget: PromptBudget) -> bool:
         """Evict blocks for a request; False if time ran out, so that the next step continues.
 
-        Evicted blocks are saved to the offload tiers, the last blocks of a prefix first. If a block
-        were lost for lack of time, all later blocks of its prefix would be useless; and streams
-        must not wait until all blocks are saved. So the eviction stops when the time is over.
+        Evicted blocks are saved to the offload tiers, the last blocks of a prefix first. Streams
+        must not wait until all blocks are saved, so the eviction stops when the budget is used up.
+        No block is evicted unsaved, because all later blocks of its prefix would be useless then.
         """
         offload = self.kv.offload
         if offload is None:

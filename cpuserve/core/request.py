@@ -24,20 +24,28 @@ NO_SLOT = SlotId(-1)
 class Request:
     """One sequence. The KV cache holds the first `num_computed` of its `token_ids`.
 
-    token_ids: prompt, then output. max_tokens: most tokens to generate (admission.output_limit).
+    token_ids: prompt, then output.
+    max_tokens: most tokens to generate (admission.output_limit).
     eos_ids: tokens that end the output, without a Delta.stop_id; tokens of params.stop_token_ids
-    end it with one. num_top: alternatives to report for each output token, -1 = no logprobs.
+      end it with one.
+    num_top: alternatives to report for each output token, -1 = no logprobs.
     prompt_rows: None, or one entry per scored prompt token; entry 0 is None (nothing predicts the
-    first token). arrival, scheduled: time.monotonic() when the request arrived, and when it first
-    got a slot. progress: report a Delta after each chunk of the prompt. continues: the request goes
-    on with the response of an earlier request. rank: sort key of the queue (queue.rank_of).
-    num_lost: prompt tokens computed in vain, because their step was ended early. ngrams: the index
-    for drafts, None before it is needed. pooler: computes an embedding or a score from the vectors
-    of the prompt; such a request generates no tokens. adapter: the slot of the LoRA adapter, -1 =
-    none. salt: requests with different salts share no cached prefixes; None = params.cache_salt.
+      first token).
+    arrival, scheduled: time.monotonic() when the request arrived, and when it first got a slot.
+    progress: report a Delta after each chunk of the prompt.
+    continues: the request goes on with the response of an earlier request.
+    rank: sort key of the queue (queue.rank_of).
+    num_lost: prompt tokens computed in vain, because their step was ended early.
+    ngrams: the index for drafts, None before it is needed.
+    pooler: computes an embedding or a score from the vectors of the prompt; such a request
+      generates no tokens.
+    adapter: the slot of the LoRA adapter, -1 = none.
+    salt: requests with different salts share no cached prefixes; None = params.cache_salt.
     ready: whether the request may start; the scheduler passes over a request with a grammar that is
-    still being compiled, until `Scheduler.make_ready`. Text with a grammar
-    (params.structured_outputs) ends where nothing can follow, even with ignore_eos.
+      still being compiled, until `Scheduler.make_ready`.
+
+    Text with a grammar (params.structured_outputs) ends where nothing can follow, even with
+    ignore_eos.
     """
 
     id: RequestId

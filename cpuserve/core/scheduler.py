@@ -318,7 +318,11 @@ class Scheduler:
     # --- schedule -----------------------------------------------------------------------------
 
     def _schedule_decodes(self) -> list[Request]:
-        """Schedule one token of each generating request; return the running prompts."""
+        """Schedule one token of each generating request; return the running requests with prompts.
+
+        The returned requests have prompt tokens left, or more than one token to compute, as a
+        preempted request has when it starts again. Their tokens are scheduled in chunks.
+        """
         prompts: list[Request] = []
         block_size, slides = self.kv.block_size, self.kv.slides
         batch, batch_requests, running = self._batch, self._batch_requests, self.running
@@ -331,7 +335,9 @@ class Scheduler:
                 continue
             ids, start, tables = request.token_ids, request.num_computed, request.tables
             if start + 1 < len(ids) or start < request.num_prompt:
-                # A block that leaves the window is not freed for a new one while it is shared.
+                # The block that leaves the window is usually freed, and the next chunk takes one in
+                # its place. While other requests share that block, it is not freed. So take a block
+                # here, where other requests can be preempted: chunks do not preempt any.
                 if slides and not self._get_blocks(request):
                     break
                 prompts.append(request)

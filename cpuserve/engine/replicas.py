@@ -339,7 +339,8 @@ class ReplicaClient:
             return next((a for a in replies if a), {})
         if what == "check":
             return next((a for a in replies if a != {"ok": True}), replies[0])
-        # The roofline is measured once, at the start of the server.
+        # Only the first engine measures the roofline, at the start of the server. All other engines
+        # report 0, restarted ones included. `stats` keeps the measured value.
         measured = {"roofline_bytes_per_s": self.stats.roofline_bytes_per_s}
         return {**(_whole(replies) if len(self._replicas) > 1 else replies[0]), **measured}
 

@@ -21,8 +21,8 @@ from cpuserve.program.parts import rows
 
 POSITIONS = 32768
 PATTERN = 5  # without layer_types in the config, every fifth layer is global
-# Without activation_sparsity_pattern in the config, the first 10 layers of a model with more layers
-# set 95 % of their gates to 0.
+# Without activation_sparsity_pattern in the config, the first 10 layers set 95 % of their gates to
+# 0. A model of 10 or fewer layers then sets no gates to 0.
 SPARSE_LAYERS, SPARSITY = 10, 0.95
 FLOOR = 1e-5  # the least mean square of a stream that is scaled to the size of the first one
 ROOT2 = 2.0**0.5

@@ -31,25 +31,35 @@ class KvLayerFacts:
 class ModelFacts:
     """The facts about a model that a platform needs: numbers and texts, no tensors.
 
-    name: the model as requested by the user. dtype: the type of the checkpoint ("bfloat16",
-    "float16", "float32"); quantization: its weight format if it is quantized ("gguf Q4_1").
+    name: the model as requested by the user.
+    dtype: the type of the checkpoint ("bfloat16", "float16", "float32").
+    quantization: the weight format of a quantized checkpoint ("gguf Q4_1"); None = not quantized.
     fixed_positions: no request can be longer than max_position, for example because positions are a
-    learned table; length_limit: the reason, if it is another one. weight_bytes: bytes of all
-    tensors in the files; table_bytes: bytes of tables that are not packed, because their rows are
-    looked up in the files. matrix_weights: number of weights in all matrices, a tied one counted
-    once (0 without a Program); expert_weights: their number in a mixture's experts; a token reads
-    chosen_weights of them. activation_width: floats of scratch memory per token of a step.
-    has_program: cpuserve implements the architecture. generation: sampling parameters that the
-    model recommends; generation_why: the source of the recommendation. state_bytes: the bytes that
-    recurrent layers keep for a sequence. adapters, adapter_slots, adapter_rank, pooling,
-    whole_prompts: as in EngineConfig; adapter_weights: the number of weights in the matrices of all
-    adapters or slots. usual_length: sentence-transformers truncates texts to so many tokens; None =
-    to the number of positions. own_head: the output matrix is not the table of embeddings, although
-    the config says so. rope_original: the longest sequence for the short factors of LongRoPE; 0 for
-    other RoPE. rope_columns: rotated columns of all RoPE tables together. vocab: the number of
-    logits; 0 = no logits. barriers: barriers in a step of one token (0 without a Program). family:
-    `model_type` of the config; parameters: the number of weights in all tensors, without adapters
-    (0 without a Program); both are for clients that list models.
+      learned table.
+    length_limit: the reason for fixed_positions if there is no such table; "" = the table.
+    weight_bytes: bytes of all tensors in the files.
+    table_bytes: bytes of tables that are not packed, because their rows are looked up in the files.
+    matrix_weights: number of weights in all matrices, a tied one counted once (0 without a
+      Program).
+    expert_weights: number of weights in the experts of a mixture.
+    chosen_weights: number of weights in the experts that a token is routed to.
+    activation_width: floats of scratch memory per token of a step.
+    has_program: cpuserve implements the architecture.
+    generation: sampling parameters that the model recommends.
+    generation_why: the source of the recommendation.
+    state_bytes: the bytes that recurrent layers keep for a sequence.
+    adapters, adapter_slots, adapter_rank, pooling, whole_prompts: as in EngineConfig.
+    adapter_weights: the number of weights in the matrices of all adapters or slots.
+    usual_length: sentence-transformers truncates texts to so many tokens; None = to the number of
+      positions.
+    own_head: the output matrix is not the table of embeddings, although the config says so.
+    rope_original: the longest sequence for the short factors of LongRoPE; 0 for other RoPE.
+    rope_columns: rotated columns of all RoPE tables together.
+    vocab: the number of logits; 0 = no logits.
+    barriers: barriers in a step of one token (0 without a Program).
+    family: `model_type` of the config.
+    parameters: the number of weights in all tensors, without adapters (0 without a Program).
+      Clients that list models see `family` and `parameters`.
     """
 
     name: str

@@ -75,19 +75,23 @@ class HugePages(msgspec.Struct, frozen=True):
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The machine as this process sees it. Memory in bytes.
 
-    allowed: CPUs of the affinity mask, which a cpuset limits too. offline: present but switched
-    off. memory_nodes: nodes with memory that a cpuset permits; empty = unknown.
+    allowed: CPUs of the affinity mask, limited by the cpuset.
+    offline: present but switched off.
+    memory_nodes: nodes with memory that a cpuset permits; empty = unknown.
     address_space_limit, data_limit: limits of one process (ulimit -v and -d); None = no limit.
-    numa_balancing: the kernel moves pages between nodes. governor: CPU frequency governor
-    ("powersave (acpi-cpufreq)"; "" = unknown). load: load average of the last minute. thread_gain:
-    measured speed of reading memory with n + 1 threads, divided by the speed with n threads, where
-    n is the CPU quota rounded down; 0 = not measured.
+    numa_balancing: the kernel moves pages between nodes.
+    governor: CPU frequency governor ("powersave (acpi-cpufreq)"; "" = unknown).
+    load: load average of the last minute.
+    thread_gain: measured speed of reading memory with n + 1 threads, divided by the speed with n
+      threads, where n is the CPU quota rounded down; 0 = not measured.
     isa_levels: ISA levels that the native extension runs here, lowest first; if it cannot run at
-    all, they are empty and `native_error` says why. cpu_vendor: as CPUID reports it
-    ("GenuineIntel"); "" = unknown, or the CPU has no CPUID. tiles_refused: the CPU has AMX, but the
-    system does not let this process use it. emulated: the sign that this process runs on an
-    emulated CPU; "" = none was found. topology_known: sysfs lists the CPUs. tuned: work sizes of
-    the kernels that were found to be fastest here.
+      all, they are empty and `native_error` says why.
+    cpu_vendor: the vendor as CPUID reports it ("GenuineIntel"); "" = unknown, or the CPU has no
+      CPUID.
+    tiles_refused: the CPU has AMX, but the system does not let this process use it.
+    emulated: the sign that this process runs on an emulated CPU; "" = none was found.
+    topology_known: sysfs lists the CPUs.
+    tuned: work sizes of the kernels that were found to be fastest here.
     """
 
     arch: str

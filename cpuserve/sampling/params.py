@@ -34,19 +34,23 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
     csrc/kernels/table/sampling.h, "Sampling of one row", defines the arithmetic. A top_p of 0 keeps
     the most likely token, as in the API of OpenAI, llama.cpp and Ollama. The front end handles the
     `stop` strings, the engine all other parameters. `max_tokens` None means up to the context
-    length. `logprobs`, `prompt_logprobs`: None = none, 0 = only the token, k = also k alternatives.
+    length.
+    `logprobs`, `prompt_logprobs`: None = none, 0 = only the token, k = also k alternatives.
     `logprob_token_ids`: the alternatives are these tokens in this order, if logprobs is not None.
     `bad_words`: texts that are not written; the front end sets `bad_word_ids`, their token ids. The
-    last token of a word cannot be sampled when the output ends with the tokens before it.
+      last token of a word cannot be sampled when the output ends with the tokens before it.
     `label_ids`: tokens with logprobs that are wanted at the first generated token, whatever their
-    rank; they replace its alternatives. `cache_salt`: only requests with the same salt share cached
-    prefixes. `adapter`: the name of the
-    LoRA adapter that changes the model for this request. `structured_outputs`: the grammar that the
-    text must match; the response ends where nothing can follow. `caller`: the client of a server;
-    waiting requests and new grammars of several clients take turns. `vectors`: the kind
-    of result of an embedding model or a reranker, one of VECTORS, or several of them joined by "+",
-    which follow each other in the result. `truncate_prompt_tokens`: `LLM`
-    keeps so many tokens of the end of a prompt; -1 = as many as the context holds with max_tokens.
+      rank; they replace its alternatives.
+    `cache_salt`: only requests with the same salt share cached prefixes.
+    `adapter`: the name of the LoRA adapter that changes the model for this request.
+    `structured_outputs`: the grammar that the text must match; the response ends where nothing can
+      follow.
+    `caller`: the client of a server; waiting requests and new grammars of several clients take
+      turns.
+    `vectors`: the kind of result of an embedding model or a reranker, one of VECTORS, or several of
+      them joined by "+", which follow each other in the result.
+    `truncate_prompt_tokens`: `LLM` keeps so many tokens of the end of a prompt; -1 = as many as the
+      context holds with max_tokens.
     """
 
     n: int = 1

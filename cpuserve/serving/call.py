@@ -127,32 +127,57 @@ class CommonFields(SamplerFields, kw_only=True):
 class GenerateCall(CommonFields, kw_only=True):
     """A request to generate text: either `prompt` or `messages`, how to sample, what to report.
 
-    prompt: a text, token ids, or a list of texts or of token ids. pairs: pairs of texts, or single
-    texts, instead of a prompt; the response has a score or logits for each. instruction: the task
-    of a reranker. prompt_name: the key of the checkpoint's prompt that goes before each text to be
-    embedded.
-    reasoning_effort: one of REASONING_EFFORTS, which the chat template reads. include_reasoning:
-    False = thoughts are left out of the response. reasoning_budget: the most tokens of a thought,
-    -1 = any number. tools: functions, in the format that chat templates read. tool_choice: "none",
-    "auto" or "required"; "required" with a tool_name forces that function. default_max_tokens: used
-    if max_tokens is None; None = the rest of the context.
-    found_tools: further functions that may be called; the messages describe them, so the template
-    does not get them. custom_tools: the grammars of the functions that stand for custom tools.
-    tool_search: a search for further tools that the server runs; its function is among `tools`.
-    decisions: questions about the messages, each of them a prompt (decisions/call.py).
-    logprobs: None = no logprobs, k = each token and k alternatives have one. embed: the response is
-    a vector for each prompt, or a score for each pair. classify: "text" = this vector has the
-    logit of each label, "tokens" = it has them for each token. vectors: one of VECTORS of
-    sampling/params.py. adapter: the LoRA adapter that the request
-    selects as its model. caller: who sends the request, for queues where callers take turns.
-    session: an id of the client's session, which other clients cannot know.
-    suffix: the text after the response, between which and the prompt the model fills in.
-    conversations: the messages of several prompts, instead of `messages`.
-    earlier: the tokens of an earlier prompt and response, which the prompt continues.
-    stream_interval: how many tokens an event of a stream has, after the first one.
-    usage_in_each: whether TokenUsage follows the events of each output. lines: when the response
-    ends at a line. fills_cache: max_tokens may be 0, to compute the prompt for later requests.
-    beams: the responses are the best ones that a beam search finds; None = they are sampled.
+    Inputs:
+
+    prompt: a text, token ids, or a list of texts or of lists of token ids.
+    messages: the messages of a chat.
+    conversations: the messages of several chats, instead of `messages`.
+    pairs: pairs of texts, or single texts, instead of a prompt. The response has a score, or the
+      logits of a classifier, for each pair.
+    instruction: the task that a reranker reads with each pair.
+    prompt_name: the key of a prompt in the checkpoint's config of sentence-transformers. This
+      prompt goes before each text that is embedded.
+    suffix: the text after the response. The model fills in the text between `prompt` and `suffix`.
+    earlier: the tokens of an earlier prompt and its response, which the prompt continues.
+    decisions: questions about the messages. Each question becomes a prompt (decisions/call.py).
+
+    Thoughts:
+
+    reasoning_effort: one of REASONING_EFFORTS, which the chat template reads.
+    include_reasoning: False = the response leaves out thoughts.
+    reasoning_budget: the most tokens of a thought, -1 = any number.
+
+    Tools:
+
+    tools: functions, in the format that chat templates read.
+    tool_choice: "none", "auto" or "required".
+    tool_name: the function that "required" forces, None = any function.
+    found_tools: functions that may be called in addition to `tools`. The messages already describe
+      them, so the chat template does not get them.
+    custom_tools: the grammar of each custom tool by its name. The model sees a custom tool as a
+      function with one text as its argument.
+    tool_search: a search for further tools, which the server runs when the model calls its
+      function. That function is in `tools`.
+
+    Results:
+
+    default_max_tokens: used if max_tokens is None; None = the rest of the context.
+    logprobs: None = no logprobs, k = the logprobs of each token and of k alternatives.
+    embed: the response has a vector for each prompt, or a score for each pair, instead of text.
+    classify: the vectors are the logits of a classifier, one for each label: "text" = one vector
+      for each prompt, "tokens" = one for each token. "" = embeddings or scores.
+    vectors: the kind of vectors, one of VECTORS of sampling/params.py.
+    beams: the response has the best texts that a beam search finds; None = sampled texts.
+    lines: the rules for ending the response at a line; None = none.
+    fills_cache: max_tokens may be 0, to compute the prompt for later requests.
+    stream_interval: the number of tokens in each event of a stream after the first event.
+    usage_in_each: each list of events ends with TokenUsage. If false, only the last list does.
+
+    The client:
+
+    adapter: the LoRA adapter that the request selects as its model.
+    caller: who sends the request. Callers take turns in queues.
+    session: the id of the client's session. Other clients cannot know it.
     """
 
     prompt: str | list[str | int | list[int]] | None = None

@@ -11,12 +11,17 @@ _UNITS = ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 2))
 class ModelDetails:
     """Facts about the files of a model; 0 and "" mean unknown.
 
-    source: the model as it was given, without the folders of a path. family: `model_type` of its
-    config. format: "gguf" or "safetensors". quantization: the type of most weights, such as "Q4_K"
-    or "BF16". parameters: the number of weights in all tensors. size_bytes: the bytes of all
-    tensors. trained_len: the longest sequence in tokens that the model was trained for. vocab: the
-    number of token ids. width: the hidden size. layers: the number of layers. path: where the
-    files are.
+    source: the model as it was given, without the folders of a path.
+    family: `model_type` of its config.
+    format: "gguf" or "safetensors".
+    quantization: the type of most weights, such as "Q4_K" or "BF16".
+    parameters: the number of weights in all tensors.
+    size_bytes: the bytes of all tensors.
+    trained_len: the longest sequence in tokens that the model was trained for.
+    vocab: the number of token ids.
+    width: the hidden size.
+    layers: the number of layers.
+    path: where the files are.
     """
 
     source: str = ""

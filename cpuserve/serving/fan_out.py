@@ -37,14 +37,18 @@ class SequenceRequest:
     """One sequence: choice `index` of the response.
 
     started, first_output: time.monotonic() when the object was made, and at the first output (0.0
-    before). held: whether the ModelContext counts the sequence as active. waits: whether the
-    backlog counts it, with num_queued prompt tokens. scored_by: the index of the sequence that
-    computes the prompt logprobs for this one, None if it computes them itself. after_thought: the
-    parameters after the thought, if a structured output begins only then; None = always `params`.
-    lines: when the response ends at a line. ended: time.monotonic() at its end (0.0 before).
+      before).
+    held: whether the ModelContext counts the sequence as active.
+    waits: whether the backlog counts it, with num_queued prompt tokens.
+    scored_by: the index of the sequence that computes the prompt logprobs for this one, None if it
+      computes them itself.
+    after_thought: the parameters after the thought, if a structured output begins only then; None =
+      always `params`.
+    lines: the rules for ending the response at a line; None = none.
+    ended: time.monotonic() at the end of the sequence (0.0 before).
     interval: the least number of tokens in a list of events, except the first and the last one.
-    recent: where the response is remembered when it has ended, None = nowhere. response_ids: all
-    tokens of the response, when it has ended.
+    recent: where the response is remembered when it has ended, None = nowhere.
+    response_ids: all tokens of the response, when it has ended.
     """
 
     index: int

@@ -76,15 +76,19 @@ class PromptDifference:
 class RecentPrompt:
     """A prompt, and the response to it once the response has ended.
 
-    caller: GenerateCall.caller. scope: (adapter, cache_salt); only prompts of one scope share a
-    cache. text: the prompt as the chat template rendered it; earlier responses in it may be
-    written in another way than in `ids` (known_tokens.py). opening: the beginning of the response,
-    which the prompt has after `text`. ids: the tokens of the prompt and of the response, int32.
+    caller: GenerateCall.caller.
+    scope: (adapter, cache_salt); only prompts of one scope share a cache.
+    text: the prompt as the chat template rendered it; earlier responses in it may be written in
+      another way than in `ids` (known_tokens.py).
+    opening: the beginning of the response, which the prompt has after `text`.
+    ids: the tokens of the prompt and of the response, int32.
     thinks, continues: the prompt ends within a thought, or with the beginning of the response's
-    text. response_id: the id that the client knows. session: the id of the client's session, "" =
-    none. difference: the first difference from the most similar earlier
-    prompt of the caller. repeated: if there is no difference, how many tokens the earlier prompt
-    has, all of them expected in the cache; else 0.
+      text.
+    response_id: the id that the client knows.
+    session: the id of the client's session, "" = none.
+    difference: the first difference from the most similar earlier prompt of the caller.
+    repeated: if there is no difference, how many tokens the earlier prompt has, all of them
+      expected in the cache; else 0.
     """
 
     caller: str

@@ -39,11 +39,16 @@ class MediaBytes:
 class MediaPart:
     """A part of a message that is not text. Its bytes are decoded only when `read` is called.
 
-    type: its type in the request, such as "input_image". noun: its kind in words, such as "an
-    image". where: its path in the request's body. data: the bytes in base64. url: a data: URL with
-    the bytes, or another URL, which is never fetched. media_type: such as "image/png"; "" =
-    unknown. detail: the resolution that the client asks for. name: its file name or title. hint:
-    the way to send it as text. why: the reason if no model can read it, because it is invalid.
+    type: the type of the part in the request, such as "input_image".
+    noun: the kind of the part in words, such as "an image".
+    where: the path of the part in the request's body.
+    data: the bytes in base64.
+    url: a data: URL with the bytes, or another URL, which is never fetched.
+    media_type: the MIME type, such as "image/png"; "" = unknown.
+    detail: the resolution that the client asks for.
+    name: the name of the file, or the title.
+    hint: how a client can send the content as text.
+    why: the reason why no model can read the part, because it is invalid.
     """
 
     kind: Kind

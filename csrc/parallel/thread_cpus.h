@@ -36,10 +36,11 @@ struct Bind {  // the operating system places threads
 };
 #endif
 
-// Blocks signals in the calling thread until destroyed, so that they go to the thread that runs
-// Python: a signal that a worker thread receives would not interrupt that thread in its wait for
-// the next message. Signals that a thread causes itself, such as SIGSEGV, stay unblocked: otherwise
-// the process would end without a report of the faulting code.
+// Blocks signals in the calling thread until destroyed. Worker threads use it, so that signals go
+// to the thread that runs Python. That thread has to wake up to run a signal handler. If a worker
+// thread received the signal instead, the Python thread would keep waiting for its next message.
+// Signals that a thread causes itself, such as SIGSEGV, stay unblocked: otherwise the process would
+// end without a report of the faulting code.
 class BlockSignals {
  public:
   BlockSignals();

@@ -27,13 +27,17 @@ class SchemaError(Exception):
 class Facts:
     """Facts about every value that fits a schema, as far as the keywords of the schema state them.
 
-    types: the value has one of these types. values: the value is one of these values; None = the
-    schema lists no values. names, patterns: members that the schema describes by name or by
-    pattern. members: the (schema, JSON pointer) pairs for each name. required: members that the
-    value must have. is_open: some part of the schema allows other members (additionalProperties).
-    has_properties: some part has `properties`. closed: the schema itself forbids all members except
-    `names`. closes: the value has no members except `names`, unless another schema describes it
-    too, which the caller checks. branches: for each anyOf or oneOf, the facts of its schemas.
+    types: the value has one of these types.
+    values: the value is one of these values; None = the schema lists no values.
+    names, patterns: members that the schema describes by name or by pattern.
+    members: the (schema, JSON pointer) pairs for each name.
+    required: members that the value must have.
+    is_open: some part of the schema allows other members (additionalProperties).
+    has_properties: some part has `properties`.
+    closed: the schema itself forbids all members except `names`.
+    closes: the value has no members except `names`, unless another schema describes it too, which
+      the caller checks.
+    branches: for each anyOf or oneOf, the facts of its schemas.
     """
 
     types: set[str] = field(default_factory=lambda: set(ALL_TYPES))

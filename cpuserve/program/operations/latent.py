@@ -96,10 +96,11 @@ class LatentStoreKV(Op, frozen=True):
 
     kv [T, rank + rotary] becomes the row: the RmsNorm of its first `rank` columns with weight
     `norm`, then its last `rotary` columns, rotated. The row is key and value of the only KV head.
-    In q [T, q_heads (nope + rotary)], the last `rotary` columns of each head are rotated, and
-    latent [T, q_heads rank] replaces the first `nope` columns (HeadLinear). out [T, q_heads (rank +
-    rotary)]. interleaved: neighbouring dims are rotated as a pair; the result has the first dims of
-    all pairs before the second dims.
+    In q [T, q_heads * (nope + rotary)], the last `rotary` columns of each head are rotated, and
+    latent [T, q_heads * rank] replaces the first `nope` columns (HeadLinear).
+    out [T, q_heads * (rank + rotary)].
+    interleaved: neighbouring dims are rotated as a pair; the result has the first dims of all pairs
+      before the second dims.
     """
 
     reads_of = ("q", "latent", "kv")

@@ -131,10 +131,13 @@ class ToolFormat(Protocol):
         schemas: Schemas = NO_SCHEMAS,
         around: Around | None = None,
     ) -> ToolParser:
-        """Return a parser for choice `index`; its text continues `opening`.
+        """Return a parser for the text that the model generates for choice `index`.
 
-        schemas: JSON schemas of the arguments of each function, if the format reads them. around:
-        the texts around calls, None = the defaults of Around (thoughts between <think> tags).
+        opening: the beginning of a call that the server forced, "" = none. The model's text
+          continues it, so the parser reads `opening` first.
+        schemas: JSON schemas of the arguments of each function, if the format reads them.
+        around: the texts around calls, None = the defaults of Around (thoughts between <think>
+          tags).
         """
 
 
@@ -198,7 +201,8 @@ def text_rules(number: int, marker: str, start: str = "( text | opened one )*") 
     start: the rule of a response, made of the rules `text`, `opened` (text that ends with the
     marker) and `one` (one of the calls).
     """
-    # The library takes the shortest match of a lazy rule, before it goes on with the rule `text`.
+    # llguidance takes the shortest match of the lazy rule `before`, and only then tries the rule
+    # `text`.
     return "\n".join(
         [
             f"start: {start}",

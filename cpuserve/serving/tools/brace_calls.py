@@ -46,7 +46,7 @@ class Braces:
     def parser(
         self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
     ) -> BraceParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return BraceParser(self.mark, found, index, opening, schemas, around)
 
 

@@ -66,7 +66,7 @@ class Harmony(UnforcedCalls):
         schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
         around: Around | None = None,
     ) -> HarmonyParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return HarmonyParser(index, opening, around=around, calls=self._calls)
 
 

@@ -76,7 +76,7 @@ class Hermes:
         schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
         around: Around | None = None,
     ) -> HermesParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return HermesParser(index, opening, around=around)
 
 

@@ -119,7 +119,7 @@ class Writing(Protocol):
     def parser(
         self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
     ) -> ToolParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class LayoutFormat:
         schemas: Schemas = NO_SCHEMAS,
         around: Around | None = None,
     ) -> ToolParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return self.writing.parser(self, index, opening, schemas, around)
 
 

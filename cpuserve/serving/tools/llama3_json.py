@@ -85,7 +85,7 @@ class Llama3Json:
         schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
         around: Around | None = None,
     ) -> Llama3JsonParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return Llama3JsonParser(index, opening, around=around)
 
 

@@ -33,7 +33,7 @@ class NamedJson:
     def parser(
         self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
     ) -> NamedJsonParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return NamedJsonParser(found, index, opening, schemas, around)
 
 

@@ -50,7 +50,7 @@ class Objects:
     def parser(
         self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
     ) -> ObjectParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return ObjectParser(found, index, opening, schemas, around)
 
 

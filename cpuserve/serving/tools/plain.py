@@ -27,7 +27,7 @@ class Plain(UnforcedCalls):
         schemas: Schemas = NO_SCHEMAS,  # noqa: ARG002
         around: Around | None = None,
     ) -> PlainParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return PlainParser(index, opening, around=around)
 
 

@@ -41,7 +41,7 @@ class Python:
     def parser(
         self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
     ) -> PythonParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return PythonParser(found, index, opening, schemas, around)
 
 

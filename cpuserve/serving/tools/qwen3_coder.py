@@ -92,7 +92,7 @@ class Qwen3Coder:
         schemas: Schemas = NO_SCHEMAS,
         around: Around | None = None,
     ) -> Qwen3CoderParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return Qwen3CoderParser(index, opening, schemas, around=around)
 
 

@@ -49,7 +49,7 @@ class Tags(TagTexts):
     def parser(
         self, found: LayoutFormat, index: int, opening: str, schemas: Schemas, around: Around | None
     ) -> TagParser:
-        """Return a parser for choice `index`; its text continues `opening`."""
+        """Return a parser for the text of choice `index` after `opening` (ToolFormat.parser)."""
         return TagParser(self, found, index, opening, schemas, around)
 
 

@@ -61,7 +61,7 @@ class ToolUse:
     custom: frozenset[str] = frozenset()
 
     def parser(self, index: int, prompt: Prompt, opening: str) -> ToolParser:
-        """Return the parser of one choice's text, after a prompt and `opening`."""
+        """Return the parser of the text that choice `index` has after `prompt` and `opening`."""
         around = self.learned_format.around(thinks=prompt.thinks, continues=prompt.continues)
         parser = self.format.parser(index, opening, self.schemas, around)
         if self.custom:

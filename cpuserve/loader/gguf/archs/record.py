@@ -18,15 +18,18 @@ def nothing(_: Keys) -> dict[str, Any]:
 class GgufArch:
     """How files of one architecture are read as a Hugging Face model.
 
-    family: the entry in "architectures" of config.json. blocks: Hugging Face names of a block's
-    tensors that differ from Llama; top: the same for tensors outside of blocks; layers: the part of
-    a name before the number of a block. settings: a function that returns entries of config.json
-    that only some architectures have. eps: the config's key for the epsilon of norms; layer_norm:
-    whether norms are layer norms. interleaved: the converter reorders q and k rows for ggml's
-    "normal" RoPE (pairs 2j, 2j + 1). added_norms: the converter adds 1 to the weights of norms,
-    except in gated delta nets. tiled: the converter reorders value heads of gated delta nets. yarn:
-    YaRN parameters of the family that files do not have. mixed: metadata may be lists with a number
-    for each layer, because layers differ in size.
+    family: the entry in "architectures" of config.json.
+    blocks: Hugging Face names of a block's tensors that differ from Llama.
+    top: Hugging Face names of tensors outside of blocks that differ from Llama.
+    layers: the part of a name before the number of a block.
+    settings: a function that returns entries of config.json that only some architectures have.
+    eps: the config's key for the epsilon of norms.
+    layer_norm: whether norms are layer norms.
+    interleaved: the converter reorders q and k rows for ggml's "normal" RoPE (pairs 2j, 2j + 1).
+    added_norms: the converter adds 1 to the weights of norms, except in gated delta nets.
+    tiled: the converter reorders value heads of gated delta nets.
+    yarn: YaRN parameters of the family that files do not have.
+    mixed: metadata may be lists with a number for each layer, because layers differ in size.
     """
 
     family: str
