@@ -115,10 +115,10 @@ def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
 def _with_token_heads(
     config: EngineConfig, head: Head, width: int, facts: dict[str, object]
 ) -> Head:
-    """Return the head with those of BGE-M3 for tokens, if the checkpoint has them.
+    """Return `head` and the two heads of BGE-M3 for tokens, if the checkpoint has them.
 
-    width: the length of a token's vector. facts: adds "token_widths", the number of values that
-    each of them computes for a token.
+    width: the length of a token's vector. facts: gets "token_widths", the number of values that
+    each of the two heads computes for a token.
     """
     if config.architecture != "XLMRobertaModel":
         return head

@@ -19,8 +19,8 @@ IF_POSSIBLE = " // if possible"
 # with this text match the rule as well. Only the process for grammars knows the special tokens.
 OTHER_TOKENS = " // and special tokens other than "
 
-# The input of a custom tool is a text, for which the client may send a grammar. Only the process
-# for grammars reads this grammar. It is sent in one of two ways:
+# A client may send a grammar for the text that a custom tool takes. Only the process for grammars
+# reads this grammar. It is sent in one of two ways:
 # - If calls are JSON, the tool is a function with one parameter INPUT. The schema of INPUT has the
 #   grammar in its member INPUT_GRAMMAR: {"syntax": "lark" or "regex", "definition": ...}.
 # - If calls have tags in place of JSON, the Lark grammar of calls has a rule

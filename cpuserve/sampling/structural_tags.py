@@ -37,7 +37,7 @@ def tag_grammar(tag: Any) -> str:
 
 
 def _from_structures(tag: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the format that the fields structures and triggers stand for."""
+    """Translate the older fields `structures` and `triggers` into the newer field `format`."""
     tags = []
     for i, each in enumerate(_member(tag, "structures", list, "")):
         where = f"structures[{i}]"

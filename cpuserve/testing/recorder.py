@@ -48,9 +48,9 @@ class Exchange:
 
 
 class Recorder:
-    """ASGI middleware that keeps each request and its response, also as files in `folder`.
+    """ASGI middleware that keeps each request with its response, in the order of their arrival.
 
-    The exchanges are in the order of the beginnings of the requests.
+    folder: a directory that gets a copy of each exchange as a file.
     """
 
     def __init__(self, app: ASGIApp, folder: Path | None = None) -> None:

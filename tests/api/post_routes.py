@@ -123,7 +123,7 @@ def answers(engine: FakeEngine, number: int, prompt: list[int], params: Any) -> 
 
 
 def prepare(context: Any, pooling: str) -> Any:
-    """Let a context have a model of this pooling, as the vectors of `answers` need it.
+    """Make the model of a context one with this pooling, which gives the vectors of `answers`.
 
     "sparse": an embedding model with the heads of BGE-M3.
     """
@@ -136,7 +136,7 @@ def prepare(context: Any, pooling: str) -> Any:
 
 @functools.cache
 def app_with_all_routes() -> FastAPI:
-    """Return the app with all routes, also those that options of the server add."""
+    """Return the app with all routes, including the routes that server options add."""
     api = Api()
     api.context.adapters_change = True
     return create_app(api.state, admin_routes=True)

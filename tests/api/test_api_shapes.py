@@ -27,7 +27,7 @@ ROUTES = sorted(
 )
 UNKNOWN = [("POST", f"{start}/of/nobody") for start in ("/v1/messages", "/api", "/v1", "")]
 ALL = [*ROUTES, *UNKNOWN]
-# Routes that read no body, and those of files, which need an option.
+# Routes that read no body, and routes of files, which need a server option.
 NO_BODIES = (
     "/v1/responses/resp_1",
     "/ping",

@@ -161,7 +161,7 @@ def cohere_call(request: CohereFields, context: ModelContext) -> GenerateCall:
 
 
 def _most(request: CohereEmbedRequest, context: ModelContext) -> int:
-    """Return the most tokens of a text, -1 = as many as fit into the context."""
+    """Return how many tokens of a text are kept at most; -1 keeps as many as fit the context."""
     if request.max_tokens is None:
         return -1
     if request.max_tokens < 1:

@@ -1,4 +1,4 @@
-"""The metric by which routers for vLLM find the servers that use a LoRA adapter."""
+"""A metric of LoRA adapters in use. Routers for vLLM read it to choose a server."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Xielu(Op, frozen=True):
         to.emit(lambda: to.native.xielu(x, factors))
 
     def _alphas(self, read: ReadFn) -> Float32:
-        """Return alpha_p, alpha_n and beta; ModelError if epsilon is not a small number."""
+        """Return alpha_p, alpha_n and beta of xIELU; ModelError if epsilon is out of range."""
         import numpy as np
 
         given = [float(read(f).reshape(-1)[0]) if isinstance(f, str) else f for f in self.factors]

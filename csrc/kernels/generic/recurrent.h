@@ -89,8 +89,8 @@ static CPUSERVE_NOINLINE void panel_tile(const Recurrence& r, int64_t head, int6
   }
 }
 
-// Rows [begin, begin + rows) of one state, and the sums to which their products with all vectors
-// are added.
+// Rows [begin, begin + rows) of one state. The products of these rows with all vectors are added to
+// `sums`.
 struct StreamRows {
   const float *state, *ahead;
   int64_t begin, rows;

@@ -425,7 +425,8 @@ static inline void sample_cut(const SampleArgs& a) noexcept {
   s.shared->cut = end_search(r, s.shared->search, tally);
 }
 
-// Drops ids in [begin, end) that come after the cut.
+// Drops the token ids in [begin, end) that top-p does not keep. In descending order of probability,
+// they come after the cut.
 static inline void sample_drop(const SampleArgs& a, int32_t begin, int32_t end) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   if (!s.shared->used) return;

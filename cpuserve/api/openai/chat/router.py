@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, also for several conversations, and the prompt of one."""
+"""Chat completions: of one conversation or of several, and the prompt without a completion."""
 
 from __future__ import annotations
 
