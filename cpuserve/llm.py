@@ -392,7 +392,7 @@ class LLM(PoolingMethods):
     def _context_of(self, template: ChatTemplate, learned: LearnedFormat) -> ModelContext:
         """Return the context of the serving pipeline for the engine of this process."""
         from cpuserve.engine.ipc import Stats
-        from cpuserve.metrics import ServerMetrics
+        from cpuserve.metrics.server import ServerMetrics
 
         # Without the proxy, cycles in the context would keep the engine's memory after `del`.
         client = cast("EngineClient", weakref.proxy(self._client))

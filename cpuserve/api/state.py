@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cpuserve.api.request.body_budget import BodyBudget
 from cpuserve.api.stored.store import Store
 from cpuserve.errors import NotFound, ServiceUnavailable
-from cpuserve.metrics import HttpMetrics
+from cpuserve.metrics.http import HttpMetrics
 
 if TYPE_CHECKING:
     from fastapi import Request

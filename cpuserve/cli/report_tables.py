@@ -21,7 +21,10 @@ from cpuserve.cli.support_tables import markdown
 from cpuserve.config.reference import between
 from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import Stats
-from cpuserve.metrics import CpuSample, HttpMetrics, ServerMetrics
+from cpuserve.metrics.families import server_families
+from cpuserve.metrics.figures import CpuSample
+from cpuserve.metrics.http import HttpMetrics
+from cpuserve.metrics.server import ServerMetrics
 
 BEGIN = "<!-- tables: made by python -m cpuserve.cli.report_tables docs -->"
 END = "<!-- end of tables -->"
@@ -40,7 +43,8 @@ def metrics() -> str:
         drafts=True,
     )
     server.on_cache_miss("new")  # without one, there is no such family
-    families = [*server.collect(), *AdapterMetrics(["a"], ()).collect(), *HttpMetrics().collect()]
+    adapters = AdapterMetrics(["a"], ())
+    families = [*server_families(server), *adapters.collect(), *HttpMetrics().collect()]
     rows = [["metric", "type", "meaning"]]
     for family in sorted(families, key=lambda family: family.name):
         suffix = "_total" if family.type == "counter" else ""

@@ -25,7 +25,7 @@ from cpuserve.version import version
 
 if TYPE_CHECKING:
     from cpuserve.engine.client import EngineClient
-    from cpuserve.metrics import ServerMetrics
+    from cpuserve.metrics.server import ServerMetrics
     from cpuserve.serving.preset import Preset
     from cpuserve.serving.tools.base import ToolFormat
     from cpuserve.tokenizer.chat import ChatTemplate

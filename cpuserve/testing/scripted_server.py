@@ -20,7 +20,7 @@ from cpuserve.api.app import app_of
 from cpuserve.api.http.server import make_server
 from cpuserve.api.state import ServerState
 from cpuserve.config.server import ServerOptions
-from cpuserve.metrics import ServerMetrics
+from cpuserve.metrics.server import ServerMetrics
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.limits import ClientLimits, default_body_bytes
 from cpuserve.serving.registry import ModelRegistry

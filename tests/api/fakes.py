@@ -16,7 +16,7 @@ import httpx
 from cpuserve.api.app import create_app
 from cpuserve.api.state import ServerState
 from cpuserve.engine.ipc import Output
-from cpuserve.metrics import ServerMetrics
+from cpuserve.metrics.server import ServerMetrics
 from cpuserve.sampling.params import SamplingParams
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.limits import ClientLimits

@@ -6,7 +6,7 @@ import jsonschema
 import msgspec
 
 from cpuserve.api.status.activity import Activity
-from cpuserve.metrics import MAX_ENDED, ServerMetrics
+from cpuserve.metrics.server import MAX_ENDED, ServerMetrics
 from cpuserve.platforms.cpu_times import CpuTimes, cpu_times
 from tests.api.fakes import Api
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from cpuserve.errors import TooManyRequests
-from cpuserve.metrics import MAX_CALLERS
+from cpuserve.metrics.server import MAX_CALLERS
 from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import Api
 

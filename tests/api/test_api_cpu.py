@@ -11,7 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cpuserve.api.status.cpu_view import WINDOW_S, CpuMeter, CpuReport, CpuView, placement_of
 from cpuserve.engine.ipc import Stats
-from cpuserve.metrics import CpuSample, ServerMetrics
+from cpuserve.metrics.exposition import exposition
+from cpuserve.metrics.families import server_families
+from cpuserve.metrics.figures import CpuSample
+from cpuserve.metrics.server import ServerMetrics
 from cpuserve.platforms.cpu import CpuPlatform
 from tests.api.fakes import Api, error_of
 from tests.helpers.fake_executor import fake_config
@@ -148,7 +151,7 @@ def exposed(**changes):
     }
     sample = CpuSample(**{**values, **changes})
     metrics = ServerMetrics(model_name="m", max_model_len=8, stats=Stats, cpu=lambda: sample)
-    families = text_string_to_metric_families(metrics.text().decode())
+    families = text_string_to_metric_families(exposition(server_families(metrics)).decode())
     found = {s.name: s.value for f in families for s in f.samples}
     return {k: v for k, v in found.items() if k.startswith("cpuserve:")}
 
@@ -184,7 +187,7 @@ def test_how_memory_came_to_its_nodes_is_a_label():
         sample = view.sample(Stats(), said)
         cpu = functools.partial(lambda s: s, sample)
         metrics = ServerMetrics(model_name="m", max_model_len=8, stats=Stats, cpu=cpu)
-        families = text_string_to_metric_families(metrics.text().decode())
+        families = text_string_to_metric_families(exposition(server_families(metrics)).decode())
         samples = [s for family in families for s in family.samples]
         labels = [s.labels for s in samples if s.name == "cpuserve:numa_binding"]
         assert [label["mode"] for label in labels] == [mode]

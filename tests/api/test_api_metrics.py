@@ -5,7 +5,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cpuserve.engine.ipc import Output, Stats, TierStats
 from cpuserve.errors import EngineDead
-from cpuserve.metrics import CONTENT_TYPE, Histogram, ServerMetrics, buckets_1_2_5
+from cpuserve.metrics.exposition import CONTENT_TYPE, exposition
+from cpuserve.metrics.families import server_families
+from cpuserve.metrics.histogram import Histogram, buckets_1_2_5
+from cpuserve.metrics.server import ServerMetrics
 from tests.api.fakes import Api, events_of, tokenizer
 
 HISTOGRAMS = (
@@ -190,7 +193,7 @@ def test_tiers_of_the_kv_cache_have_series_where_there_are_any():
     )
     found = {
         (sample.name.removeprefix("cpuserve:kv_tier_"), sample.labels["tier"]): sample.value
-        for family in text_string_to_metric_families(metrics.text().decode())
+        for family in text_string_to_metric_families(exposition(server_families(metrics)).decode())
         for sample in family.samples
         if "tier" in sample.labels
     }
@@ -225,7 +228,7 @@ def test_requests_wait_from_the_moment_they_came_not_only_after_the_next_step():
 
 def test_times_are_split_at_schedule_and_first_token(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("cpuserve.metrics.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("cpuserve.metrics.server.time.monotonic", lambda: now[0])
     metrics = ServerMetrics(model_name="m", max_model_len=100, stats=Stats)
     sequence = metrics.start(7, 3, 1)
     sequence.arrival = 100.0

@@ -13,7 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from cpuserve.api.status.adapter_metrics import AdapterMetrics
 from cpuserve.engine.client import ReplicaStatus
 from cpuserve.engine.ipc import Stats
-from cpuserve.metrics import CpuSample, HttpMetrics, ServerMetrics
+from cpuserve.metrics.exposition import exposition
+from cpuserve.metrics.families import server_families
+from cpuserve.metrics.figures import CpuSample
+from cpuserve.metrics.http import HttpMetrics
+from cpuserve.metrics.server import ServerMetrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MONITORING = DEPLOY / "monitoring"
@@ -35,9 +39,10 @@ def labels_of():
     )
     http = HttpMetrics()
     http.count("/v1/chat/completions", "POST", 200)
+    text = exposition([*server_families(metrics), *http.collect()]).decode()
     return {
         sample.name: set(sample.labels)
-        for family in text_string_to_metric_families(metrics.text([http]).decode())
+        for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
 

@@ -51,7 +51,8 @@ def test_the_pages_of_reports_have_the_tables_of_the_code(name):
 
 
 def test_the_page_of_metrics_has_those_that_the_code_names():
-    source = (ROOT / "cpuserve" / "metrics.py").read_text(encoding="utf-8")
+    files = (ROOT / "cpuserve" / "metrics").glob("*.py")
+    source = "".join(path.read_text(encoding="utf-8") for path in files)
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
     whole = re.findall(r'"((?:vllm|cpuserve):\w+)"', source)
     assert len(whole) >= 5

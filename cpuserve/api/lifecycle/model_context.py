@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cpuserve.api.status.cpu_view import CpuView
 from cpuserve.config.checks import ANY_NAME
 from cpuserve.log import get_logger
-from cpuserve.metrics import ServerMetrics
+from cpuserve.metrics.server import ServerMetrics
 from cpuserve.serving.context import ModelContext
 from cpuserve.serving.details import ModelDetails
 from cpuserve.serving.fan_out import MAX_SEQUENCES_PER_REQUEST

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from cpuserve.metrics import HttpMetrics
+    from cpuserve.metrics.http import HttpMetrics
 
 # Monitors request these all the time. The vLLM server does not count them either.
 _UNCOUNTED_PATHS = PUBLIC_PATHS | METRICS_PATHS

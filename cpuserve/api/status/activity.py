@@ -13,7 +13,7 @@ from cpuserve.api.state import get_state
 from cpuserve.platforms.cpu_times import CpuTimes, cpu_times
 
 if TYPE_CHECKING:
-    from cpuserve.metrics import Sequence
+    from cpuserve.metrics.server import Sequence
     from cpuserve.serving.context import ModelContext
 
 router = APIRouter()

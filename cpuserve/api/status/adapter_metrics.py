@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from cpuserve.metrics import Sequence
+from cpuserve.metrics.server import Sequence
 
 
 class AdapterMetrics:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuserve.ids import CpuId
-from cpuserve.metrics import CpuSample
+from cpuserve.metrics.figures import CpuSample
 from cpuserve.platforms.cgroup import own_cgroup
 from cpuserve.platforms.placement import Placement, Rank
 from cpuserve.platforms.report import (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.response.openapi import TEXT, response_types
 from cpuserve.api.state import get_state
 from cpuserve.api.status.adapter_metrics import AdapterMetrics
-from cpuserve.metrics import CONTENT_TYPE
+from cpuserve.metrics.exposition import CONTENT_TYPE, exposition
+from cpuserve.metrics.families import server_families
 
 router = APIRouter()
 
@@ -17,10 +20,10 @@ async def metrics(request: Request) -> Response:
     """Return all metrics."""
     state = get_state(request)
     contexts = list(state.models.contexts())
-    first, *others = [context.metrics for context in contexts]
     adapters = AdapterMetrics(
         [name for context in contexts for name in context.adapters],
         [each for context in contexts for each in context.metrics.sequences()],
     )
-    text = first.text([*others, adapters, state.http])
+    models = [server_families(context.metrics) for context in contexts]
+    text = exposition(chain(*models, adapters.collect(), state.http.collect()))
     return Response(text, headers={"content-type": CONTENT_TYPE})

@@ -1,0 +1,1 @@
+"""Prometheus metrics: figures, observations, and the response of GET /metrics."""

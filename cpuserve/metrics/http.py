@@ -1,0 +1,34 @@
+"""The metric of the HTTP server's responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+
+class HttpMetrics:
+    """Counts the responses of the HTTP server, refusals included, in the metric of vLLM.
+
+    As in vLLM, the label `status` is the class of the response, such as "4xx". The label `code`
+    separates 429 from 400.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, str, int], int] = {}
+
+    def count(self, handler: str, method: str, code: int) -> None:
+        """Record a response; the number of different handlers and methods must have a bound."""
+        key = (handler, method, code)
+        self._answers[key] = self._answers.get(key, 0) + 1
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all metric families with their samples."""
+        answers = CounterMetricFamily(
+            "http_requests",
+            "HTTP requests answered, by route, method and status.",
+            labels=["handler", "method", "status", "code"],
+        )
+        for (handler, method, code), number in self._answers.items():
+            answers.add_metric([handler, method, f"{code // 100}xx", str(code)], number)
+        yield answers
