@@ -126,10 +126,13 @@ class LLM(PoolingMethods):
         """Complete each prompt; the results are in the order of the prompts.
 
         prompts: a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a
-        list of these. sampling_params: one for all prompts, or a list with one for each; None means
-        the model's defaults (`get_default_sampling_params`). use_tqdm: show progress on a terminal.
-        priority: one per prompt; lower values are scheduled first. lora_request: the name of a LoRA
-        adapter (option lora_modules, or load_lora_adapter) that all prompts use.
+          list of these.
+        sampling_params: one for all prompts, or a list with one for each; None means the model's
+          defaults (`get_default_sampling_params`).
+        use_tqdm: show progress on a terminal.
+        priority: one per prompt; lower values are scheduled first.
+        lora_request: the name of a LoRA adapter (option lora_modules, or load_lora_adapter) that
+          all prompts use.
 
         Raises:
             InvalidRequest: a prompt or parameter is invalid; nothing is generated.
@@ -170,8 +173,9 @@ class LLM(PoolingMethods):
         Thoughts and tool calls are fields of CompletionOutput besides the text. Structured outputs
         and forced calls begin after the thought.
 
-        messages: [{"role": ..., "content": ...}, ...]. chat_template: replaces the model's. tools,
-        tool_choice, parallel_tool_calls, reasoning_effort: as in the API of OpenAI.
+        messages: [{"role": ..., "content": ...}, ...].
+        chat_template: replaces the model's.
+        tools, tool_choice, parallel_tool_calls, reasoning_effort: as in the API of OpenAI.
         thinking_token_budget: the most tokens of a thought; the response goes on after them.
         include_reasoning: False = `reasoning` stays empty.
 
@@ -217,8 +221,9 @@ class LLM(PoolingMethods):
     ) -> list[BeamSearchOutput]:
         """Return the params.beam_width best texts of each prompt; prompts as in `generate`.
 
-        use_tqdm: show progress on a terminal. concurrency_limit: search for so many prompts at a
-        time; None = for all, so that each step computes the beams of all prompts.
+        use_tqdm: show progress on a terminal.
+        concurrency_limit: search for so many prompts at a time; None = for all, so that each step
+          computes the beams of all prompts.
 
         Raises:
             InvalidRequest: a prompt or parameter is invalid.
@@ -255,10 +260,11 @@ class LLM(PoolingMethods):
 
         The state is computed once. A result does not depend on the other questions.
 
-        state: a text, or JSON. questions: by an id of your own {"type", "instructions",
-        "criteria"}, as in POST /v1/systemone: a "choice" has {option: description or None}, a
-        "score" a list of levels, and a "noul" (yes or no) nothing or {"true", "false"}. With
-        "as_texts": True the options are scored as texts of any length.
+        state: a text, or JSON.
+        questions: by an id of your own {"type", "instructions", "criteria"}, as in POST
+          /v1/systemone: a "choice" has {option: description or None}, a "score" a list of levels,
+          and a "noul" (yes or no) nothing or {"true", "false"}. With "as_texts": True the options
+          are scored as texts of any length.
         instructions: a system message. For the other arguments see `chat`.
 
         Raises:
@@ -407,7 +413,8 @@ class LLM(PoolingMethods):
     def load_lora_adapter(self, name: str, path: str, *, load_inplace: bool = False) -> None:
         """Load an adapter; needs the option allow_runtime_lora_updating.
 
-        path: a directory of PEFT, or a GGUF file. load_inplace: replace an adapter of this name.
+        path: a directory of PEFT, or a GGUF file.
+        load_inplace: replace an adapter of this name.
 
         Raises:
             InvalidRequest: it cannot be loaded, and nothing has changed.

@@ -72,8 +72,9 @@ class PoolingMethods:
         """Return the embedding of each prompt by an embedding model; prompts: as in `generate`.
 
         prompt_name: a named prompt of the checkpoint, which is put before each text; None: the
-        checkpoint's default prompt, if it has one. task: a task of the checkpoint, such as
-        "retrieval.query", for models that have tasks (jina-embeddings v5).
+          checkpoint's default prompt, if it has one.
+        task: a task of the checkpoint, such as "retrieval.query", for models that have tasks
+          (jina-embeddings v5).
 
         Raises:
             InvalidRequest: a prompt or the task is invalid, or the model generates text.
@@ -138,10 +139,10 @@ class PoolingMethods:
         """Return the vectors or labels of each prompt or of its tokens; prompts: as in `embed`.
 
         pooling_task: "embed", "token_embed", "classify" or "token_classify"; None = the labels of a
-        classifier, or the vectors of all tokens. With BGE-M3, "token_classify" means the weights
-        of tokens, "embed&token_classify" the embedding and, after it, the weights, and
-        "embed&token_embed&token_classify" a dict with the result of each. use_activation: False =
-        logits, or vectors that are not scaled to length 1.
+          classifier, or the vectors of all tokens. With BGE-M3, "token_classify" means the weights
+          of tokens, "embed&token_classify" the embedding and, after it, the weights, and
+          "embed&token_embed&token_classify" a dict with the result of each.
+        use_activation: False = logits, or vectors that are not scaled to length 1.
 
         Raises:
             InvalidRequest: a prompt is invalid, or the model does not have this task.
@@ -187,9 +188,10 @@ class PoolingMethods:
     ) -> list[ScoringRequestOutput]:
         """Return the score of each pair of texts: a reranker's, or the cosine of two embeddings.
 
-        queries: one for all documents, or one for each. instruction: the purpose of the score, for
-        models that take one (Qwen3-Reranker). use_activation: False = a reranker's score before its
-        activation, such as a logit; a cosine has no activation.
+        queries: one for all documents, or one for each.
+        instruction: the purpose of the score, for models that take one (Qwen3-Reranker).
+        use_activation: False = a reranker's score before its activation, such as a logit; a cosine
+          has no activation.
 
         Raises:
             InvalidRequest: a pair is invalid, or the model generates text.
@@ -253,7 +255,8 @@ class PoolingMethods:
     ) -> list[BatchItem]:
         """Run requests that generate no tokens; return items, each with a vector in its choice.
 
-        vectors: as in SamplingParams. adapter: None = the one of the default task, if there is one.
+        vectors: as in SamplingParams.
+        adapter: None = the one of the default task, if there is one.
         """
         adapter = adapter or default_task(tasks_of(self.config))
         own = SamplingParams(max_tokens=0, vectors=vectors, adapter=adapter)

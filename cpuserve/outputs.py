@@ -34,10 +34,11 @@ class CompletionOutput:
     """One of the n sequences of a request.
 
     cumulative_logprob, logprobs: None unless SamplingParams.logprobs is set; for each position the
-    chosen token, then the alternatives. stop_reason: the stop string or stop token id, if any.
+      chosen token, then the alternatives.
+    stop_reason: the stop string or stop token id, if any.
     reasoning: the thoughts of a response of `LLM.chat`, which are not in `text`; None = none.
     tool_calls: its tool calls, as the API of OpenAI writes them, so that a message with the role
-    assistant can have them: {"id", "type": "function", "function": {"name", "arguments"}}.
+      assistant can have them: {"id", "type": "function", "function": {"name", "arguments"}}.
     """
 
     index: int
@@ -57,8 +58,9 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its completions. prompt: None if token ids were given.
+    """A prompt and its completions.
 
+    prompt: None if token ids were given.
     prompt_logprobs: one entry per prompt token, the first one None; None if not requested.
     """
 
@@ -73,10 +75,12 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """A text of `LLM.beam_search`. tokens, text: with the prompt.
+    """A text of `LLM.beam_search`.
 
-    logprobs: the logprob of each token after the prompt, with the alternatives. finish_reason:
-    "stop" or "length". stop_reason: None, because a text ends only at the end of text.
+    tokens, text: with the prompt.
+    logprobs: the logprob of each token after the prompt, with the alternatives.
+    finish_reason: "stop" or "length".
+    stop_reason: None, because a text ends only at the end of text.
     """
 
     tokens: list[int]

@@ -94,9 +94,11 @@ def create_app(
     """Return the app that serves the API with `state`.
 
     With `api_keys`, all routes except /health, /ping and /live require a key; public_metrics also
-    exempts /metrics and /version. host_names: the names that the Host header may have besides
-    local names; None allows any. cors: None keeps web pages of other origins from reading
-    responses. admin_routes: serve the routes that change the state of the server.
+    exempts /metrics and /version.
+
+    host_names: the names that the Host header may have besides local names; None allows any.
+    cors: None keeps web pages of other origins from reading responses.
+    admin_routes: serve the routes that change the state of the server.
     webui: serve the chat page to browsers.
     """
     # FastAPI's documentation pages load scripts from the internet; this server must work offline.

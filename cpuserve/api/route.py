@@ -92,13 +92,17 @@ def post(
     """Return a decorator that adds a handler of decoded bodies to `router`, at each of `paths`.
 
     schema, response, error: the types of the bodies; response = None: the response is plain text.
-    also: statuses of errors that few routes have. pages: whether web pages may use the route.
-    id_prefix: the start of the id in the response. stream: the media type of streamed responses;
-    None = the route never streams. conversation: see BodyForm. words: returns {role of an error:
-    field of the body} (see RequestError.role); None = each role is the field of the same name.
-    errors: the format of errors; None = as the path says. The operation in /openapi.json has the
-    handler's name and docstring. The decorated function becomes the Endpoint, so that
-    `post_by_field` can serve it at a further path.
+    also: statuses of errors that few routes have.
+    pages: whether web pages may use the route.
+    id_prefix: the start of the id in the response.
+    stream: the media type of streamed responses; None = the route never streams.
+    conversation: see BodyForm.
+    words: returns {role of an error: field of the body} (see RequestError.role); None = each role
+      is the field of the same name.
+    errors: the format of errors; None = as the path says.
+
+    The operation in /openapi.json has the handler's name and docstring. The decorator returns an
+    Endpoint, so that `post_by_field` can serve it at a further path.
     """
 
     def add(handler: Handler[T]) -> Endpoint[T]:
@@ -134,9 +138,9 @@ def post_by_field(
     """Add a route that serves several endpoints; a field of the body and the model decide which.
 
     endpoints: the endpoints by the name of a field, which may be inside an object, such as
-    "inputs.sentences". The first of these fields that the body has selects its entry. otherwise:
-    the endpoint for bodies without any of the fields. name, about: the name and the description of
-    the operation in /openapi.json.
+      "inputs.sentences". The first of these fields that the body has selects its entry.
+    otherwise: the endpoint for bodies without any of the fields.
+    name, about: the name and the description of the operation in /openapi.json.
     """
     names = dict.fromkeys(field.partition(".")[0] for field in endpoints)
     fields = [(field, msgspec.Raw, msgspec.Raw()) for field in names]

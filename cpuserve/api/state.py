@@ -27,10 +27,12 @@ class ServerState:
     """The served models and the state of the HTTP server.
 
     `draining`: the server will stop, and load balancers should send it no new requests, but it
-    still serves them. `stopping`: it serves no requests any more. `config`: the settings of the
-    first model's engines. stored: the responses and conversations that clients store.
-    batches: the batches of clients; None = the server keeps no files. created: the models that
-    clients create; None = the server keeps none.
+      still serves them.
+    `stopping`: it serves no requests any more.
+    `config`: the settings of the first model's engines.
+    stored: the responses and conversations that clients store.
+    batches: the batches of clients; None = the server keeps no files.
+    created: the models that clients create; None = the server keeps none.
     """
 
     models: ModelRegistry

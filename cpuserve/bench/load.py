@@ -35,8 +35,9 @@ TEXT = "The capital of France is"
 class EngineMemory:
     """Memory of an engine process in bytes.
 
-    before: resident memory before the process loads the model. peak: greatest resident memory while
-    it loads. weights, kv: sizes of the packed weights and of the KV blocks after that.
+    before: resident memory before the process loads the model.
+    peak: greatest resident memory while it loads.
+    weights, kv: sizes of the packed weights and of the KV blocks after that.
     """
 
     before: int

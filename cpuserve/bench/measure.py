@@ -27,9 +27,9 @@ DECODE_PROMPT_TOKENS = 32
 class Work:
     """The work that one token of a model takes.
 
-    weight_bytes_per_token: packed weights that a decoded token reads. linear_weights: number of
-    weights of linear layers that a prompt token is multiplied with. dot: type of the dot products
-    in the linear layers: "bf16", "int8", "int4" or "f32".
+    weight_bytes_per_token: packed weights that a decoded token reads.
+    linear_weights: number of weights of linear layers that a prompt token is multiplied with.
+    dot: type of the dot products in the linear layers: "bf16", "int8", "int4" or "f32".
     """
 
     vocab: int
@@ -42,7 +42,8 @@ class Work:
 class Bench:
     """A server, the probes of its machine (None: records have no fraction), and request sizes.
 
-    concurrency: number of simultaneous requests. warm_ups: rounds that are not recorded.
+    concurrency: number of simultaneous requests.
+    warm_ups: rounds that are not recorded.
     """
 
     target: Target

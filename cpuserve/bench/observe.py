@@ -21,8 +21,9 @@ COUNTERS = {
 class Seen:
     """Counters of a server since its start, and the memory bandwidth that it measured.
 
-    weight_bytes: bytes of weights read. busy_s: seconds in steps. roofline: bandwidth in bytes per
-    second, 0 = not measured.
+    weight_bytes: bytes of weights read.
+    busy_s: seconds in steps.
+    roofline: bandwidth in bytes per second, 0 = not measured.
     """
 
     weight_bytes: float = 0.0

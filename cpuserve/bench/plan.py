@@ -38,9 +38,12 @@ class Plan:
 class Capacity:
     """The limits of an engine, each the most that is possible.
 
-    batch: running sequences. sequence: tokens of one sequence, prompt and output together. blocks:
-    KV blocks. use: computes how many blocks a sequence takes. budget: tokens of a step. chunk:
-    prompt tokens of a step if time does not limit them.
+    batch: running sequences.
+    sequence: tokens of one sequence, prompt and output together.
+    blocks: KV blocks.
+    use: computes how many blocks a sequence takes.
+    budget: tokens of a step.
+    chunk: prompt tokens of a step if time does not limit them.
     """
 
     batch: int

@@ -18,12 +18,15 @@ Better = Literal["more", "less"]
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A measured metric, where it was measured, and its share of the machine's limit.
 
-    better: whether "more" or "less" is an improvement. samples: one value per round, in `unit`.
-    A roof is the upper bound that the machine sets, probed in the same minute; `of` is its name.
+    better: whether "more" or "less" is an improvement.
+    samples: one value per round, in `unit`.
+    of: the name of the roof, the upper bound that the machine sets, which is probed in the same
+      minute; None = there is no roof.
     fraction: median over the rounds of measured / roof, if there is a roof; fraction_p5 and
-    fraction_p95 are its spread, and a larger fraction is always an improvement. parameters: the
-    settings of the measurement; two records with equal metric, model and parameters can be
-    compared. facts: further figures.
+      fraction_p95 are its spread, and a larger fraction is always an improvement.
+    parameters: the settings of the measurement; two records with equal metric, model and parameters
+      can be compared.
+    facts: further figures.
     """
 
     metric: str

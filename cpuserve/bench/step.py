@@ -87,8 +87,10 @@ def step_records(
 
 
 class CacheSizes(NamedTuple):
-    """Sizes in the cache. token: bytes of a token, for each layer of the KV cache. states: bytes
-    of the recurrent states of a sequence.
+    """Sizes in the cache.
+
+    token: bytes of a token, for each layer of the KV cache.
+    states: bytes of the recurrent states of a sequence.
     """
 
     token: Sequence[int]

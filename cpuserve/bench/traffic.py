@@ -44,8 +44,8 @@ class Pace:
 class Run:
     """The result of a load: timings of successful requests and errors of failed ones.
 
-    cpu_s: CPU seconds of this process during the run. before, after: counters of the server around
-    the run, None if it exports none.
+    cpu_s: CPU seconds of this process during the run.
+    before, after: counters of the server around the run, None if it exports none.
     """
 
     timings: list[Timing] = field(default_factory=list)
@@ -73,7 +73,8 @@ async def drive(
 ) -> Run:
     """Send conversations at `pace`. A refused request counts as failed, and the others continue.
 
-    more: members to add to every request. each: a function to call after every conversation.
+    more: members to add to every request.
+    each: a function to call after every conversation.
 
     Raises:
         LoadError: a warm-up request fails, or the endpoint cannot process these prompts.

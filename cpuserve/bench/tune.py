@@ -49,8 +49,8 @@ VALUES: Mapping[str, tuple[Sequence[int], Sequence[int]]] = {
 class Trial:
     """A size that was tried, at a number of rows.
 
-    ratio: the time with this size divided by the time with the size used before. kept: whether the
-    new size is used.
+    ratio: the time with this size divided by the time with the size used before.
+    kept: whether the new size is used.
     """
 
     name: str
@@ -64,7 +64,8 @@ def tune(native: Any, layers: int, most_rows: int, tell: Callable[[Trial], None]
     """Return the sizes that are better than the derived ones, and leave `native` with them.
 
     native: an executor with the weights of `layers` layers, and with the work sizes that are
-    derived from the CPU caches. most_rows: the most rows of a step.
+      derived from the CPU caches.
+    most_rows: the most rows of a step.
     """
     first = dict(native.work_sizes)
     counts = {*DECODE_ROWS, PROMPT_ROWS, *(m for _, rows in VALUES.values() for m in rows)}

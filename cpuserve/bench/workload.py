@@ -40,10 +40,11 @@ Talk = list[Turn]
 class Workload:
     """The settings of a workload; lengths are in tokens.
 
-    range_ratio: lengths are uniform in [length (1 - r), length (1 + r)]. prefix_len: length of the
-    shared prefix of each prompt, which is one of `num_prefixes` prefixes. turns: number of turns of
-    a multi-turn conversation. answer_len: replaces the response lengths of ShareGPT. path: the JSON
-    file of ShareGPT.
+    range_ratio: lengths are uniform in [length (1 - r), length (1 + r)].
+    prefix_len: length of the shared prefix of each prompt, which is one of `num_prefixes` prefixes.
+    turns: number of turns of a multi-turn conversation.
+    answer_len: replaces the response lengths of ShareGPT.
+    path: the JSON file of ShareGPT.
     """
 
     dataset: str = "random"

@@ -23,7 +23,8 @@ class OtherServer:
     """A server that users come from.
 
     commands: its commands with the command of cpuserve, or with the way to the same result.
-    names: its flags and variables, by subject. remarks: differences in the meaning of an option.
+    names: its flags and variables, by subject.
+    remarks: differences in the meaning of an option.
     """
 
     title: str

@@ -29,9 +29,10 @@ class ModelSize:
     """The memory of a model, and its highest rates for one request.
 
     decode_tokens_per_s: the measured bandwidth of the memory, divided by the bytes of the weights
-    that a token reads. prompt_tokens_per_s: the measured rate of dot products, divided by two
-    operations for each weight that a prompt token is multiplied with. Attention and other work make
-    real rates lower. kv_tokens: tokens that fit into the KV cache of all engines.
+      that a token reads.
+    prompt_tokens_per_s: the measured rate of dot products, divided by two operations for each
+      weight that a prompt token is multiplied with. Attention and other work make real rates lower.
+    kv_tokens: tokens that fit into the KV cache of all engines.
     """
 
     model: str

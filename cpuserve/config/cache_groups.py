@@ -23,7 +23,8 @@ class CacheUse:
     """The KV blocks of a sequence, which has a block table for each cache group.
 
     windows: the most keys that a token of each group attends to, its own included (0 = all keys).
-    ahead: the most tokens of one sequence in a step (0 = no limit). block_size: tokens per block.
+    ahead: the most tokens of one sequence in a step (0 = no limit).
+    block_size: tokens per block.
     """
 
     windows: tuple[int, ...]

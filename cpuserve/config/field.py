@@ -38,11 +38,13 @@ class Alias:
 class Field:
     """One option.
 
-    default: a description of the value that applies if the option is not set. synonyms: other
-    spellings of a choice. words: texts that are accepted in place of a value of `kind`.
+    default: a description of the value that applies if the option is not set.
+    synonyms: other spellings of a choice.
+    words: texts that are accepted in place of a value of `kind`.
     read(value): converts a value in place of `kind`, and raises a ValueError as `parse` does.
-    check(value): raises a ValueError with the expected values. secret: error messages do not
-    show the value. server: the option belongs to ServerOptions.
+    check(value): raises a ValueError with the expected values.
+    secret: error messages do not show the value.
+    server: the option belongs to ServerOptions.
     """
 
     name: str

@@ -21,7 +21,8 @@ from cpuserve.config.field import (
 class NoOp:
     """A flag, variable or argument of another server that is accepted and has no effect.
 
-    takes: how many values the flag has. why: the reason, as one clause for the note.
+    takes: how many values the flag has.
+    why: the reason, as one clause for the note.
     only: the values that have no effect; other values are refused.
     """
 

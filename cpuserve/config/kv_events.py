@@ -15,10 +15,12 @@ class KvEvents(msgspec.Struct, kw_only=True, frozen=True):
     """Publish changes of the prefix cache on a ZeroMQ socket.
 
     endpoint: address of the PUB socket; it is bound if it has a wildcard or a path, else connected,
-    as in vLLM. replay_endpoint: address at which subscribers ask for the last `buffer_steps`
-    batches again. hwm: batches that wait for a slow subscriber, max_queue_size: batches that wait
-    for the publishing thread; further ones are dropped. topic: first frame of each message. rank:
-    the number of the engine, which is added to the ports.
+      as in vLLM.
+    replay_endpoint: address at which subscribers ask for the last `buffer_steps` batches again.
+    hwm: batches that wait for a slow subscriber, max_queue_size: batches that wait for the
+      publishing thread; further ones are dropped.
+    topic: first frame of each message.
+    rank: the number of the engine, which is added to the ports.
     """
 
     endpoint: str = "tcp://*:5557"

@@ -48,7 +48,8 @@ def _keys(value: list[str]) -> None:
 class ServerOptions(msgspec.Struct, kw_only=True, frozen=True):
     """Settings of the front end. Each has the help text of its flag.
 
-    uds: "none" means None. request_timeout: 0 = no limit.
+    uds: "none" means None.
+    request_timeout: 0 = no limit.
     """
 
     host: Annotated[

@@ -29,9 +29,11 @@ ANY_ROWS = 2**31 - 1
 class Limits:
     """The limits of this engine that every sequence has to keep.
 
-    kv_tokens: capacity of the whole KV cache in tokens. max_top: most alternatives with a logprob
-    that a request may ask for per token. vocab: number of token ids. eos_ids: the tokens that end a
-    text. max_rows: most logit rows of a step.
+    kv_tokens: capacity of the whole KV cache in tokens.
+    max_top: most alternatives with a logprob that a request may ask for per token.
+    vocab: number of token ids.
+    eos_ids: the tokens that end a text.
+    max_rows: most logit rows of a step.
     """
 
     max_model_len: int

@@ -51,13 +51,17 @@ def only_decisions(prompts: Iterable[Request]) -> bool:
 class PromptBudget:
     """The tokens and the time that a step still has for prompts.
 
-    seconds: infinite if no stream runs. least: tokens that may be computed even if no time remains.
-    short: prompts with at most so many remaining tokens are completed. long: tokens for all longer
-    prompts together. alone: no stream runs, so a prompt that this step completes waits only for
-    the other prompts of the step. finishing: tokens of all prompts that the step completes.
-    shortest: tokens of the first prompt that it completes, 0 = none yet. closed: no further prompt
-    gets tokens in this step. restored: the step has restored a block from an offload tier, which
-    is progress even if the step computes nothing.
+    seconds: infinite if no stream runs.
+    least: tokens that may be computed even if no time remains.
+    short: prompts with at most so many remaining tokens are completed.
+    long: tokens for all longer prompts together.
+    alone: no stream runs, so a prompt that this step completes waits only for the other prompts of
+      the step.
+    finishing: tokens of all prompts that the step completes.
+    shortest: tokens of the first prompt that it completes, 0 = none yet.
+    closed: no further prompt gets tokens in this step.
+    restored: the step has restored a block from an offload tier, which is progress even if the step
+      computes nothing.
     """
 
     tokens: int

@@ -58,10 +58,12 @@ _FORGIVING = 0.98
 class StepWork:
     """The work of a step.
 
-    rows: number of decode rows. keys: number of keys that the decode rows read. tokens: number of
-    prompt tokens. pairs: number of (query, key) pairs in the attention of the prompt tokens.
-    scores: prompt tokens with requested log probabilities; each needs logits. drafts: draft tokens
-    that the step verifies; they follow the token of their decode row.
+    rows: number of decode rows.
+    keys: number of keys that the decode rows read.
+    tokens: number of prompt tokens.
+    pairs: number of (query, key) pairs in the attention of the prompt tokens.
+    scores: prompt tokens with requested log probabilities; each needs logits.
+    drafts: draft tokens that the step verifies; they follow the token of their decode row.
     """
 
     rows: int = 0

@@ -20,9 +20,10 @@ from cpuserve.core.step import LogitRow, SeqChunk
 class DraftBudget:
     """The tokens and the time that a step has left for drafts.
 
-    given: tokens that the step is expected to yield with the drafts so far. took_s: seconds that
-    the step is expected to take with them. draft_s: seconds that one more draft adds. spent: number
-    of drafts so far.
+    given: tokens that the step is expected to yield with the drafts so far.
+    took_s: seconds that the step is expected to take with them.
+    draft_s: seconds that one more draft adds.
+    spent: number of drafts so far.
     """
 
     tokens: int
@@ -55,7 +56,8 @@ class DraftBudget:
 class Drafter:
     """Proposes up to `num_tokens` draft tokens, found by n-grams of `least` to `most` tokens.
 
-    num_drafts: how often a sequence got draft tokens. num_draft_tokens: the number of draft tokens;
+    num_drafts: how often a sequence got draft tokens.
+    num_draft_tokens: the number of draft tokens.
     num_accepted_tokens: the number of draft tokens that were sampled.
     """
 

@@ -23,8 +23,9 @@ class NgramIndex:
     """The positions of all n-grams of one growing text, and the best position to copy from.
 
     least, most: tokens of the shortest and the longest n-gram that is looked up. A token of the
-    text needs a few dictionary entries, about 0.4 KB with three sizes of n-grams. shared: the
-    chances that a new text begins with, by length of the match; the guesses of all texts update it.
+      text needs a few dictionary entries, about 0.4 KB with three sizes of n-grams.
+    shared: the chances that a new text begins with, by length of the match; the guesses of all
+      texts update it.
     """
 
     __slots__ = ("_after", "_chances", "_length", "_num_tokens", "_shared", "_sizes", "_source")

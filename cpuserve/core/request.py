@@ -171,11 +171,12 @@ class Request:
 class Delta(msgspec.Struct):
     """The results that one step adds to one request.
 
-    rows: results for `tokens` if logprobs were requested. prompt_rows: results for the whole
-    prompt, in a single delta, when the prompt has been scored. stop_id: the token of
-    params.stop_token_ids that ended the output. processed: prompt tokens computed so far, in a
-    delta that reports only progress. vector: the embedding, fp32 little-endian, when it is
-    complete. fault: the field of the request that is the cause of `error`.
+    rows: results for `tokens` if logprobs were requested.
+    prompt_rows: results for the whole prompt, in a single delta, when the prompt has been scored.
+    stop_id: the token of params.stop_token_ids that ended the output.
+    processed: prompt tokens computed so far, in a delta that reports only progress.
+    vector: the embedding, fp32 little-endian, when it is complete.
+    fault: the field of the request that is the cause of `error`.
     """
 
     request: Request

@@ -19,11 +19,13 @@ SAMPLE, HIDDEN = -1, -2  # targets of rows that are not scored
 class LogitRow(msgspec.Struct):
     """A token of a step that the executor returns a result for.
 
-    index: index into the `token_ids` of the sequence's chunk. target: SAMPLE = sample a token
-    with the slot's parameters; HIDDEN (embedding models) = return the vector; else the token id to
-    score. num_top: alternatives to report, -1 = no logprobs. draft: the draft token after this
-    token, -1 = none. The next row, which belongs to the draft, is sampled only if this row samples
-    `draft`. masked: sample only ids that the slot's bitmask allows.
+    index: index into the `token_ids` of the sequence's chunk.
+    target: SAMPLE = sample a token with the slot's parameters; HIDDEN (embedding models) = return
+      the vector; else the token id to score.
+    num_top: alternatives to report, -1 = no logprobs.
+    draft: the draft token after this token, -1 = none. The next row, which belongs to the draft, is
+      sampled only if this row samples `draft`.
+    masked: sample only ids that the slot's bitmask allows.
     """
 
     index: int
@@ -36,9 +38,9 @@ class LogitRow(msgspec.Struct):
 class SeqChunk(msgspec.Struct):
     """The tokens of one sequence in this step: positions start .. start + len(token_ids) - 1.
 
-    tables: the block table for each cache group. num_drafts: how many of the last tokens are
-    drafts, which the rows before them verify. adapter: the slot of the sequence's LoRA adapter,
-    -1 = none.
+    tables: the block table for each cache group.
+    num_drafts: how many of the last tokens are drafts, which the rows before them verify.
+    adapter: the slot of the sequence's LoRA adapter, -1 = none.
     """
 
     slot: SlotId

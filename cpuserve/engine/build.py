@@ -117,8 +117,9 @@ def _with_token_heads(
 ) -> Head:
     """Return `head` and the two heads of BGE-M3 for tokens, if the checkpoint has them.
 
-    width: the length of a token's vector. facts: gets "token_widths", the number of values that
-    each of the two heads computes for a token.
+    width: the length of a token's vector.
+    facts: gets "token_widths", the number of values that each of the two heads computes for a
+      token.
     """
     if config.architecture != "XLMRobertaModel":
         return head

@@ -49,10 +49,12 @@ class EngineClient(Protocol):
     ) -> AsyncGenerator[Output, None]:
         """Generate one sequence. Closing the iterator aborts it; EngineDead if the engine ends.
 
-        DeadlineExceeded after timeout_s, including time in the queue. progress: yield an output
-        without tokens after each chunk of the prompt, which shows how far the prefill is.
+        DeadlineExceeded after timeout_s, including time in the queue.
+
+        progress: yield an output without tokens after each chunk of the prompt, which shows how far
+          the prefill is.
         continues: the request goes on with the response of an earlier request, so its prompt is not
-        counted again in the statistics.
+          counted again in the statistics.
         """
 
     async def ask(self, what: str, **details: Any) -> dict[str, object]:

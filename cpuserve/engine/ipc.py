@@ -88,9 +88,10 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     prompt_logprobs: sent once, entry 0 is None (no prediction for the first token).
     scheduled: time.monotonic() when the request first ran, in its first output; 0 in the others.
     processed: prompt tokens computed or found in the cache, in an output without tokens that only
-    reports progress; else 0. vector: the embedding, fp32 little-endian, of a model that makes one.
-    fault: the field of the request that is the cause of `error` (400). queue_full: the cause is
-    that too many other requests wait (429).
+      reports progress; else 0.
+    vector: the embedding, fp32 little-endian, of a model that makes one.
+    fault: the field of the request that is the cause of `error` (400).
+    queue_full: the cause is that too many other requests wait (429).
     """
 
     id: int
@@ -119,12 +120,14 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
 class Stats(msgspec.Struct, array_like=True):
     """The engine's gauges after a step, and counters since start.
 
-    prefix_queries, prefix_hits: prompt tokens looked up and found. prompt_rate: prompt tokens
-    computed per second while prompts run, 0 before the first. busy_s, weight_bytes: seconds in
-    steps, and bytes of packed weights that steps read (a step reads all weights once);
-    roofline_bytes_per_s: measured bandwidth, 0 before the measurement. tiers: the offload tiers of
-    the KV cache by name. drafts, draft_tokens, accepted_tokens: how often a sequence got drafts,
-    the number of draft tokens, and the number of draft tokens that were right.
+    prefix_queries, prefix_hits: prompt tokens looked up and found.
+    prompt_rate: prompt tokens computed per second while prompts run, 0 before the first.
+    busy_s: seconds in steps.
+    weight_bytes: bytes of packed weights that steps read (a step reads all weights once).
+    roofline_bytes_per_s: measured bandwidth, 0 before the measurement.
+    tiers: the offload tiers of the KV cache by name.
+    drafts, draft_tokens, accepted_tokens: how often a sequence got drafts, the number of draft
+      tokens, and the number of draft tokens that were right.
     """
 
     running: int = 0

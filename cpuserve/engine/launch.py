@@ -67,17 +67,19 @@ def start_process(module: str = CHILD_MODULE) -> EngineProcess:
 class SpareProcess:
     """At most one process that is started before its configuration is known.
 
-    The imports of an engine take half of the time of its start, so they run while the server
-    still unloads another model. Only the thread that starts engines may use it; see
-    start_process. keep: start another process as soon as an engine has taken this one, because
-    models take turns in memory.
+    The imports of an engine take half of the time of its start, so they run while the server still
+    unloads another model. Only the thread that starts engines may use it; see start_process.
+
+    keep: start another process as soon as an engine has taken this one, because models take turns
+      in memory.
     """
 
     def __init__(
         self, cpus: set[int], module: str = CHILD_MODULE, *, longest_s: float = LONGEST_S
     ) -> None:
-        """`cpus`: the CPUs that engines may use. module: what the process runs.
+        """`cpus`: the CPUs that engines may use.
 
+        module: what the process runs.
         longest_s: the process ends if no engine uses it within this time.
         """
         self.cpus = cpus

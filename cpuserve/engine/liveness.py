@@ -15,8 +15,10 @@ from dataclasses import dataclass
 class HangLimits:
     """Times in seconds.
 
-    tick_s: time between two checks. suspect_s: after this time without a sign of life, the engine
-    gets no new requests until there is one. end_s: after this time, the engine is killed.
+    tick_s: time between two checks.
+    suspect_s: after this time without a sign of life, the engine gets no new requests until there
+      is one.
+    end_s: after this time, the engine is killed.
     """
 
     tick_s: float = 1.0

@@ -104,8 +104,9 @@ class ProcessClient:
     ) -> ProcessClient:
         """Start the engine and return at once; wait_ready waits until it serves.
 
-        Call it from a thread that lives as long as the engine; see start_process. spare: may have a
-        process that was started in advance, which is used then.
+        Call it from a thread that lives as long as the engine; see start_process.
+
+        spare: may have a process that was started in advance, which is used then.
 
         Raises:
             StartupError: the system refuses another process, thread, file or more memory.

@@ -45,9 +45,11 @@ class RestartPolicy:
 
     The first restart is immediate. Later ones wait first_s, doubled each time up to longest_s, and
     never stop, because the cause may be temporary. After steady_s of service the engine counts as
-    healthy and its next restart is immediate again. first_attempts: how many starts are tried while
-    the server starts; then the server ends, so that its operator sees the failure. enabled: False =
-    never restart.
+    healthy and its next restart is immediate again.
+
+    first_attempts: how many starts are tried while the server starts; then the server ends, so that
+      its operator sees the failure.
+    enabled: False = never restart.
     """
 
     first_s: float = 0.5

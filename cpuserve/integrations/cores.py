@@ -41,7 +41,9 @@ def claim_cores(
     """Claim free whole cores that together have at least `num_cpus` logical CPUs.
 
     The cores are in one NUMA node if a node has enough free ones. Waits up to wait_s seconds for
-    other engines to end. directory: contains the lock files; the same for all engines.
+    other engines to end.
+
+    directory: contains the lock files; the same for all engines.
 
     Raises:
         ConfigError: after wait_s seconds there are still not enough free cores.

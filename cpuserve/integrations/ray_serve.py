@@ -32,12 +32,13 @@ MAY_BE_0 = ("min_replicas", "upscale_delay_s", "downscale_delay_s")
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The options that Ray uses. num_cpus: logical CPUs of a replica, which has its own cores.
+    """The options that Ray uses.
 
+    num_cpus: logical CPUs of a replica, which has its own cores.
     num_replicas: a fixed number of replicas. None: between min_replicas and max_replicas, so that
-    each has target_ongoing_requests requests on average over look_back_period_s; the number grows
-    after upscale_delay_s and shrinks after downscale_delay_s. max_ongoing_requests: the maximum
-    number of requests in a replica; further ones wait outside it.
+      each has target_ongoing_requests requests on average over look_back_period_s; the number grows
+      after upscale_delay_s and shrinks after downscale_delay_s.
+    max_ongoing_requests: the maximum number of requests in a replica; further ones wait outside it.
     """
 
     num_cpus: int = 1

@@ -93,11 +93,11 @@ Layer: TypeAlias = Dense | VectorNorm
 class Head:
     """How an embedding or a score is computed from the vectors of a sequence's tokens.
 
-    pooling: "last", "first" or "mean"; "all" = each token has a result; "splade" = a value
-    for each token id; "none" for a model that
-    generates text. layers: the layers that are applied to the pooled vector. unit: whether the
-    result is scaled to length 1. weights, multi: the linears for the weight of each token and for
-    a vector of its own (BGE-M3).
+    pooling: "last", "first" or "mean"; "all" = each token has a result; "splade" = a value for each
+      token id; "none" for a model that generates text.
+    layers: the layers that are applied to the pooled vector.
+    unit: whether the result is scaled to length 1.
+    weights, multi: the linears for the weight of each token and for a vector of its own (BGE-M3).
     """
 
     pooling: str

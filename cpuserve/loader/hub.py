@@ -58,10 +58,13 @@ def resolve_model(
     """Return the model directory or .gguf file of `name`; a missing model is downloaded.
 
     name: a path, a built-in name, "owner/model" or "hf.co/owner/model" on the Hugging Face hub, or
-    "owner/model:FILE.gguf" ("owner/model:Q4_0" selects the GGUF file of that type). cache:
-    directory of built-in models. paths: whether an error may advise to pass a path. local:
-    whether the name may be a path. Raises
-    ModelError (one line) if there is no such model or it cannot be downloaded.
+      "owner/model:FILE.gguf" ("owner/model:Q4_0" selects the GGUF file of that type).
+    cache: directory of built-in models.
+    paths: whether an error may advise to pass a path.
+    local: whether the name may be a path.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be downloaded.
     """
     _refuse_traps(name)
     if local and (path := _local(name)) is not None:

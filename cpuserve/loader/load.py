@@ -121,7 +121,9 @@ def packed_size(path: Path, config: dict[str, Any], tensors: OpenTensors | None 
     """Return the bytes of the tensors of a directory after packing, without quantization at load.
 
     Formats without kernels count with their size after conversion. For an unknown format, the size
-    of the files is returned. tensors: a function that returns the opened tensors of the directory.
+    of the files is returned.
+
+    tensors: a function that returns the opened tensors of the directory.
     """
     found = quant_method(config)
     if found != "dense" and (open_format := FORMATS.get(found)) is not None:

@@ -73,7 +73,8 @@ _ARCH_OF = {**{arch.family: name for name, arch in ARCHS.items()}, **_ALSO}
 class StoredMatrix:
     """A matrix A [rank, inputs] or B [outputs, rank], as a file has it.
 
-    tensor: its name in the file. row_order: as in QuantTensor.
+    tensor: its name in the file.
+    row_order: as in QuantTensor.
     """
 
     tensor: str
@@ -96,8 +97,9 @@ class StoredMatrix:
 class Adapter:
     """One adapter: its rank and scale, and where the matrices A and B of each module are.
 
-    matrices: by (module, "A" or "B"). tiled: value heads of gated delta nets are in the order of
-    llama.cpp. stored: for each linear of the Program, the module of the checkpoint with its rows.
+    matrices: by (module, "A" or "B").
+    tiled: value heads of gated delta nets are in the order of llama.cpp.
+    stored: for each linear of the Program, the module of the checkpoint with its rows.
     """
 
     name: str

@@ -60,8 +60,8 @@ def gguf_to_hf(
     """The Hugging Face name of a GGUF tensor; an unknown name is unchanged.
 
     blocks, top: names of a block's tensors in this architecture, and of tensors outside of blocks,
-    where they differ from Llama. layers: the part of a name before the number of a block. The error
-    for unused tensors lists unknown names as they are in the file.
+      where they differ from Llama.
+    layers: the part of a name before the number of a block.
     """
     match = _GGUF_NAME.fullmatch(name)
     if match is None:

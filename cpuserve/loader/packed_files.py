@@ -67,7 +67,8 @@ class PackedFile:
 class PackedFiles:
     """The files of packed weights in `folder`, of at most `most_bytes` together.
 
-    layout: the digest that describes the matrices. size: bytes of a file with these matrices.
+    layout: the digest that describes the matrices.
+    size: bytes of a file with these matrices.
     """
 
     def __init__(self, folder: Path, most_bytes: int, layout: str, size: int) -> None:

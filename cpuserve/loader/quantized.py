@@ -137,9 +137,10 @@ def quantize_checkpoint(
 ) -> Written:
     """Write the checkpoint in directory `source` to `out`, with its matrices quantized.
 
-    program: the Program of the model. scheme: a value of EngineConfig.quantize except "none".
-    progress: called with ("quantize", done, total) in bytes of the source. shard_bytes: the most
-    bytes of weights in a file, unless a single tensor has more.
+    program: the Program of the model.
+    scheme: a value of EngineConfig.quantize except "none".
+    progress: called with ("quantize", done, total) in bytes of the source.
+    shard_bytes: the most bytes of weights in a file, unless a single tensor has more.
 
     Raises:
         ConfigError: `out` is not empty, or cannot be written.

@@ -53,8 +53,9 @@ def sampled(file: Path, size: int) -> str:
 class SourceDigest:
     """The digest of the weight files of one model, as they are when this is created.
 
-    records: directory of the recorded digests. threads: the number of threads that hash. begin: a
-    function that each of these threads calls first.
+    records: directory of the recorded digests.
+    threads: the number of threads that hash.
+    begin: a function that each of these threads calls first.
 
     Raises:
         OSError: a file cannot be read; methods raise it if a file has changed meanwhile.

@@ -33,7 +33,8 @@ FINISHED_REASONS = ("stop", "length", "repetition", "abort", "error")
 class Sequence:
     """The times and counts of one sequence; created by ServerMetrics.start.
 
-    arrival, first, last, scheduled, ended: time.monotonic(), 0.0 = not yet. reason: why it ended.
+    arrival, first, last, scheduled, ended: time.monotonic(), 0.0 = not yet.
+    reason: why it ended.
     """
 
     number: int

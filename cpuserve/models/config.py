@@ -103,8 +103,11 @@ def read_windows(
 ) -> tuple[int, ...]:
     """Return each layer's window: `window` if layer_types says "sliding_attention", else 0.
 
-    default: whether a layer has a window, if the config has no layer_types. window: the number of
-    keys, 0 = none. ModelError if sliding_window is 0 in the config, but a layer has a window.
+    default: whether a layer has a window, if the config has no layer_types.
+    window: the number of keys, 0 = none.
+
+    Raises:
+        ModelError: sliding_window is 0 in the config, but a layer has a window.
     """
     known = ("full_attention", "sliding_attention")
     kinds = read_kinds(config, "layer_types", known, lambda i: known[default(i)])

@@ -83,8 +83,9 @@ def add_mixture(
     """Add to x the mixture of experts `at` of h, and return the sum; if x is None, the mixture.
 
     parts: the suffixes of gate, up and down matrices. score, scale, bias and groups belong to the
-    router (`Builder.mixture`), `router` is its name. then: the activation, if it is not the gated
-    one of the config. biased: the router and all matrices of experts have biases.
+      router (`Builder.mixture`), `router` is its name.
+    then: the activation, if it is not the gated one of the config.
+    biased: the router and all matrices of experts have biases.
     """
     experts = range(cast("int", s.extra["experts"]))
     return b.mixture(
@@ -116,7 +117,9 @@ def add_shared_mixture(
 ) -> None:
     """Add to x the chosen experts of h, and the shared experts, which are one wide expert.
 
-    The router works as in DeepSeek; its settings are in ModelSpec.extra. parts: as in add_mixture.
+    The router works as in DeepSeek; its settings are in ModelSpec.extra.
+
+    parts: as in add_mixture.
     """
     add_mixture(
         b,

@@ -20,8 +20,9 @@ from cpuserve.program.parts import rows
 class LayerFactors:
     """The constants that multiply parts of a layer.
 
-    inputs: z, the values, B, C and the step sizes of Mamba2. gate: before the activation of the
-    MLP. attention, mamba, mlp: the results that are added to the rows.
+    inputs: z, the values, B, C and the step sizes of Mamba2.
+    gate: before the activation of the MLP.
+    attention, mamba, mlp: the results that are added to the rows.
     """
 
     inputs: tuple[float, ...]

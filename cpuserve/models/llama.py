@@ -101,7 +101,8 @@ def read_decoder(
 ) -> ModelSpec:
     """Hyperparameters of a Llama-like config.
 
-    positions: default of max_position_embeddings. eps: the config's key for the epsilon of norms.
+    positions: default of max_position_embeddings.
+    eps: the config's key for the epsilon of norms.
     """
     vocab = read_int(config, "vocab_size")
     width = read_int(config, "hidden_size", high=1 << 20)
@@ -246,12 +247,15 @@ def attend(
 ) -> ValueId:
     """The layer's attention of h, [T, q_heads * head_dim], before its output matrix.
 
-    fused: the checkpoint stores q, k and v as one tensor, qkv_proj. paired: its RoPE rotates
-    neighbouring dims. qk_norm: RMS norm of each q and k head (Qwen3); plus_one: its weights are
-    offsets from 1. wide_norm: RMS norm of all q heads as one row, and of all k heads (OLMo).
-    softcap: see `Builder.attention`. sinks: each head has an attention sink. cache: the number of
-    the layer's KV cache, if some layers have no attention. name: the part of a layer that has the
-    matrices.
+    fused: the checkpoint stores q, k and v as one tensor, qkv_proj.
+    paired: its RoPE rotates neighbouring dims.
+    qk_norm: RMS norm of each q and k head (Qwen3).
+    plus_one: the weights of qk_norm are offsets from 1.
+    wide_norm: RMS norm of all q heads as one row, and of all k heads (OLMo).
+    softcap: see `Builder.attention`.
+    sinks: each head has an attention sink.
+    cache: the number of the layer's KV cache, if some layers have no attention.
+    name: the part of a layer that has the matrices.
     """
     d, rope = s.head_dim, layer_rope(s, layer)
     at = f"model.layers.{layer}.{name}"

@@ -23,8 +23,12 @@ from cpuserve.program.ops import ValueId
 class Mamba2Sizes:
     """The sizes of Mamba2 layers.
 
-    Heads have states of `state` x `head_dim`; `groups` of them share B and C. taps: tokens of the
-    convolution. limits: bounds of a step size dt. eps: the epsilon of the gated norm.
+    Heads have states of `state` x `head_dim`; `groups` of them share B and C.
+
+    taps: tokens of the convolution.
+
+    limits: bounds of a step size dt.
+    eps: the epsilon of the gated norm.
     """
 
     heads: int

@@ -54,8 +54,10 @@ def split_ropes(
 ) -> tuple[dict[str, Any], Rope]:
     """Return (config with the RoPE of full attention alone, the RoPE of layers with a window).
 
-    Both are in rope_parameters, by the kind of layer. theta, local_theta: the bases if the config
-    has none; rope_theta and rope_scaling of the config belong to full attention.
+    Both are in rope_parameters, by the kind of layer.
+
+    theta, local_theta: the bases if the config has none; rope_theta and rope_scaling of the config
+      belong to full attention.
     """
     by_kind = read_object(config, "rope_parameters")
     full = {

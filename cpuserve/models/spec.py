@@ -13,14 +13,18 @@ class ModelSpec:
     """Hyperparameters of a model; models/<family>.py builds the ops from them.
 
     `vocab` is the number of token ids, `width` the hidden size, `window` the sliding window in keys
-    (0 = none). `tied`: embedding and output head share one matrix. `extra` holds values of a single
-    family (OPT's word_embed_proj_dim, do_layer_norm_before). `dtype`: of the checkpoint,
-    "bfloat16", "float16" or "float32". Embeddings are multiplied by `embed_scale`, logits by
-    `logit_scale`, and attention scores by `attention_scale` (None = head_dim ** -0.5). `pooled`: an
-    embedding model, which produces vectors instead of logits. `encoder`: tokens attend to later
-    tokens as well, so a step has whole prompts, and the model produces only vectors. `lexical`: a
-    vector has a value for each token id (SPLADE), from the head for masked tokens. `adapters`:
-    the low-rank adapters (LoRA) that requests can select.
+    (0 = none).
+
+    `tied`: embedding and output head share one matrix.
+    `extra`: values of a single family (OPT's word_embed_proj_dim, do_layer_norm_before).
+    `dtype`: the type of the checkpoint, "bfloat16", "float16" or "float32".
+    `embed_scale`, `logit_scale`: factors of embeddings and of logits.
+    `attention_scale`: the factor of attention scores; None = head_dim ** -0.5.
+    `pooled`: an embedding model, which produces vectors instead of logits.
+    `encoder`: tokens attend to later tokens as well, so a step has whole prompts, and the model
+      produces only vectors.
+    `lexical`: a vector has a value for each token id (SPLADE), from the head for masked tokens.
+    `adapters`: the low-rank adapters (LoRA) that requests can select.
     """
 
     architecture: str

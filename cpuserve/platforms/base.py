@@ -17,8 +17,8 @@ IN_32 = "in groups of 32"  # ends ModelFacts.quantization if the format does not
 class KvLayerFacts:
     """The shape of keys and values of one attention layer.
 
-    window: most keys that a token sees (0 = all). latent: the stored keys are the values as well
-    (MLA).
+    window: most keys that a token sees (0 = all).
+    latent: the stored keys are the values as well (MLA).
     """
 
     kv_heads: int
@@ -103,8 +103,10 @@ class ModelFacts:
 class Capabilities:
     """The abilities of a platform on one host.
 
-    isa_level: the ISA level at which models run. isa_level_means: a sentence on this level.
-    dtypes: possible types of weights; quantizations: checkpoint formats and schemes;
+    isa_level: the ISA level at which models run.
+    isa_level_means: a sentence on this level.
+    dtypes: possible types of weights.
+    quantizations: checkpoint formats and schemes.
     attention: the default attention kernel.
     """
 

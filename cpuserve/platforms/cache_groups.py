@@ -21,7 +21,8 @@ MOST_PARTS = 8
 def group_layers(windows: Sequence[int], sizes: Sequence[int]) -> list[KvGroup]:
     """Return the cache groups for layers; groups without a window come first.
 
-    windows: the window of each layer in tokens, 0 = all. sizes: bytes of a block for each layer.
+    windows: the window of each layer in tokens, 0 = all.
+    sizes: bytes of a block for each layer.
     """
     kinds: dict[int, list[int]] = {}
     for layer, window in enumerate(windows):

@@ -22,10 +22,11 @@ V1_UNLIMITED = 1 << 62  # the kernel writes 9223372036854771712 for "no limit"
 class Cgroup(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of the control group.
 
-    cpu_quota: number of CPUs (1.5 = 150 ms of CPU time per 100 ms). memory_limit: bytes.
+    cpu_quota: number of CPUs (1.5 = 150 ms of CPU time per 100 ms).
+    memory_limit: bytes.
     memory_available: the limit minus used bytes that cannot be reclaimed. None = no limit.
     throttled_periods, throttled_s: how often and for how long the kernel stopped the group, or an
-    ancestor, because of its quota.
+      ancestor, because of its quota.
     """
 
     version: int = 0

@@ -21,8 +21,10 @@ def why_not_loaded(
 ) -> str:
     """Return one line that says why `import cpuserve._C` raised `error`.
 
-    folder: the directory of the package. arch: the architecture of this process. suffixes: endings
-    of extensions that this Python loads, such as ".cpython-311-x86_64-linux-gnu.so".
+    folder: the directory of the package.
+    arch: the architecture of this process.
+    suffixes: endings of extensions that this Python loads, such as
+      ".cpython-311-x86_64-linux-gnu.so".
     """
     made = sorted(folder.glob("_C.*so"))
     fitting = [path for path in made if path.name.removeprefix("_C") in suffixes]

@@ -53,7 +53,9 @@ class Cpu(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One NUMA node. distances: from it to each node of the host, in their order; 10 = to itself.
+    """One NUMA node.
+
+    distances: from it to each node of the host, in their order; 10 = to itself.
 
     The memory sizes are from the node's meminfo, which is wrong in a ballooned VM (`node_memory`).
     """

@@ -43,7 +43,8 @@ ONE_SOCKET = "the {} NUMA nodes are parts of one socket"
 class Layout:
     """`replicas` engines, each with `ranks` ranks.
 
-    nodes: NUMA nodes to compute on, None = all. interleave: nodes between which pages alternate.
+    nodes: NUMA nodes to compute on, None = all.
+    interleave: nodes between which pages alternate.
     """
 
     ranks: int = 1

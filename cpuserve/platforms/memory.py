@@ -82,10 +82,13 @@ class MemoryPlan:
 class _Budget:
     """The memory for the KV cache.
 
-    bound: the tightest memory bound. near: free bytes on the NUMA nodes of the threads, if known.
-    block: bytes of one block. use: computes how many blocks a request takes. wanted: length of the
-    longest request in tokens. explicit_len: whether this length was requested by an option. spare:
-    blocks that hold no tokens.
+    bound: the tightest memory bound.
+    near: free bytes on the NUMA nodes of the threads, if known.
+    block: bytes of one block.
+    use: computes how many blocks a request takes.
+    wanted: length of the longest request in tokens.
+    explicit_len: whether this length was requested by an option.
+    spare: blocks that hold no tokens.
     """
 
     bound: Bound
@@ -216,9 +219,10 @@ def plan_memory(
 ) -> MemoryPlan:
     """Choose the size of the KV cache, the longest request, the swap space and state slots.
 
-    nodes: NUMA nodes of the threads; their memory is preferred. frees_windows: the executor has
-    block tables for each cache group (through transformers it has one for all layers). executor:
-    only the native one can map weights from the disk.
+    nodes: NUMA nodes of the threads; their memory is preferred.
+    frees_windows: the executor has block tables for each cache group (through transformers it has
+      one for all layers).
+    executor: only the native one can map weights from the disk.
 
     Raises:
         ConfigError: the model, a requested KV size or a requested length does not fit. The message
@@ -272,7 +276,8 @@ def _with_requests(
 ) -> Needs:
     """Return `needs` plus the memory of requests besides blocks: states, RoPE, token counts.
 
-    longest: tokens of a request. least: bytes of the smallest KV cache.
+    longest: tokens of a request.
+    least: bytes of the smallest KV cache.
     """
     other = needs.other + states.bytes + rope_bytes(facts, longest)
     # Few requests have penalties, so the memory for their counts is limited to a share of the rest.

@@ -58,7 +58,8 @@ def plan_mapping(
 ) -> bool:
     """Decide whether the weights are mapped, and record why.
 
-    least: bytes of the smallest KV cache, which must fit in memory. why_not: see why_not_mapped.
+    least: bytes of the smallest KV cache, which must fit in memory.
+    why_not: see why_not_mapped.
 
     Raises:
         ConfigError: mapping was requested and is not possible.

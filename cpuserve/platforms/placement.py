@@ -40,7 +40,8 @@ FRONT_END_PART = 8  # if slower cores compute, the front end gets one in FRONT_E
 class Rank:
     """The threads of one rank.
 
-    cpus: one per thread in thread order, None = not pinned. nodes: NUMA nodes of its memory.
+    cpus: one per thread in thread order, None = not pinned.
+    nodes: NUMA nodes of its memory.
     within: the CPUs between which threads that are not pinned move, None = any.
     """
 

@@ -34,8 +34,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     """The machine as this process sees it. CPU lists are strings ("0-3,8"); memory is in bytes.
 
-    isa_level: the ISA level it runs models at; levels: all of them, lowest first. features:
-    instruction sets, as lscpu prints them. cores: physical cores with a usable CPU.
+    isa_level: the ISA level at which models run.
+    levels: the ISA levels that this machine can run, lowest first.
+    features: instruction sets, as lscpu prints them.
+    cores: physical cores with a usable CPU.
     load: the load average of the last minute.
     """
 
@@ -82,15 +84,15 @@ class GeometryReport(msgspec.Struct, frozen=True, kw_only=True):
 class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     """How much the kernels of an ISA level work on at a time.
 
-    linear: by weight kind. sizes: strip_bytes of weights in a K block, rows that pass over them,
-    near_bytes of what stays in L1 (widened rows, or a K block of w8_channel), ahead_bytes that are
-    prefetched, float_pass_rows of bf16, f16 or f32 weights in one pass, far_pass_rows of a pass
-    that fetches to L2 and not to L1, near_blocks (1: a K block of w8_channel or of few rows stays
-    in L1, and the next one is fetched to L2; 0: it stays in L2, and the next one is fetched to L1),
-    attention_bytes of scratch.
+    linear: by weight kind.
+    sizes: strip_bytes of weights in a K block, rows that pass over them, near_bytes of what stays
+      in L1 (widened rows, or a K block of w8_channel), ahead_bytes that are prefetched,
+      float_pass_rows of bf16, f16 or f32 weights in one pass, far_pass_rows of a pass that fetches
+      to L2 and not to L1, near_blocks (1: a K block of w8_channel or of few rows stays in L1, and
+      the next one is fetched to L2; 0: it stays in L2, and the next one is fetched to L1),
+      attention_bytes of scratch.
     source: "caches" (of the first compute core; *_rows and near_blocks follow from the CPU's
-    vendor), "tuned" (`cpuserve bench kernels --tune`) or
-    "defaults" (the caches are unknown).
+      vendor), "tuned" (`cpuserve bench kernels --tune`) or "defaults" (the caches are unknown).
     """
 
     isa_level: str
@@ -105,8 +107,10 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
 
     bind: the CPUs of each rank, in the form of CPUSERVE_OMP_THREADS_BIND ("nobind": not pinned).
     within: the CPUs that the threads of each rank may use if they are not pinned, in the same form
-    ("" = any). frontend: CPUs of the front end, "" = any. passive_waits: waiting threads sleep
-    soon. drawing: a line for each group of cores that share an L3 cache.
+      ("" = any).
+    frontend: CPUs of the front end, "" = any.
+    passive_waits: waiting threads sleep soon.
+    drawing: a line for each group of cores that share an L3 cache.
     """
 
     threads: int

@@ -22,8 +22,8 @@ FAR = 1.5
 class Core:
     """The CPUs of one physical core that this process may use, lowest first.
 
-    node: its own NUMA node, or the nearest node with memory if its own has none. capacity: work per
-    time, 1024 for the machine's fastest cores.
+    node: its own NUMA node, or the nearest node with memory if its own has none.
+    capacity: work per time, 1024 for the machine's fastest cores.
     """
 
     cpus: tuple[CpuId, ...]

@@ -74,12 +74,13 @@ class Interpreter:
     """Runs a Program over packed steps, with its own paged KV cache.
 
     tensors: every weight of the program under its checkpoint name, as a torch tensor or, for
-    quantized kinds in the emulated mode, a QuantMatrix. kinds: weight kind of each matrix in the
-    emulated mode (default dense_f32). kv_dtype: storage of keys and values in both modes: "f32",
-    "f16", "bf16", or "int8", "fp8_e4m3", "fp8_e5m2" with one scale per token and head. The cache
-    has `num_blocks` blocks of 32 tokens, and `num_states` slots for states of recurrent layers.
-    long_rope: whether a LongRoPE uses its frequencies for long sequences. Any thread may set
-    `cancelled`, which ends a run after its current op with RuntimeError.
+      quantized kinds in the emulated mode, a QuantMatrix.
+    kinds: weight kind of each matrix in the emulated mode (default dense_f32).
+    kv_dtype: storage of keys and values in both modes: "f32", "f16", "bf16", or "int8", "fp8_e4m3",
+      "fp8_e5m2" with one scale per token and head. The cache has `num_blocks` blocks of 32 tokens,
+      and `num_states` slots for states of recurrent layers.
+    long_rope: whether a LongRoPE uses its frequencies for long sequences.
+    cancelled: any thread may set it, which ends a run after its current op with RuntimeError.
     """
 
     def __init__(

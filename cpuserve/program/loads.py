@@ -29,8 +29,8 @@ class HeadPart:
 class MatrixLoad:
     """Instruction to pack the checkpoint tensors `names` into native matrix `id`.
 
-    part: only this part of the only tensor is packed; None = whole tensors. values: the tensors are
-    dequantized first, because they cannot be packed together as they are.
+    part: only this part of the only tensor is packed; None = whole tensors.
+    values: the tensors are dequantized first, because they cannot be packed together as they are.
     """
 
     id: int

@@ -109,8 +109,9 @@ class Lowering:
     """Lowers the ops of a Program in one pass; `run()` returns the Lowered.
 
     kind_of, order_of: functions that return the weight kind and the column order (None = unchanged)
-    of a matrix. is_mapped: a function that returns whether the rows of a tensor can be read from
-    its mapped file.
+      of a matrix.
+    is_mapped: a function that returns whether the rows of a tensor can be read from its mapped
+      file.
     """
 
     def __init__(
@@ -324,7 +325,8 @@ class Lowering:
     def matrix(self, names: tuple[str, ...], n: tuple[int, ...], k: int, glu: bool) -> int:
         """Return the id of the native matrix [sum(n), k] with the rows of the matrices `names`.
 
-        n: the number of rows of each matrix. glu: the matrices are gate and up.
+        n: the number of rows of each matrix.
+        glu: the matrices are gate and up.
         """
         key = (names, glu)
         if key not in self._matrices:

@@ -69,10 +69,13 @@ class Rope(msgspec.Struct, frozen=True):
 class Op(msgspec.Struct, frozen=True):
     """An operation: its fields, how it is lowered, and its reference in torch.
 
-    The file of a subclass also has the builder method that appends this op. reads_of: the fields
-    with the values that the op reads, in the order of the inputs of `reference`. write_of: the
-    field with the value that the op writes. claimed: whether the op consists of tasks that threads
-    claim (`claimed` in csrc/runtime/operations/operation.h).
+    The file of a subclass also has the builder method that appends this op.
+
+    reads_of: the fields with the values that the op reads, in the order of the inputs of
+      `reference`.
+    write_of: the field with the value that the op writes.
+    claimed: whether the op consists of tasks that threads claim (`claimed` in
+      csrc/runtime/operations/operation.h).
     """
 
     reads_of: ClassVar[tuple[str, ...]] = ("x",)

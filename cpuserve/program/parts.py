@@ -26,8 +26,9 @@ _PART = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?\[(:,)?(\d+):(\d+)(?::(\d+))?\]([^\
 class TensorPart:
     """Rows [first, end) of a stored tensor, or of matrix `index` of a stack of matrices.
 
-    step: 1, or the distance from each row to the next. columns: the rows are rows of the transposed
-    matrix, that is, columns of the stored matrix; in a vector, a row is one number.
+    step: 1, or the distance from each row to the next.
+    columns: the rows are rows of the transposed matrix, that is, columns of the stored matrix; in a
+      vector, a row is one number.
     """
 
     tensor: str

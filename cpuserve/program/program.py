@@ -35,8 +35,8 @@ class WeightNeed:
 class CacheLayer:
     """The KV cache of one layer: for every token, `heads` keys and values of these widths.
 
-    window: later tokens read only the last `window` tokens (0 = all). latent: keys and values are
-    the same rows, and are stored once.
+    window: later tokens read only the last `window` tokens (0 = all).
+    latent: keys and values are the same rows, and are stored once.
     """
 
     heads: int
@@ -50,8 +50,8 @@ class CacheLayer:
 class StateLayer:
     """The state of a sequence in a recurrent layer, in fp32, for each of `units` independent parts.
 
-    closed: number of floats of a unit's state after the last multiple of STATE_CHUNK tokens. open:
-    number of floats that a unit keeps for the tokens since then, at most STATE_CHUNK tokens.
+    closed: number of floats of a unit's state after the last multiple of STATE_CHUNK tokens.
+    open: number of floats that a unit keeps for the tokens since then, at most STATE_CHUNK tokens.
     """
 
     units: int

@@ -18,8 +18,9 @@ def rope_tables(
 ) -> tuple[Float32, Float32]:
     """Return (cos, sin), each [len(positions), rotary / 2], multiplied by the attention factor.
 
-    Angles are fp32 products of position and frequency, as in transformers. long: whether a LongRoPE
-    uses its frequencies for long sequences.
+    Angles are fp32 products of position and frequency, as in transformers.
+
+    long: whether a LongRoPE uses its frequencies for long sequences.
     """
     import numpy as np
 

@@ -24,10 +24,11 @@ class QuantTensor:
     """One checkpoint tensor, as stored.
 
     data: uint8 view [rows, row_bytes] of the file mapping (1-D tensors: rows = 1).
-    shape: logical shape. row_order: row row_order[i] of the file becomes row i (None = identity);
-    it reverses the RoPE interleaving of q and k in GGUF files without changing their blocks.
+    shape: logical shape.
+    row_order: row row_order[i] of the file becomes row i (None = identity); it reverses the RoPE
+      interleaving of q and k in GGUF files without changing their blocks.
     column_order: weight i of a stored row multiplies input column_order[i] (None = identity). It is
-    needed where inputs that share a scale are not neighbours (activation order of GPTQ).
+      needed where inputs that share a scale are not neighbours (activation order of GPTQ).
     release: drops the pages of these bytes from the process after reading (MADV_DONTNEED).
     """
 
@@ -76,7 +77,9 @@ class BuiltTensor(QuantTensor):
         release: Callable[[], None] | None,
         column_order: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """size: bytes of all rows. build: returns the rows [n, row_bytes] of a slice.
+        """size: bytes of all rows.
+
+        build: returns the rows [n, row_bytes] of a slice.
 
         Rows are counted over all matrices of a stack.
         """

@@ -1,11 +1,19 @@
 """bitsandbytes checkpoints: int8 (LLM.int8) with a scale per output, and NF4 and FP4 in blocks.
 
-A matrix of n outputs and k inputs is stored as follows. int8: weight int8 [n, k] and SCB [n];
-w = SCB / 127 * q. 4 bits: weight uint8 [n * k / 2, 1], two codes in a byte, the first one in its
-high half; quant_map fp32 [16], the value of each code; absmax, the scale of each block of
-consecutive weights; quant_state.bitsandbytes__nf4 (or __fp4), JSON with shape and blocksize. A
-nested absmax is quantized itself: it has uint8 codes, nested_quant_map has their values,
-nested_absmax the scale of each nested_blocksize codes, and nested_offset is added.
+A matrix of n outputs and k inputs is stored as follows.
+
+int8:
+  weight       int8 [n, k]; w = SCB / 127 * weight
+  SCB          [n]
+4 bits:
+  weight       uint8 [n * k / 2, 1], two codes in a byte, the first one in its high half
+  quant_map    fp32 [16], the value of each code
+  absmax       the scale of each block of consecutive weights
+  quant_state.bitsandbytes__nf4 or quant_state.bitsandbytes__fp4
+               JSON with shape and blocksize
+
+absmax may be quantized as well (nested). It then has uint8 codes. nested_quant_map has the values
+of these codes, nested_absmax the scale of each nested_blocksize codes, and nested_offset is added.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ _LAYER = re.compile(r".*?(\blayers\.\d+\..+)")
 class Form:
     """How a matrix is stored.
 
-    bits: 4 or 8. group: inputs that share a scale; 0 = all of them. symmetric: no zero points.
+    bits: 4 or 8.
+    group: inputs that share a scale; 0 = all of them.
+    symmetric: no zero points.
     per_token: activations are int8, with a scale for each row.
     """
 
@@ -165,8 +167,8 @@ def _columns(zero: Bytes) -> Bytes:
 def quantization_config(forms: Mapping[str, Form], dense: Iterable[str]) -> dict[str, Any]:
     """The quantization_config of config.json.
 
-    forms: how matrices are quantized, by the name of their module. dense: modules that may look
-    like linears and are not quantized.
+    forms: how matrices are quantized, by the name of their module.
+    dense: modules that may look like linears and are not quantized.
     """
     present = sorted(set(forms.values()))
     config_groups = {

@@ -68,8 +68,10 @@ def fp8_matrix(
     """Return an FP8 matrix in rows of e4m3_g128, which keep its codes, or in fp32.
 
     Rows of e4m3_g128 need a number of inputs that 32 divides. A scale must be for a whole row or
-    for a multiple of 128 inputs. Other matrices are converted to fp32. part: the suffix of the
-    tensor with the scales. block: (outputs, inputs) of a scale.
+    for a multiple of 128 inputs. Other matrices are converted to fp32.
+
+    part: the suffix of the tensor with the scales.
+    block: (outputs, inputs) of a scale.
     """
     weight, scales = weights.part(stem, "weight"), weights.part(stem, part)
     n, k = matrix_shape(weight)
@@ -111,7 +113,8 @@ def by_rows(
     """Return (scales [some, blocks] of some rows of a matrix [n, k], inputs that share a scale).
 
     scale: one number, one for each row [n, 1], or one for each block [n / rows, k / columns],
-    rounded up. block: (rows, columns).
+      rounded up.
+    block: (rows, columns).
 
     Raises:
         ModelError: scale has none of these shapes.

@@ -4,9 +4,10 @@ The packers (csrc/kernels/linear) read the rows of the checkpoint and quantize t
 while they pack. This file selects the kind of each matrix. It also has the same arithmetic in
 numpy, for the torch executor and the tests.
 
-int8: one scale per output, the largest magnitude / 127. int4: a scale and a minimum per 128 inputs;
-the range is clipped if that reduces the squared error. Both schemes keep the embedding and the
-output head in int8, since their precision affects the choice of every token.
+int8: one scale per output, the largest magnitude / 127.
+int4: a scale and a minimum per 128 inputs; the range is clipped if that reduces the squared error.
+  Both schemes keep the embedding and the output head in int8, since their precision affects the
+  choice of every token.
 
 Activations are int8 rows with one scale per 128 inputs. Losses below are in nats per token compared
 with fp32, on SmolLM2-135M over tests/data/fidelity.txt. One activation scale per row is 8 % faster
@@ -237,8 +238,9 @@ def quantize_zeros(rows: Float32, group: int, *, symmetric: bool = False) -> Zer
     """fp32 `rows` [n, k], quantized to 4 bits with a scale and an integer zero point per `group`.
 
     The range of a group includes 0, and is clipped if that reduces the squared error, as in
-    `quantize_int4`; k is a multiple of `group`. symmetric: all zero points are 8. The scale is
-    infinite if weights are too large.
+    `quantize_int4`; k is a multiple of `group`. The scale is infinite if weights are too large.
+
+    symmetric: all zero points are 8.
     """
     n, k = rows.shape
     # Each group is a column, so that the inner loops of numpy run over all groups.

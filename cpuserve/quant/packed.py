@@ -166,8 +166,8 @@ class PackedWeights(ABC):
     ) -> BuiltTensor:
         """The tensor of a matrix without kernels for its format, in fp32; it is packed as int8.
 
-        values: returns some of its rows in fp32, see `rebuilt`. why: the property that no kernel
-        supports, which is logged once.
+        values: returns some of its rows in fp32, see `rebuilt`.
+        why: the property that no kernel supports, which is logged once.
         """
         if why not in self._said:
             self._said.add(why)
@@ -350,8 +350,10 @@ class IntWeights(PackedWeights):
         """Return the matrix with these codes [n, k].
 
         It keeps its codes if a kernel can read its groups, which have a multiple of 32 inputs.
-        Otherwise the weights are converted to floats. codes: returns the codes of some rows, see
-        `rebuilt`. order: the group of each input [k]; None if each group has consecutive inputs.
+        Otherwise the weights are converted to floats.
+
+        codes: returns the codes of some rows, see `rebuilt`.
+        order: the group of each input [k]; None if each group has consecutive inputs.
 
         Raises:
             ModelError: the inputs are not in groups of one size, and no order is given.

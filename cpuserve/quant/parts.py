@@ -25,8 +25,8 @@ def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> Quan
     """Some rows of a tensor: a view if they are contiguous in the file. Otherwise they are copied
     when they are read, because the tensor itself may be built only then.
 
-    rows: the rows of `whole`, counted over all matrices of a stack. vector: `whole` is a vector, or
-    a stack of vectors, and each number is a row.
+    rows: the rows of `whole`, counted over all matrices of a stack.
+    vector: `whole` is a vector, or a stack of vectors, and each number is a row.
     """
     span = range(rows.start, rows.stop, rows.step or 1)
     count = len(span)

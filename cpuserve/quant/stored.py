@@ -32,8 +32,10 @@ QUANTIZED_KINDS: dict[SourceType, WeightKind] = {
 class StoredTensor:
     """One tensor under its Hugging Face name, in the element type that its file declares.
 
-    dtype: the file's name of the type ("BF16", "Q4_1"). shape: logical shape, outermost first.
-    data: flat uint8 view of the file mapping. row_order and release: as in `QuantTensor`.
+    dtype: the file's name of the type ("BF16", "Q4_1").
+    shape: logical shape, outermost first.
+    data: flat uint8 view of the file mapping.
+    row_order and release: as in `QuantTensor`.
     """
 
     name: str

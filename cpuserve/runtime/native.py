@@ -333,7 +333,8 @@ def ranks_memory(binding: dict[str, Any]) -> str:
 def misplaced(cpus: list[list[int]] | None, seen: list[int]) -> str:
     """Return a text with the threads that were `seen` on other CPUs than `cpus`; "" if none.
 
-    cpus: the CPUs of each thread. seen: the last CPU of each thread, -1 = not known yet.
+    cpus: the CPUs of each thread.
+    seen: the last CPU of each thread, -1 = not known yet.
 
     Binding fails without an error if a cpuset is changed or a sandbox forbids it.
     """
@@ -464,7 +465,8 @@ class _Loading(NamedTuple):
     def sources(self, values: Callable[[str], Float32], each: Each) -> tuple[int, list[Source]]:
         """Return (matrix id, sources), the arguments of load_matrix.
 
-        values: a function that returns a tensor in fp32 by its name. each: see rows_of.
+        values: a function that returns a tensor in fp32 by its name.
+        each: see rows_of.
         """
         parts = [loaded(t, self.matrix, values) for t in self.tensors]
         return self.matrix.id, [(rows_of(t, each), t.source, t.row_order) for t in parts]

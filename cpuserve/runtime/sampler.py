@@ -37,7 +37,9 @@ class TokenScore:
 def score(logits: Float32, token: int, num_top: int, scored_ids: Sequence[int] = ()) -> TokenScore:
     """Return the score of `token` by unmodified logits [vocab], with `num_top` alternatives.
 
-    Of alternatives with equal logits, the lower id comes first. scored_ids: ids that replace them.
+    Of alternatives with equal logits, the lower id comes first.
+
+    scored_ids: ids that replace them.
     """
     top = float(logits.max())
     log_sum = top + float(np.log(np.exp(logits.astype(np.float64) - top).sum()))

@@ -75,9 +75,10 @@ class Candidates:
 class ChainRow:
     """What the samplers of a row read.
 
-    logits: [vocab], -inf for barred tokens. penalize: applies the penalties to logits [vocab].
-    stops: the tokens that may end the text. uniform: returns a random number in [0, 1) for a change
-    of the seed.
+    logits: [vocab], -inf for barred tokens.
+    penalize: applies the penalties to logits [vocab].
+    stops: the tokens that may end the text.
+    uniform: returns a random number in [0, 1) for a change of the seed.
     """
 
     logits: Float32

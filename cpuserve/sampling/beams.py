@@ -34,10 +34,12 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
     """The parameters of `LLM.beam_search`.
 
     beam_width: how many beams go on at each step, and how many texts are returned, at most
-    MOST_BEAMS. max_tokens: the most tokens of a text. length_penalty: the score of a text is its
-    cumulative logprob divided by its length in tokens, prompt included, to this power. temperature:
-    has no effect, because nothing is drawn. include_stop_str_in_output: whether the token that ends
-    a text is among its tokens.
+      MOST_BEAMS.
+    max_tokens: the most tokens of a text.
+    length_penalty: the score of a text is its cumulative logprob divided by its length in tokens,
+      prompt included, to this power.
+    temperature: has no effect, because nothing is drawn.
+    include_stop_str_in_output: whether the token that ends a text is among its tokens.
     """
 
     beam_width: int

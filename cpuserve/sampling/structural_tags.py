@@ -84,7 +84,8 @@ class _TagWriter:
     def written(self, given: Any, end: str, where: str, depth: int) -> str:
         """Return the expression of a format and the text `end` after it ("" = none).
 
-        where: the place of the format, for errors. depth: how many formats it is inside of.
+        where: the place of the format, for errors.
+        depth: how many formats it is inside of.
         """
         if not isinstance(given, Mapping):
             msg = f"{where} must be an object with a type"

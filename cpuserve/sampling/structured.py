@@ -35,13 +35,15 @@ class StructuredOutputs(
 ):
     """A JSON schema, a regular expression, a choice, a grammar, any JSON object, or tags.
 
-    grammar: Lark or GBNF. structural_tag: see structural_tags.py; an object, or its JSON.
+    grammar: Lark or GBNF.
+    structural_tag: see structural_tags.py; an object, or its JSON.
     disable_additional_properties: an object without a schema for other members has no other
-    members. calls: a Lark grammar of tool calls (it may permit free text); if one of the other
-    fields is set as well, the response matches either. role: the part of the request that it comes
-    from, for errors: "structured_outputs" or "tools". later: the structure begins after a thought,
-    in the next request of the response; the grammar is compiled now, so that errors come before the
-    thought.
+      members.
+    calls: a Lark grammar of tool calls (it may permit free text); if one of the other fields is set
+      as well, the response matches either.
+    role: the part of the request that it comes from, for errors: "structured_outputs" or "tools".
+    later: the structure begins after a thought, in the next request of the response; the grammar is
+      compiled now, so that errors come before the thought.
 
     Raises:
         InvalidRequest: none or several of them are set, or one is too long.

@@ -20,8 +20,8 @@ from cpuserve.sampling.params import SamplingParams
 class Beam:
     """The tokens of a response, their logprobs, and the sum of these.
 
-    score: the sum divided by the length to the power of the length penalty. end: the token that
-    ended the response, which is its last one; None = it has not ended.
+    score: the sum divided by the length to the power of the length penalty.
+    end: the token that ended the response, which is its last one; None = it has not ended.
     """
 
     tokens: list[int]

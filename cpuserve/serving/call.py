@@ -50,12 +50,15 @@ KEEPS_THOUGHTS = {"preserve_thinking": True, "clear_thinking": False}
 class Prompt:
     """The token ids of a prompt, and its text if it was sent as text.
 
-    thinks: the prompt ends within a thought. continues: the prompt ends with the beginning of the
-    response's text. waits: the forced beginning of the response is not in the prompt; it comes
-    after the model's thought, if the model thinks. rendered: the messages as the chat template
-    wrote them, and opening: the beginning of the response that the prompt has after them. labels:
-    the labels of a decision's question. shared: the tokens that all prompts of the call begin with,
-    in whole blocks, if they are to be computed once.
+    thinks: the prompt ends within a thought.
+    continues: the prompt ends with the beginning of the response's text.
+    waits: the forced beginning of the response is not in the prompt; it comes after the model's
+      thought, if the model thinks.
+    rendered: the messages as the chat template wrote them.
+    opening: the beginning of the response, which the prompt has after `rendered`.
+    labels: the labels of a decision's question.
+    shared: the tokens that all prompts of the call begin with, in whole blocks, if they are to be
+      computed once.
     """
 
     ids: list[int]
@@ -85,10 +88,10 @@ class CommonFields(SamplerFields, kw_only=True):
     """Fields that GenerateCall and the OpenAI dialect share, mostly sampling parameters.
 
     response_format, structured_outputs: see serving/response_format.py. Dialects that ask for a
-    structured output in another field set response_format to StructuredOutputs.
+      structured output in another field set response_format to StructuredOutputs.
     truncate_prompt_tokens: prompts and pairs are cut to this number of tokens; -1 = to the context,
-    with room for max_tokens. truncation_side: "left" (the default for prompts of generated text) or
-    "right".
+      with room for max_tokens.
+    truncation_side: "left" (the default for prompts of generated text) or "right".
     """
 
     model: str | None = None

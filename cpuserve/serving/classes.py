@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 
 def activated(logits: Sequence[float], activation: str) -> list[float]:
-    """Return the value of each label. activation: "softmax", "sigmoid", "tanh", "gelu" or "none".
+    """Return the value of each label.
+
+    activation: "softmax", "sigmoid", "tanh", "gelu" or "none".
 
     The sums are exact, so a value depends on these logits only.
     """

@@ -45,20 +45,25 @@ class ActiveCount:
 class ModelContext:
     """One served model: its engine's client, tokenizer, template, limits, backlog and defaults.
 
-    `default_sampling` applies to requests that set no values of their own. `tokenizer` is None
-    until it is loaded. `loading` is the progress of loading and `failed` the reason why the engine
-    is gone; see `unavailable`. `learned_format` is how the model writes tool calls and thoughts,
-    and `shown_ids` are the special tokens that mark calls and thoughts, which the parser needs as
-    text. `fills_in` says whether the model has tokens for fill-in-the-middle. `kv_bytes` is the
-    most memory that the KV cache may take. `pooling` is how the model makes embeddings (see
-    EngineConfig.pooling), and `vector_width` is the length of an embedding.
-    `adapters` has the path of each LoRA adapter by the name that
-    requests use as their model; `adapters_change` says whether clients may load and unload adapters
-    (serving/lora.py) under `adapter_lock`, and `default_adapter` is the one of requests that select
-    none. `tasks` are the adapters for tasks of the checkpoint. `any_name` says whether requests may
-    use any name for this model. `details` has facts about its files. `recent` has the prompts of
-    the last requests; None = prefixes are not cached. preset: the texts and parameters of a created
-    model.
+    default_sampling: applies to requests that set no values of their own.
+    tokenizer: None until it is loaded.
+    loading, failed: the progress of loading, and the reason why the engine is gone; see
+      `unavailable`.
+    learned_format: how the model writes tool calls and thoughts.
+    shown_ids: the special tokens that mark calls and thoughts, which the parser needs as text.
+    fills_in: whether the model has tokens for fill-in-the-middle.
+    kv_bytes: the most memory that the KV cache may take.
+    pooling: how the model makes embeddings (see EngineConfig.pooling).
+    vector_width: the length of an embedding.
+    adapters: the path of each LoRA adapter, by the name that requests use as their model.
+    adapters_change: whether clients may load and unload adapters (serving/lora.py) under
+      `adapter_lock`.
+    default_adapter: the adapter of requests that select none.
+    tasks: the adapters for tasks of the checkpoint.
+    any_name: whether requests may use any name for this model.
+    details: facts about the model's files.
+    recent: the prompts of the last requests; None = prefixes are not cached.
+    preset: the texts and parameters of a created model.
     """
 
     client: EngineClient

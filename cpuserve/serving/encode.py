@@ -36,8 +36,8 @@ async def encode(
 ) -> list[list[int]]:
     """Return the token ids of each text; many or long texts are encoded on another thread.
 
-    cut: which tokens are kept of each text; None = all tokens. places: the index of
-    each text among the inputs of an embedding request, for the error message.
+    cut: which tokens are kept of each text; None = all tokens.
+    places: the index of each text among the inputs of an embedding request, for the error message.
 
     Raises:
       InvalidRequest: a text certainly has more than `most` tokens (None: max_model_len).

@@ -72,8 +72,9 @@ async def prepare(
 ) -> Generation:
     """Check a call, and return the generation that will serve it.
 
-    served: the model of the request, which may be an adapter. num_bytes: the size of the request's
-    body (small and large requests render on separate threads). caller: who sends the request.
+    served: the model of the request, which may be an adapter.
+    num_bytes: the size of the request's body (small and large requests render on separate threads).
+    caller: who sends the request.
 
     Raises:
       InvalidRequest: this model cannot serve the call.
@@ -133,8 +134,9 @@ async def read_prompts(
 async def prompt_ids(context: ModelContext, call: GenerateCall, num_bytes: int) -> list[int]:
     """Return the token ids of the prompt of a call with messages, without a generation.
 
-    The prompt may be longer than the context, up to most_counted tokens. num_bytes: the size of the
-    request's body.
+    The prompt may be longer than the context, up to most_counted tokens.
+
+    num_bytes: the size of the request's body.
 
     Raises:
       InvalidRequest: the messages, the tools or the template are invalid, or the prompt is longer.

@@ -38,8 +38,8 @@ def load_message(loading: LoadProgress) -> str:
 def health_body(error: bytes, status: str, loading: LoadProgress | None = None) -> bytes:
     """Return the JSON body of /health with status code 503.
 
-    error: the JSON {"error": ...} that the other routes return. status: "loading" (then with stage,
-    done and total, in bytes), "draining" or "failed".
+    error: the JSON {"error": ...} that the other routes return.
+    status: "loading" (then with stage, done and total, in bytes), "draining" or "failed".
     """
     body: dict[str, Any] = {"status": status}
     if loading is not None:

@@ -60,7 +60,9 @@ def results_of(
     """Return the result of each part of a task, from the values that the engine has computed.
 
     As in vLLM, weights have none of the special tokens around a text, and BGE-M3's vectors of
-    tokens lack the first one. ids: the tokens of the prompt.
+    tokens lack the first one.
+
+    ids: the tokens of the prompt.
     """
     widths, found, at = context.token_widths, {}, 0
     first, last = _around(context.get_tokenizer(), ids)
@@ -107,8 +109,9 @@ def token_weights(
 ) -> dict[int, float]:
     """Return the largest weight of each token id, in the order of the ids.
 
-    Special tokens of BGE-M3, and token ids without a weight, are left out. weights: one
-    for each token of the prompt, or with SPLADE for each token id.
+    Special tokens of BGE-M3, and token ids without a weight, are left out.
+
+    weights: one for each token of the prompt, or with SPLADE for each token id.
     """
     if context.pooling == "splade":
         return {token: value for token, value in enumerate(weights) if value > 0}

@@ -16,9 +16,11 @@ _SYSTEM = ("system", "developer")
 class Preset:
     """Messages, a template and sampling defaults that apply to requests for a created model.
 
-    system: the system message of requests without one. messages: they go before the messages of
-    each request. sampling: values of SamplingParams for requests that set none. template: the chat
-    template; None = the template of the model that it is made from. created: a Unix time.
+    system: the system message of requests without one.
+    messages: they go before the messages of each request.
+    sampling: values of SamplingParams for requests that set none.
+    template: the chat template; None = the template of the model that it is made from.
+    created: a Unix time.
     """
 
     system: str = ""

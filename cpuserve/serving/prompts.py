@@ -36,8 +36,9 @@ async def prompts_of(
 ) -> list[Prompt]:
     """Return the prompts of a call in order.
 
-    num_bytes: the size of the request's body. opening: the forced beginning of the response. waits:
-    this beginning comes after the thought, if the prompt allows a thought (see chat_prompt).
+    num_bytes: the size of the request's body.
+    opening: the forced beginning of the response.
+    waits: this beginning comes after the thought, if the prompt allows a thought (see chat_prompt).
 
     Raises:
       InvalidRequest: the messages, the template or the list of prompts are invalid or too long.

@@ -58,10 +58,12 @@ class PromptShape:
 class PromptDifference:
     """The first difference between a prompt and an earlier one.
 
-    reason: the part of the request that differs. token: the position of the first token that
-    differs. missed: how many tokens of the earlier prompt come from this position on. total: how
-    many tokens the earlier prompt has. before, now: the beginning of the earlier and of the new
-    text from this position on; before is None if the earlier text may be another client's.
+    reason: the part of the request that differs.
+    token: the position of the first token that differs.
+    missed: how many tokens of the earlier prompt come from this position on.
+    total: how many tokens the earlier prompt has.
+    before, now: the beginning of the earlier and of the new text from this position on; before is
+      None if the earlier text may be another client's.
     """
 
     reason: str

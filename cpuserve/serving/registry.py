@@ -40,7 +40,8 @@ DEFAULT_TAG = ":latest"
 class Idleness:
     """How many seconds without a request models stay loaded; infinite = until memory is short.
 
-    model_s: the time of each model. server_s: the time after which all models are unloaded.
+    model_s: the time of each model.
+    server_s: the time after which all models are unloaded.
     room_s: how long a request waits for a model in use to make room.
     """
 
@@ -53,8 +54,9 @@ class Idleness:
 class Served:
     """The meaning of a request's `model`. All dialects get it from ModelRegistry.find.
 
-    name: the served name, which the response shows. adapter: the name of the LoRA adapter, if the
-    name belongs to an adapter. lease: keeps the model loaded until the last byte of the response.
+    name: the served name, which the response shows.
+    adapter: the name of the LoRA adapter, if the name belongs to an adapter.
+    lease: keeps the model loaded until the last byte of the response.
     """
 
     context: ModelContext

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class SequenceRun:
     """The next engine request for a sequence, and the events of its outputs.
 
-    ids, params: the prompt and the parameters of the request. is_first: it is the first request.
+    ids, params: the prompt and the parameters of the request.
+    is_first: it is the first request.
     """
 
     def __init__(
@@ -136,8 +137,9 @@ class SequenceRun:
     def _next(self, given: Sequence[int] = (), scores: int | None = None) -> None:
         """Set the ids and the parameters of the next request.
 
-        given: ids that count as a part of the prompt. scores: how many alternatives the prompt's
-        logprobs have; None if the client has these logprobs already, or wants none.
+        given: ids that count as a part of the prompt.
+        scores: how many alternatives the prompt's logprobs have; None if the client has these
+          logprobs already, or wants none.
         """
         sequence, used = self._sequence, len(self._tokens)
         params = sequence.after_thought or sequence.params

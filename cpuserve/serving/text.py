@@ -116,7 +116,9 @@ class _Match:
 class NextTurn(Enum):
     """Why a sequence must go on as another engine request (see sequence.py).
 
-    ENDED: its thought has ended. OPEN: the server must end its thought. NONE: it has no thought.
+    ENDED: its thought has ended.
+    OPEN: the server must end its thought.
+    NONE: it has no thought.
     """
 
     ENDED = "ended"
@@ -168,8 +170,8 @@ class TextProcessor:
     ) -> None:
         """Find thoughts and tool calls in the text; the sequence ends where the parser is full.
 
-        shown_ids: special tokens that the parser must see as text. tells_thoughts: False = thoughts
-        are counted, and left out.
+        shown_ids: special tokens that the parser must see as text.
+        tells_thoughts: False = thoughts are counted, and left out.
         """
         self._calls = parser
         self._tells_thoughts = tells_thoughts
@@ -195,7 +197,8 @@ class TextProcessor:
         """Return the events of tokens that the server adds, after which the model goes on.
 
         opening: the end of the added text, which the client does not see, because it begins a call
-        or a structured output. is_last: these tokens reach max_tokens, so the response ends.
+          or a structured output.
+        is_last: these tokens reach max_tokens, so the response ends.
         """
         assert self._calls is not None
         self.turn, self._budget, self._waits = None, None, False

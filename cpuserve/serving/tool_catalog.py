@@ -41,9 +41,10 @@ class FoundTools(NamedTuple):
 class ToolSearch:
     """A search among `tools`, functions in the format of chat completions.
 
-    name: the function that the model calls. by_pattern: a query is a regular expression, else
-    words. about: further text for the model about the tools. most: how many searches one response
-    may make; None = any number.
+    name: the function that the model calls.
+    by_pattern: a query is a regular expression, else words.
+    about: further text for the model about the tools.
+    most: how many searches one response may make; None = any number.
     """
 
     name: str

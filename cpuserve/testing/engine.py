@@ -28,9 +28,11 @@ def logprob_of(token: int, top: int) -> TokenLogprob:
 class ScriptedEngine:
     """An EngineClient with the outputs of `script`; it records the requests it gets.
 
-    info: the content of the Ready message. asked: the prompt and the parameters of each sequence.
-    wishes: its timeout in seconds and whether it wants progress. running: the number of sequences
-    that run now. aborted: the number of sequences that were closed before their last output.
+    info: the content of the Ready message.
+    asked: the prompt and the parameters of each sequence.
+    wishes: its timeout in seconds and whether it wants progress.
+    running: the number of sequences that run now.
+    aborted: the number of sequences that were closed before their last output.
     """
 
     script: EngineScript

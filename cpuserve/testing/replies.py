@@ -38,8 +38,8 @@ class ScriptedCall:
 class ScriptedReply:
     """A reply of a script; see `reply`, `raw` and `failure`, which make one.
 
-    raw: the text as a model generates it, in place of `thought`, `text` and `calls`. error: is
-    raised after the text.
+    raw: the text as a model generates it, in place of `thought`, `text` and `calls`.
+    error: is raised after the text.
     """
 
     text: str = ""
@@ -63,8 +63,9 @@ def reply(
 ) -> ScriptedReply:
     """Return a reply with a thought, a text and calls of tools; each part may be missing.
 
-    finish: "length" ends the reply as if it had reached its maximum of tokens. delay_s: seconds
-    before the first token. pace_s: seconds after each output, which has about four tokens.
+    finish: "length" ends the reply as if it had reached its maximum of tokens.
+    delay_s: seconds before the first token.
+    pace_s: seconds after each output, which has about four tokens.
     """
     return ScriptedReply(
         text=text,
@@ -77,7 +78,9 @@ def reply(
 
 
 def call(tool: str, /, **arguments: Any) -> ScriptedCall:
-    """Return a call of the function `tool`. arguments: its arguments, with JSON types.
+    """Return a call of the function `tool`.
+
+    arguments: its arguments, with JSON types.
 
     For arguments that are no names in Python, or no valid JSON: ScriptedCall(name, text).
     """
@@ -87,8 +90,9 @@ def call(tool: str, /, **arguments: Any) -> ScriptedCall:
 def raw(text: str, *, pace_s: float = 0.0) -> ScriptedReply:
     """Return a reply as a model generates it, with the tags of thoughts and calls in the text.
 
-    The tags are <think>, </think>, <tool_call> and </tool_call>, as in Qwen3. pace_s: as in
-    `reply`.
+    The tags are <think>, </think>, <tool_call> and </tool_call>, as in Qwen3.
+
+    pace_s: as in `reply`.
     """
     return ScriptedReply(raw=text, pace_s=pace_s)
 
@@ -103,8 +107,9 @@ def failure(
 ) -> ScriptedReply:
     """Return a reply that fails with an error in the shape of the client's dialect.
 
-    after: a text that a stream sends before the error. retry_after_s: the header Retry-After of a
-    status of 429 or 503. delay_s: as in `reply`.
+    after: a text that a stream sends before the error.
+    retry_after_s: the header Retry-After of a status of 429 or 503.
+    delay_s: as in `reply`.
 
     Raises:
         ValueError: the server has no error with this status, or no Retry-After for it.

@@ -30,11 +30,14 @@ _REPLIES_KEPT = 1024  # for requests that continue
 class ScriptedRequest:
     """A sequence that a scripted model generates; a request with `n` choices has n of them.
 
-    number: 0 for the first one. prompt: the rendered prompt. turns: the conversation in it; a
-    prompt of /v1/completions is one turn of the user. tools: the functions that the request offers.
-    params: its sampling parameters. begun: the beginning of the reply, if the prompt has it.
+    number: 0 for the first one.
+    prompt: the rendered prompt.
+    turns: the conversation in it; a prompt of /v1/completions is one turn of the user.
+    tools: the functions that the request offers.
+    params: its sampling parameters.
+    begun: the beginning of the reply, if the prompt has it.
     continues: the server continues an earlier request, to force a call after a thought or to end a
-    thought.
+      thought.
     """
 
     number: int
@@ -70,8 +73,10 @@ def read_request(
 class ReplyQueue:
     """Replies in their order, for one request each; `faults` says what did not follow the script.
 
-    Methods may be called by any thread. default: the reply to requests after the last reply; None
-    refuses them. respond: a function that replies to all requests in place of the queue.
+    Methods may be called by any thread.
+
+    default: the reply to requests after the last reply; None refuses them.
+    respond: a function that replies to all requests in place of the queue.
     """
 
     def __init__(self) -> None:

@@ -45,8 +45,10 @@ MAX_MODEL_LEN = 131_072
 class ScriptedSettings:
     """How a scripted server is made.
 
-    any_name: whether requests may use any name for the model. port: 0 = a free one. record: a
-    folder for the exchanges, as files. http: further fields of ServerOptions for the listener.
+    any_name: whether requests may use any name for the model.
+    port: 0 = a free one.
+    record: a folder for the exchanges, as files.
+    http: further fields of ServerOptions for the listener.
     tokenizer: None = the one of vocabulary.py.
     """
 

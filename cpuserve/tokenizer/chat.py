@@ -68,9 +68,11 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt text. Encode it with add_special_tokens=False: it contains its BOS.
 
-        The call waits for another process. rewrites_ids: whether ids of calls are changed to those
-        that the template accepts (call_ids.py). kwargs: further template variables, such as
-        enable_thinking, with JSON types.
+        The call waits for another process.
+
+        rewrites_ids: whether ids of calls are changed to those that the template accepts
+          (call_ids.py).
+        kwargs: further template variables, such as enable_thinking, with JSON types.
 
         Raises:
             InvalidRequest: the messages, the variables or the template cannot be rendered.

@@ -46,8 +46,10 @@ def end_ids(
 
     These are `named`, the ids in the model's config, and the tokens in `tokenizer` (a directory or
     a GGUF file) that are its eos_token or have a text in ENDS. Only the necessary parts of the
-    tokenizer are read. opened: the open GGUF file of the model, which is not opened again if it has
-    the tokenizer (opening takes 10 ms).
+    tokenizer are read.
+
+    opened: the open GGUF file of the model, which is not opened again if it has the tokenizer
+      (opening takes 10 ms).
 
     Raises:
         ModelError: `tokenizer` does not exist or is broken.

@@ -29,8 +29,9 @@ _MISTRAL = ("[PREFIX]", "[SUFFIX]")
 class InfillTokens(NamedTuple):
     """The token ids that mark the parts of a fill-in-the-middle prompt.
 
-    middle: None = the suffix comes first, and the model writes after the prefix. repository, file:
-    the tokens before the name of a repository and of a file; None = the model has none.
+    middle: None = the suffix comes first, and the model writes after the prefix.
+    repository, file: the tokens before the name of a repository and of a file; None = the model has
+      none.
     """
 
     prefix: int
@@ -82,8 +83,10 @@ def infill_prompt(
 ) -> list[int]:
     """Return the prompt after which the model writes the text between `prefix` and `suffix`.
 
-    prefix, suffix: token ids without special tokens. before: tokens of other files. The prompt
-    begins with the tokens that the model's tokenizer puts before each text.
+    The prompt begins with the tokens that the model's tokenizer puts before each text.
+
+    prefix, suffix: token ids without special tokens.
+    before: tokens of other files.
     """
     first = tokenizer.before_text
     if tokens.middle is None:

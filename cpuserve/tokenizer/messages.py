@@ -19,9 +19,11 @@ def template_messages(
 ) -> list[ConversationMessage]:
     """Return checked copies of the messages; InvalidRequest with the path of an invalid field.
 
-    The content of each is a text or a list of content parts. keeps_developer: whether
-    the template supports the role "developer"; if not, it becomes "system". text_arguments: whether
-    the template writes arguments that are a text unchanged.
+    The content of each is a text or a list of content parts.
+
+    keeps_developer: whether the template supports the role "developer"; if not, it becomes
+      "system".
+    text_arguments: whether the template writes arguments that are a text unchanged.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         msg = "messages must be a non-empty list"

@@ -36,9 +36,9 @@ def answer_id(path: Path, text: str) -> int:
 class PairEncoder:
     """Encodes pairs of texts to token ids.
 
-    asks: the prompt is a question about the pair (Qwen3-Reranker). type_ids: the number added to
-    the ids of tokens of type 1, which selects the second copy of the word embeddings of BERT; 0 for
-    a model without token types.
+    asks: the prompt is a question about the pair (Qwen3-Reranker).
+    type_ids: the number added to the ids of tokens of type 1, which selects the second copy of the
+      word embeddings of BERT; 0 for a model without token types.
     """
 
     tokenizer: Tokenizer

@@ -80,9 +80,9 @@ class PreTokenizer:
     """The rules of a `tokenizer.ggml.pre` value.
 
     splits: regular expressions; each one cuts the pieces that the previous one made into its
-    matches and the texts between them. late: further expressions, applied after the bytes have
-    become characters of GPT-2's alphabet. raw: bytes do not become characters of this alphabet, and
-    spaces become U+2581.
+      matches and the texts between them.
+    late: further expressions, applied after the bytes have become characters of GPT-2's alphabet.
+    raw: bytes do not become characters of this alphabet, and spaces become U+2581.
     """
 
     splits: tuple[str, ...] = (_GPT2,)

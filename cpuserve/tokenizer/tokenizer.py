@@ -119,9 +119,10 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids of `text`; the text of a special token becomes that token.
 
-        add_special_tokens: add BOS and other special tokens as the model was trained. unlocked:
-        release the GIL even for short texts; use it in threads other than the event loop. most:
-        keep only this number of tokens, special tokens included, by cutting the end of the text.
+        add_special_tokens: add BOS and other special tokens as the model was trained.
+        unlocked: release the GIL even for short texts; use it in threads other than the event loop.
+        most: keep only this number of tokens, special tokens included, by cutting the end of the
+          text.
         left: cut its start instead.
 
         Raises:

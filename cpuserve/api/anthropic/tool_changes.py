@@ -18,8 +18,8 @@ class ToolChanges:
     """The changes of a whole conversation.
 
     added: the name of each tool that a block adds by its name; the request's `tools` define it.
-    defined: the tools that a block adds with a definition, by name. removed: the name of each tool
-    that a block removes and no later block adds again.
+    defined: the tools that a block adds with a definition, by name.
+    removed: the name of each tool that a block removes and no later block adds again.
     """
 
     added: set[str] = field(default_factory=set)

@@ -38,10 +38,13 @@ def with_definitions(
 ) -> list[dict[str, Any]]:
     """Return the messages with definitions as text in place of references to tools.
 
-    A search that a server has run becomes a call and its result. definitions: the function for
-    each tool's name; None = the prompt has the definition from the beginning. A tool without an
-    entry does not exist any more, for example because its MCP server is gone. The text then says
-    so, because an error would make the whole conversation unusable.
+    A search that a server has run becomes a call and its result.
+
+    A tool without a definition does not exist any more, for example because its MCP server is gone.
+    The text then says so, because an error would make the whole conversation unusable.
+
+    definitions: the function for each tool's name; None = the prompt has the definition from the
+      beginning.
     """
     found = []
     for message in messages:

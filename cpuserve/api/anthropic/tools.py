@@ -26,8 +26,9 @@ _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none
 class Offered:
     """The functions of a request, the tool choice, and a note for the model about missing tools.
 
-    name: the only function that may be called. parallel: False = the model may make only one
-    call; None = several calls are allowed. found: functions that earlier searches have found.
+    name: the only function that may be called.
+    parallel: False = the model may make only one call; None = several calls are allowed.
+    found: functions that earlier searches have found.
     definitions: the functions of tools by name, as with_definitions needs them.
     search: the search for tools that this server runs, None = none.
     """
@@ -87,9 +88,11 @@ def offered(
 class _SortedTools:
     """The tools of a request in groups.
 
-    functions: tools in the prompt from the beginning. later: tools with defer_loading, which only a
-    search can find. found: tools that a search has found, or that a block has added. others: tools
-    that Anthropic runs. definitions: the functions by name, as with_definitions needs them.
+    functions: tools in the prompt from the beginning.
+    later: tools with defer_loading, which only a search can find.
+    found: tools that a search has found, or that a block has added.
+    others: tools that Anthropic runs.
+    definitions: the functions by name, as with_definitions needs them.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)

@@ -63,8 +63,11 @@ async def run_lines(
 ) -> None:
     """Run lines, at most `most` of them at the same time, and write one result for each.
 
-    app: the app that serves the endpoints. caller: the sender of the lines. batch: the id of
-    the batch. The first error of `write` ends the run; a cancelled run writes nothing more.
+    The first error of `write` ends the run; a cancelled run writes nothing more.
+
+    app: the app that serves the endpoints.
+    caller: the sender of the lines.
+    batch: the id of the batch.
     """
     source: Iterator[BatchLine] = iter(lines)
 

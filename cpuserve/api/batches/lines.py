@@ -53,7 +53,8 @@ class _Id(msgspec.Struct):
 def read_lines(source: BinaryIO, endpoints: Collection[str], longest: int) -> Iterator[BatchLine]:
     """Yield the lines of a file; blank lines are skipped.
 
-    endpoints: the endpoints that a line may name. longest: the most bytes of a line.
+    endpoints: the endpoints that a line may name.
+    longest: the most bytes of a line.
     """
     number = 0
     while data := source.readline(longest + 1):

@@ -52,8 +52,10 @@ async def run_file(
 ) -> None:
     """Run all lines of a file, at most `most` of them at the same time.
 
-    app: the app that serves the endpoints. write: gets one result for each line, in the order of
-    the lines; the first error that it raises ends the run. longest: the most bytes of a line.
+    app: the app that serves the endpoints.
+    write: gets one result for each line, in the order of the lines; the first error that it raises
+      ends the run.
+    longest: the most bytes of a line.
     """
     ordered = _InOrder(write)
     lines = ordered.noted(read_lines(source, FILE_ENDPOINTS, longest))

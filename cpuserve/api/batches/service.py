@@ -72,10 +72,12 @@ class BatchObject(msgspec.Struct, kw_only=True):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
-    """A batch on disk. output, errors: the ids of the files that the results are written to.
+    """A batch on disk.
 
+    output, errors: the ids of the files that the results are written to.
     owns_files: the files of its lines and results belong to the batch: they are in no list of
-    files, and are deleted with it. expired: how many of the failed lines were not reached in time.
+      files, and are deleted with it.
+    expired: how many of the failed lines were not reached in time.
     """
 
     caller: str

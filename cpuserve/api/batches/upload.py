@@ -27,7 +27,8 @@ async def read_upload(
 ) -> tuple[str, dict[str, str]]:
     """Write the file of an upload to `path`; return its name and the other fields.
 
-    most: the most bytes of the body. wait_s: how many seconds the client may pause.
+    most: the most bytes of the body.
+    wait_s: how many seconds the client may pause.
 
     Raises:
       UnsupportedMediaType: the body is no multipart/form-data.

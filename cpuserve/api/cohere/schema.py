@@ -41,8 +41,8 @@ class CohereInput(msgspec.Struct, kw_only=True):
 class CohereFields(msgspec.Struct, kw_only=True):
     """The fields of both endpoints.
 
-    input_type: the use of the vectors, which selects a prompt of the checkpoint. truncate: the
-    side of a long text that is cut, "END" (the default), "START" or "NONE".
+    input_type: the use of the vectors, which selects a prompt of the checkpoint.
+    truncate: the side of a long text that is cut, "END" (the default), "START" or "NONE".
     """
 
     model: str | None = None
@@ -57,8 +57,8 @@ class CohereFields(msgspec.Struct, kw_only=True):
 class CohereEmbedRequest(CohereFields, kw_only=True):
     """POST /v2/embed: either texts or inputs.
 
-    max_tokens: longer texts are cut to this number of tokens. output_dimension: how many values of
-    each vector are returned.
+    max_tokens: longer texts are cut to this number of tokens.
+    output_dimension: how many values of each vector are returned.
     """
 
     inputs: list[CohereInput] | None = None

@@ -21,7 +21,8 @@ def start_engines(
 ) -> ReplicaClient:
     """Start all engine processes and return at once.
 
-    restart: restart an engine that dies. spare: has maybe a process that the next engine can use.
+    restart: restart an engine that dies.
+    spare: has maybe a process that the next engine can use.
     """
     from cpuserve.engine.replicas import ReplicaClient, RestartPolicy
 

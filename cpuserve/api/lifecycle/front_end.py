@@ -76,10 +76,11 @@ class FrontEnd:
     ) -> None:
         """`configs`: one for each engine of `client`; all settings that the API shows are equal.
 
-        kv_bytes: the bytes of the KV caches of `client`. details: facts about the model's files.
-        loaders: one for each further model, which is loaded when a request asks for it. sleeper:
-        ends and starts the engines of `client`; None = they never sleep. creation: how models that
-        clients create get engines; None = clients create none.
+        kv_bytes: the bytes of the KV caches of `client`.
+        details: facts about the model's files.
+        loaders: one for each further model, which is loaded when a request asks for it.
+        sleeper: ends and starts the engines of `client`; None = they never sleep.
+        creation: how models that clients create get engines; None = clients create none.
         """
         config = configs[0]
         self._client = client

@@ -41,7 +41,8 @@ def make_context(
 ) -> tuple[ModelContext, CpuView]:
     """Return the context of the model that `client` serves, and the view of its CPUs.
 
-    configs: one for each engine of `client`. kv_bytes: the bytes that their KV caches may take.
+    configs: one for each engine of `client`.
+    kv_bytes: the bytes that their KV caches may take.
     details: facts about the model's files; None = the API shows none.
     """
     config = configs[0]

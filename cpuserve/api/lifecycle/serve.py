@@ -63,9 +63,11 @@ def serve(
     prepare(progress) finds the model, which may need a long download, and resolves the settings; it
     runs on its own thread. progress(stage, done, total) is called while `prepare` runs and while
     the engine loads. on_ready(prepared, url, client) prints the banner as soon as the server is
-    ready. others: (model, prepare) of each further model, which is loaded when a request asks for
-    it; prepare(promised_bytes) gets the bytes that the loaded models will still take. further(name,
-    model, adapter, quantization) returns the same for a model that a client creates.
+    ready.
+
+    others: (model, prepare) of each further model, which is loaded when a request asks for it;
+      prepare(promised_bytes) gets the bytes that the loaded models will still take. further(name,
+      model, adapter, quantization) returns the same for a model that a client creates.
 
     Raises:
       StartupError: the port is in use, `prepare` raised it, or the engine cannot load the model.

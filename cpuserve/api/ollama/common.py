@@ -47,8 +47,9 @@ def keep_alive_s(value: Any) -> float | None:
 def check_text(request: object, path: str, own: str) -> None:
     """Raise InvalidRequest if a request has its text in the field of another endpoint.
 
-    Without this error, the request would load the model and get an empty response. own: the field
-    of this endpoint.
+    Without this error, the request would load the model and get an empty response.
+
+    own: the field of this endpoint.
     """
     name = next((name for name in _TEXTS if is_set(getattr(request, name, None))), None)
     if name is not None:

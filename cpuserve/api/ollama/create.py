@@ -45,8 +45,9 @@ _GGUF = "model.gguf"
 class OllamaCreate(msgspec.Struct, kw_only=True):
     """POST /api/create. Older clients call the model `name`, and send a `modelfile`.
 
-    from: the model that it is made from. files, adapters: the digest of each file that was sent to
-    /api/blobs, by its name. quantize: a format of --quantization.
+    from: the model that it is made from.
+    files, adapters: the digest of each file that was sent to /api/blobs, by its name.
+    quantize: a format of --quantization.
     """
 
     model: str | None = None

@@ -31,8 +31,9 @@ router = APIRouter()
 class OllamaEmbed(msgspec.Struct, kw_only=True):
     """POST /api/embed. Longer texts are cut to the context unless `truncate` is false.
 
-    `options` are ignored, because they are about the machine. keep_alive: how long the model stays
-    loaded.
+    `options` are ignored, because they are about the machine.
+
+    keep_alive: how long the model stays loaded.
     """
 
     model: str

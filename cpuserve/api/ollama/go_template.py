@@ -108,7 +108,8 @@ def to_jinja(source: str) -> str:
 class _GoPart:
     """A part of the template: text, or a block with its parts.
 
-    start, end: Jinja before and after the parts. is_response: whether it prints .Response.
+    start, end: Jinja before and after the parts.
+    is_response: whether it prints .Response.
     """
 
     start: str

@@ -64,8 +64,8 @@ class OllamaChat(OllamaRequest, kw_only=True):
 class OllamaGenerate(OllamaRequest, kw_only=True):
     """POST /api/generate; with `raw` the prompt passes no chat template.
 
-    suffix: the text after the response. context: the token ids of an earlier response, which the
-    prompt continues.
+    suffix: the text after the response.
+    context: the token ids of an earlier response, which the prompt continues.
     """
 
     prompt: str = ""
@@ -95,7 +95,9 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
     """A part of a response, or all of it: `message` of a chat, else `response` and `thinking`.
 
     The last part has `done`, the reason for the end, and durations in nanoseconds. The time in the
-    queue counts as evaluation of the prompt. context: the token ids of a prompt and its response.
+    queue counts as evaluation of the prompt.
+
+    context: the token ids of a prompt and its response.
     """
 
     model: str

@@ -27,8 +27,8 @@ def custom_function(
 ) -> tuple[dict[str, Any], InputGrammar]:
     """Return the function for a custom tool, and the grammar of its text.
 
-    given: the object with the members of the tool, at the path `where`. name: the name that the
-    model sees.
+    given: the object with the members of the tool, at the path `where`.
+    name: the name that the model sees.
 
     Raises:
       InvalidRequest: a member is not valid.

@@ -29,8 +29,10 @@ _OF_THOUGHTS = {"include_reasoning", "reasoning_effort"}
 class ModelMeta(msgspec.Struct):
     """Numbers of a model, as llama-server calls them; null = unknown.
 
-    n_ctx: the longest sequence in tokens that a request can have. n_ctx_train: the longest sequence
-    that the model was trained for. size: the bytes of its tensors. ftype: the type of most weights.
+    n_ctx: the longest sequence in tokens that a request can have.
+    n_ctx_train: the longest sequence that the model was trained for.
+    size: the bytes of its tensors.
+    ftype: the type of most weights.
     """
 
     n_ctx: int
@@ -77,7 +79,9 @@ class ModelCard(msgspec.Struct):
 
     default_sampling_params apply to requests that do not set their own. For a LoRA adapter, root is
     its path and parent its model. max_model_len (vLLM), context_length (OpenRouter) and
-    max_context_length (LM Studio) are the same number. aliases: the other names of the model.
+    max_context_length (LM Studio) are the same number.
+
+    aliases: the other names of the model.
     """
 
     id: str

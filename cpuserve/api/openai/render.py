@@ -19,8 +19,9 @@ _OWN = ("caller", "adapter", "bad_word_ids", "label_ids", "vectors")
 class TokenizedPrompt(msgspec.Struct):
     """The token ids of a prompt, and how its response would be sampled.
 
-    sampling_params: the ones that differ from the defaults of vLLM. features: null, because prompts
-    are texts. prompt_text: only with `return_prompt_text`.
+    sampling_params: the ones that differ from the defaults of vLLM.
+    features: null, because prompts are texts.
+    prompt_text: only with `return_prompt_text`.
     """
 
     request_id: str

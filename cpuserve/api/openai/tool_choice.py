@@ -28,10 +28,11 @@ class FunctionWords:
     """How an API writes functions and custom tools in its field `tool_choice`.
 
     name_of: returns the name of the function or custom tool in a choice, None if it is not valid.
-    function, allowed: how to write a function, and allowed tools, for error messages. inner: the
-    member of `allowed_tools` that has the mode and the tools; "" = they are next to the type.
+    function, allowed: how to write a function, and allowed tools, for error messages.
+    inner: the member of `allowed_tools` that has the mode and the tools; "" = they are next to the
+      type.
     skips: returns whether a tool may be among the allowed tools although this server cannot run it
-    and does not offer it.
+      and does not offer it.
     """
 
     name_of: Callable[[object], str | None]
@@ -64,9 +65,10 @@ def tool_choice(
 def note_about(functions: Sized, others: Collection[str], choice: object) -> str:
     """Return a text that informs the model about missing tools; "" if none is needed.
 
-    functions: the offered functions. others: the types of tools that OpenAI runs (web_search and
-    others). These are left out, because agents usually work without them. If a request offers no
-    other tools, its response depends on them, so the model is informed.
+    functions: the offered functions.
+    others: the types of tools that OpenAI runs (web_search and others). These are left out, because
+      agents usually work without them. If a request offers no other tools, its response depends on
+      them, so the model is informed.
 
     Raises:
       InvalidRequest: the choice forces a call, and OpenAI runs all tools, or the chosen one.

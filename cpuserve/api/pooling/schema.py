@@ -70,8 +70,8 @@ class ClassifyRequest(_Inputs, kw_only=True):
 class PoolingRequest(_Inputs, kw_only=True):
     """POST /pooling; task: one of TASKS, None = as the model allows.
 
-    normalize: whether vectors are scaled to length 1. dimensions: how many values of an embedding
-    are returned.
+    normalize: whether vectors are scaled to length 1.
+    dimensions: how many values of an embedding are returned.
     """
 
     task: str | None = None

@@ -151,9 +151,10 @@ def decode_request(
 ) -> T:
     """Decode `body`, a JSON object, to a `kind`; fields that `kind` does not have are ignored.
 
-    A number such as 5.0 is the integer 5 where a field needs an integer. most_objects: for each
-    field name the most JSON lists, objects and strings, which only bodies above FREE_BYTES are
-    checked for (check_objects).
+    A number such as 5.0 is the integer 5 where a field needs an integer.
+
+    most_objects: for each field name the most JSON lists, objects and strings, which only bodies
+      above FREE_BYTES are checked for (check_objects).
 
     Raises:
       InvalidRequest: the body is not a valid `kind`; the error has the invalid field.

@@ -46,11 +46,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 class RequestContext:
     """One request with its body read; `id` is the endpoint's prefix followed by the request_id.
 
-    state: the state of the server. path: the parameters in the path of the request. low_priority:
-    whether the request runs after all others, if the scheduler heeds priorities.
-    caller: the API key ("key-1") or the address of the client. body_bytes: the size of the body; 0
-    until it has been read. record: the line of the log for the request. created, begun: when the
-    request came, in seconds of time.time() and of time.monotonic().
+    state: the state of the server.
+    path: the parameters in the path of the request.
+    low_priority: whether the request runs after all others, if the scheduler heeds priorities.
+    caller: the API key ("key-1") or the address of the client.
+    body_bytes: the size of the body; 0 until it has been read.
+    record: the line of the log for the request.
+    created, begun: when the request came, in seconds of time.time() and of time.monotonic().
     """
 
     state: ServerState
@@ -127,9 +129,10 @@ class _ModelName(msgspec.Struct):
 class BodyForm(Generic[T]):
     """How the body of a request is decoded.
 
-    prefix: the start of the id in the response. schema: the type of the decoded body. conversation:
-    the field with the messages; _most_objects returns how many JSON lists, objects and strings it
-    may have.
+    prefix: the start of the id in the response.
+    schema: the type of the decoded body.
+    conversation: the field with the messages; _most_objects returns how many JSON lists, objects
+      and strings it may have.
     """
 
     prefix: str

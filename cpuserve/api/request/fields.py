@@ -33,8 +33,10 @@ class Refused(NamedTuple):
     """A field that is refused by name, because ignoring it would change the response.
 
     why: the error message after the field's name. None, false and empty values count as not set,
-    because clients send them. off: further values that count as not set. sets: values that count as
-    set although they are false or empty. code: the error code in the response.
+      because clients send them.
+    off: further values that count as not set.
+    sets: values that count as set although they are false or empty.
+    code: the error code in the response.
     """
 
     name: str

@@ -25,8 +25,9 @@ async def receive_body(
 ) -> None:
     """Call `write` with each part of the body.
 
-    most: the most bytes of the body. wait_s: how many seconds the client may pause. paused,
-    too_large: the messages of these errors.
+    most: the most bytes of the body.
+    wait_s: how many seconds the client may pause.
+    paused, too_large: the messages of these errors.
 
     Raises:
       PayloadTooLarge: the body has more bytes than `most`.

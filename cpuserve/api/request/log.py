@@ -35,8 +35,9 @@ _TLS_HINT = ". It looks like TLS: use http://, or end TLS in a proxy (deploy/ngi
 class RequestRecord:
     """The line of the log for one request.
 
-    status: the HTTP status of the response, 0 before it starts. failure: (status, code) of an
-    error; a stream that fails has sent status 200 before. usage: returns the token counts so far.
+    status: the HTTP status of the response, 0 before it starts.
+    failure: (status, code) of an error; a stream that fails has sent status 200 before.
+    usage: returns the token counts so far.
     """
 
     request_id: str = ""

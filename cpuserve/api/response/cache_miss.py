@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 class FirstDifference(msgspec.Struct):
     """The position of the first token that differs, and the texts from there on.
 
-    before: the text of the earlier prompt. now: the text of this prompt. The two APIs with cache
-    diagnostics (Messages and Responses) do not have this member.
+    The two APIs with cache diagnostics (Messages and Responses) do not have this member.
+
+    before: the text of the earlier prompt.
+    now: the text of this prompt.
     """
 
     token: int

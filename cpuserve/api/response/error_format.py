@@ -23,10 +23,12 @@ from cpuserve.errors import status_of
 class ErrorFormat:
     """How a dialect writes errors, and on which paths.
 
-    error: encodes an error. status: returns its status. beginnings: a path that begins with one of
-    these uses `error`, even if no such route exists; all other paths use the OpenAI format.
-    id_headers: headers that return the request's id, besides x-request-id. shared: beginnings of
-    OpenAI paths that belong to this dialect if the request has `header`.
+    error: encodes an error.
+    status: returns its status.
+    beginnings: a path that begins with one of these uses `error`, even if no such route exists; all
+      other paths use the OpenAI format.
+    id_headers: headers that return the request's id, besides x-request-id.
+    shared: beginnings of OpenAI paths that belong to this dialect if the request has `header`.
     """
 
     error: Envelope = error_json

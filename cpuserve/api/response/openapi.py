@@ -64,8 +64,10 @@ def response_types(
 ) -> dict[str, Any]:
     """Return the `openapi_extra` of a route that reads no body.
 
-    response: the type of its JSON, or a tuple of types; None = it sends none. media: the media type
-    of its streams or texts. error: the type of its errors. also: further statuses of errors.
+    response: the type of its JSON, or a tuple of types; None = it sends none.
+    media: the media type of its streams or texts.
+    error: the type of its errors.
+    also: further statuses of errors.
     status: the status of success.
     """
     good = {} if response is None else _json(response)

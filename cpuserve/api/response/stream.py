@@ -92,10 +92,12 @@ class EventStream(Response):
     """Sends events from a generator of encoded events, and then `form.done`.
 
     The headers wait for the first event, so that an error before it has its own status. After
-    `silent_s` without an event the headers and a ping are sent, and then a ping after each
-    further `silent_s`, so that proxies do not close the connection during a long prompt. An error
-    after the headers is sent as the event that `failed` makes of it. The generator is closed when
-    the client disconnects. usage: returns the token counts so far, for the log.
+    `silent_s` without an event the headers and a ping are sent, and then a ping after each further
+    `silent_s`, so that proxies do not close the connection during a long prompt. An error after the
+    headers is sent as the event that `failed` makes of it. The generator is closed when the client
+    disconnects.
+
+    usage: returns the token counts so far, for the log.
     """
 
     def __init__(

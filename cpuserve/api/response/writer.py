@@ -45,8 +45,8 @@ def respond(
 ) -> Response:
     """Return the response that runs `generation`, as a stream if the call asks for one.
 
-    writer: a StreamWriter if the call can ask for a stream. ended: called when the writer has
-    written the whole response, before its end is sent.
+    writer: a StreamWriter if the call can ask for a stream.
+    ended: called when the writer has written the whole response, before its end is sent.
     """
     if generation.call.stream:
         streams = cast("StreamWriter", writer)

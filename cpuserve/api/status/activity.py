@@ -22,8 +22,9 @@ router = APIRouter()
 class SequenceActivity(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence, without its text and its client.
 
-    *_s: seconds on the clock of Activity.time, null if it has not happened. state: waiting, prompt
-    or generating, and at the end the reason: stop, length, repetition, abort or error.
+    *_s: seconds on the clock of Activity.time, null if it has not happened.
+    state: waiting, prompt or generating, and at the end the reason: stop, length, repetition, abort
+      or error.
     """
 
     number: int
@@ -40,8 +41,10 @@ class SequenceActivity(msgspec.Struct, frozen=True, kw_only=True):
 class ModelActivity(msgspec.Struct, frozen=True, kw_only=True):
     """The gauges and counters of one model's engines, and its last sequences, the oldest first.
 
-    kv_usage: the share of kv_bytes in use. busy_s: seconds in steps. weight_bytes: packed weights
-    that steps read. roofline_bytes_per_s: the measured memory bandwidth, null before that.
+    kv_usage: the share of kv_bytes in use.
+    busy_s: seconds in steps.
+    weight_bytes: packed weights that steps read.
+    roofline_bytes_per_s: the measured memory bandwidth, null before that.
     """
 
     model: str

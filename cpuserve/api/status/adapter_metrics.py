@@ -13,8 +13,10 @@ from cpuserve.metrics.server import Sequence
 class AdapterMetrics:
     """Which LoRA adapters the sequences of the server use now.
 
-    adapters: all loaded adapters; without any there is no metric. sequences: running,
-    waiting and ended ones. As in vLLM, the value is the present time.
+    As in vLLM, the value of the metric is the present time.
+
+    adapters: all loaded adapters; without any there is no metric.
+    sequences: running, waiting and ended ones.
     """
 
     def __init__(self, adapters: Collection[str], sequences: Iterable[Sequence]) -> None:

@@ -39,16 +39,19 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
 class LiveReport(msgspec.Struct, frozen=True, kw_only=True):
     """Utilization over the last ten seconds; rates are null if no step ran or they are unknown.
 
-    busy: the share of time spent in steps. bandwidth_bytes_per_s: packed weights read per second of
-    steps. roofline_bytes_per_s: the memory bandwidth measured at the start. fraction_of_roofline:
-    bandwidth divided by roofline; it is low during prefill, which is compute bound. With several
-    engines these are figures of one engine: the mean, and the roofline of the first.
+    With several engines, the rates are their means, and the roofline is measured by the first.
 
-    threads_on: the CPU on which each thread was last seen, -1 for none yet. misplaced: the threads
-    that run outside of the CPUs they are bound to, as text, or "". numa_binding: "bind",
-    "first_touch" (the system refuses to bind memory, or ranks span nodes), "interleave" or "none"
-    (one rank). ranks: the NUMA nodes of each rank's memory, empty if the kernel does not report
-    them. throttled_*: counted since the control group was created, null without a quota.
+    busy: the share of time spent in steps.
+    bandwidth_bytes_per_s: packed weights read per second of steps.
+    roofline_bytes_per_s: the memory bandwidth measured at the start.
+    fraction_of_roofline: bandwidth divided by roofline; it is low during prefill, which is compute
+      bound.
+    threads_on: the CPU on which each thread was last seen, -1 for none yet.
+    misplaced: the threads that run outside of the CPUs they are bound to, as text, or "".
+    numa_binding: "bind", "first_touch" (the system refuses to bind memory, or ranks span nodes),
+      "interleave" or "none" (one rank).
+    ranks: the NUMA nodes of each rank's memory, empty if the kernel does not report them.
+    throttled_*: counted since the control group was created, null without a quota.
     """
 
     busy: float
@@ -138,7 +141,10 @@ class CpuView:
         )
 
     def report(self, engine: Mapping[str, Any], busy: float, bandwidth: float | None) -> CpuReport:
-        """Return the report; busy, bandwidth: from CpuMeter.rates. engine: the engine's own report.
+        """Return the report.
+
+        engine: the engine's own report.
+        busy, bandwidth: the results of CpuMeter.rates.
 
         This reads the machine's state again, which takes milliseconds, so the caller must not be
         on the thread of the event loop.

@@ -51,7 +51,8 @@ class StoredItem:
 class Entry:
     """A response or a conversation; while it is `running` it stays stored.
 
-    items: the items that it holds, which the Store changes. size: the bytes of everything else.
+    items: the items that it holds, which the Store changes.
+    size: the bytes of everything else.
     """
 
     caller: str

@@ -23,7 +23,8 @@ class TeiInfo(msgspec.Struct):
     """The body of GET /info.
 
     model_type: {"embedding": {"pooling": ...}}, or {"classifier" or "reranker": the labels}; it has
-    the key "text-generation" for models that generate text. max_batch_requests: None = any number.
+      the key "text-generation" for models that generate text.
+    max_batch_requests: None = any number.
     """
 
     model_id: str

@@ -28,8 +28,8 @@ _NO_INPUT = "inputs must be a text, a pair of texts, or a list of lists with one
 class PredictParameters(msgspec.Struct, kw_only=True):
     """The parameters of a pipeline of transformers, which clients of Hugging Face send.
 
-    function_to_apply: how scores are computed from logits; None = as the model says. top_k: how
-    many labels are returned.
+    function_to_apply: how scores are computed from logits; None = as the model says.
+    top_k: how many labels are returned.
     """
 
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
@@ -39,7 +39,8 @@ class PredictParameters(msgspec.Struct, kw_only=True):
 class PredictRequest(TeiFields, kw_only=True):
     """POST /predict.
 
-    inputs: a text, a pair of texts, or a list of lists of one or two texts. raw_scores: logits.
+    inputs: a text, a pair of texts, or a list of lists of one or two texts.
+    raw_scores: logits.
     parameters: as clients of pipelines send them, which read a list of labels for each input.
     """
 

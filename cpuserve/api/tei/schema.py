@@ -26,8 +26,8 @@ _SIDES = ("left", "right")
 class TeiFields(msgspec.Struct, kw_only=True):
     """The fields that most endpoints share.
 
-    truncate: whether longer texts are cut to the context; None = they are. truncation_direction:
-    the side that is cut, "left" or "right" (the default).
+    truncate: whether longer texts are cut to the context; None = they are.
+    truncation_direction: the side that is cut, "left" or "right" (the default).
     """
 
     model: str | None = None
@@ -62,8 +62,8 @@ class _EmbedFields(TeiFields, kw_only=True):
 class TeiEmbedRequest(_EmbedFields, kw_only=True):
     """POST /embed.
 
-    normalize: false = embeddings are not scaled to length 1. dimensions: how many values of each
-    embedding are returned.
+    normalize: false = embeddings are not scaled to length 1.
+    dimensions: how many values of each embedding are returned.
     """
 
     normalize: bool | None = None
@@ -115,8 +115,8 @@ class SimilarityRequest(msgspec.Struct, kw_only=True):
 class TeiRerankRequest(TeiFields, kw_only=True):
     """POST /rerank: texts to be ordered by how well they match the query.
 
-    raw_scores: scores before the activation of the model. return_text: whether the response has the
-    texts.
+    raw_scores: scores before the activation of the model.
+    return_text: whether the response has the texts.
     """
 
     query: str

@@ -35,8 +35,8 @@ class TokenParameters(msgspec.Struct, kw_only=True):
     """The parameters of a pipeline that labels tokens.
 
     aggregation_strategy: "none" (the default) = each token has a label, "simple" = tokens that
-    follow each other and have the same label are one entity. ignore_labels: labels that are left
-    out; None = "O".
+      follow each other and have the same label are one entity.
+    ignore_labels: labels that are left out; None = "O".
     """
 
     aggregation_strategy: str | None = None
@@ -62,8 +62,8 @@ class TokenLabelsRequest(msgspec.Struct, kw_only=True):
 class Entity(msgspec.Struct, omit_defaults=True):
     """A token or an entity of a text, its label, and its characters [start, end).
 
-    score: the probability of the label, or its mean over the tokens of an entity. index: the place
-    of the token among the tokens of the text.
+    score: the probability of the label, or its mean over the tokens of an entity.
+    index: the place of the token among the tokens of the text.
     """
 
     word: str

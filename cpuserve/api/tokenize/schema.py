@@ -17,7 +17,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /tokenize: either `prompt` or `messages`.
 
     content, add_special: the llama.cpp names for the prompt, and for add_special_tokens, which is
-    then false unless it is set. with_pieces: as in llama.cpp, tokens are objects with their text.
+      then false unless it is set.
+    with_pieces: as in llama.cpp, tokens are objects with their text.
     """
 
     model: str | None = None

@@ -52,7 +52,8 @@ class DiskCache:
     """Keeps blocks in `directory`, at most `max_bytes` of files for all models.
 
     queue_bytes: memory for blocks that wait to be written (at least one block); blocks beyond this
-    limit are not saved. cpus: CPUs of the writing thread; empty = the CPUs of the creating thread.
+      limit are not saved.
+    cpus: CPUs of the writing thread; empty = the CPUs of the creating thread.
     `seed`: the bytes that block hashes start from.
 
     Raises:

@@ -20,10 +20,11 @@ MEDIUM = "GPU"
 class BlockStored(msgspec.Struct, array_like=True, tag=True):
     """Consecutive blocks of a text are in the cache now.
 
-    block_hashes: their keys; each includes all tokens before the block. parent_block_hash: the key
-    of the block before the first one; None = the text begins there. token_ids: the tokens of all
-    these blocks. extra_keys: the adapter of each block and, at the beginning of a text, its
-    cache_salt; None where it has neither.
+    block_hashes: their keys; each includes all tokens before the block.
+    parent_block_hash: the key of the block before the first one; None = the text begins there.
+    token_ids: the tokens of all these blocks.
+    extra_keys: the adapter of each block and, at the beginning of a text, its cache_salt; None
+      where it has neither.
     """
 
     block_hashes: list[bytes]

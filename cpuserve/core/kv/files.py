@@ -35,8 +35,11 @@ log = get_logger("kv")
 class BlockFiles:
     """The block files below `root`, a claimed folder where other processes write as well.
 
-    Its list has the files of the last rescan and this process's own changes since then. num_bytes:
-    size of all files. num_own: number of files in the folder `own`. The methods are thread-safe.
+    Its list has the files of the last rescan and this process's own changes since then. The methods
+    are thread-safe.
+
+    num_bytes: size of all files.
+    num_own: number of files in the folder `own`.
     """
 
     def __init__(self, root: Path, own: Path) -> None:

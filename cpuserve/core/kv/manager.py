@@ -52,10 +52,10 @@ class KvManager:
     With `prefix_caching`, full blocks are published under a hash of their tokens, and stay cached
     after their last use until their memory is needed. `offload` may keep them for longer.
 
-    use: the cache groups and their windows; None = one group that keeps all tokens. num_states:
-    slots for the states of recurrent layers, 0 = the model has no such layers. state_chunk: a
-    stored state is updated every state_chunk tokens; it divides block_size. events: records
-    changes of the prefix index.
+    use: the cache groups and their windows; None = one group that keeps all tokens.
+    num_states: slots for the states of recurrent layers, 0 = the model has no such layers.
+    state_chunk: a stored state is updated every state_chunk tokens; it divides block_size.
+    events: records changes of the prefix index.
     """
 
     def __init__(

@@ -33,9 +33,10 @@ class BlockBytes(Protocol):
 class Offload:
     """The offload tiers below the KV cache, the fastest one first.
 
-    seconds: total time spent on moving bytes. left_s: time that may still be spent before the
-    engine takes its messages again. num_saved: number of blocks saved. hits: number of blocks
-    restored, by the name of the tier.
+    seconds: total time spent on moving bytes.
+    left_s: time that may still be spent before the engine takes its messages again.
+    num_saved: number of blocks saved.
+    hits: number of blocks restored, by the name of the tier.
     """
 
     blocks: BlockBytes

@@ -37,9 +37,10 @@ def sha256(data: bytes) -> bytes:
 class CachedBlock(msgspec.Struct, eq=False):
     """An entry of the index: the tokens of a full block, their key, and the blocks that hold them.
 
-    blocks: the block of each cache group, FORGOTTEN where it was freed. children: the entries for
-    blocks that follow this one. forgotten: the entry is not in the index any more. continued:
-    some sequence had a cached prefix that ended with this entry.
+    blocks: the block of each cache group, FORGOTTEN where it was freed.
+    children: the entries for blocks that follow this one.
+    forgotten: the entry is not in the index any more.
+    continued: some sequence had a cached prefix that ended with this entry.
     """
 
     blocks: list[BlockId]
@@ -64,10 +65,11 @@ ChainMark = tuple[int, CachedBlock | None, int]
 class FoundPrefix:
     """The result of the last search for the prefix of a waiting sequence.
 
-    entries: the entries of its first blocks; each is the parent of the next. revivals:
-    `PrefixIndex.revivals` at the time of the search. served: how many of these blocks every cache
-    group has. served_of: the last entry, `revivals` and `PrefixIndex.alterations` when `served` was
-    counted; it is counted again if one of them has changed.
+    entries: the entries of its first blocks; each is the parent of the next.
+    revivals: `PrefixIndex.revivals` at the time of the search.
+    served: how many of these blocks every cache group has.
+    served_of: the last entry, `revivals` and `PrefixIndex.alterations` when `served` was counted;
+      it is counted again if one of them has changed.
     """
 
     entries: list[CachedBlock] = field(default_factory=list)
@@ -85,9 +87,10 @@ class FoundPrefix:
 class PrefixMatch:
     """The entries with the blocks of the first `num_tokens` tokens of a sequence.
 
-    tables: the beginning of the block table of each cache group. blocks: the cached blocks in them.
+    tables: the beginning of the block table of each cache group.
+    blocks: the cached blocks in them.
     branch: how many entries the index has for the beginning of the sequence. `entries` has fewer of
-    them if a cache group has lost blocks.
+      them if a cache group has lost blocks.
     """
 
     entries: list[CachedBlock] = field(default_factory=list)
@@ -101,8 +104,9 @@ class PrefixMatch:
 class RestorePlan:
     """The blocks begin .. end - 1 of a sequence, which come from the cache or an offload tier.
 
-    tier: the slowest tier that one of these blocks is restored from. has_state: the states of
-    recurrent layers at the end of the last block are restored from a tier as well.
+    tier: the slowest tier that one of these blocks is restored from.
+    has_state: the states of recurrent layers at the end of the last block are restored from a tier
+      as well.
     """
 
     begin: int
@@ -124,13 +128,17 @@ class PrefixChain:
 
     Sequences with a different `salt` share no blocks. The first `num_entries` blocks of the
     sequence's block table have entries in the index; `last` is the last of these entries, and `own`
-    lists the entries that this sequence has created. snapshots: the indices of the blocks with
-    states of recurrent layers at their end that are kept for other sequences. found: the result of
-    the last search, until the sequence adopts that prefix. plan: the blocks that are being
-    restored; until all of them are restored, a cache group may lack keys for the next token.
+    lists the entries that this sequence has created.
+
+    snapshots: the indices of the blocks with states of recurrent layers at their end that are kept
+      for other sequences.
+    found: the result of the last search, until the sequence adopts that prefix.
+    plan: the blocks that are being restored; until all of them are restored, a cache group may lack
+      keys for the next token.
     failed: a block of a tier was gone or damaged, so no further block is restored for this
-    sequence. continues: the blocks of the sequence stay in the cache longer, because it is a turn
-    of a conversation (PublishedBlocks.judge).
+      sequence.
+    continues: the blocks of the sequence stay in the cache longer, because it is a turn of a
+      conversation (PublishedBlocks.judge).
     """
 
     salt: str = ""
@@ -290,8 +298,10 @@ class PrefixIndex:
         """Return the entry for the next block of `chain`: one that exists, or a new one.
 
         Returns None if an entry is impossible: other content has the same hash, the parent's entry
-        was evicted, or one of `blocks` belongs to another entry. old: an evicted entry of the same
-        tokens, which is reused, so that its children can be found again.
+        was evicted, or one of `blocks` belongs to another entry.
+
+        old: an evicted entry of the same tokens, which is reused, so that its children can be found
+          again.
         """
         parent, index = chain.last, chain.num_entries
         if _forgotten(parent):

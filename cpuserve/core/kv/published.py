@@ -22,9 +22,10 @@ from cpuserve.ids import BlockId
 class PublishedBlocks:
     """Adds and removes entries of the index together with their blocks in the pools.
 
-    windows: the window of each cache group in tokens, 0 = the group keeps all tokens. If
-    num_states > 0, the last group has the states, in a pool of its own. gone: the id of freed
-    blocks in block tables. It equals the number of KV blocks, and ids of states are greater.
+    windows: the window of each cache group in tokens, 0 = the group keeps all tokens. If num_states
+      > 0, the last group has the states, in a pool of its own.
+    gone: the id of freed blocks in block tables. It equals the number of KV blocks, and ids of
+      states are greater.
     """
 
     def __init__(

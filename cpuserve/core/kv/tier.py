@@ -20,8 +20,8 @@ TierBlock = tuple[Data, CachedBlock | None]
 class TierNeeds:
     """The facts that a tier needs about the model and its settings.
 
-    sizes: bytes of a block of each cache group. fingerprint: 32 bytes that differ if equal tokens
-    could have different keys, values or states.
+    sizes: bytes of a block of each cache group.
+    fingerprint: 32 bytes that differ if equal tokens could have different keys, values or states.
     """
 
     sizes: tuple[int, ...]
@@ -34,9 +34,11 @@ class Tier(Protocol):
     A block is found by its key, but the key alone is not trusted: the tokens of the block and all
     tokens before it must be equal.
 
-    A failure of a tier never fails a request. name: the tier's name in metrics and in the cost
-    model. durable: the blocks of the tier outlive the process, so they are saved before they are
-    evicted. num_blocks, num_bytes: contents of the tier, with blocks of other engines and models.
+    A failure of a tier never fails a request.
+
+    name: the tier's name in metrics and in the cost model.
+    durable: the blocks of the tier outlive the process, so they are saved before they are evicted.
+    num_blocks, num_bytes: contents of the tier, with blocks of other engines and models.
     """
 
     name: str

@@ -51,9 +51,10 @@ log = get_logger("engine")
 class _Grammar:
     """A grammar and the unfinished requests that use it.
 
-    process: the process that has compiled the grammar; None = not compiled yet. users: the
-    requests. waiting: the users that wait for the compilation. dropped: no request needs the
-    grammar any more.
+    process: the process that has compiled the grammar; None = not compiled yet.
+    users: the requests.
+    waiting: the users that wait for the compilation.
+    dropped: no request needs the grammar any more.
     """
 
     number: int
@@ -74,8 +75,10 @@ class _GrammarRequest:
     """An unfinished request with a grammar.
 
     taken: how many output tokens of the request its matcher has consumed; -1 = it has no matcher
-    yet. filled: (the slot of the bitmask for the next token, the number of preemptions of the
-    request when this bitmask was filled). losses: how often its matcher was lost with the process.
+      yet.
+    filled: (the slot of the bitmask for the next token, the number of preemptions of the request
+      when this bitmask was filled).
+    losses: how often its matcher was lost with the process.
     """
 
     grammar: _Grammar
@@ -88,7 +91,8 @@ class _GrammarRequest:
 class Verdict:
     """The result of compiling a request's grammar.
 
-    error: why it failed; "" = it is ready. fault: whether the client's grammar is the reason.
+    error: why it failed; "" = it is ready.
+    fault: whether the client's grammar is the reason.
     """
 
     request: RequestId

@@ -33,8 +33,8 @@ Mask = npt.NDArray[np.int32]
 class Digits:
     """Bounds the digits of numbers, for one tokenizer.
 
-    texts: the text of each token id, from 0 on, as the tokenizer writes it. end_ids: tokens that
-    end a response.
+    texts: the text of each token id, from 0 on, as the tokenizer writes it.
+    end_ids: tokens that end a response.
     """
 
     def __init__(self, texts: Iterable[str], vocab: int, end_ids: Sequence[int]) -> None:

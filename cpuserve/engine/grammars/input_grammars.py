@@ -142,7 +142,8 @@ def _as_string(rule: str, grammar: LarkGrammar) -> list[str]:
 class _GrammarWriter:
     """Writes a client's grammar as a part of another one, with new names for its rules.
 
-    mark: the beginning of the name of each terminal. is_terminal: the grammar is one terminal.
+    mark: the beginning of the name of each terminal.
+    is_terminal: the grammar is one terminal.
     start: the Lark expression that matches the whole text.
     """
 

@@ -18,10 +18,11 @@ ALIVE_S = 0.5
 class Start(msgspec.Struct, tag="start", array_like=True):
     """The first message: where the tokenizer is, and the shape of the memory of the bitmasks.
 
-    vocab: the number of token ids of the model. eos_ids: tokens that end a response. num_masks:
-    how many bitmasks there are, each of mask_words int32 words. cpus, threads: the CPUs (None =
-    all) and the number of threads that fill bitmasks. background_cpus: the CPUs that compile
-    grammars, None = all.
+    vocab: the number of token ids of the model.
+    eos_ids: tokens that end a response.
+    num_masks: how many bitmasks there are, each of mask_words int32 words.
+    cpus, threads: the CPUs (None = all) and the number of threads that fill bitmasks.
+    background_cpus: the CPUs that compile grammars, None = all.
     """
 
     tokenizer_path: str
@@ -67,9 +68,10 @@ class Compiled(msgspec.Struct, tag="compiled", array_like=True):
 class Row(msgspec.Struct, array_like=True):
     """A request that will sample: fill bitmask `mask` after its matcher has consumed `tokens`.
 
-    grammar: the number of the request's grammar. begins: make a new matcher. stop_ids: further
-    tokens that may end the text where the grammar allows an end; only the first Row of a request
-    has them.
+    grammar: the number of the request's grammar.
+    begins: make a new matcher.
+    stop_ids: further tokens that may end the text where the grammar allows an end; only the first
+      Row of a request has them.
     """
 
     request: int
@@ -90,9 +92,9 @@ class Fill(msgspec.Struct, tag="fill", array_like=True):
 class Filled(msgspec.Struct, tag="filled", array_like=True):
     """The reply to Fill.
 
-    failed: error messages by request id; the bitmasks of these requests allow nothing. ended:
-    requests with a complete text, after which only an end may follow. memory: bytes of all grammars
-    and matchers, 0 = not known.
+    failed: error messages by request id; the bitmasks of these requests allow nothing.
+    ended: requests with a complete text, after which only an end may follow.
+    memory: bytes of all grammars and matchers, 0 = not known.
     """
 
     failed: dict[int, str]

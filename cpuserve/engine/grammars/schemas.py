@@ -112,8 +112,8 @@ class _Converter:
         """Convert `schema`, which is at the JSON pointer `at` of the document, and return it.
 
         rest: the schema for members that this schema does not describe; None: this schema is a part
-        of another schema, which determines these members. beside: the members that the other parts
-        of that schema describe.
+          of another schema, which determines these members.
+        beside: the members that the other parts of that schema describe.
         """
         if isinstance(schema, bool):
             return schema

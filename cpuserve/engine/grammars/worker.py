@@ -241,7 +241,8 @@ class _Matcher:
 class _Trial:
     """The first compilation, in a fork that ends at a limit.
 
-    number: the grammar. pipe: readable when there is a result.
+    number: the grammar.
+    pipe: readable when there is a result.
     """
 
     def __init__(
@@ -342,7 +343,8 @@ def _try_grammar(
 class _Compilation:
     """The second compilation, on a thread: the library works without the GIL.
 
-    matcher: the result, or None and `error`. pipe: readable when it is over.
+    matcher: the result, or None and `error`.
+    pipe: readable when it is over.
     """
 
     def __init__(

@@ -89,7 +89,8 @@ _U64 = struct.Struct("<Q")
 class GgufTensor:
     """One entry of the tensor table.
 
-    shape: outermost dimension first. offset: bytes from the beginning of the file.
+    shape: outermost dimension first.
+    offset: bytes from the beginning of the file.
     """
 
     name: str

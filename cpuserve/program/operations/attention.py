@@ -97,10 +97,14 @@ class RopeStoreKV(Op, frozen=True):
 class Attention(Op, frozen=True):
     """out = softmax(scale q k^T, causal) v over the layer's KV cache; reads the q part of `qkv`.
 
-    out [T, q_heads head_dim]. window: keys less than this far away are visible (0 = all). causal
-    False: keys after a row's own are visible as well, so the step must have the whole sequence.
-    softcap: scores become cap tanh(s / cap) (0 = none). sinks: weight [q_heads], one extra logit
-    per head. alibi: adds the standard ALiBi slopes for q_heads.
+    out [T, q_heads head_dim].
+
+    window: keys less than this far away are visible (0 = all).
+    causal: False = keys after a row's own are visible as well, so the step must have the whole
+      sequence.
+    softcap: scores become cap tanh(s / cap) (0 = none).
+    sinks: weight [q_heads], one extra logit per head.
+    alibi: adds the standard ALiBi slopes for q_heads.
     """
 
     reads_of = ("qkv",)
@@ -318,9 +322,11 @@ class AttentionBuilder(BaseBuilder):
         """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
         qkv [T, (q_heads + 2 kv_heads) * head_dim], or wider. Call it for layers in order, starting
-        at 0; layers without attention are not counted. heads: (kv_heads, head_dim) of the layer, if
-        they differ from the spec; q_heads: the same for queries. stores False: qkv has only
-        queries, which read the cache of an earlier layer, `layer`.
+        at 0; layers without attention are not counted.
+
+        heads: (kv_heads, head_dim) of the layer, if they differ from the spec.
+        q_heads: the number of query heads, if it differs from the spec.
+        stores: False = qkv has only queries, which read the cache of an earlier layer, `layer`.
         """
         q_heads = q_heads or self._spec.q_heads
         kv_heads, d = heads or (self._spec.kv_heads, self._spec.head_dim)
@@ -352,8 +358,10 @@ class AttentionBuilder(BaseBuilder):
     ) -> ValueId:
         """Return the causal attention of q over the cache of `layer`: [T, q_heads * head_dim].
 
-        window: maximum number of visible keys (0 = all); scale: default head_dim ** -0.5; sinks:
-        the full name of a weight [q_heads]. q_heads: by default as in the spec.
+        window: maximum number of visible keys (0 = all).
+        scale: default head_dim ** -0.5.
+        sinks: the full name of a weight [q_heads].
+        q_heads: by default as in the spec.
         """
         q_heads = q_heads or self._spec.q_heads
         if layer >= len(self._cache):

@@ -367,8 +367,10 @@ class ColumnsBuilder(BaseBuilder):
     ) -> None:
         """Mix `parts` equal parts of x, or correct them by a target; in place.
 
-        See `MixParts`. name: the weight [parts * parts, width of gates], or, with a target,
-        [parts, width of gates].
+        See `MixParts`.
+
+        name: the weight [parts * parts, width of gates], or, with a target, [parts, width of
+          gates].
         """
         width, k = self._width(x) // max(parts, 1), self._width(gates)
         if not 1 <= parts <= MOST_PARTS or width * parts != self._width(x):

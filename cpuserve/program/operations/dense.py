@@ -334,11 +334,13 @@ class DenseBuilder(ExpertsBuilder):
     ) -> ValueId:
         """Multiply x by these concatenated matrices, add biases, apply activation `then`.
 
-        Returns [T, sum(features)]. features: output columns of each matrix, or one number for all
-        matrices; by default the width of the value `add_to`. `then` "*_mul" needs two matrices
-        (gate, up) of equal features and returns [T, features]. With `add_to`, the result is added
-        to this value in place, and this value is returned. tied_to: the matrix is the one of this
-        name, and only the bias has the name given before.
+        Returns [T, sum(features)].
+
+        features: output columns of each matrix, or one number for all matrices; by default the
+          width of the value `add_to`. `then` "*_mul" needs two matrices (gate, up) of equal
+          features and returns [T, features]. With `add_to`, the result is added to this value in
+          place, and this value is returned.
+        tied_to: the matrix is the one of this name, and only the bias has the name given before.
         """
         parts = (names,) if isinstance(names, str) else tuple(names)
         label = join(parts)

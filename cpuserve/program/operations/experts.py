@@ -49,7 +49,9 @@ class RouteAdapters(Op, frozen=True):
 class Dispatch(Op, frozen=True):
     """Copy every row of x to each of its experts: out [T * chosen, width], the routed rows.
 
-    Routed rows are sorted by expert, then token. routing: the output of Route or RouteAdapters.
+    Routed rows are sorted by expert, then token.
+
+    routing: the output of Route or RouteAdapters.
     """
 
     reads_of = ("x", "routing")
@@ -264,8 +266,9 @@ class ExpertsBuilder(BaseBuilder):
 def routed_rows(routing: Tensor, chosen: int) -> Tensor:
     """Return token * chosen + rank for each routed row, sorted by expert, then token.
 
-    Expert -1 means that there is no row. rank: the position of the expert in the token's list of
-    `chosen` experts.
+    Expert -1 means that there is no row.
+
+    rank: the position of the expert in the token's list of `chosen` experts.
     """
     sorted_ids = routing[:, :chosen].reshape(-1).sort(stable=True)
     return sorted_ids.indices[sorted_ids.values >= 0]

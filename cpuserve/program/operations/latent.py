@@ -173,11 +173,14 @@ class LatentBuilder(AttentionBuilder):
         """Attention over one compressed row of each token (MLA of DeepSeek): [T, q_heads * values].
 
         q [T, q_heads * (nope + rotary)]; kv [T, rank + rotary] is the token's row; its first rank
-        columns are normalized with the weight `norm`. kv_b: the matrix [q_heads * (nope + values),
-        rank] that makes keys and values from a row; or two matrices, where the part of each head is
-        [rank, nope] for keys (transposed) and [values, rank] for values. The part for keys
-        multiplies the queries instead, and the part for values the result of attention, so rows
-        stay compressed.
+        columns are normalized with the weight `norm`.
+
+        kv_b: the matrix [q_heads * (nope + values), rank] that makes keys and values from a row; or
+          two matrices, where the part of each head is [rank, nope] for keys (transposed) and
+          [values, rank] for values.
+
+        The part for keys multiplies the queries, and the part for values multiplies the result of
+        attention. So neither of them multiplies a row, and rows stay compressed in the cache.
         """
         heads, rotary = self._spec.q_heads, rope.rotary
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))

@@ -52,8 +52,11 @@ class Route(Op, frozen=True):
     groups: only experts of a token's best groups are chosen (see Groups).
 
     Weights, always without the bias: the sigmoid ("sigmoid"), the softmax of all logits ("softmax")
-    or the softmax over the chosen experts ("chosen_softmax"). renormalize: whether the weights are
-    divided by their sum. Last, they are multiplied by `scale` and by factors [experts] (Gemma 4).
+    or the softmax over the chosen experts ("chosen_softmax").
+
+    renormalize: whether the weights are divided by their sum.
+    scale, factors: after that, the weights are multiplied by the number `scale` and by the vector
+      `factors` [experts] (Gemma 4).
     """
 
     x: ValueId
@@ -128,11 +131,13 @@ class MixtureBuilder(DenseBuilder):
         """Add a mixture of experts of h to the value `to` and return it; if None, to a new value.
 
         router: the name of the router's matrix [experts, width of h], which multiplies `routed_by`
-        (None: h). experts: the matrices of each expert: gate and up, or up alone, [features, width
-        of h], then down [width of `to`, features]. bias: the full name of a vector [experts] that
-        is added to the scores, for the choice only. factors: the full name of a vector [experts] by
-        which the weights of the experts are multiplied. groups: limit the choice to groups of
-        experts.
+          (None: h).
+        experts: the matrices of each expert: gate and up, or up alone, [features, width of h], then
+          down [width of `to`, features].
+        bias: the full name of a vector [experts] that is added to the scores, for the choice only.
+        factors: the full name of a vector [experts] by which the weights of the experts are
+          multiplied.
+        groups: limit the choice to groups of experts.
         biased: the router and all matrices of experts have biases.
         """
         count, width = len(experts), self._width(h)

@@ -54,10 +54,14 @@ class GatedDelta(Op, frozen=True):
     and out = RmsNorm(o) norm silu(z). The state of a sequence is in state layer `state`. Source:
     transformers modeling_qwen3_next; Yang et al. 2024 (Gated Delta Networks).
 
-    conv: the weight, or one for each of queries, keys and values. beta: a factor of sigmoid(b).
-    by_row: each row of a state has a decay of its own, so `gates` has b of all heads, then a of
-    all rows of all states. sigmoid: z is the argument of a sigmoid instead of SiLU. Source of
-    these: transformers modeling_kimi_linear (Kimi Linear, 2025), modeling_olmo_hybrid.
+    conv: the weight, or one for each of queries, keys and values.
+    beta: a factor of sigmoid(b).
+    by_row: each row of a state has a decay of its own, so `gates` has b of all heads, then a of all
+      rows of all states.
+    sigmoid: z is the argument of a sigmoid instead of SiLU.
+
+    Source of these parameters: transformers modeling_kimi_linear (Kimi Linear, 2025),
+    modeling_olmo_hybrid.
     """
 
     reads_of = ("x", "gates")
@@ -285,9 +289,11 @@ class RecurrentBuilder(BaseBuilder):
         """Return the output of a gated delta net over x: [T, value_heads * value_width].
 
         The weights of layer `name` are conv1d.weight, A_log, dt_bias and norm.weight. See
-        `GatedDelta` for the columns of x and gates, and for the other parameters. split_conv: there
-        are q_conv1d, k_conv1d and v_conv1d instead of conv1d. norm: the name of the norm. rates:
-        the shape of A_log, if it is not a vector.
+        `GatedDelta` for the columns of x and gates, and for the other parameters.
+
+        split_conv: there are q_conv1d, k_conv1d and v_conv1d instead of conv1d.
+        norm: the name of the norm.
+        rates: the shape of A_log, if it is not a vector.
         """
         if value_heads % key_heads or (by_row and value_heads != key_heads):
             msg = f"{name}: {value_heads} value heads cannot share {key_heads} key heads evenly"
@@ -371,8 +377,9 @@ class RecurrentBuilder(BaseBuilder):
         """Return the output of the state space model of Mamba2 over x: [T, heads * value_width].
 
         The weights of layer `name` are A_log, dt_bias and D. See `Mamba2` for the columns of x.
-        steps: a value with the step size of each head in the columns from `column` on. limits: the
-        range of a step size.
+
+        steps: a value with the step size of each head in the columns from `column` on.
+        limits: the range of a step size.
         """
         if heads % groups:
             msg = f"{name}: {heads} heads cannot form {groups} equal groups"

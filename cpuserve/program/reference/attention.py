@@ -25,7 +25,8 @@ FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 def visible(distance: Tensor, window: int, *, causal: bool) -> Tensor:
     """Return the mask [n, keys] of the keys that a query may see.
 
-    distance [n, keys]: query position - key position. window: tokens, 0 = no limit.
+    distance: query position - key position, [n, keys].
+    window: tokens, 0 = no limit.
     """
     if not causal:
         distance = distance.abs()  # a window reaches to both sides

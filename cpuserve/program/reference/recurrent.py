@@ -19,8 +19,10 @@ LENGTH_EPS = 1e-6  # added to the squared length of a query or key
 class ChunkRows:
     """Rows [first, end) of a sequence in a step, which are all in one chunk of STATE_CHUNK tokens.
 
-    `slot` already has the first `num_open` rows of the chunk. closed: the slot with the state at
-    the beginning of the chunk, -1 at the beginning of a sequence.
+    `slot` already has the first `num_open` rows of the chunk.
+
+    closed: the slot with the state at the beginning of the chunk, -1 at the beginning of a
+      sequence.
     """
 
     first: int

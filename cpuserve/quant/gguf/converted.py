@@ -28,7 +28,9 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Conversion(NamedTuple):
-    """How blocks of a GGUF type are converted. to: the new type, for log messages.
+    """How blocks of a GGUF type are converted.
+
+    to: the new type, for log messages.
 
     `rewrite` converts each block of `weights` weights in `nbytes` bytes to a block of type `source`
     in `built` bytes.

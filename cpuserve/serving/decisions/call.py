@@ -50,7 +50,8 @@ def decision_call(
 ) -> GenerateCall:
     """Return the call for questions about a state; each question becomes a prompt.
 
-    instructions: the text of the system message. more: further fields of the call.
+    instructions: the text of the system message.
+    more: further fields of the call.
 
     Raises:
       InvalidRequest: chat_template_kwargs switch thinking on.

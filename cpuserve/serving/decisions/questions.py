@@ -30,8 +30,8 @@ class Question(msgspec.Struct, forbid_unknown_fields=True):
     """A question about the state, as in the System One API.
 
     criteria: {name: description or null} of a choice; the ordered list of levels of a score, the
-    lowest first; descriptions of {"true", "false"}, or nothing, for a noul (yes or no). as_texts:
-    the options have no labels, and each has the probability of its text.
+      lowest first; descriptions of {"true", "false"}, or nothing, for a noul (yes or no).
+    as_texts: the options have no labels, and each has the probability of its text.
     """
 
     type: Kind

@@ -29,7 +29,8 @@ class ChoiceResult(msgspec.Struct, tag_field="type", tag="choice"):
 class ScoreResult(msgspec.Struct, tag_field="type", tag="score"):
     """The expected level (0 is the first one), and the probability of each level by its number.
 
-    legend: the levels as they were sent. confidence: as in ChoiceResult.
+    legend: the levels as they were sent.
+    confidence: as in ChoiceResult.
     """
 
     score: float
@@ -52,9 +53,10 @@ Result = ChoiceResult | ScoreResult | NoulResult
 class LabelDiagnostics(msgspec.Struct):
     """Whether the model would have written a label.
 
-    label_mass: the probability of all labels over the whole vocabulary. argmax_is_label: whether
-    the most likely token is a label. Of options that are scored as texts, these are the probability
-    of all texts, and whether a text begins with the most likely token.
+    label_mass: the probability of all labels over the whole vocabulary; if options are scored as
+      texts, the probability of all texts.
+    argmax_is_label: whether the most likely token is a label; if options are scored as texts,
+      whether a text begins with this token.
     """
 
     label_mass: float

@@ -22,8 +22,9 @@ NO_SCHEMAS: Schemas = {}
 class ToolParser(Protocol):
     """Finds the thoughts and tool calls in the text of one sequence, which arrives in pieces.
 
-    The pieces together, with neighbours of one type joined, do not depend on where the text is
-    cut. most_calls: after this many complete calls the parser ignores the rest; None = never.
+    The pieces together, with neighbours of one type joined, do not depend on where the text is cut.
+
+    most_calls: after this many complete calls the parser ignores the rest; None = never.
     """
 
     most_calls: int | None
@@ -77,8 +78,8 @@ class ToolParser(Protocol):
 class ToolFormat(Protocol):
     """How a family of models writes tool calls.
 
-    markers: the parser must see the text of these tokens, even if they are special tokens. forces:
-    `opening` and the grammars are implemented, so calls can be forced.
+    markers: the parser must see the text of these tokens, even if they are special tokens.
+    forces: `opening` and the grammars are implemented, so calls can be forced.
     """
 
     @property
@@ -170,8 +171,8 @@ class UnforcedCalls:
 class WholeFormat(ToolFormat, Protocol):
     """A format that also covers the text and thoughts of responses, with and without tools.
 
-    form_opening: the text that begins a structured output. thought_end: the texts that the server
-    writes to end a thought.
+    form_opening: the text that begins a structured output.
+    thought_end: the texts that the server writes to end a thought.
     """
 
     form_opening: str
@@ -188,7 +189,9 @@ def calls_rule(number: int, between: str = "", end: str = "", begin: str = "") -
     """Return the Lark rules of a response that consists of the rules call_0 to call_(number - 1).
 
     The response is one call or, with `between`, several calls with that text between them; then
-    `end` may follow the last call. begin: the text before the first call, in Lark.
+    `end` may follow the last call.
+
+    begin: the text before the first call, in Lark.
     """
     more = f" ( {json.dumps(between)} one )*" if between else ""
     last = f" {json.dumps(end)}?" if between and end else ""

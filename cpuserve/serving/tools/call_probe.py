@@ -19,7 +19,8 @@ class CallProbe:
     """Calls with known names and arguments, as a template writes them.
 
     one, two: the text of a response with one call, and with two calls ("" = the template cannot
-    write two). ids: the ids of the calls.
+      write two).
+    ids: the ids of the calls.
     """
 
     one: str

@@ -39,8 +39,9 @@ def as_function(name: str, description: str | None, grammar: InputGrammar) -> di
 class CustomCalls:
     """A ToolParser that turns the arguments of calls of custom tools into the texts in them.
 
-    It passes everything else of the parser inside through unchanged. tools: the names of the custom
-    tools.
+    It passes everything else of the parser inside through unchanged.
+
+    tools: the names of the custom tools.
     """
 
     def __init__(self, parser: ToolParser, tools: Collection[str]) -> None:

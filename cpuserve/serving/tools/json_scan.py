@@ -13,8 +13,10 @@ class ObjectScanner:
     """Finds the members of one object. It checks the structure of the text, not its values.
 
     members: the characters of each value so far, by key, without white space around the value.
-    ended: the key of the value that ended with the last character, or None. closed: the object has
-    ended. broken: the last character is not valid there. may_close: "}" may end the object here.
+    ended: the key of the value that ended with the last character, or None.
+    closed: the object has ended.
+    broken: the last character is not valid there.
+    may_close: "}" may end the object here.
     """
 
     def __init__(self) -> None:

@@ -60,8 +60,10 @@ class CallLayout:
     """The texts around calls, as the template writes them, with ID in place of ids and numbers.
 
     A response has SECTION BEGIN name MIDDLE arguments END, for each further call BETWEEN BEGIN name
-    MIDDLE arguments END, then CLOSE. ids: the ids of calls: "" (any id), "nine" (nine characters),
-    "given" (the model writes the id, at the first ID) or "indexed" (functions.NAME:ID, as in Kimi).
+    MIDDLE arguments END, then CLOSE.
+
+    ids: the ids of calls: "" (any id), "nine" (nine characters), "given" (the model writes the id,
+      at the first ID) or "indexed" (functions.NAME:ID, as in Kimi).
     turns: the headers of messages, if a call is a message; BEGIN then begins with such a header.
     """
 

@@ -51,12 +51,15 @@ _TURN = re.compile(r"(?<=\w)\s*<[^<>\s]{1,40}>.*", re.DOTALL)
 class LearnedFormat:
     """How a model writes responses.
 
-    calls: the format of tool calls; None = the model calls no tools, or in an unknown format. why:
-    how `calls` was found, for logs and errors. gap: the white space that the template writes
-    between a text and a call. tags: the tags around thoughts; None = the template has none. whole:
-    the format of all responses, with or without tools; None = responses are text, with thoughts
-    between tags. why_tags: how the tags were found. thought_end: the texts that the server writes
-    to end a thought. guided: a grammar keeps calls valid, as the model was not trained for them.
+    calls: the format of tool calls; None = the model calls no tools, or in an unknown format.
+    why: how `calls` was found, for logs and errors.
+    gap: the white space that the template writes between a text and a call.
+    tags: the tags around thoughts; None = the template has none.
+    whole: the format of all responses, with or without tools; None = responses are text, with
+      thoughts between tags.
+    why_tags: how the tags were found.
+    thought_end: the texts that the server writes to end a thought.
+    guided: a grammar keeps calls valid, as the model was not trained for them.
     turns: the headers of messages, if a response consists of messages with headers.
     """
 

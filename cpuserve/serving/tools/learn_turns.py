@@ -15,9 +15,11 @@ _LONGEST, _LONGEST_TAG = 120, 64
 def turns_of(prompt: str, before: str, behind: Sequence[str]) -> Turns | None:
     """Return the headers that the template writes before messages of a response.
 
-    Returns None if a response is always one message. prompt: the rendered text before any response.
-    before: the rendered text before a response without calls, which includes the header. behind:
-    the rendered texts between two messages.
+    Returns None if a response is always one message.
+
+    prompt: the rendered text before any response.
+    before: the rendered text before a response without calls, which includes the header.
+    behind: the rendered texts between two messages.
     """
     begun = next(filter(None, (_begun(prompt, text) for text in behind)), "")
     if not begun or not before.startswith(prompt):
@@ -28,8 +30,8 @@ def turns_of(prompt: str, before: str, behind: Sequence[str]) -> Turns | None:
 def tags_around(before: str, close: str, other: str) -> ThinkTags | None:
     """Return the tags around a thought, or None.
 
-    before, close: the rendered texts before and after the thought. other: the rest of the rendered
-    text, which must not contain the first tag.
+    before, close: the rendered texts before and after the thought.
+    other: the rest of the rendered text, which must not contain the first tag.
     """
     found = ""
     for atom in reversed(_ATOMS.findall(before.rstrip()[-_LONGEST_TAG:])):

@@ -28,8 +28,8 @@ _FIXED = re.compile(r"<\S*|\[/?[A-Z_]+\]|[^\[\]{},\"]+")
 class Objects:
     """The `Writing` (layout.py) of calls as JSON objects.
 
-    keyed: an object has one member, and its key is the function's name. forces: the name comes
-    before the arguments, so calls can be forced.
+    keyed: an object has one member, and its key is the function's name.
+    forces: the name comes before the arguments, so calls can be forced.
     """
 
     keyed: bool = False

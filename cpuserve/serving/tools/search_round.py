@@ -31,7 +31,8 @@ class SearchRound:
 
     num_calls: how many calls for the client the model has made so far, in all rounds.
     num_searches: how many searches the model made in earlier rounds.
-    searches: the calls of the search in this round. finish: the end of the round.
+    searches: the calls of the search in this round.
+    finish: the end of the round.
     """
 
     search: ToolSearch

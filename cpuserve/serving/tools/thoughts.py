@@ -40,8 +40,9 @@ def tags_in(source: str) -> ThinkTags | None:
 class ThoughtEnd:
     """The texts that the server adds to a response at the end of a thought.
 
-    closed: ends an open thought, up to the text. gap: goes between a thought that the model has
-    ended and the text. begin: begins the text, unless a call or structured output is forced.
+    closed: ends an open thought, up to the text.
+    gap: goes between a thought that the model has ended and the text.
+    begin: begins the text, unless a call or structured output is forced.
     """
 
     closed: str
@@ -56,8 +57,9 @@ TAGS_END = ThoughtEnd("\n</think>\n\n", "\n\n")
 class ThoughtUse:
     """How a response treats thoughts.
 
-    told: whether the client gets the thoughts. budget: the most tokens of thoughts, None = any
-    number. last_words: the text that the server adds when it ends a thought at its budget.
+    told: whether the client gets the thoughts.
+    budget: the most tokens of thoughts, None = any number.
+    last_words: the text that the server adds when it ends a thought at its budget.
     """
 
     told: bool = True
@@ -73,9 +75,12 @@ class Turns:
     """The headers of the messages that a response consists of, if each has a header.
 
     Functionary writes `>>>all` before a text and `>>>NAME` before arguments, for example, and the
-    prompt ends with the first `>>>`. begun: the beginning of every header, which is the end of
-    the prompt; "" if only texts have a header. text: the rest of the header of a text. ends: the
-    texts at the end of a message.
+    prompt ends with the first `>>>`.
+
+    begun: the beginning of every header, which is the end of the prompt; "" if only texts have a
+      header.
+    text: the rest of the header of a text.
+    ends: the texts at the end of a message.
     """
 
     begun: str
@@ -92,8 +97,10 @@ class Turns:
 class Around:
     """The texts around the calls of a response, for its parser.
 
-    gap: the template's text between a text and a call. tags: the tags around thoughts. thinks: the
-    prompt has begun a thought. continues: the prompt ends with the beginning of the response.
+    gap: the template's text between a text and a call.
+    tags: the tags around thoughts.
+    thinks: the prompt has begun a thought.
+    continues: the prompt ends with the beginning of the response.
     turns: the headers of messages, if there are any.
     """
 

@@ -43,11 +43,12 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 class ToolUse:
     """How the tools and thoughts of a response are forced and parsed.
 
-    opening: the forced beginning of the response, "" = none. most_calls: the response ends after so
-    many calls, None = any number. form: the grammar of the response after `opening`, None = none.
-    schemas: JSON schemas of the arguments of each function, if the format reads them. kept: the
-    schema that the arguments of each function must fit, None = any arguments. custom: the name of
-    each custom tool.
+    opening: the forced beginning of the response, "" = none.
+    most_calls: the response ends after so many calls, None = any number.
+    form: the grammar of the response after `opening`, None = none.
+    schemas: JSON schemas of the arguments of each function, if the format reads them.
+    kept: the schema that the arguments of each function must fit, None = any arguments.
+    custom: the name of each custom tool.
     """
 
     format: ToolFormat
@@ -297,8 +298,8 @@ def _checked_name(tool: Any, where: str) -> str:
 def check_function(function: Mapping[str, Any], where: str, schema: str = "parameters") -> str:
     """Check the members of a function that this server reads; return its name.
 
-    where: the path of the function in the client's body. schema: the dialect's name of the member
-    `parameters`.
+    where: the path of the function in the client's body.
+    schema: the dialect's name of the member `parameters`.
 
     Raises:
       InvalidRequest: the name, the parameters or `strict` is invalid.

@@ -181,7 +181,8 @@ def _spawn(control: int) -> subprocess.Popen[bytes]:
 class Renderer:
     """Renders on behalf of any thread, which waits meanwhile.
 
-    cpu_s, wall_s: the limits of one render in seconds. closings: how often `close` was called.
+    cpu_s, wall_s: the limits of one render in seconds.
+    closings: how often `close` was called.
     """
 
     def __init__(self, cpu_s: float = MAX_CPU_S, wall_s: float = MAX_WALL_S) -> None:

@@ -19,10 +19,12 @@ _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 class Manifest(msgspec.Struct, kw_only=True):
     """A model that was created or pulled.
 
-    base: the served model that shares its engine; "" = it has an engine of its own. model: its
-    weights as --model takes them; "" = they are `files`. files, adapters: the SHA-256 of each file
-    in hexadecimal, by name. quantization: as --quantization. parent: the model in FROM. size: the
-    bytes that a pull downloaded.
+    base: the served model that shares its engine; "" = it has an engine of its own.
+    model: its weights as --model takes them; "" = they are `files`.
+    files, adapters: the SHA-256 of each file in hexadecimal, by name.
+    quantization: as --quantization.
+    parent: the model in FROM.
+    size: the bytes that a pull downloaded.
     """
 
     name: str

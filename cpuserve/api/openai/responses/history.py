@@ -35,10 +35,12 @@ _PREFIXES = {
 class ReferringRequest:
     """A request with the stored items that it refers to.
 
-    asked: the request; its input has all items, and its `store` is true or false. num_stored: how
-    many of these come from a response or a conversation. history: the same, as stored items. own:
-    the items that the request adds. conversation: the conversation that they belong to, which no
-    other request can extend until `release`.
+    asked: the request; its input has all items, and its `store` is true or false.
+    num_stored: how many of these come from a response or a conversation.
+    history: the same, as stored items.
+    own: the items that the request adds.
+    conversation: the conversation that they belong to, which no other request can extend until
+      `release`.
     """
 
     asked: ResponsesRequest

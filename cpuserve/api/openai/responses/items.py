@@ -49,8 +49,9 @@ class ThoughtForm(NamedTuple):
     """How thoughts are sent.
 
     part, text: the first words of the event types for a part and for its text, as in
-    "content_part.done". place: the member of the events with the number of the part. make: the
-    class of the part.
+      "content_part.done".
+    place: the member of the events with the number of the part.
+    make: the class of the part.
     """
 
     part: str
@@ -69,7 +70,8 @@ SUMMARY = ThoughtForm(
 class Item:
     """Item number `index` of the output: a call if `call` is set, else a thought or a message.
 
-    thought_form: how a thought is sent. seals: whether a thought has the member encrypted_content.
+    thought_form: how a thought is sent.
+    seals: whether a thought has the member encrypted_content.
     """
 
     request_id: str
@@ -152,8 +154,9 @@ def items_of(
     """Return the items of a whole response; a response without text has one empty message.
 
     logprobs: one entry for each token of the text. A response with logprobs has only one message,
-    because the schema refuses logprobs together with tools. seals, thought_form: see Item. tools:
-    the tools of the request.
+      because the schema refuses logprobs together with tools.
+    seals, thought_form: see Item.
+    tools: the tools of the request.
     """
     items: list[Item | OutputItem] = []
     for part in choice.parts or [""]:

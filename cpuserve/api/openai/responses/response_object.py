@@ -55,7 +55,8 @@ class ResponseCustomCall(msgspec.Struct, tag_field="type", tag="custom_tool_call
 class ResponseSearchCall(msgspec.Struct, tag_field="type", tag="tool_search_call"):
     """A search for tools; `arguments` is the object that the model wrote.
 
-    execution: who runs the search, "client" or "server". call_id: None if the server runs it.
+    execution: who runs the search, "client" or "server".
+    call_id: None if the server runs it.
     """
 
     id: str

@@ -23,8 +23,10 @@ _to_json = msgspec.json.Encoder().encode
 class StoredResponse(Entry):
     """A response. Its items: the items before the request, its own items, and its output.
 
-    body: the Response as JSON. frames: the SSE frames of a background response that streams; the
-    position of a frame is its sequence_number. work: the task of a background response.
+    body: the Response as JSON.
+    frames: the SSE frames of a background response that streams; the position of a frame is its
+      sequence_number.
+    work: the task of a background response.
     """
 
     body: bytes = b""

@@ -60,10 +60,12 @@ class _Offered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools of a request. found: functions that earlier items describe to the model.
+    """The tools of a request.
 
-    custom: the grammars of the custom tools, by name. search: the search that this server runs,
-    None = none. note: a text for the model about tools that are missing; "" = none.
+    found: functions that earlier items describe to the model.
+    custom: the grammars of the custom tools, by name.
+    search: the search that this server runs, None = none. note: a text for the model about tools
+      that are missing; "" = none.
     """
 
     choice: ToolChoice
@@ -95,8 +97,9 @@ def offered_tools(
 ) -> OfferedTools:
     """Return the tools among `tools`, and in earlier items, that the model may call.
 
-    A tool with defer_loading is left out until a search has found it. items: the `input` of the
-    request, where items can list further tools.
+    A tool with defer_loading is left out until a search has found it.
+
+    items: the `input` of the request, where items can list further tools.
 
     Raises:
       InvalidRequest: a tool or the choice is not valid, or as in `note_about`.

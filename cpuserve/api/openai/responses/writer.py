@@ -290,8 +290,8 @@ class ResponseWriter:
     ) -> bytes:
         """Return the SSE frame of a piece of text. This runs for each token, so it must be cheap.
 
-        more: further JSON members of the event, with a comma before each. index: the member with
-        the number of the part, which is always 0.
+        more: further JSON members of the event, with a comma before each.
+        index: the member with the number of the part, which is always 0.
         """
         number, place = self._num_frames, (_to_json(item.id), item.index)
         self._num_frames += 1
