@@ -82,8 +82,18 @@ def _record(record: type[Any]) -> str:
     for field in msgspec.structs.fields(record):
         shown = ", ".join(_shown(msgspec.inspect.type_info(field.type)))
         rows.append([f"`{field.name}`", shown])
-    text = " ".join((inspect.getdoc(record) or "").split())
-    return "\n".join([f"## {record.__name__}", "", text, "", *markdown(rows)])
+    return "\n".join([f"## {record.__name__}", "", *_text(record), "", *markdown(rows)])
+
+
+def _text(record: type[Any]) -> Iterator[str]:
+    """Yield the lines of a record's docstring; notes on fields become a list."""
+    summary, *paragraphs = inspect.cleandoc(record.__doc__ or "").split("\n\n")
+    yield summary
+    for paragraph in paragraphs:
+        yield ""
+        lines = re.sub(r"\n +", " ", paragraph).split("\n")
+        notes = all(re.match(r"[\w*, ]+: ", line) for line in lines)
+        yield from (f"- {line}" for line in lines) if notes else [" ".join(lines)]
 
 
 def _shown(info: Any) -> Iterable[str]:

@@ -1,4 +1,4 @@
-// CPU features, ISA levels, and the team.
+// The Python bindings of CPU features, ISA levels, and the team of threads.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 

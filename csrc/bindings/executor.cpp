@@ -1,3 +1,4 @@
+// The Python bindings of the Executor and of the parameters of requests.
 #include "runtime/executor.h"
 
 #include <pybind11/stl.h>

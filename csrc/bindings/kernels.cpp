@@ -1,4 +1,4 @@
-// Functions that call single kernels without an executor or a team, for tests and probes.
+// Python bindings that call single kernels without an executor or a team, for tests and probes.
 #include <omp.h>
 #include <pybind11/stl.h>
 #include <time.h>

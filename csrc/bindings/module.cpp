@@ -1,3 +1,4 @@
+// The Python module cpuserve._C.
 #include "bindings/module.h"
 
 PYBIND11_MODULE(_C, m) {

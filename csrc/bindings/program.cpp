@@ -1,3 +1,4 @@
+// The Python bindings of the Program and of the methods that add its operations.
 #include "runtime/program.h"
 
 #include <pybind11/stl.h>

@@ -12,8 +12,8 @@ struct CacheSizes {
   int64_t l3 = 0;  // the size of the whole L3, even if other cores share it
 };
 
-// Reads the cache sizes of `cpu` from the files of sysfs in `root`. If these have neither L1 nor
-// L2, asks the C library, which uses CPUID of the current CPU.
+// Reads the cache sizes of `cpu` from the files of sysfs in `root`. If sysfs has neither L1 nor L2,
+// uses sysconf of the C library, which reads CPUID of the current CPU.
 CacheSizes read_cache_sizes(int cpu, const std::string& root = "/sys/devices/system/cpu");
 
 // Returns the number of CPUs in a list like "0-3,8" of the kernel; 0 if the text is no such list.

@@ -18,12 +18,15 @@ namespace cpuserve {
 
 class Team {
  public:
-  // cpus: the CPUs that each thread is bound to; empty: threads are not bound. passive_waits:
-  // whether threads sleep soon instead of spinning, for a process under a CFS quota of CPU time.
-  // ranks: the number of threads of each rank (their sum is `threads`); empty: one rank. complexes:
-  // a number for each thread, which is equal for threads on cores that share an L3 cache; empty:
-  // all cores share one L3. speeds: the relative speed of the core of each thread; empty: equal
-  // speeds. Throws std::invalid_argument for a CPU that this process may not use.
+  //   cpus           the CPUs that each thread is bound to; empty: threads are not bound
+  //   passive_waits  whether threads sleep soon instead of spinning, for a process under a CFS
+  //   quota
+  //                  of CPU time
+  //   ranks          the number of threads of each rank (their sum is `threads`); empty: one rank
+  //   complexes      for each thread a number, which is equal for threads on cores that share an L3
+  //                  cache; empty: all cores share one L3
+  //   speeds         the relative speed of the core of each thread; empty: equal speeds
+  // Throws std::invalid_argument for a CPU that this process may not use.
   Team(int threads, CpuSets cpus, bool passive_waits = false, const std::vector<int>& ranks = {},
        const std::vector<int>& complexes = {}, const std::vector<int>& speeds = {});
   Team(const Team&) = delete;
@@ -136,7 +139,7 @@ class Team {
   std::unique_ptr<Slot[]> slots_;
   Barrier barrier_;
   Signal epoch_;   // advanced for each call, and once to stop; publishes call_ and members
-  Signal recall_;  // advanced when a benched thread shall take part again
+  Signal recall_;  // advanced when a thread that was left out shall take part again
   uint64_t first_epoch_ = 0;  // epoch_ when run() began
   Call call_{};
   int call_threads_ = 1;

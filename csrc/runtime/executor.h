@@ -54,10 +54,12 @@ struct Tap {
   TapMatrix output;
 };
 
-// How weights and KV cache are placed on NUMA nodes. `mode` is "bind" (each rank has its memory on
-// its node), "first_touch" (binding is not possible, and `error` says why: the system refuses it,
-// or the threads of a rank are not pinned to one node), "interleave" (if requested) or "none"
-// (there is one rank).
+// How weights and KV cache are placed on NUMA nodes. The values of `mode` are
+//   "bind"         each rank has its memory on its node
+//   "first_touch"  binding is not possible, and `error` says why: the system refuses it, or the
+//                  threads of a rank are not pinned to one node
+//   "interleave"   pages alternate between nodes, if this was requested
+//   "none"         there is one rank
 struct MemoryBinding {
   std::string mode, error;
   std::vector<int> nodes;  // by rank: its NUMA node; -1: its threads are on several nodes

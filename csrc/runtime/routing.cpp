@@ -68,7 +68,8 @@ void route_row(const RouteOp& op, const float* logits, const float* bias, float*
   if (op.score == Score::sigmoid) {
     for (int64_t i = 0; i < experts; i++) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));
   }
-  // Without a bias, logits choose: a softmax could round two of them to the same score.
+  // Without a bias, experts are chosen by their logits, because softmax could round two different
+  // logits to the same score.
   const bool early = op.score == Score::softmax && bias;
   if (early) softmax(scores, experts);
   for (int64_t i = 0; i < experts; i++) wanted[i] = bias ? scores[i] + bias[i] : scores[i];

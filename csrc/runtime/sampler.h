@@ -11,14 +11,18 @@
 
 namespace cpuserve {
 
-// The sampling parameters of a request. If has_allowed is false, `allowed` is ignored and all token
-// ids are allowed. `prompt` and `output` are the token ids of the prompt and of the output so far;
-// they may be empty if none of penalties, min_tokens and bad words need them. Bad word number i has
-// the ids of `bad_ids` from bad_ends[i - 1] (0 for the first one) to bad_ends[i] - 1; its last id
-// is banned while the output ends with the ids before it. The logprobs of `scored`, if it is not
-// empty, replace the alternatives of each sampled token. If last_n is at least 0, penalties count
-// only the last so many ids of prompt and output, and each of them as output. `chain` is null for
-// requests that the kernels sample; with one, `prompt` and `output` are needed.
+// The sampling parameters of a request.
+//   has_allowed        whether only the token ids in `allowed` may be sampled
+//   prompt, output     the token ids of the prompt and of the output so far; they may be empty if
+//                      there are no penalties, min_tokens, bad words or chain
+//   bad_ids, bad_ends  bad word number i has the ids of `bad_ids` from bad_ends[i - 1] (0 for the
+//                      first one) to bad_ends[i] - 1. Its last id is banned while the output ends
+//                      with the ids before it.
+//   scored             if not empty, the logprobs of these ids replace the alternatives of each
+//                      sampled token
+//   last_n             if at least 0, penalties count only the last `last_n` ids of prompt and
+//                      output, and each of them as output
+//   chain              the samplers of llama.cpp (sampler_chain.h); null: the kernels sample
 struct SlotRequest {
   float temperature = 1, top_p = 1, min_p = 0;
   int32_t top_k = 0;

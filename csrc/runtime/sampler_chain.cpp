@@ -9,11 +9,14 @@ namespace cpuserve {
 namespace {
 
 constexpr float kGreedyBelow = 1e-5f;  // lower temperatures mean greedy sampling, as in sample.h
-constexpr size_t kFirstOrdered = 256;  // candidates that are ordered first; then four times as many
-constexpr uint64_t kXtcSeed = 0x2545f4914f6cdd1dull;  // the random numbers of xtc are others
-constexpr size_t kMirostatTokens = 100;               // m in the paper on mirostat
-constexpr size_t kMergedPrefixes = 256;               // candidates that infill compares in pairs
-constexpr double kInfillShare = 0.2;  // infill keeps texts with so much of the probability
+// The number of candidates that are sorted at first. If they do not suffice, four times as many
+// are.
+constexpr size_t kFirstOrdered = 256;
+// Is mixed into the seed, so that xtc draws other random numbers than the choice of the token.
+constexpr uint64_t kXtcSeed = 0x2545f4914f6cdd1dull;
+constexpr size_t kMirostatTokens = 100;  // m in the paper on mirostat
+constexpr size_t kMergedPrefixes = 256;  // candidates that infill compares in pairs
+constexpr double kInfillShare = 0.2;     // infill keeps candidates with at least this probability
 
 bool more_likely(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
@@ -389,8 +392,8 @@ void SamplerChain::divide(float temperature) noexcept {
   ordered_ = std::min<size_t>(ordered_, 1);
 }
 
-// For code that is filled in: ends the text unless one continuation is likely enough. A candidate
-// and a longer candidate that begins with it count as one.
+// For fill-in-the-middle: ends the text unless one continuation is likely enough. A candidate and a
+// longer candidate that begins with it count as one.
 void SamplerChain::infill(const ChainRow& row) noexcept {
   weigh();
   const auto stops = [&](const Candidate& c) {
@@ -417,8 +420,9 @@ void SamplerChain::infill(const ChainRow& row) noexcept {
   ordered_ = 1;
 }
 
-// Gives the probability of each candidate to the most likely candidate that it begins with, or that
-// begins with it. Only the most likely candidates are compared, because every pair is.
+// Moves the probability of each candidate to the most likely candidate that it begins with, or that
+// begins with it. Only the most likely candidates are compared, because the number of pairs grows
+// with the square of the number of candidates.
 void SamplerChain::merge_prefixes() noexcept {
   const auto begins = [&](int32_t id, int32_t with) {
     while (id >= 0 && id != with) id = settings_.prefixes[static_cast<size_t>(id)];

@@ -25,9 +25,11 @@ enum class Stage : int32_t {
 };
 
 // The parameters of the chain, which cpuserve/sampling/chain.py describes. SampleParams has the
-// parameters that requests without a chain have as well. Breaker number i has the ids of
-// `breaker_ids` up to breaker_ends[i] - 1. `prefixes` has for each id the longest other token that
-// its text begins with, or -1; it is empty unless `stages` has infill.
+// parameters that requests without a chain have as well.
+//   breaker_ids, breaker_ends  sequence breaker number i of the sampler dry has the ids of
+//                              `breaker_ids` up to breaker_ends[i] - 1
+//   prefixes                   for each id, the longest other token that its text begins with, or
+//                              -1; empty unless `stages` has infill
 struct ChainSettings {
   std::vector<int32_t> stages;
   int32_t min_keep = 0;
@@ -49,9 +51,10 @@ struct Candidate {
   double p;
 };
 
-// The row to sample. `place` has 1 + the index of each id in params.counts, or 0; null without
-// penalties. `stops` are the ids that may end the text now, in
-// ascending order.
+// The row to sample.
+//   place  for each id, 1 + its index in params.counts, or 0 if it is not there; null without
+//          penalties
+//   stops  the ids that may end the text now, in ascending order
 struct ChainRow {
   const float* logits;
   const SampleParams& params;
@@ -70,8 +73,8 @@ class SamplerChain {
 
   // Returns the sampled id, or -1 if no id can be sampled.
   int32_t sample(const ChainRow& row) noexcept;
-  // Adds the sampled token to those that dry compares, and updates mu. A step that is cancelled
-  // appends no token, so it can run again.
+  // Adds the sampled token to the tokens that the sampler dry compares, and updates mu of mirostat.
+  // A step that is cancelled appends no token, so it can run again.
   void append(int32_t token) noexcept;
   // The largest surprise that mirostat allows for the next token.
   float mu() const { return settings_.mirostat_mu; }
@@ -114,9 +117,9 @@ class SamplerChain {
   float next_mu_;                  // mu after the last sampled token
   std::vector<Breaker> breakers_;  // in order of their first ids
   std::vector<Candidate> candidates_;
-  size_t ordered_ = 0;       // so many candidates at the beginning are the most likely, in order
-  Candidate likely_stop_{};  // the most likely stop id; id -1 if no stop id may be sampled
-  std::vector<int32_t> tokens_;   // prompt and output, if dry needs them
+  size_t ordered_ = 0;            // number of candidates at the beginning that are sorted
+  Candidate likely_stop_{};       // the most likely stop id; id -1 if no stop id may be sampled
+  std::vector<int32_t> tokens_;   // prompt and output, for dry
   std::vector<int32_t> repeats_;  // for each position before the end, the length of its repetition
   std::vector<int32_t> extends_;  // for each id, 1 + the longest repetition that it would extend
 };

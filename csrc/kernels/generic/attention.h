@@ -1,7 +1,8 @@
 // Paged attention. A row is one query head of one token, and a tile is some rows that are computed
-// together. The keys of a sequence are divided into chunks of kChunk keys. A tile computes a
-// softmax over one chunk at a time, and the results of the chunks are merged in ascending order,
-// here or by attention_merge. Prefill and decode use the same code for tiles and for merging.
+// together. A unit is one call of the kernel: some rows of one sequence and KV head, and some
+// chunks of kChunk keys (AttentionArgs in table/attention.h). A tile computes a softmax over one
+// chunk at a time, and the results of the chunks are merged in ascending order, here or by
+// attention_merge. Prefill and decode use the same code for tiles and for merging.
 //
 // The result of a row for some chunks has three parts: the maximum m of its scores, the sum l of
 // 2^(score - m), and o, the sum of the values times 2^(score - m). The output is o / l.
@@ -82,8 +83,8 @@ static inline RowBlock<Kv> carve_scratch(const AttentionArgs& a, int hd) {
   for (Tile<Kv>& tile : b.tile) {
     tile.s = reinterpret_cast<float*>(take((kRows * kChunk + kSlack) * sizeof(float)));
     // On matrix tiles, the bf16 probabilities of a row overwrite its fp32 scores from front to
-    // back. Two tiles of rows are computed at the same time and pass through L1, and so they take
-    // 64 KB instead of 96.
+    // back. The two tiles of rows that are computed at the same time then take 64 KB instead of 96,
+    // so that more of them stays in L1.
     uint8_t* const left = Kv::kMatrixTiles ? reinterpret_cast<uint8_t*>(tile.s)
                                            : take(kRows * kChunk * sizeof(typename Kv::Left));
     tile.p = reinterpret_cast<typename Kv::Left*>(left);
@@ -112,8 +113,9 @@ static inline int tile_rows(int n) {
   if constexpr (Kv::kMatrixTiles) return n < Kv::kMostRows ? n : Kv::kMostRows;
   if (n <= kTallRows) return n;
   if (n <= 2 * kTallRows) return (n + 1) / 2;
-  // Where rows are multiplied in pairs (attention_pairs.h), 4 pairs of rows by 4 operands take
-  // fewer loads and interleavings per product than 3 pairs by 8 operands.
+  // If rows are multiplied in pairs (attention_pairs.h), a full tile has kTallRows (8) rows: 4
+  // pairs of rows by 4 operands take fewer loads and interleavings per product than 3 pairs by 8
+  // operands.
   return Kv::kRowPairs ? kTallRows : kTileRows;
 }
 

@@ -51,8 +51,9 @@ static inline void begin_piece(Fetch& f, int index, size_t into) {
   }
 }
 
-// How many cache lines a step of QK or PV prefetches. full: as many lines as the step reads, for
-// decode (one tile reads a chunk). light: fewer lines, for prefill (many tiles read a chunk).
+// How many cache lines a step of QK or PV prefetches.
+//   full   as many lines as the step reads, for decode (one tile reads a chunk)
+//   light  fewer lines, for prefill (many tiles read a chunk)
 enum class Ahead { light, full };
 
 template <Ahead kAhead>

@@ -8,9 +8,10 @@ namespace CPUSERVE_NS {
 
 // A register tile of attention is up to kTileRows rows by kWide vectors of keys (QK) or of columns
 // of values (PV), or up to kTallRows rows by kWide / 2 vectors. With 8 rows, a GQA group of 7 or 8
-// query heads reads each key from L1 only once. A step of 8 x 2 sums has 10 loads for 16
-// multiply-adds, and 16 sums hide the latency of multiply-adds at two a cycle. kWide is a power of
-// two, so that tiles divide the 32 keys of a block without a rest.
+// query heads reads each key from L1 only once. A step of 8 rows x 2 vectors has 10 loads (8 + 2)
+// for 16 multiply-adds. A core begins two multiply-adds a cycle, and 16 independent sums keep it
+// busy during the latency of each. kWide is a power of two, so that whole tiles cover the 32 keys
+// of a block.
 constexpr int kWide = kTileVecs >= 4 ? 4 : kTileVecs >= 2 ? 2 : 1;
 constexpr int kTallRows = kWide == 4 ? 8 : kTileRows;
 // The fewest rows that a tile can have if its rows need several tiles. The last two tiles share the

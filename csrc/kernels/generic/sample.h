@@ -7,7 +7,7 @@
 
 namespace CPUSERVE_NS {
 
-// The search for the cut of top_p, if threads share its passes.
+// The search for the cut of top_p (select.h), if threads share its passes over the row.
 struct SharedCut {
   bool used;  // whether the row has one
   MassSearch search;

@@ -273,8 +273,9 @@ void channel_bytes(const PackArgs& a, int row, int64_t k0, int n, float scale, u
   for (int i = 0; i < kChunk64; i++) out[i] = static_cast<uint8_t>(q[i] + kZero);
 }
 
-// Packs a panel. kSide: the number of adjacent bytes of a column in the packed layout. kZero: the
-// byte that represents 0.
+// Packs a panel.
+//   kSide  the number of adjacent bytes of a column in the packed layout
+//   kZero  the byte that represents 0
 template <int kSide = 4, int kZero = 128>
 void pack_channel(const PackArgs& a) noexcept {
   float scales[kPanel];

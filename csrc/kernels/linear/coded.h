@@ -21,9 +21,8 @@
 namespace CPUSERVE_NS {
 namespace {
 
-// kLineCodes: the number of codes of a line (two elements of K for each of 16 columns). kWideLine:
-// the bytes of the line in bf16.
-constexpr int kLineCodes = 2 * kPanel, kWideLine = kLineCodes * 2;
+constexpr int kLineCodes = 2 * kPanel;  // codes of a line: two elements of K for each of 16 columns
+constexpr int kWideLine = kLineCodes * 2;  // bytes of the line in bf16
 
 template <bool kFetch>
 CPUSERVE_INLINE void fetch_ahead(const uint8_t* p, int64_t ahead) {
@@ -139,12 +138,11 @@ struct Nvfp4Codes {
   }
 };
 
-// The contents of the scratch of a call. kWideApart: the unused floats between two widened rows, so
-// that rows do not share sets of L1. kMostWideLines: the most lines of a panel; a strip (4 panels)
-// of so many lines has 256 KB.
 using WideTiles = Dense<Bf16Element>;
-constexpr int kMostCodedGroup = 256, kWideApart = 16;
-constexpr int64_t kMostWideLines = 1024;
+constexpr int kMostCodedGroup = 256;
+constexpr int kWideApart = 16;  // floats between two widened rows, so that they share no sets of L1
+constexpr int64_t kMostWideLines = 1024;  // lines of a panel; a strip (4 panels) has 256 KB
+// The contents of the scratch of a call.
 struct CodedScratch {
   float sums[kSumsFloats];
   float part[WideTiles::kHalfRows * kStripPanels * kPanel];  // the sums of one group

@@ -30,9 +30,8 @@ struct LinearTile {
   int64_t unit_bytes;     // bytes of a unit of one panel
   int64_t u0, split, u1;  // the tile computes units [u0, u1) of K
   // The prefetches of a tile depend on its use:
-  // - One pass over the weights (kNear): with each unit the tile prefetches the unit that it needs
-  // a
-  //   fixed distance later. For units before `split` this is in the same panels, at
+  // - One pass over the weights (kNear): with each unit, the tile prefetches a later unit, at a
+  //   fixed distance. For units before `split` this is in the same panels, at
   //   ahead0 + (u - u0) unit_bytes. For the others it is in the next panels, at
   //   ahead1 + (u - u0) unit_bytes.
   // - A K block of a kind with kLineUnits: after every `fetch_every` units the tile prefetches one

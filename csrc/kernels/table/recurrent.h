@@ -67,10 +67,14 @@ inline int64_t recurrent_open_floats(const RecurrentShape& s) {
   return kStateChunk * (row + (s.by_row ? key : int64_t{s.heads}));
 }
 
-// Returns the bytes of scratch: q [16][padded key_width]; u of the chunk [16][padded value_width];
-// kRecurrentSums rows of products of a state and a vector; five matrices [16][16] with a number for
-// each pair of rows; if by_row, 49 rows [padded key_width]: faded k and q, k until the end of the
-// chunk, and the decay of the whole chunk; and a cache line to align all of this.
+// Returns the bytes of scratch:
+// - q [16][padded key_width]
+// - u of the chunk [16][padded value_width]
+// - kRecurrentSums rows of products of a state and a vector
+// - five matrices [16][16] with a number for each pair of rows
+// - if by_row, 49 rows [padded key_width]: 16 rows each of exp(G_t) k_t, exp(G_t) q_t and
+//   exp(G_end - G_t) k_t, then exp(G_end), where G_end is G at the end of the chunk
+// - a cache line, to align all of this
 constexpr int64_t kRecurrentSums = 48;
 inline size_t recurrent_scratch_bytes(const RecurrentShape& s) {
   const int64_t key_rows = kStateChunk + (s.by_row ? 3 * kStateChunk + 1 : 0);

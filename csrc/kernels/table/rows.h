@@ -29,8 +29,8 @@ constexpr int kStripPanels = 4;  // panels of one strip: 64 columns, the widest 
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// padded_width: the number of columns that a row of `width` columns has in memory. scale_group: the
-// number of columns that share one scale in the q8 formats.
+// padded_width returns the number of columns that a row of `width` columns has in memory.
+// scale_group returns the number of columns that share one scale in the q8 formats.
 inline int64_t padded_width(ActFormat f, int64_t width) {
   const bool blocks = f == ActFormat::q8g256 || f == ActFormat::q8g256x2;
   return round_up(width, blocks ? 256 : f == ActFormat::q8g128 ? 128 : 32);
@@ -42,7 +42,7 @@ inline int64_t scale_group(ActFormat f, int64_t width) {
                                                             : 32;
 }
 constexpr int64_t kBlockSums = 48;  // bytes of the sums of a group of q8g256
-// two_terms: whether a row of this format has two terms. term_format: the format of one term.
+// two_terms returns whether a row of this format has two terms, term_format the format of one term.
 inline bool two_terms(ActFormat f) { return f == ActFormat::q8g32x2 || f == ActFormat::q8g256x2; }
 inline ActFormat term_format(ActFormat f) {
   return f == ActFormat::q8g32x2    ? ActFormat::q8g32

@@ -3,7 +3,8 @@
 //
 //   struct GateOp                            its name, its fields, and fields() for the binding
 //   void prepare(GateOp&, Program&)          checks the fields when the operation is added, and
-//                                            sets those that follow; throws std::invalid_argument
+//                                            computes the fields that follow from other fields;
+//                                            throws std::invalid_argument
 //   Accesses accesses(const GateOp&, ...)    the values that it reads and writes
 //   void run(const GateOp&, Worker&)         the share of one thread in a step
 //

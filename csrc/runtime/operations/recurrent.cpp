@@ -23,10 +23,11 @@ void to_length(float* x, int64_t n, float scale) noexcept {
 }
 
 // Tokens [t0, t0 + rows) of the step, which belong to one chunk of 16 tokens of a sequence.
-// num_open is the number of open rows of the chunk from earlier steps. They are in state slot
-// `slot`, where the closed state is written when the chunk is full. `before` is the slot of the
-// last closed state, or -1 at the beginning of a sequence. `last`: whether these are the last
-// tokens of the sequence in this step.
+//   num_open  the number of open rows of the chunk from earlier steps
+//   slot      the state slot with these rows, where the closed state is written when the chunk is
+//             full
+//   before    the slot of the last closed state, or -1 at the beginning of a sequence
+//   last      whether these are the last tokens of the sequence in this step
 struct ChunkRows {
   int64_t t0, rows, num_open, slot, before;
   bool last;

@@ -14,12 +14,16 @@ struct StateLayer {
 };
 
 // A gated delta rule layer (Qwen3-Next), with its convolution before and its norm after. A unit of
-// the state is one key head. The vector `conv` is [key_heads][taps][channels of a key head: q, k,
-// v], and `rates` [value_heads] is -exp(A_log). If `tiled` is set, value head v belongs to key head
-// v % key_heads; otherwise the value heads of a key head follow one another. sigmoid(b) times
-// `beta` is the beta of a token. With `by_row` (Kimi), each row of a state has a decay of its own,
-// so `gates` has b of all heads and then a of all rows of the states. With `sigmoid`, the gate of
-// the norm is sigmoid(z) instead of silu(z).
+// the state is one key head.
+//   conv     a vector [key_heads][taps][channels of a key head: q, k, v]
+//   rates    a vector [value_heads] with -exp(A_log)
+//   tiled    value head v belongs to key head v % key_heads; otherwise the value heads of a key
+//   head
+//            follow one another
+//   beta     a factor: the beta of a token is beta * sigmoid(b)
+//   by_row   each row of a state has a decay of its own (Kimi), so `gates` has b of all heads and
+//            then a of all rows of the states
+//   sigmoid  the gate of the norm is sigmoid(z) instead of silu(z)
 struct GatedDeltaOp {
   static constexpr const char* kName = "gated_delta";
   Id x, gates, out;

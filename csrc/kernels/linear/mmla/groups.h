@@ -2,11 +2,17 @@
 //
 // A view V of the weights is a class that reads the operands and the factors (scales and minima) of
 // a unit, either from packed or from unpacked weights:
-//   kBytes   bytes of a unit; kHeader: bytes before its operands
-//   kGroups  groups of a unit; kSteps: steps (8 bytes of K) of a group
+//   kBytes   bytes of a unit
+//   kHeader  bytes of a unit before its operands
+//   kGroups  groups of a unit
+//   kSteps   steps (8 bytes of K) of a group
 //   kCut     whether the last group may have fewer steps than kSteps
-//   kScales  whether columns have a scale; kLeast: whether they have a minimum; kZero: code of 0
-//   Q operand(lines, step, c)       F scale(header, pair0, c)  F least(header, pair0, c)
+//   kScales  whether columns have a scale
+//   kLeast   whether columns have a minimum
+//   kZero    the code of 0
+//   Q operand(lines, step, c)    the operand of column pair c
+//   F scale(header, pair0, c)    the scales of column pair pair0 + c, for the two rows of a product
+//   F least(header, pair0, c)    the same for the minima
 #pragma once
 #include "kernels/linear/mmla/chains.h"
 #include "kernels/linear/w4_group.h"
