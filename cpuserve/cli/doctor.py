@@ -63,8 +63,8 @@ class RooflineReport(msgspec.Struct, frozen=True, kw_only=True):
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report that `cpuserve doctor --json` prints.
 
-    kernels: name -> the ISA level that provides it.
-    work: how much they work on at a time; null if none can run.
+    kernels: the ISA level that provides each kernel, by the kernel's name.
+    work: the block sizes of the kernels; null if this machine can run none.
     allocator: the library that provides malloc, with this environment (LD_PRELOAD).
     placement: the thread placement of a server that is started now with this environment; null if
       it would not start (then `problems` says why).

@@ -378,7 +378,7 @@ class Scheduler:
             if free < 0 and found:
                 break
             found.append(request)
-            if free < 0:  # the first one may still fit, if it shares blocks
+            if free < 0:  # the first request may still fit, if it finds blocks in the prefix cache
                 break
         return found
 

@@ -86,7 +86,7 @@ class _Kept:
     tensor: SafeTensor
 
     def parts(self) -> list[tuple[str, StoredMatrixTensor]]:
-        """(name, description) of the tensor in the copy, as the only entry."""
+        """Return a list with (name, description) of the tensor, which is unchanged in the copy."""
         return [(self.tensor.name, StoredMatrixTensor("", self.tensor.dtype, self.tensor.shape, 1))]
 
     @property

@@ -55,7 +55,8 @@ class Mistral4:
         rope = _rope(config, {"rope_theta": 1e4, "factor": 128.0, ORIGINAL: 8192})
         if read_groups(config, (1, 1), best=2) is not None:
             refuse("topk_group", config["topk_group"], "n_group: no limit to groups of experts")
-        # The share is of nope and rotated dims together; qk_rope_head_dim has the rotated ones.
+        # partial_rotary_factor is the share of a head's dims that are rotated. It is not needed,
+        # because qk_rope_head_dim is their number.
         rope["partial_rotary_factor"] = None
         config = {"n_shared_experts": 1, **config, "rope_scaling": None, "rope_parameters": rope}
         return read_latent(

@@ -20,10 +20,10 @@ Float64 = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
 
 GREEDY_BELOW = 1e-5  # lower temperatures mean greedy sampling
-XTC_SEED = 0x2545F4914F6CDD1D  # the random numbers of xtc are others
+XTC_SEED = 0x2545F4914F6CDD1D  # xtc draws other random numbers than the choice of the token
 MIROSTAT_TOKENS = 100  # m in the paper on mirostat
 MERGED_PREFIXES = 256  # candidates that infill compares in pairs
-INFILL_SHARE = 0.2  # infill keeps texts with so much of the probability
+INFILL_SHARE = 0.2  # infill keeps candidates with at least this probability
 LARGEST_LOG = 88.7228391  # the exponent of dry is limited so that the penalty is finite in fp32
 
 

@@ -1,4 +1,4 @@
-"""Marks in Lark grammars that only the process for grammars reads, before the library does."""
+"""Marks in Lark grammars that only the process for grammars reads, before llguidance does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WHITE_SPACE = r" |\n{1,2}[ \t]{0,20}"
 OF_FUNCTION = "the parameters of "
 PARAMETERS_OF = f" // {OF_FUNCTION}"
 
-# If the function is not strict, this comment comes before PARAMETERS_OF. It means: if the library
+# If the function is not strict, this comment comes before PARAMETERS_OF. It means: if llguidance
 # cannot enforce the schema of the line, it enforces only the schema's type.
 IF_POSSIBLE = " // if possible"
 

@@ -369,7 +369,7 @@ class Generation:
             for search in searches:
                 search.cancel()
             await asyncio.gather(*searches, return_exceptions=True)
-            for sequence in sequences:  # a search that never started has not called it
+            for sequence in sequences:  # a search that never started has dismissed none
                 dismiss(context, sequence)
         yield [self.usage()]
 
@@ -416,7 +416,7 @@ class Generation:
         finally:
             for sequence, task in zip(sequences, tasks, strict=True):
                 task.cancel()
-                dismiss(context, sequence)  # a task that never started has not called it
+                dismiss(context, sequence)  # a task that never started has not done so
             await asyncio.gather(*tasks, return_exceptions=True)
         yield [self.usage()]
 

@@ -479,9 +479,9 @@ class _Slot:
     """One model that is loaded on demand."""
 
     def __init__(self, loader: Loader, keep_s: float, *, can_stop: bool = True) -> None:
-        """keep_s: how long the model stays without requests. can_stop: whether it ever ends."""
+        """keep_s: seconds without requests until it is unloaded. can_stop: whether it ever is."""
         self.loader = loader
-        self.key = ""  # of the engine of created models
+        self.key = ""  # created models with the same key share this engine
         self.names = (loader.name, *loader.aliases, *loader.adapters)
         self.context: ModelContext | None = None
         self.loading: asyncio.Future[ModelContext] | None = None

@@ -62,7 +62,7 @@ _SPECIAL = {
 
 def gguf_parts(path: Path) -> Parts:
     """Return the tokenizer in a GGUF file; ModelError if its kind is unknown or it is broken."""
-    # Import the library before the vocabulary is read. Its objects are never freed. If they were
+    # Import tokenizers before the vocabulary is read. Its objects are never freed. If they were
     # allocated after the vocabulary, the freed memory around them could not be returned.
     import_module("tokenizers")
     file = GgufFile(path)

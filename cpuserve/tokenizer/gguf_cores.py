@@ -99,8 +99,8 @@ def unigram(vocab: Vocabulary, charsmap: bytes) -> Core:
     pieces = list(zip(vocab.tokens, vocab.scores or (), strict=True))
     used = [score for score, kind in zip(vocab.scores or (), vocab.types, strict=True)
             if kind == NORMAL]  # fmt: skip
-    # Tokens of other types are matched before the model runs, so the model gets the worst score for
-    # them.
+    # Tokens of other types are found in a text before the Unigram model runs. They get the worst
+    # score, so that the model does not choose them itself.
     worst = min(used, default=0.0)
     pieces = [
         (text, score if kind in (NORMAL, USER_DEFINED) else worst)

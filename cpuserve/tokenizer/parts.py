@@ -46,7 +46,7 @@ def guarded(what: str, build: Callable[[], Core]) -> Core:
     except (KeyboardInterrupt, SystemExit, MemoryError, ModelError):
         raise
     except BaseException as error:
-        # The library raises bare Exception, and a Rust panic is a BaseException.
+        # The library tokenizers raises bare Exception, and a Rust panic is a BaseException.
         msg = f"broken tokenizer in {what}: {reason_of(error)}"
         raise ModelError(msg) from error
 

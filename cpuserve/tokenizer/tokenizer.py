@@ -84,7 +84,7 @@ class Tokenizer:
 
     @property
     def _core(self) -> Core:
-        """The tokenizer of the library."""
+        """The Tokenizer object of the library tokenizers."""
         return self._loaded or self.load_again()
 
     def unload(self) -> None:
@@ -127,8 +127,8 @@ class Tokenizer:
 
         Raises:
             InvalidRequest: the text is not valid Unicode (it has a lone surrogate).
-            RequestError: the library fails on this text, for example if a regular expression in the
-                model's tokenizer.json backtracks without end.
+            RequestError: the library tokenizers fails on this text, for example if a regular
+                expression in the model's tokenizer.json backtracks without end.
         """
         found = self._encode(text, add_special_tokens, unlocked or len(text) > LONG_CHARS)
         ids: list[int] = found.ids
@@ -171,7 +171,7 @@ class Tokenizer:
     def _encode(
         self, text: str | tuple[str, str], add_special_tokens: bool, unlocked: bool
     ) -> Encoding:
-        """Return the library's Encoding of a text, or of a pair of texts."""
+        """Return the Encoding (library tokenizers) of a text, or of a pair of texts."""
         first, second = (text, None) if isinstance(text, str) else text
         try:
             # `encode` holds the GIL: a text of 400k characters stopped all streams for a second.

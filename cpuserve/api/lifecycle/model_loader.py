@@ -35,7 +35,12 @@ class ModelLoader:
         options: ServerOptions,
         spare: SpareProcess,
     ) -> None:
-        """`spare`: knows the CPUs of the engines; the front end may be pinned to other CPUs."""
+        """Keep what is needed to load the model.
+
+        prepare: finds the model and resolves its settings; its argument is the bytes that other
+          models will still take.
+        spare: has the CPUs of the engines, and maybe a process that the next engine can use.
+        """
         self.name = model.name
         self.aliases = model.aliases
         self.adapters = model.adapters

@@ -1,4 +1,4 @@
-"""The parameters of created models: options of requests, which apply to requests without them."""
+"""The parameters of created models: options that apply to requests that do not set them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sampling_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     check_repeat_penalty(options.repeat_penalty)
     given = {name: getattr(options, name) for name in parameters if name not in _IGNORED}
     if (given.get("num_predict") or 0) <= 0:
-        given.pop("num_predict", None)  # the rest of the context
+        given.pop("num_predict", None)  # without it, a response may fill the context
     if isinstance(stop := given.get("stop"), str):
         given["stop"] = [stop]
     values = {_NAMES.get(name, name): value for name, value in given.items() if value is not None}

@@ -36,7 +36,7 @@ def trim_soon() -> None:
 
 
 def trim_asleep() -> None:
-    """Return all memory to the system that a server without loaded models does not need.
+    """Return to the system all memory that a server without loaded models does not need.
 
     These are freed memory, and the pages of libraries, which the system reads again from their
     files when they are used: 20 of 80 MB.

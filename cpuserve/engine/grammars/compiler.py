@@ -48,13 +48,13 @@ LIMITS = {
     "verbose_errors": False,
 }
 MOST_CHARS = 600  # of an error message
-# Words in the messages of the library when it has reached one of these limits. On another machine
+# Words in the messages of llguidance when it has reached one of these limits. On another machine
 # the same grammar may reach the limit of CPU time first, so both errors begin alike for clients.
 LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determine if regex is")
 
-# For each of these patterns, the library knows which tokens match. It checks first whether all
+# For each of these patterns, llguidance knows which tokens match. It first checks whether all
 # tokens of a pattern may follow, and tries the tokens one by one only if not. The first three
-# patterns are added to the library's own: they cover digits in numbers, and letters in formats.
+# patterns are added to those of llguidance: they cover digits in numbers, and letters in formats.
 SLICES = [
     "[1-9][0-9]*",
     "[a-zA-Z][a-zA-Z0-9]{0,15}",
@@ -66,7 +66,7 @@ _AT_LINE = re.compile(r"at (\d+)\(\d+\): ([^\n]*)")
 _IN_SCHEMA = re.compile(
     r"at (\d+)\(\d+\): failed to compile JSON schema: (.*?)(?=\s+\d+ \| |\Z)", re.DOTALL
 )
-# The library's message when no token can follow.
+# The message of llguidance when no token can follow.
 _NOTHING_FOLLOWS = "NoExtensionBias"
 # A rule with a JSON schema in a Lark grammar of tool calls; each such rule has its own line.
 _JSON_RULE = re.compile(r"(\w+: %json )(.*)")
@@ -88,7 +88,7 @@ class Compiler:
     threads: how many threads fill the bitmasks of several requests.
 
     Raises:
-        GrammarError: the library cannot use the tokenizer.
+        GrammarError: llguidance cannot use the tokenizer.
     """
 
     def __init__(
@@ -99,31 +99,31 @@ class Compiler:
             msg = "the model has no token that ends an answer, which a grammar needs"
             raise GrammarError(msg)
         self.words = mask_words(vocab)
-        # The library (before 1.7) knows only one end-of-sequence token, and reads an end token that
+        # llguidance (before 1.7) knows only one end-of-sequence token, and reads an end token that
         # is not special as text.
         special = [i for i in eos_ids if i in loaded.special_ids]
         self._end = (special or list(eos_ids))[0]
         self._knows_end = bool(special)
         self._more_ends = [i for i in eos_ids if i != self._end]
         self._threads = min(threads, MAX_THREADS)
-        self._executor: Any = None  # the threads of the library, from the first large batch on
+        self._executor: Any = None  # the threads of llguidance, from the first large batch on
         try:
             self._tokenizer = llguidance.LLTokenizer(
                 loaded.to_json(), n_vocab=vocab, eos_token=self._end, slices=SLICES
             )
-        except Exception as error:  # the library raises ValueError and others
+        except Exception as error:  # llguidance raises ValueError and others
             msg = f"the grammar library cannot use this model's tokenizer: {error}"
             raise GrammarError(msg) from error
         self.tails = Tails(loaded.token_bytes)
         texts = map(loaded.token_text, range(vocab))
         self._digits = Digits(texts, vocab, [self._end, *self._more_ends])
-        # The library decides which tokens are special: any added token like <tool_call> is,
+        # llguidance decides which tokens are special: any added token like <tool_call> is,
         # although tokenizers of Qwen do not mark this one as special.
         special_ids = [i for i in range(vocab) if self._tokenizer.is_special_token(i)]
         self._special = {text: i for i in special_ids if (text := loaded.token_text(i))}
 
     def prepare(self, kind: str, text: str) -> str:
-        """Return a grammar in the library's format; GrammarError if it is not valid.
+        """Return a grammar in llguidance's format; GrammarError if it is not valid.
 
         kind, text: see StructuredOutputs.key.
         """
@@ -169,7 +169,7 @@ class Compiler:
         return json.dumps({"grammars": parts})
 
     def _with_tokens(self, calls: str) -> str:
-        """Return a grammar of calls with schemas and special tokens in the form of the library."""
+        """Return a grammar of calls with schemas and special tokens in the form of llguidance."""
         calls = with_other_tokens(with_special(calls, self._special), self._special)
         return with_schemas(with_inputs(calls))
 
@@ -250,7 +250,7 @@ class Compiler:
             for i in (self._end, *self._more_ends, *stop_ids):
                 mask[i // 32] |= _BITS[i % 32]
             return True
-        # If the library knows the end token, the bitmask does not allow this token here (can_end).
+        # If llguidance knows the end token, the bitmask does not allow this token here (can_end).
         ends = self._more_ends if self._knows_end else (self._end, *self._more_ends)
         for i in ends:
             mask[i // 32] &= ~_BITS[i % 32]
@@ -276,7 +276,7 @@ _BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 def _of_function(prepared: str, message: str) -> str | None:
     """Return an error in a function's schema or grammar, with the function's name, or else None.
 
-    The message of the library would quote a line of a grammar that no client has written.
+    The message of llguidance would quote a line of a grammar that no client has written.
     """
     lines, at = prepared.split("\n"), _AT_LINE.match(message)
     if at is not None and int(at[1]) <= len(lines):
@@ -319,7 +319,7 @@ def _parts(line: str) -> tuple[str, dict[str, Any], str]:
 
 
 def _any_of_type(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema that keeps the type of `schema` alone, and the options of the library.
+    """Return a schema that keeps the type of `schema` alone, and the options of llguidance.
 
     A type that JSON Schema does not have, such as "dict", is left out.
     """
@@ -331,7 +331,7 @@ def _any_of_type(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_schemas(grammar: str) -> str:
-    """Return a Lark grammar of calls with its schemas converted to keywords of the library."""
+    """Return a Lark grammar of calls with its schemas converted to keywords of llguidance."""
 
     def converted(line: str) -> str:
         rule, schema, comment = _parts(line)
@@ -356,7 +356,7 @@ def with_schemas(grammar: str) -> str:
 def with_special(grammar: str, special: Mapping[str, int]) -> str:
     """Return a Lark grammar where special tokens match if literals contain their texts.
 
-    special: the ids of special tokens by their texts. The library matches a literal with other
+    special: the ids of special tokens by their texts. llguidance matches a literal with other
     tokens only, even if it is the text of a special token.
     """
     if not special:
@@ -407,7 +407,7 @@ def _literal(text: str) -> str:
 
 
 def _short(message: str) -> str:
-    """Return the library's message on one line, without its remark on verbosity."""
+    """Return llguidance's message on one line, without its remark on verbosity."""
     words = " ".join(message.replace("<non-verbose/>", "").split())
     if words == _NOTHING_FOLLOWS:
         words = "no finite text matches it"

@@ -1,6 +1,6 @@
 """Limits the numbers in JSON: to 20 digits of an integer, and to the range of a double.
 
-Grammars allow any number of digits, and small models write digits until max_tokens. The library has
+Grammars allow any number of digits, and small models write digits until max_tokens. llguidance has
 no bound for digits, so this module removes them from its bitmasks. It recognizes a number without
 reading the whole text: the text ends with digits, and the bitmask allows the characters that follow
 a number. Inside a string, the bitmask would also allow a quotation mark.

@@ -1,6 +1,6 @@
 """Converts GBNF, the grammars of llama.cpp, to Lark grammars of the grammar library.
 
-The converter of the library does not know escapes by number, `{0}`, a rule called start, or that
+The converter of llguidance does not know escapes by number, `{0}`, a rule called start, or that
 `.` matches a line break.
 """
 

@@ -6,7 +6,7 @@ tags, the text is written as it is.
 
 The grammar library reads lexemes without backtracking. In JSON, a lexeme such as `.*` may go on
 after a backslash, so it cannot be followed by the escape of a line break. Rules that are not
-recursive therefore become terminals, which the library compiles into one automaton.
+recursive therefore become terminals, which llguidance compiles into one automaton.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _read(asked: Mapping[str, Any]) -> LarkGrammar:
         return read_lark(definition)
     if syntax == "gbnf":
         try:
-            if is_gbnf(definition):  # without the directive of the library in the first line
+            if is_gbnf(definition):  # without the directive of llguidance in the first line
                 definition = lark_of(definition).partition("\n")[2]
             return read_lark(definition)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Converts constraints of JSON schemas on numbers and texts to ones that the library enforces."""
+"""Converts constraints of JSON schemas on numbers and texts to ones that llguidance enforces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-# The library computes bounds as doubles, and ranges of whole numbers in 64 bits. This is the
+# llguidance computes bounds as doubles, and ranges of whole numbers in 64 bits. This is the
 # largest double below 2^63.
 LARGEST = 2**63 - 1024
 # digits.py limits integers to 20 digits and numbers to doubles, so larger bounds have no effect.
@@ -29,7 +29,7 @@ _N = "[0-9]{1,9}"
 _OF_DAY = f"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
 _DURATION = f"P(({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)({_OF_DAY})?|{_OF_DAY}|{_N}W)"
 
-# The library's own format has x([x-]*x)? for a label of a domain, and its bitmasks take
+# The format of llguidance has x([x-]*x)? for a label of a domain, and its bitmasks take
 # milliseconds, because it does not see that any x may follow. This pattern matches the same labels.
 _LABEL = "[a-zA-Z0-9]+(-+[a-zA-Z0-9]+)*"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
@@ -60,7 +60,7 @@ def formatted(name: str) -> dict[str, str]:
 
 
 def checked_pattern(pattern: Any, of_format: Any = None) -> str:
-    """Return `pattern` as the library can read it; ValueError if it cannot be enforced."""
+    """Return `pattern` as llguidance can read it; ValueError if it cannot be enforced."""
     if not isinstance(pattern, str):
         msg = "must be a text"
         raise ValueError(msg)
@@ -113,9 +113,9 @@ def check_value(value: Any) -> str:
 
 
 def number(key: str, value: Any, schema: dict[str, Any], *, whole: bool) -> dict[str, Any]:
-    """Return the bound `key` as the library can enforce it; {} if it has no effect.
+    """Return the bound `key` as llguidance can enforce it; {} if it has no effect.
 
-    whole: the values are integers. A bound that the library would round is moved inwards.
+    whole: the values are integers. A bound that llguidance would round is moved inwards.
 
     Raises:
         ValueError: it cannot be enforced.

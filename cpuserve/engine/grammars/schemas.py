@@ -1,6 +1,6 @@
 """Converts JSON schemas to the keywords that the grammar library enforces.
 
-All values of the schema that `convert` returns fit the given one. Keywords that the library lacks
+All values of the schema that `convert` returns fit the given one. Keywords that llguidance lacks
 are expressed by others. This may exclude some valid values (comments say where), but never admits
 invalid ones. Annotations are left out, and a keyword that cannot be enforced is refused, with its
 JSON pointer. Objects are closed: without additionalProperties, they have only the members that
@@ -44,7 +44,7 @@ _MIN_CONTAINS, _MAX_CONTAINS = "minContains", "maxContains"
 
 
 def convert(text: str, *, closed: bool = True) -> dict[str, Any]:
-    """Return the schema for the library.
+    """Return the schema for llguidance.
 
     closed: whether objects without additionalProperties have only the members of their
     schema, and a schema with properties (or items) means objects (or arrays) alone.
@@ -186,7 +186,7 @@ class _Place:
         return not isinstance(part, list) or len(part) == 1
 
     def converted(self) -> Schema:
-        """Return the schema for the library."""
+        """Return the schema for llguidance."""
         out = self._out
         for key, value in self._schema.items():
             keep = _KEYWORDS.get(key)
@@ -199,7 +199,8 @@ class _Place:
         self._count_members()
         if self._more:
             out["allOf"] = [*out.get("allOf", ()), *self._more]
-        # The library does not like references to recursive schemas in lists.
+        # A list of one schema is replaced by the schema, because llguidance has problems with
+        # references to recursive schemas in lists.
         if list(out) == ["allOf"] and len(out["allOf"]) == 1:
             only: Schema = out["allOf"][0]
             return only

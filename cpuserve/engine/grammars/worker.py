@@ -1,12 +1,12 @@
 """The process for grammars: `python -m cpuserve.engine.grammars.worker`, with inherited sockets.
 
-It is a process of its own because a grammar comes from a client. A schema can make the library use
+It is a process of its own because a grammar comes from a client. A schema can make llguidance use
 all memory, compute for hours or overflow its stack, and loading a tokenizer holds the GIL for
 seconds. Inside an engine, this would stop all streams or end the engine.
 
 Each grammar is compiled twice: first in a fork, which ends at a limit of CPU time or memory. A
 grammar that passes is compiled again on a thread of this process, and kept. Meanwhile the main
-thread fills bitmasks. This process forks only while its other threads do nothing: the library's
+thread fills bitmasks. This process forks only while its other threads do nothing: llguidance's
 threads, which fill bitmasks of several grammars, sleep then, and the fork does not use them.
 """
 
@@ -341,7 +341,7 @@ def _try_grammar(
 
 
 class _Compilation:
-    """The second compilation, on a thread: the library works without the GIL.
+    """The compilation after a trial has succeeded, on a thread, because llguidance frees the GIL.
 
     matcher: the result, or None and `error`.
     pipe: readable when it is over.

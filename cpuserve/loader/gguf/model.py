@@ -184,10 +184,10 @@ class GgufStore:
         self._kv_heads = int(config["num_key_value_heads"])
         self._tensors: dict[str, GgufTensor] = {}
         blocks = range(config["num_hidden_layers"], keys.count("block_count"))
-        guessers = tuple(f"blk.{block}." for block in blocks)  # for multi-token prediction
+        predictors = tuple(f"blk.{block}." for block in blocks)  # for multi-token prediction
         for name, tensor in file.tensors.items():
             # The rope factors are in the config, so they do not count as a weight.
-            if name not in ROPE_FACTORS and not name.startswith(guessers):
+            if name not in ROPE_FACTORS and not name.startswith(predictors):
                 names = (arch.blocks, arch.top, arch.layers)
                 self._tensors[gguf_to_hf(name, *names)] = tensor
 

@@ -95,8 +95,8 @@ LLAMA3_JSON = Llama3Json()
 def _whole_calls(schemas: OptionalSchemas, *, several: bool) -> str:
     """Return the Lark grammar of calls that are JSON from the first character on.
 
-    A structured output in JSON is then possible instead of calls: the library splits both into the
-    same lexemes. If the opening of a call were a literal, the library would not recognize in it the
+    A structured output in JSON is then possible instead of calls: llguidance splits both into the
+    same lexemes. If the opening of a call were a literal, llguidance would not recognize in it the
     "{" of a JSON response.
     """
     calls = [

@@ -82,7 +82,7 @@ def response_structure(call: GenerateCall, tools: ToolUse | None) -> StructuredO
 
     The response has the structured output that the request asks for or, if tools are offered,
     consists of calls. A `grammar` of the client covers the whole response without calls, because
-    calls as an alternative could change how the library splits the text into lexemes.
+    calls as an alternative could change how llguidance splits the text into lexemes.
 
     Raises:
       InvalidRequest: the errors of structured_outputs; or the schema and the functions are too
@@ -254,7 +254,7 @@ def _forced_form(
 
 
 def _has_grammar(calls: ToolFormat, name: str, schema: JsonSchema) -> bool:
-    """Return whether the format has a grammar of arguments; the library may refuse it later."""
+    """Return whether the format has a grammar of arguments; llguidance may refuse it later."""
     try:
         calls.grammar({name: schema}, name, several=False)
     except (RecursionError, TypeError, ValueError):

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
 router = APIRouter()
-# The project and the file, which no client says.
+# The names of the project and of the file in the prompt; requests have no field for them.
 _PROJECT, _FILE = "myproject\n", "filename\n"
 # Goes before the text of another file if the model has no token for files.
 _SNIPPET = "\n\n--- snippet ---\n\n"
-# At least this share of the context is left for the response, unless n_predict is lower.
+# At least 1 / _RESPONSE_SHARE of the context is left for the response, unless n_predict is lower.
 _RESPONSE_SHARE = 4
 
 

@@ -72,7 +72,7 @@ class ResponseWriter:
         self._request_id = received.request_id
         self._response = begun(received, asked, params)
         self._cache = cache_diagnostics(asked.prompt_cache_options, generation)
-        # Agents offer tools of 40 kB, so only the last event repeats them.
+        # The tools of an agent may take 40 kB, so the events before the last one have no tools.
         self._brief = msgspec.structs.replace(self._response, tools=msgspec.Raw(b"[]"))
         self._origins = origins_of(asked.tools or [], asked.input)
         # Only a search of the server writes tools into the output.
