@@ -95,6 +95,7 @@ class ServerStart:
         self._output: deque[str] = deque(maxlen=_LINES)
         self._found: deque[str] = deque()
         self._is_ready = threading.Event()
+        self._ending = False
         self._reader = threading.Thread(
             target=_read,
             args=(self._process, self._output, self._found, self._is_ready),
@@ -109,9 +110,20 @@ class ServerStart:
         model = first_model(url, self._key)
         return LocalServer(url, model, self._key, self._process.pid, self._output)
 
+    def end(self) -> None:
+        """Ask the process to end, without waiting; running requests get a moment to finish."""
+        if self._process.poll() is None and not self._ending:
+            self._ending = True
+            self._process.send_signal(signal.SIGTERM)
+
     def stop(self) -> None:
-        """End the process."""
-        _stop(self._process)
+        """End the process, and wait until it has ended."""
+        self.end()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._reader.join()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -189,14 +201,3 @@ def _wait_ready(
         msg = f"the server ended with exit code {code}; it printed:\n{''.join(output)}"
         raise StartupError(msg)
     return found[0]
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    """End the server; running requests get a moment to finish."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

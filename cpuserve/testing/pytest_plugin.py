@@ -5,16 +5,20 @@ pytest loads this module in every project, so it imports nothing else before a f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cpuserve.testing import LocalServer, ScriptedServer
     from cpuserve.testing.local_server import ServerStart
 
 _START: pytest.StashKey[ServerStart] = pytest.StashKey()
+_NAME = re.compile(rb"\bcpuserve_server\b")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,22 +35,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("cpuserve_options", "options of `cpuserve serve` for this model", type="args")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the server if a test needs it, so that it loads while the first tests run.
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
+    """Start the server before pytest imports a module with its name, so that both run at once.
 
-    Workers of pytest-xdist start it at its first use, because not every worker needs it.
+    With a selection of tests, no text of a module says whether its tests will run.
     """
-    config = session.config
-    if config.getoption("collectonly") or hasattr(config, "workerinput"):
-        return
-    if any("cpuserve_server" in getattr(item, "fixturenames", ()) for item in session.items):
+    config = parent.config
+    if _starts_early(config) and not _selects(config) and _NAME.search(module_path.read_bytes()):
         _started(config)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the server if a test needs it, so that it loads while the first tests run."""
+    if _starts_early(session.config) and any(
+        "cpuserve_server" in getattr(item, "fixturenames", ()) for item in session.items
+    ):
+        _started(session.config)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let the server end while pytest writes its summary."""
+    if (start := session.config.stash.get(_START, None)) is not None:
+        start.end()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the server."""
+    """Wait for the end of the server."""
     if (start := config.stash.get(_START, None)) is not None:
         start.stop()
+
+
+def _starts_early(config: pytest.Config) -> bool:
+    """Return whether the server may start before its first use.
+
+    Not every worker of pytest-xdist needs it.
+    """
+    return not config.getoption("collectonly") and not hasattr(config, "workerinput")
+
+
+def _selects(config: pytest.Config) -> bool:
+    """Return whether options select some tests of the modules."""
+    options = (config.getoption(name, None) for name in ("keyword", "markexpr", "deselect", "lf"))
+    return any(options) or any("::" in argument for argument in config.args)
 
 
 def _started(config: pytest.Config) -> ServerStart | None:

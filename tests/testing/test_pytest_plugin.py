@@ -110,6 +110,27 @@ def test_the_settings_select_the_model_and_a_flag_selects_a_running_server(proje
     assert code == 0, output
 
 
+EARLY = """
+import gc
+from cpuserve.testing.local_server import ServerStart
+STARTS = [each for each in gc.get_objects() if isinstance(each, ServerStart)]
+def test_it(request):
+    assert len(STARTS) == {starts}
+    assert "cpuserve_server" not in request.fixturenames
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "starts"), [([], 1), (["-k", "it"], 0), (["test_it.py::test_it"], 0)]
+)
+def test_the_server_starts_before_a_module_that_names_it_unless_tests_are_selected(
+    project, options, starts
+):
+    write(project, EARLY.format(starts=starts), cpuserve_model=tiny_model("llama"))
+    code, output = run(project, *options)
+    assert code == 0, output
+
+
 @pytest.mark.network
 def test_the_example_project_passes(project):
     default_model()

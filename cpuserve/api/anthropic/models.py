@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
 (MODELS,) = ANTHROPIC.shared
+_ONE = f"{MODELS}/{{name:path}}"
 _NOT_HERE = ("citations", "code_execution", "image_input", "pdf_input")
 _EDITS = ("clear_thinking_20251015", "clear_tool_uses_20250919", "compact_20260112")
 _SERVER_TOOLS = ("code_execution", "web_search")
@@ -124,9 +125,9 @@ async def list_models(request: Request) -> Response:
     return Response(msgspec.json.encode(page), media_type="application/json")
 
 
-@router.get(MODELS + "/{name:path}", openapi_extra=response_types(ModelInfo, MessageError))
-async def get_model(request: Request, name: str) -> Response:
+@router.get(_ONE, openapi_extra={**response_types(ModelInfo, MessageError), **parameters(_ONE)})
+async def get_model(request: Request) -> Response:
     """Describe one served model name; 404 for others."""
     state = get_state(request)
-    info = _info(state, state.models.resolve(name))
+    info = _info(state, state.models.resolve(request.path_params["name"]))
     return Response(msgspec.json.encode(info), media_type="application/json")

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.llamacpp.defaults import DEFAULTS, shown_params
 from cpuserve.api.llamacpp.errors import LlamaError
-from cpuserve.api.response.openapi import response_types
+from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest, ServiceUnavailable
 from cpuserve.sampling.params import SamplingParams
@@ -57,11 +57,14 @@ class Props(msgspec.Struct):
     chat_template_tool_use: str | msgspec.UnsetType = msgspec.UNSET
 
 
-@router.get("/props", openapi_extra=response_types(Props, LlamaError))
-async def props(request: Request, model: str | None = None) -> Response:
+@router.get(
+    "/props",
+    openapi_extra={**response_types(Props, LlamaError), **parameters("", model=str)},
+)
+async def props(request: Request) -> Response:
     """Describe a loaded model, by default the first one. Nothing can be changed here."""
     state = get_state(request)
-    name = state.models.resolve(model)
+    name = state.models.resolve(request.query_params.get("model"))
     context = state.models.peek(name)
     if context is None:
         msg = f"The model {name!r} is not loaded: a request to generate with it loads it"

@@ -6,13 +6,14 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.llamacpp.errors import LlamaError
-from cpuserve.api.response.openapi import response_types
+from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest, ServiceUnavailable
 from cpuserve.serving.call import unsupported
 
 router = APIRouter()
+_ONE = "/slots/{number}"
 _ACTIONS = ("save", "restore", "erase")
 
 
@@ -25,33 +26,41 @@ class Slot(msgspec.Struct):
     speculative: bool = False
 
 
-@router.get("/slots", openapi_extra=response_types(list[Slot], LlamaError))
-async def slots(
-    request: Request, model: str | None = None, fail_on_no_slot: str | None = None
-) -> Response:
+@router.get(
+    "/slots",
+    openapi_extra={
+        **response_types(list[Slot], LlamaError),
+        **parameters("", model=str, fail_on_no_slot=str),
+    },
+)
+async def slots(request: Request) -> Response:
     """List the slots of a loaded model; fail_on_no_slot=1: respond with 503 if all are busy."""
     state = get_state(request)
     state.check_open()
-    name = state.models.resolve(model)
+    query = request.query_params
+    name = state.models.resolve(query.get("model"))
     context = state.models.peek(name)
     if context is None:
         msg = f"The model {name!r} is not loaded: a request to generate with it loads it"
         raise InvalidRequest(msg, param="model")
     total, active = context.limits.slots, context.active_sequences
-    if fail_on_no_slot not in (None, "", "0") and active >= total:
+    if query.get("fail_on_no_slot", "") not in ("", "0") and active >= total:
         msg = f"no slot is available: {active} sequences run or wait, and there are {total} slots"
         raise ServiceUnavailable(msg)
     length = context.max_model_len
     return json_response([Slot(index, length, index < active) for index in range(total)])
 
 
-@router.post("/slots/{number}", openapi_extra=response_types(None, LlamaError))
-async def change_slot(number: str, action: str | None = None) -> Response:
+@router.post(
+    _ONE,
+    openapi_extra={**response_types(None, LlamaError), **parameters(_ONE, action=str)},
+)
+async def change_slot(request: Request) -> Response:
     """Refuse to save, restore or erase a slot."""
+    action = request.query_params.get("action")
     if action not in _ACTIONS:
         msg = f"action must be one of {', '.join(_ACTIONS)}, got {action!r}"
         raise InvalidRequest(msg, param="action")
-    del number
     msg = (
         f"action {action} is not supported: a prefix is cached for all requests, not in a slot. "
         "To keep cached prefixes on a disk, start the server with --kv-tiers"

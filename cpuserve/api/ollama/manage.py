@@ -96,8 +96,9 @@ async def delete(request: Request) -> Response:
     _BLOB,
     openapi_extra={**response_types(None, OllamaError), **parameters(_BLOB)},
 )
-async def has_blob(request: Request, digest: str) -> Response:
+async def has_blob(request: Request) -> Response:
     """Respond with 200 if the server has the file with this digest, else with 404."""
+    digest = request.path_params["digest"]
     if not created_models(get_state(request)).directory.has_blob(checked_digest(digest)):
         msg = f"no file has the digest {digest}: send it with POST"
         raise NotFound(msg)
@@ -113,10 +114,11 @@ async def has_blob(request: Request, digest: str) -> Response:
         **parameters(_BLOB),
     },
 )
-async def send_blob(request: Request, digest: str) -> Response:
+async def send_blob(request: Request) -> Response:
     """Store a file of a model, if its SHA-256 is the one in the path."""
     refuse_web_page(request)
-    created, wanted = created_models(get_state(request)), checked_digest(digest)
+    created = created_models(get_state(request))
+    wanted = checked_digest(request.path_params["digest"])
     part = created.directory.part()
     try:
         got = await _receive(request, created, part)

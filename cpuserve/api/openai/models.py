@@ -8,10 +8,11 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from cpuserve.api.openai.model_card import ModelCard, card, ollama_entry
-from cpuserve.api.response.openapi import response_types
+from cpuserve.api.response.openapi import parameters, response_types
 from cpuserve.api.state import get_state
 
 router = APIRouter()
+_ONE = "/v1/models/{name:path}"
 # Only Codex sends this query parameter. It expects entries of `models` in a format of its own, each
 # with a system prompt that replaces the prompt of Codex. For an empty list Codex keeps its prompt.
 _CODEX = "client_version"
@@ -35,9 +36,9 @@ async def list_models(request: Request) -> Response:
     return Response(msgspec.json.encode(found), media_type="application/json")
 
 
-@router.get("/v1/models/{name:path}", openapi_extra=response_types(ModelCard))
-async def get_model(request: Request, name: str) -> Response:
+@router.get(_ONE, openapi_extra={**response_types(ModelCard), **parameters(_ONE)})
+async def get_model(request: Request) -> Response:
     """Describe one served model name; 404 for others."""
     models = get_state(request).models
-    found = card(models, models.resolve(name))
+    found = card(models, models.resolve(request.path_params["name"]))
     return Response(msgspec.json.encode(found), media_type="application/json")

@@ -80,7 +80,7 @@ def parameters(path: str, **query: type[int] | type[str] | type[bool]) -> dict[s
     """Return the `openapi_extra` with the parameters in `path` and in the query string."""
     named = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in re.findall(r"{(\w+)}", path)
+        for name in re.findall(r"{(\w+)(?::path)?}", path)
     ]
     asked = [
         {"name": name, "in": "query", "required": False, "schema": msgspec.json.schema(kind)}

@@ -103,18 +103,18 @@ async def list_message_batches(request: Request) -> Response:
 
 
 @router.get(_ONE, openapi_extra={**response_types(MessageBatch, MessageError), **parameters(_ONE)})
-async def get_message_batch(request: Request, message_batch_id: str) -> Response:
+async def get_message_batch(request: Request) -> Response:
     """Return a batch: whether it has ended, and how many requests have which result."""
-    return json_response(_shown(request, _find(request, message_batch_id)))
+    return json_response(_shown(request, _find(request)))
 
 
 @router.get(
     f"{_ONE}/results",
     openapi_extra={**response_types(None, MessageError, media=_LINES), **parameters(_ONE)},
 )
-async def get_message_batch_results(request: Request, message_batch_id: str) -> Response:
+async def get_message_batch_results(request: Request) -> Response:
     """Stream the results of a batch that has ended, one line of JSON for each request."""
-    found = _find(request, message_batch_id)
+    found = _find(request)
     if not found.ended:
         msg = f"Batch {found.batch.id!r} has not ended: wait until its processing_status is ended"
         raise InvalidRequest(msg, param="message_batch_id")
@@ -126,10 +126,10 @@ async def get_message_batch_results(request: Request, message_batch_id: str) -> 
     f"{_ONE}/cancel",
     openapi_extra={**response_types(MessageBatch, MessageError), **parameters(_ONE)},
 )
-async def cancel_message_batch(request: Request, message_batch_id: str) -> Response:
+async def cancel_message_batch(request: Request) -> Response:
     """Cancel a batch; the results that it has stay."""
-    caller = request.scope[CALLER]
-    found = _batches(request).cancel(caller, message_batch_id, MESSAGE_BATCHES)
+    caller, name = request.scope[CALLER], request.path_params["message_batch_id"]
+    found = _batches(request).cancel(caller, name, MESSAGE_BATCHES)
     return json_response(_shown(request, found))
 
 
@@ -137,17 +137,19 @@ async def cancel_message_batch(request: Request, message_batch_id: str) -> Respo
     _ONE,
     openapi_extra={**response_types(DeletedMessageBatch, MessageError), **parameters(_ONE)},
 )
-async def delete_message_batch(request: Request, message_batch_id: str) -> Response:
+async def delete_message_batch(request: Request) -> Response:
     """Delete a batch that has ended, and its results."""
-    _batches(request).delete(request.scope[CALLER], message_batch_id, MESSAGE_BATCHES)
-    return json_response(DeletedMessageBatch(message_batch_id))
+    name = request.path_params["message_batch_id"]
+    _batches(request).delete(request.scope[CALLER], name, MESSAGE_BATCHES)
+    return json_response(DeletedMessageBatch(name))
 
 
 def _batches(request: Request) -> BatchService:
     return batches_of(get_state(request))
 
 
-def _find(request: Request, name: str) -> BatchRecord:
+def _find(request: Request) -> BatchRecord:
+    name = request.path_params["message_batch_id"]
     return _batches(request).find(request.scope[CALLER], name, MESSAGE_BATCHES)
 
 

@@ -69,14 +69,14 @@ async def list_batches(request: Request) -> Response:
 
 
 @router.get(_ONE, openapi_extra={**response_types(BatchObject), **parameters(_ONE)})
-async def get_batch(request: Request, batch_id: str) -> Response:
+async def get_batch(request: Request) -> Response:
     """Return a batch: its status, how many lines have ended, and the files of results."""
-    return json_response(batches_of(get_state(request)).find(request.scope[CALLER], batch_id).batch)
+    batches, name = batches_of(get_state(request)), request.path_params["batch_id"]
+    return json_response(batches.find(request.scope[CALLER], name).batch)
 
 
 @router.post(f"{_ONE}/cancel", openapi_extra={**response_types(BatchObject), **parameters(_ONE)})
-async def cancel_batch(request: Request, batch_id: str) -> Response:
+async def cancel_batch(request: Request) -> Response:
     """Cancel a batch; the results that it has stay."""
-    return json_response(
-        batches_of(get_state(request)).cancel(request.scope[CALLER], batch_id).batch
-    )
+    batches, name = batches_of(get_state(request)), request.path_params["batch_id"]
+    return json_response(batches.cancel(request.scope[CALLER], name).batch)

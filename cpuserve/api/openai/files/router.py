@@ -50,6 +50,11 @@ def _batches(request: Request) -> BatchService:
     return batches_of(get_state(request))
 
 
+def _named(request: Request) -> FileObject:
+    directory = _batches(request).directory
+    return directory.find(request.scope[CALLER], request.path_params["file_id"])
+
+
 @router.post(
     "/v1/files",
     openapi_extra={"requestBody": _UPLOAD, **response_types(FileObject, also=[408, 413, 415])},
@@ -93,26 +98,24 @@ async def list_files(request: Request) -> Response:
 
 
 @router.get(_ONE, openapi_extra={**response_types(FileObject), **parameters(_ONE)})
-async def get_file(request: Request, file_id: str) -> Response:
+async def get_file(request: Request) -> Response:
     """Describe a file."""
-    return json_response(_batches(request).directory.find(request.scope[CALLER], file_id))
+    return json_response(_named(request))
 
 
 @router.get(
     f"{_ONE}/content", openapi_extra={**response_types(None, media=_ANY), **parameters(_ONE)}
 )
-async def get_content(request: Request, file_id: str) -> Response:
+async def get_content(request: Request) -> Response:
     """Return the content of a file."""
-    directory = _batches(request).directory
-    found = directory.find(request.scope[CALLER], file_id)
-    return FileResponse(directory.path_of(found.id), media_type=_ANY)
+    path = _batches(request).directory.path_of(_named(request).id)
+    return FileResponse(path, media_type=_ANY)
 
 
 @router.delete(_ONE, openapi_extra={**response_types(DeletedFile), **parameters(_ONE)})
-async def delete_file(request: Request, file_id: str) -> Response:
+async def delete_file(request: Request) -> Response:
     """Delete a file that no running batch reads."""
-    batches = _batches(request)
-    found = batches.directory.find(request.scope[CALLER], file_id)
+    batches, found = _batches(request), _named(request)
     if batches.uses(found.id):
         msg = f"File {found.id!r} is the input of a batch that has not ended: cancel the batch"
         raise InvalidRequest(msg, param="file_id")
