@@ -114,8 +114,9 @@ def create_app(
     routers = _routers(state, admin_routes=admin_routes, webui=webui)
     app.state.paths = _paths(routers)
     app.state.routes = [*app.routes, *(route for router in routers for route in router.routes)]
-    for router in routers:
-        app.include_router(router)
+    # FastAPI's include_router makes each request try all routes of each router twice, and builds
+    # them again for each app. The routes need nothing of that: they are of no prefix.
+    app.router.routes.extend(app.state.routes[len(app.routes) :])
     install_error_handlers(app)
     install_schema(app, app.state.routes)
     # The middleware that is added last handles a request first.
