@@ -70,6 +70,21 @@ class Parser(argparse.ArgumentParser):
         msg = f"{what}{nearest(str(value), commands)}; see `{self.prog} --help`"
         raise ConfigError(msg)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse with copies of the default lists and dicts, which actions fill.
+
+        A parser can therefore be used more than once.
+        """
+        kept = self._defaults
+        self._defaults = {
+            name: value.copy() if isinstance(value, (list, dict)) else value
+            for name, value in kept.items()
+        }
+        try:
+            return super().parse_known_args(args, namespace)
+        finally:
+            self._defaults = kept
+
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Return []: no flag may be abbreviated.
 
