@@ -13,6 +13,8 @@ import shutil
 import signal
 import sys
 import tempfile
+from contextlib import ExitStack
+from functools import cache
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -146,6 +148,18 @@ def pytest_configure() -> None:
             "(CONTRIBUTING.md)."
         )
         raise pytest.UsageError(msg) from None
+
+
+@pytest.fixture(scope="session")
+def shared_server():
+    """Return a function of a model and options: a server that all tests of this process share.
+
+    It is for tests that leave the server as it was: each start takes two seconds of CPU time.
+    """
+    from tests.helpers.served import running_server
+
+    with ExitStack() as stack:
+        yield cache(lambda *command: stack.enter_context(running_server(*command)))
 
 
 @pytest.fixture

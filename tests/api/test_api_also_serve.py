@@ -96,6 +96,7 @@ def test_names_that_are_wrong_are_refused_at_the_start(wrong):
     assert "--also-serve" in done.stderr
 
 
+@pytest.mark.deep
 def test_models_of_a_file_with_aliases_and_adapters(tmp_path):
     one, two = tiny_model("llama"), tiny_model("qwen2", seed=3)
     file = tmp_path / "models.yaml"
@@ -119,6 +120,7 @@ def test_models_of_a_file_with_aliases_and_adapters(tmp_path):
         assert cards["polite"]["root"] == str(adapter_of(two))
 
 
+@pytest.mark.deep
 def test_an_idle_server_sleeps_and_the_next_request_wakes_it():
     model = tiny_model("llama")
     further = f"two={tiny_model('qwen2', seed=3)}"
@@ -140,7 +142,7 @@ def test_an_idle_server_sleeps_and_the_next_request_wakes_it():
         assert server.metric("generation_tokens_total") == 24.0, "counters outlive the engines"
 
 
-def test_an_administrator_puts_the_server_to_sleep_and_wakes_it():
+def test_an_administrator_puts_the_server_to_sleep_and_wakes_it(shared_server):
     with running_server(tiny_model("llama"), "--admin-routes") as server:
         first = server.post("/v1/completions", **ASK)
         process = psutil.Process(server.pid)
@@ -155,13 +157,13 @@ def test_an_administrator_puts_the_server_to_sleep_and_wakes_it():
             server.raw("/sleep?level=7")
         assert raised.value.code == 400
         assert server.post("/v1/completions", **ASK)["choices"] == first["choices"]
-    with running_server(tiny_model("llama")) as server:
-        with pytest.raises(urllib.error.HTTPError) as raised:
-            server.raw("/sleep")
-        assert raised.value.code == 404
-        assert "--admin-routes" in raised.value.read().decode()
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        shared_server(tiny_model("llama"), "--served-model-name", "tiny").raw("/sleep")
+    assert raised.value.code == 404
+    assert "--admin-routes" in raised.value.read().decode()
 
 
+@pytest.mark.deep
 def test_a_request_of_ollama_says_how_long_its_model_stays_loaded():
     with running_server(tiny_model("llama"), "--served-model-name", "one") as server:
         process = psutil.Process(server.pid)

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.helpers.depth import deep_but
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -36,9 +35,8 @@ def answer(server, body):
     return choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["text"]
 
 
-@pytest.mark.parametrize(
-    "kv_gib", deep_but(["0.00025"], ["1", "0.00025"]), ids=["roomy", "preempted"]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("kv_gib", ["1", "0.00025"], ids=["roomy", "preempted"])
 def test_text_alone_equals_text_among_31_others(kv_gib):
     """With the small KV cache the 32 requests preempt each other repeatedly."""
     model = tiny_model("llama", dtype="bfloat16")

@@ -185,6 +185,7 @@ NO_TYPE = [{}, {"content-type": "application/x-www-form-urlencoded"}]
 FORM = {"content-type": "application/x-www-form-urlencoded; charset=UTF-8"}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize("declared", [*NO_TYPE, FORM], ids=str)
 def test_a_body_without_a_content_type_is_json_if_no_browser_sent_it(api, path, declared):

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.api.fakes import Api, error_of
-from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
 PATH = "/v1/chat/completions"
@@ -12,10 +11,10 @@ ALL = [[{"role": "user", "content": text}] for text in TEXTS]
 FIELDS = {"temperature": 0.8, "seed": 5, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
 
 
-def test_each_choice_is_the_response_to_its_conversation_alone():
-    with running_server(tiny_model("llama"), "--max-model-len", "256") as server:
-        whole = server.post(f"{PATH}/batch", messages=ALL, **FIELDS, return_token_ids=True)
-        alone = [server.post(PATH, messages=each, **FIELDS, return_token_ids=True) for each in ALL]
+def test_each_choice_is_the_response_to_its_conversation_alone(shared_server):
+    server = shared_server(tiny_model("llama"), "--served-model-name", "tiny")
+    whole = server.post(f"{PATH}/batch", messages=ALL, **FIELDS, return_token_ids=True)
+    alone = [server.post(PATH, messages=each, **FIELDS, return_token_ids=True) for each in ALL]
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
     for choice, one in zip(whole["choices"], alone, strict=True):
         assert {**choice, "index": 0} == one["choices"][0]

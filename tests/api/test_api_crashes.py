@@ -7,7 +7,6 @@ import signal
 import pytest
 
 from tests.api.server_process import events, served
-from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, wait_gone, wait_until
 
 
@@ -42,6 +41,7 @@ def test_a_killed_engine_is_started_again_and_its_streams_end_with_an_error():
         assert "the engine serves again after" in log
 
 
+@pytest.mark.deep
 def test_while_a_killed_engine_starts_requests_get_503_with_the_reason(tmp_path):
     with served(f"fake:once:{tmp_path / 'started'}") as server:
         server.ready()
@@ -91,7 +91,8 @@ def test_an_engine_that_stays_stopped_is_replaced_and_its_streams_end_with_an_er
         assert json.loads(server.post(max_tokens=5).read())["usage"]["completion_tokens"] == 5
 
 
-@pytest.mark.parametrize("replicas", deep_but([1], [1, 2]))
+@pytest.mark.deep
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_an_engine_that_dies_again_and_again_while_it_starts_first_ends_the_server(replicas):
     with served("fake:dies", replicas=replicas) as server:
         _, err = server.process.communicate(timeout=PATIENCE_S)

@@ -158,16 +158,20 @@ def test_ollama_cuts_texts_to_the_context_unless_truncate_is_false(server):
     assert "dimensions must be between 1 and 64" in error
 
 
-def test_the_settings_of_sentence_transformers_count(tmp_path):
+@pytest.fixture(scope="module")
+def encoder(shared_server):
+    return shared_server(tiny_model("bert"), "--max-model-len", "64")
+
+
+def test_the_settings_of_sentence_transformers_count(tmp_path, encoder):
     path = tmp_path / "model"
     shutil.copytree(tiny_model("bert"), path)
     prompts = {"query": "search for: ", "document": "a text: "}
     settings = {"prompts": prompts, "default_prompt_name": "document"}
     (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
     (path / "sentence_bert_config.json").write_text('{"max_seq_length": 48}')
-    with running_server(tiny_model("bert")) as plain:
-        queries = vector(plain, "search for: foxes")
-        document = vector(plain, "a text: foxes")
+    queries = vector(encoder, "search for: foxes")
+    document = vector(encoder, "a text: foxes")
     with running_server(path) as server:
         assert vector(server, "foxes", prompt_name="query") == queries
         assert vector(server, "foxes", prompt_name="document") == document
@@ -196,17 +200,16 @@ def test_an_embedding_model_generates_no_text(server):
         assert "gives embeddings and no text: use /v1/embeddings" in error["message"]
 
 
-def test_an_encoder_is_served_like_them():
-    with running_server(tiny_model("bert"), "--max-model-len", "64") as server:
-        answers = server.post("/v1/embeddings", input=TEXTS)["data"]
-        assert [len(answer["embedding"]) for answer in answers] == [64, 64]
-        alone = server.post("/v1/embeddings", input=TEXTS[1])["data"][0]["embedding"]
-        assert answers[1]["embedding"] == alone
-        chat = {"messages": [{"role": "user", "content": "a"}]}
-        assert "use /v1/embeddings" in refused(server, "/v1/chat/completions", **chat)["message"]
-        error = refused(server, input=[5] * 65)
-        assert error["param"] == "input"
-        assert "64 tokens" in error["message"]
+def test_an_encoder_is_served_like_them(encoder):
+    answers = encoder.post("/v1/embeddings", input=TEXTS)["data"]
+    assert [len(answer["embedding"]) for answer in answers] == [64, 64]
+    alone = encoder.post("/v1/embeddings", input=TEXTS[1])["data"][0]["embedding"]
+    assert answers[1]["embedding"] == alone
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    assert "use /v1/embeddings" in refused(encoder, "/v1/chat/completions", **chat)["message"]
+    error = refused(encoder, input=[5] * 65)
+    assert error["param"] == "input"
+    assert "64 tokens" in error["message"]
 
 
 def test_requests_with_several_tasks_in_a_batch_have_the_bits_of_each_alone():

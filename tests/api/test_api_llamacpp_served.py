@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from tests.helpers.patience import wait_until
-from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
 PROMPT = "I believe the meaning of life is"
@@ -17,9 +16,8 @@ FIELDS = {"prompt": PROMPT, "n_predict": 12, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def server():
-    with running_server(tiny_model("llama"), "--served-model-name", "tiny") as client:
-        yield client
+def server(shared_server):
+    return shared_server(tiny_model("llama"), "--served-model-name", "tiny")
 
 
 def complete(server, **fields):

@@ -16,15 +16,13 @@ OPTIONS = "--served-model-name", "tiny", "--max-model-len", "128", "--dtype", "f
 
 
 @pytest.fixture(scope="module")
-def texts():
-    with running_server(classifier("bert"), *OPTIONS) as client:
-        yield client
+def texts(shared_server):
+    return shared_server(classifier("bert"), *OPTIONS)
 
 
 @pytest.fixture(scope="module")
-def vectors():
-    with running_server(embedding_model("mean"), *OPTIONS) as client:
-        yield client
+def vectors(shared_server):
+    return shared_server(embedding_model("mean"), *OPTIONS)
 
 
 def refused(server, path, **body):

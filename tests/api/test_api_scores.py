@@ -14,10 +14,9 @@ from tests.helpers.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(shared_server):
     options = ("--served-model-name", "tiny", "--max-model-len", "300", "--dtype", "float32")
-    with running_server(reranker("bert"), *options) as client:
-        yield client
+    return shared_server(reranker("bert"), *options)
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +187,10 @@ def test_an_embedding_model_scores_by_the_cosine_of_two_vectors():
         assert (error["param"], "maximum context" in error["message"]) == ("documents", True)
 
 
-def test_a_model_that_generates_text_has_no_scores():
-    with running_server(tiny_model("llama"), "--max-model-len", "64") as server:
-        message = refused(server, "/v1/score", text_1="a", text_2="b")["message"]
-        assert "generates text. To get scores, serve a reranker" in message
+def test_a_model_that_generates_text_has_no_scores(shared_server):
+    server = shared_server(tiny_model("llama"), "--served-model-name", "tiny")
+    message = refused(server, "/v1/score", text_1="a", text_2="b")["message"]
+    assert "generates text. To get scores, serve a reranker" in message
 
 
 @pytest.mark.deep

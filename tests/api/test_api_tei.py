@@ -20,22 +20,18 @@ OPTIONS = "--served-model-name", "tiny", "--max-model-len", "128", "--dtype", "f
 
 
 @pytest.fixture(scope="module")
-def vectors():
-    with running_server(embedding_model("mean"), *OPTIONS) as server:
-        yield server
+def vectors(shared_server):
+    return shared_server(embedding_model("mean"), *OPTIONS)
 
 
 @pytest.fixture(scope="module")
-def texts():
-    with running_server(classifier("bert"), *OPTIONS) as server:
-        yield server
+def texts(shared_server):
+    return shared_server(classifier("bert"), *OPTIONS)
 
 
 @pytest.fixture(scope="module")
-def pairs():
-    options = (*OPTIONS[:3], "300", *OPTIONS[4:])
-    with running_server(reranker("bert"), *options) as server:
-        yield server
+def pairs(shared_server):
+    return shared_server(reranker("bert"), *OPTIONS[:3], "300", *OPTIONS[4:])
 
 
 def refused(server, path, **body):

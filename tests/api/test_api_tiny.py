@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
 PROMPT = "The quick brown fox"
@@ -14,9 +13,8 @@ GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def server():
-    with running_server(tiny_model("llama"), "--served-model-name", "tiny") as client:
-        yield client
+def server(shared_server):
+    return shared_server(tiny_model("llama"), "--served-model-name", "tiny")
 
 
 def streamed(raw):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.children import child_options
 from tests.helpers.patience import PATIENCE_S
-from tests.helpers.served import DEFAULT_MODEL, default_model, running_server
+from tests.helpers.served import DEFAULT_MODEL, default_model
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.network
@@ -32,10 +32,9 @@ def output_of(command):
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(shared_server):
     default_model()
-    with running_server(DEFAULT_MODEL) as running:
-        yield running
+    return shared_server(DEFAULT_MODEL)
 
 
 def test_the_curl_example_answers(server):

@@ -21,7 +21,6 @@ from cpuserve.platforms.extension import lacking_x86_64_v2, why_not_loaded
 from cpuserve.platforms.handicaps import handicaps
 from cpuserve.platforms.host import Host
 from tests.helpers.children import child_options
-from tests.helpers.depth import deep_but
 from tests.helpers.hosts import host_names, load_host, write_tree
 from tests.helpers.tiny import tiny_model
 
@@ -71,6 +70,7 @@ def model():
 # -- CPUs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_a_cpu_that_cannot_run_numpy_is_refused_in_one_line(model):
     code, out, lines = run("serve", model, "--port=0", cpu="core2duo")
     assert (code, out, len(lines)) == (2, "", 1), lines
@@ -93,6 +93,7 @@ def test_the_version_is_printed_on_any_cpu():
     assert "avx2" in out.splitlines()[1]
 
 
+@pytest.mark.deep
 def test_a_cpu_without_avx2_is_refused_in_one_line_unless_torch_is_there(model):
     code, out, lines = run("serve", model, "--port=0", cpu="Nehalem")
     assert (code, out, len(lines)) == (2, "", 1), lines
@@ -111,7 +112,8 @@ def test_a_cpu_without_avx2_is_slow_with_torch_and_the_start_says_so(model):
     ]
 
 
-@pytest.mark.parametrize("level", deep_but(["amx"], ["amx", "sse2"]))
+@pytest.mark.deep
+@pytest.mark.parametrize("level", ["amx", "sse2"])
 def test_a_level_that_the_cpu_lacks_is_refused_in_one_line(model, level):
     code, out, lines = run("serve", model, "--port=0", cpu="Haswell", CPUSERVE_ISA=level)
     assert (code, out, len(lines)) == (2, "", 1), lines

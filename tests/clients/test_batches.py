@@ -281,6 +281,7 @@ def is_ready(port):
         return False
 
 
+@pytest.mark.deep
 def test_a_killed_server_runs_the_rest_of_a_batch_once(tmp_path):
     port = free_port()
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.children import child_options
+from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S
-from tests.helpers.served import DEFAULT_MODEL, default_model, running_server
+from tests.helpers.served import DEFAULT_MODEL, default_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.network
@@ -23,10 +24,9 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(shared_server):
     default_model()
-    with running_server(DEFAULT_MODEL) as server:
-        yield server
+    return shared_server(DEFAULT_MODEL)
 
 
 def output_of(*command):
@@ -39,7 +39,7 @@ def output_of(*command):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", deep_but(["chat.py", "curl.sh"], EXPECTED))
 def test_an_example_runs_against_a_server(name, server):
     program = [sys.executable] if name.endswith(".py") else ["bash"]
     assert EXPECTED[name] in output_of(*program, str(EXAMPLES / name), server.url)

@@ -179,6 +179,7 @@ def test_an_adapter_of_this_model_is_used_and_one_of_another_is_refused(client, 
     assert refusal(lambda: client.show("rude"))[0] == 404
 
 
+@pytest.mark.deep
 def test_models_are_there_after_a_restart(tmp_path):
     names = ["--served-model-name", "tiny", "--models-dir", str(tmp_path)]
     with running_server(tiny_model("llama"), *names) as first, client_of(first) as client:
@@ -204,6 +205,7 @@ def test_a_pull_of_a_served_model_succeeds_at_once_and_of_no_model_fails(client)
     assert refusal(lambda: client.push("tiny"))[0] == 400
 
 
+@pytest.mark.deep
 def test_files_are_checked_and_bounded(tmp_path):
     bounds = ["--models-dir", str(tmp_path), "--models-bytes", "2000", "--models-count", "1"]
     with running_server(tiny_model("llama"), "--served-model-name", "tiny", *bounds) as server:
@@ -238,11 +240,8 @@ def test_files_are_checked_and_bounded(tmp_path):
             assert refusal(lambda: client.delete("../a"))[0] == 400
 
 
-def test_a_server_without_a_directory_says_how_to_get_one():
-    with (
-        running_server(tiny_model("llama"), "--served-model-name", "tiny") as server,
-        client_of(server) as client,
-    ):
+def test_a_server_without_a_directory_says_how_to_get_one(shared_server):
+    with client_of(shared_server(tiny_model("llama"), "--served-model-name", "tiny")) as client:
         status, told = refusal(lambda: client.create("a", from_="tiny"))
         assert (status, "--models-dir" in told) == (404, True)
         assert client.pull("tiny").status == "success"

@@ -9,7 +9,7 @@ import pydantic
 import pytest
 
 from tests.helpers.npm import npm_folder, run_node
-from tests.helpers.served import DEFAULT_MODEL, default_model, running_server
+from tests.helpers.served import DEFAULT_MODEL, default_model
 from tests.helpers.tiny import tiny_model
 
 NPM_VERSION = "6"
@@ -18,16 +18,14 @@ SCRIPT = Path(__file__).with_name("openai_stream.mjs")
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    with running_server(tiny_model("llama"), "--served-model-name", "tiny") as server:
-        yield server
+def tiny(shared_server):
+    return shared_server(tiny_model("llama"), "--served-model-name", "tiny")
 
 
 @pytest.fixture(scope="module")
-def smollm():
+def smollm(shared_server):
     default_model()
-    with running_server(DEFAULT_MODEL) as server:
-        yield server
+    return shared_server(DEFAULT_MODEL)
 
 
 @pytest.fixture(scope="module")

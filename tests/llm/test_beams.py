@@ -96,6 +96,7 @@ def test_a_text_ends_at_the_end_of_text_or_at_the_context(llm):
         llm.beam_search([[5]], params, lora_request="other")
 
 
+@pytest.mark.deep
 def test_a_server_finds_the_same_texts_in_any_company(llm, path):
     params = BeamSearchParams(beam_width=3, max_tokens=20, ignore_eos=True)
     wanted = [
