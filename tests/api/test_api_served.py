@@ -26,7 +26,7 @@ from tests.api.post_routes import (
 from tests.helpers.fake_executor import fake_config
 
 # Routes that refuse streams.
-NO_STREAM = ("/v1/systemone", "/v1/chat/completions/batch", "/inference/v1/generate")
+NO_STREAM = ("/v1/systemone", "/v1/chat/completions/batch")
 
 
 def served(pooling="none"):

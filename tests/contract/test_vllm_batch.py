@@ -1,5 +1,7 @@
 """The contract of vLLM's further routes for text: several conversations, render routes, beams."""
 
+import json
+
 import pytest
 
 from tests.contract.table import (
@@ -147,7 +149,8 @@ IDS = {"token_ids": [5, 6], "sampling_params": {}}
             "sampling_params.logprobs": (0, 1, None),
             "sampling_params.detokenize": (True, False),
             "request_id": ("a-1", None),
-            "stream": (False, None),
+            "stream": (False, None, True),
+            "stream_options": (None,),
             "features": (None,),
         },
     ),
@@ -160,9 +163,11 @@ IDS = {"token_ids": [5, 6], "sampling_params": {}}
             "sampling_params.temperature": (-1, "x"),
             "sampling_params.use_beam_search": (True,),
             "request_id": ("a b", *NO_TEXT),
-            "stream": (True,),
+            "stream": NO_FLAG,
+            "stream_options": ({"include_usage": True}, *NO_LIST),
             "features": ({"a": 1},),
             "kv_transfer_params": ({"a": 1},),
+            "ec_transfer_params": ({"a": 1},),
             "priority": (2**40, *NO_COUNT),
         },
     ),
@@ -184,6 +189,54 @@ def test_a_rendered_prompt_is_continued_as_its_completion():
     assert body["choices"][0]["token_ids"] == wanted.json()["choices"][0]["token_ids"]
     (one, first), (other, second) = api.engine.asked[before:]
     assert (one, first) == (other, second)
+
+
+def chunks_of(api, **fields):
+    """The chunks of a streamed response, before its last event."""
+    response = api.post(TOKENS, token_ids=[5, 6], stream=True, **fields)
+    assert response.status_code == 200, response.text
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_the_chunks_of_tokens_make_the_whole_response():
+    api = server()
+    params = {"n": 2, "seed": 3, "max_tokens": 4, "logprobs": 1, "prompt_logprobs": 1}
+    whole = api.post(TOKENS, token_ids=[5, 6], sampling_params=params, request_id="mine").json()
+    options = {"include_usage": True}
+    made = chunks_of(api, sampling_params=params, stream_options=options, request_id="mine")
+    assert {chunk["request_id"] for chunk in made} == {"mine"}
+    assert (made[-1]["choices"], made[-1]["usage"]) == ([], whole["usage"])
+    assert [chunk["usage"] for chunk in made[:-1]] == [None] * (len(made) - 1)
+    scored = [chunk["prompt_logprobs"] for chunk in made if "prompt_logprobs" in chunk]
+    assert scored[0] == whole["prompt_logprobs"]
+    for wanted in whole["choices"]:
+        parts = [c["choices"][0] for c in made[:-1] if c["choices"][0]["index"] == wanted["index"]]
+        assert len(parts) > 1
+        assert [token for part in parts for token in part["token_ids"]] == wanted["token_ids"]
+        entries = [entry for part in parts for entry in part["logprobs"]["content"]]
+        assert entries == wanted["logprobs"]["content"]
+        assert [part["finish_reason"] for part in parts[:-1]] == [None] * (len(parts) - 1)
+        assert parts[-1]["finish_reason"] == wanted["finish_reason"]
+
+
+def test_the_usage_of_streamed_tokens_is_sent_only_if_it_is_wanted():
+    api = server()
+    plain = chunks_of(api, sampling_params={"max_tokens": 3})
+    assert [chunk["usage"] for chunk in plain] == [None] * len(plain)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counted = chunks_of(api, sampling_params={"max_tokens": 3}, stream_options=options)
+    found = [chunk["usage"]["completion_tokens"] for chunk in counted]
+    assert found == [*range(1, len(plain) + 1), len(plain)]
+
+
+def test_tokens_end_with_the_context_unless_max_tokens_is_set():
+    api = server()
+    assert api.post(TOKENS, **IDS).status_code == 200
+    assert api.engine.asked[-1][1].max_tokens == api.context.max_model_len - 2
+    api.post(TOKENS, **{**IDS, "sampling_params": {"max_tokens": 3}})
+    assert api.engine.asked[-1][1].max_tokens == 3
 
 
 @pytest.mark.parametrize("path", [f"{CHAT}/batch", f"{CHAT}/render", f"{TEXT}/render"])

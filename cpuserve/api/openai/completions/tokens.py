@@ -9,22 +9,27 @@ from fastapi import APIRouter, Response
 
 from cpuserve.api.openai.chat.schema import ChatLogprobs
 from cpuserve.api.openai.checks import take_request_id
+from cpuserve.api.openai.chunks import FORM, error_chunk, to_json
 from cpuserve.api.openai.completions.schema import CompletionRequest, to_call
 from cpuserve.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from cpuserve.api.openai.schema import PromptLogprobs
+from cpuserve.api.openai.schema import PromptLogprobs, StreamOptions, Usage
+from cpuserve.api.openai.usage import usage_body
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.request.fields import check_fields, is_set
+from cpuserve.api.response.openapi import EVENTS
 from cpuserve.api.route import generate, post
 from cpuserve.errors import InvalidRequest
 from cpuserve.serving.call import GenerateCall, unsupported
+from cpuserve.serving.events import Finish, PromptScores, Text, TokenUsage
 
 if TYPE_CHECKING:
-    from cpuserve.serving.events import Choice, WholeResponse
+    from cpuserve.engine.ipc import TokenLogprob
+    from cpuserve.serving.events import Event, WholeResponse
     from cpuserve.serving.generate import Generation
 
 router = APIRouter()
 # Fields of the request that are refused if they are set.
-_REFUSED = ("stream", "stream_options", "features", "kv_transfer_params")
+_REFUSED = ("features", "kv_transfer_params", "ec_transfer_params")
 # Fields of /v1/completions that are no sampling parameters.
 _NO_PARAMETERS = frozenset(
     {
@@ -48,10 +53,11 @@ class TokensRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     timeout: float | None = None
-    stream: Any = None
-    stream_options: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     features: Any = None
     kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
 
 
 class TokensChoice(msgspec.Struct):
@@ -67,9 +73,21 @@ class TokensResponse(msgspec.Struct):
     """The body of POST /inference/v1/generate."""
 
     request_id: str
+    model: str
+    created: int
     choices: list[TokensChoice]
+    usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     kv_transfer_params: None = None
+
+
+class TokensChunk(msgspec.Struct):
+    """A part of a streamed response: new tokens of one choice, or only the usage."""
+
+    request_id: str
+    choices: list[TokensChoice]
+    usage: Usage | None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 def tokens_call(request: TokensRequest) -> GenerateCall:
@@ -92,6 +110,8 @@ def tokens_call(request: TokensRequest) -> GenerateCall:
         "cache_salt": request.cache_salt,
         "priority": request.priority,
         "timeout": request.timeout,
+        "stream": request.stream,
+        "stream_options": request.stream_options,
     }
     try:
         asked = msgspec.convert({**given, **shared}, CompletionRequest)
@@ -101,6 +121,7 @@ def tokens_call(request: TokensRequest) -> GenerateCall:
     check_fields(asked)
     call = to_call(asked)
     call.model = request.model
+    call.default_max_tokens = None  # as in vLLM, here the default is the rest of the context
     return call
 
 
@@ -110,6 +131,7 @@ def tokens_call(request: TokensRequest) -> GenerateCall:
     schema=TokensRequest,
     response=TokensResponse,
     id_prefix="",
+    stream=EVENTS,
     words=lambda _: {"prompt": "token_ids"},
 )
 async def generate_tokens(received: RequestContext, asked: TokensRequest) -> Response:
@@ -121,24 +143,69 @@ async def generate_tokens(received: RequestContext, asked: TokensRequest) -> Res
 class TokensWriter:
     """Writes the response of /inference/v1/generate."""
 
+    form = FORM
+
     def __init__(
-        self, received: RequestContext, _asked: TokensRequest, generation: Generation
+        self, received: RequestContext, asked: TokensRequest, generation: Generation
     ) -> None:
-        first = generation.sequences[0].params
-        self._id = received.id
+        first, options = generation.sequences[0].params, asked.stream_options
+        self._received, self._id = received, received.id
+        self._with_usage = bool(options and options.include_usage)
         self._top, self._prompt_top = first.num_top, first.prompt_logprobs
         tokenizer = received.context.get_tokenizer()
         self._names = TokenNames(tokenizer, as_ids=True, skip_special_tokens=False)
 
+    def frames(self, events: list[Event]) -> bytes:
+        """Return the chunk for the events of one engine output; b"" if there is nothing to show."""
+        last = events[-1]
+        usage = usage_body(last) if isinstance(last, TokenUsage) else None
+        if isinstance(events[0], TokenUsage):
+            return self._chunk([], usage) if self._with_usage else b""
+        tokens: list[int] = []
+        entries: list[TokenLogprob] = []
+        reason: str | None = None
+        rows: PromptLogprobs | None = None
+        for event in events:
+            if isinstance(event, Text):
+                tokens, entries = event.token_ids, event.logprobs or []
+            elif isinstance(event, Finish):
+                reason = event.reason
+            elif isinstance(event, PromptScores):
+                rows = prompt_logprobs(event.scores, self._prompt_top, self._names)
+        if not tokens and reason is None and rows is None:
+            return b""
+        choice = self._choice(events[0].index, entries, reason, tokens)
+        return self._chunk([choice], usage, rows)
+
+    def _chunk(
+        self,
+        choices: list[TokensChoice],
+        usage: Usage | None,
+        rows: PromptLogprobs | None = None,
+    ) -> bytes:
+        chunk = TokensChunk(self._id, choices, usage, rows or msgspec.UNSET)
+        return b"data: " + to_json(chunk) + b"\n\n"
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return the event for an error after the stream has begun."""
+        return error_chunk(error)
+
     def whole(self, response: WholeResponse) -> bytes:
         """Return the whole response as JSON."""
+        received = self._received
         scores = response.choices[0].scores
         rows = prompt_logprobs(scores, self._prompt_top, self._names)
-        choices = [self._choice(choice) for choice in response.choices]
-        return msgspec.json.encode(TokensResponse(self._id, choices, rows))
+        choices = [
+            self._choice(choice.index, choice.logprobs, choice.reason, choice.token_ids)
+            for choice in response.choices
+        ]
+        usage, model = usage_body(response.usage), received.served.name
+        return to_json(TokensResponse(self._id, model, received.created, choices, usage, rows))
 
-    def _choice(self, choice: Choice) -> TokensChoice:
+    def _choice(
+        self, index: int, entries: list[TokenLogprob], reason: str | None, tokens: list[int]
+    ) -> TokensChoice:
         logprobs = None
         if self._top is not None:
-            logprobs = chat_logprobs(choice.logprobs, self._top, self._names)
-        return TokensChoice(choice.index, logprobs, choice.reason, choice.token_ids)
+            logprobs = chat_logprobs(entries, self._top, self._names)
+        return TokensChoice(index, logprobs, reason, tokens)
