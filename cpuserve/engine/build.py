@@ -17,7 +17,7 @@ from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.engine.offload import check_tiers
 from cpuserve.errors import ModelError
 from cpuserve.loader.dense_module import Head
-from cpuserve.loader.pooling import dense_layers
+from cpuserve.loader.pooling import dense_layers, splade_head
 from cpuserve.log import get_logger
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _head(config: EngineConfig, facts: dict[str, object]) -> Head:
     if config.pooling == "none":
         return Head("none")
     if config.pooling == "splade":
-        return Head("splade", unit=False)
+        return splade_head(Path(config.model_path))
     layers = dense_layers(Path(config.model_path))
     token_width = cast("int", facts["width"])
     for layer in layers:

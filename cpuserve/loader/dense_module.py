@@ -93,11 +93,13 @@ Layer: TypeAlias = Dense | VectorNorm
 class Head:
     """How an embedding or a score is computed from the vectors of a sequence's tokens.
 
-    pooling: "last", "first" or "mean"; "all" = each token has a result; "splade" = a value for each
-      token id; "none" for a model that generates text.
+    pooling: "last", "first" or "mean"; "all" = each token has a result; "splade" or "splade_sum" =
+      a value for each token id, the largest or the sum of all tokens; "none" for a model that
+      generates text.
     layers: the layers that are applied to the pooled vector.
     unit: whether the result is scaled to length 1.
     weights, multi: the linears for the weight of each token and for a vector of its own (BGE-M3).
+    logs: how often SPLADE applies log(1 + x) to a logit.
     """
 
     pooling: str
@@ -105,6 +107,7 @@ class Head:
     unit: bool = True
     weights: Dense | None = None
     multi: Dense | None = None
+    logs: int = 1
 
     def without_activation(self) -> Head:
         """Return the head without the activation of its last layer, which is a Dense."""

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from cpuserve.loader.dense_module import Dense
+    from cpuserve.loader.dense_module import Dense, Head
 
 MAX_BYTES = 1_000_000
 # A file that a module of sentence-transformers consists of, such as 1_Pooling/config.json.
-MODULE_FILE = re.compile(r"\d+_\w+/[\w.-]+\.(json|safetensors)")
+MODULE_FILE = re.compile(r"(document_)?\d+_\w+/[\w.-]+\.(json|safetensors)")
 # Keys of a Pooling module's config.json; newer files have "pooling_mode": "lasttoken" instead.
 MODES = {
     "pooling_mode_lasttoken": "last",
@@ -32,6 +32,12 @@ MODES = {
 }
 # Activations of Dense modules, by the torch class that their config has.
 ACTIVATIONS = {"Identity": "none", "Tanh": "tanh", "Sigmoid": "sigmoid"}
+# The pooling of Head for each pooling_strategy of SpladePooling, and how often
+# log(1 + x) is applied for each activation_function, which is once more than its name says.
+STRATEGIES = {"max": "splade", "sum": "splade_sum"}
+LOGS = {"relu": 1, "log1p_relu": 2}
+# Modules of sentence-transformers that make sparse vectors from others, or without the model.
+SPARSE = (".SparseAutoEncoder", ".CSRSparsity", ".SparseStaticEmbedding", ".IDF")
 NAMES = {"lasttoken": "last", "mean": "mean", "cls": "first"}
 GGUF_TYPES = {1: "mean", 2: "first", 3: "last"}  # LLAMA_POOLING_TYPE_*
 
@@ -46,13 +52,27 @@ def checkpoint_pooling(path: Path, file: GgufFile | None = None) -> tuple[str, s
     """
     if not path.is_dir():
         return _gguf(file or GgufFile(path))
-    for folder in _modules_of(path, ".SpladePooling"):
-        _check_splade(read_json(folder / "config.json", "pooling config"), folder)
+    _check_sparse(path)
+    for folder in _splade_modules(path):
+        _splade_settings(folder)
         return "splade", f"{folder.name} says so"
     for folder in _modules_of(path, ".Pooling"):
         config = folder / "config.json"
         return _mode(read_json(config, "pooling config"), config), f"{folder.name} says so"
     return "none", "the model generates text"
+
+
+def splade_head(path: Path) -> Head:
+    """Return the head of a SPLADE model: the largest logits, unless its files say otherwise.
+
+    Raises:
+        ModelError: the settings of the pooling are not supported.
+    """
+    from cpuserve.loader.dense_module import Head
+
+    folders = _splade_modules(path) if path.is_dir() else iter(())
+    strategy, activation = next(map(_splade_settings, folders), ("max", "relu"))
+    return Head(STRATEGIES[strategy], unit=False, logs=LOGS[activation])
 
 
 def usual_length(path: Path) -> int | None:
@@ -235,11 +255,36 @@ def _mode(config: dict[str, Any], file: Path) -> str:
     return modes[0]
 
 
-def _check_splade(config: dict[str, Any], folder: Path) -> None:
-    for key, supported in (("pooling_strategy", "max"), ("activation_function", "relu")):
-        found = config.get(key) or supported
-        if found != supported:
-            msg = f"{folder}: {key} is {str(found)[:40]}, but only {supported} is supported"
+def _splade_modules(path: Path) -> Iterator[Path]:
+    """The folder of each SpladePooling: of modules.json, and of the documents of a Router."""
+    yield from _modules_of(path, ".SpladePooling")
+    for _ in _modules_of(path, ".Router"):
+        types = read_json(path / "router_config.json", "router config").get("types")
+        for name, kind in types.items() if isinstance(types, dict) else ():
+            if str(kind).endswith(".SpladePooling") and name.startswith("document"):
+                yield path / Path(name).name
+
+
+def _splade_settings(folder: Path) -> tuple[str, str]:
+    """Return (pooling_strategy, activation_function) of a SpladePooling."""
+    config, found = read_json(folder / "config.json", "pooling config"), []
+    for key, known, usual in (
+        ("pooling_strategy", STRATEGIES, "max"),
+        ("activation_function", LOGS, "relu"),
+    ):
+        value = config.get(key) or usual
+        if not isinstance(value, str) or value not in known:
+            msg = f"{folder}: {key} is {str(value)[:40]}, but only {', '.join(known)} are supported"
+            raise ModelError(msg)
+        found.append(value)
+    return found[0], found[1]
+
+
+def _check_sparse(path: Path) -> None:
+    """Raise ModelError if a module makes sparse vectors in a way that is not supported."""
+    for kind in SPARSE:
+        for folder in _modules_of(path, kind):
+            msg = f"{folder}: modules of the type {kind.removeprefix('.')} are not supported"
             raise ModelError(msg)
 
 

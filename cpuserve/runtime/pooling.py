@@ -12,6 +12,7 @@ import numpy.typing as npt
 from cpuserve.core.pooler import Pooler
 from cpuserve.loader.dense_module import Head
 
+Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 
@@ -91,14 +92,15 @@ class Mean:
 class LargestLogits:
     """Makes a sparse embedding (SPLADE): log(1 + the largest value of all tokens) in each column.
 
-    The rows are logits over the vocabulary that are at least 0.
+    The rows are logits over the vocabulary that are at least 0. If `head.logs` is 2, the logarithm
+    is applied twice.
     """
 
     reads_prefixes = False
 
     def __init__(self, head: Head) -> None:
-        del head
-        self._largest: npt.NDArray[np.float32] | None = None
+        self._logs = head.logs
+        self._largest: Float32 | None = None
         self._count = 0
 
     def positions(self, start: int, end: int, length: int) -> range:
@@ -117,7 +119,46 @@ class LargestLogits:
         """Return the embedding [vocab]."""
         if self._largest is None or not np.all(np.isfinite(self._largest)):
             return None
-        return np.log1p(self._largest).astype("<f4").tobytes()
+        return _logs_of(self._largest, self._logs).astype("<f4").tobytes()
+
+
+class SummedLogits:
+    """Makes a sparse embedding (SPLADE): the sum of log(1 + x) of all tokens in each column.
+
+    The rows are as in LargestLogits. They are added one after another in fp64, so the bits of the
+    sum do not depend on the chunks of the prompt.
+    """
+
+    reads_prefixes = False
+
+    def __init__(self, head: Head) -> None:
+        self._logs = head.logs
+        self._sum: Float64 | None = None
+        self._count = 0
+
+    def positions(self, start: int, end: int, length: int) -> range:
+        """Return the positions that were not already added before a preemption."""
+        del length
+        return range(max(start, self._count), end)
+
+    def add(self, vectors: Sequence[object]) -> None:
+        """Add the logarithms of each row."""
+        self._count += len(vectors)
+        for vector in vectors:
+            row = _logs_of(np.asarray(vector, np.float32), self._logs)
+            self._sum = row.astype(np.float64) if self._sum is None else self._sum + row
+
+    def result(self) -> bytes | None:
+        """Return the embedding [vocab]."""
+        if self._sum is None or not np.all(np.isfinite(self._sum)):
+            return None
+        return self._sum.astype("<f4").tobytes()
+
+
+def _logs_of(logits: Float32, times: int) -> Float32:
+    for _ in range(times):
+        logits = np.log1p(logits)
+    return logits
 
 
 class AllTokens:
@@ -174,12 +215,13 @@ class Several:
         return b"".join(found) if len(found) == len(results) else None
 
 
-POOLS: dict[str, type[LastToken | Mean | AllTokens | LargestLogits]] = {
+POOLS: dict[str, type[LastToken | Mean | AllTokens | LargestLogits | SummedLogits]] = {
     "last": LastToken,
     "first": FirstToken,
     "mean": Mean,
     "all": AllTokens,
     "splade": LargestLogits,
+    "splade_sum": SummedLogits,
 }
 
 

@@ -46,12 +46,17 @@ def splade(kind: str, *, tied: bool = True) -> Path:
     return directory
 
 
-def expected_words(path: Path, ids: list[int]) -> torch.Tensor:
-    """The sparse embedding [vocab] in fp32: log(1 + the largest logit of all tokens, or 0)."""
+def expected_words(
+    path: Path, ids: list[int], strategy: str = "max", activation: str = "relu"
+) -> torch.Tensor:
+    """The sparse embedding [vocab] in fp32, with these settings of SpladePooling."""
     import transformers
 
     name = json.loads((path / "config.json").read_text())["architectures"][0]
     model = getattr(transformers, name).from_pretrained(path, dtype=torch.float32).eval()
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([ids])).logits[0]
-    return torch.log1p(torch.relu(logits)).max(dim=0).values.double()
+    values = torch.log1p(torch.relu(logits))
+    if activation == "log1p_relu":
+        values = torch.log1p(values)
+    return values.double().sum(dim=0) if strategy == "sum" else values.amax(dim=0).double()

@@ -72,25 +72,56 @@ def test_other_methods_name_the_one_that_fits():
         make(tiny_model("bert"), pooling="splade")
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"pooling_strategy": "max", "activation_function": "relu"}, ""),
-        ({"pooling_strategy": "sum"}, "pooling_strategy is sum, but only max is supported"),
-        ({"activation_function": "log1p_relu"}, "activation_function is log1p_relu, but only relu"),
-    ],
-)
-def test_the_settings_of_sentence_transformers_are_read(tmp_path, settings, told):
-    path = tmp_path / "m"
+def with_pooling(path, settings, *, router=False):
+    """Copy a tiny SPLADE model to `path`, with these settings of SpladePooling."""
     shutil.copytree(splade("bert"), path)
     kind = "sentence_transformers.sparse_encoder.models.SpladePooling"
     module = {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": kind}
+    folder = path / "1_SpladePooling"
+    if router:
+        folder = path / "document_1_SpladePooling"
+        types = {"query_0_IDF": "sentence_transformers.models.IDF", folder.name: kind}
+        (path / "router_config.json").write_text(json.dumps({"types": types}))
+        module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}
     (path / "modules.json").write_text(json.dumps([module]))
-    (path / "1_SpladePooling").mkdir()
-    (path / "1_SpladePooling" / "config.json").write_text(json.dumps(settings))
-    if told:
-        with pytest.raises(ModelError, match=told):
-            make(path)
-        return
-    with make(path) as llm:
-        assert (llm.config.pooling, len(words(llm, ["a"])[0])) == ("splade", 512)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(settings))
+    return path
+
+
+@pytest.mark.parametrize("router", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+def test_the_settings_of_sentence_transformers_are_honoured(tmp_path, strategy, activation, router):
+    settings = {"pooling_strategy": strategy, "activation_function": activation}
+    path = with_pooling(tmp_path / "m", settings, router=router)
+    with make(path, max_num_seqs=16, max_num_batched_tokens=1100) as llm:
+        assert llm.config.pooling == "splade"
+        got = words(llm, FEW)
+    for prompt, values in zip(FEW, got, strict=True):
+        expected = expected_words(path, prompt, strategy, activation)
+        assert torch.tensor(values).double() == pytest.approx(expected, abs=2e-5, rel=1e-5)
+    with make(path, omp_threads_bind="0", max_num_seqs=1) as llm:
+        assert [words(llm, [prompt])[0] for prompt in FEW] == got
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"pooling_strategy": "mean"}, "pooling_strategy is mean, but only max, sum are supported"),
+        ({"activation_function": "gelu"}, "activation_function is gelu, but only relu, log1p_relu"),
+        ({"pooling_strategy": ["sum"]}, "pooling_strategy is"),
+    ],
+)
+def test_settings_that_are_not_supported_are_refused_by_name(tmp_path, settings, told):
+    with pytest.raises(ModelError, match=told):
+        make(with_pooling(tmp_path / "m", settings))
+
+
+@pytest.mark.parametrize("kind", ["SparseAutoEncoder", "CSRSparsity", "SparseStaticEmbedding"])
+def test_other_modules_that_make_sparse_vectors_are_refused_by_name(tmp_path, kind):
+    path = with_pooling(tmp_path / "m", {})
+    module = {"path": "2_Other", "type": f"sentence_transformers.sparse_encoder.models.{kind}"}
+    (path / "modules.json").write_text(json.dumps([module]))
+    with pytest.raises(ModelError, match=f"modules of the type {kind} are not supported"):
+        make(path)
