@@ -165,7 +165,10 @@ def _dataset(group: argparse._ActionsContainer) -> None:
 def _serve(parser: Parser) -> None:
     server = parser.add_argument_group("Server")
     server.add_argument(
-        "--base-url", metavar="URL", help="URL of the server, instead of --host and --port"
+        "--url",
+        "--base-url",  # its name in vLLM
+        metavar="URL",
+        help="the server, instead of --host and --port",
     )
     server.add_argument("--host", default="127.0.0.1", metavar="NAME")
     _add(server, "--port", default=8000, help="port of the server")
@@ -259,7 +262,7 @@ def _kernels(parser: Parser) -> None:
         "--tune",
         action="store_true",
         help="instead, find the sizes of the kernels' work that are fastest for this model on this "
-        "machine, in a few seconds, and keep them for later starts; answers do not change",
+        "machine, in a few seconds, and keep them for later starts; responses do not change",
     )
     _add(group, "--rounds", "--num-iters", default=5, help="rounds; the median is reported")
 

@@ -82,7 +82,7 @@ async def _run(args: argparse.Namespace) -> Report:
 
 async def _target(args: argparse.Namespace) -> Target:
     """Return the server and the name of its model; ConfigError if the server does not respond."""
-    url = args.base_url or f"http://{args.host}:{args.port}"
+    url = args.url or f"http://{args.host}:{args.port}"
     chat = args.backend == "openai-chat"
     endpoint = args.endpoint or (CHAT if chat else COMPLETIONS)
     target = Target(url.rstrip("/").removesuffix("/v1"), "", args.api_key, endpoint)
@@ -96,7 +96,7 @@ async def _target(args: argparse.Namespace) -> Target:
         msg = f"{target.url} does not list its models (HTTP {code}); set {wanted}"
         raise ConfigError(msg) from None
     except LoadError as error:
-        msg = f"{error}. Start a server with `cpuserve serve`, or set --host, --port or --base-url"
+        msg = f"{error}. Start a server with `cpuserve serve`, or set --host, --port or --url"
         raise ConfigError(msg) from None
     return replace(target, model=name)
 

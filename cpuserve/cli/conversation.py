@@ -24,7 +24,7 @@ HELP = """\
 /save FILE      write the messages to a new FILE, as JSON for the "messages" of a request
 /help           show this list
 /exit           end the conversation; so do Ctrl-D, and Ctrl-C twice
-Ctrl-C          stop the answer"""
+Ctrl-C          stop the response"""
 # A path such as /etc/hosts is not a command.
 _COMMAND = re.compile(r"/[a-zA-Z]*")
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from cpuserve.cli.bench_flags import add_bench
+from cpuserve.cli.bench_flags import add_bench, number
 from cpuserve.cli.examples import epilog
 from cpuserve.cli.flags import (
     COMMAND,
@@ -148,6 +148,16 @@ def build_parser() -> Parser:
     stop = command("stop", "server_models:stop", "Unload a model of a running server.")
     stop.add_argument("name", metavar="NAME", help="name of the model, as `cpuserve ps` shows it")
     _running_server(stop)
+    top = command("top", "top:top", "Show what a running server does, once a second.")
+    _running_server(top)
+    top.add_argument("--once", action="store_true", help="print one view, and end")
+    top.add_argument(
+        "--interval",
+        type=number(float, 0.1),
+        default=1.0,
+        metavar="S",
+        help="seconds between two views [default: 1]",
+    )
     completion = command(
         "completion", "completion:completion", "Print a script that completes flags in a shell."
     )
@@ -199,7 +209,7 @@ def build_parser() -> Parser:
 def _sampling(parser: Parser) -> None:
     group = parser.add_argument_group("Sampling")
     group.add_argument(
-        "--max-tokens", type=_number(int), metavar="N", help="maximum tokens of an answer"
+        "--max-tokens", type=_number(int), metavar="N", help="maximum tokens of a response"
     )
     group.add_argument(
         "--temperature", type=_number(float), metavar="T", help="temperature; 0 = greedy"

@@ -1,0 +1,211 @@
+"""`cpuserve top`: what a running server does, as a view that changes once a second."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cpuserve.api.status.activity_body import Activity, ModelActivity, SequenceActivity
+from cpuserve.bench.http import LoadError, exchange
+from cpuserve.cli.remote import said_error, target_of
+from cpuserve.config.values import format_bytes
+from cpuserve.errors import CpuserveError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from cpuserve.bench.driver import Target
+    from cpuserve.platforms.cpu_times import CpuTimes
+
+_PATH = "/v1/activity"
+_ROWS = 12  # requests that the view shows
+_BARS = 16  # with more CPUs than this, each CPU is one character
+_WIDTH = 10  # characters of a bar
+_LEVELS = "▁▂▃▄▅▆▇█"
+_ASCII_LEVELS = ".:-=+*%#"
+_LEFT = ("abort", "error")
+
+
+def top(args: argparse.Namespace) -> int:
+    """Show the requests, rates, KV cache and cores of a server until Ctrl-C; once with --once.
+
+    Raises:
+        CpuserveError: the server refuses the request, or with --once is not there.
+    """
+    from rich.console import Console
+
+    target, console = target_of(args), Console(highlight=False)
+    with suppress(KeyboardInterrupt):
+        if args.once:
+            before = _activity(target)
+            time.sleep(args.interval)
+            console.print(view(console, target.url, before, _activity(target)))
+        else:
+            _watch(console, target, args.interval)
+    return 0
+
+
+def view(console: Console, url: str, before: Activity, now: Activity) -> RenderableType:
+    """Return the view of the server at `url`: the rates are the means between two reports."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = Text.assemble(("cpuserve top", "bold"), f"  {url}")
+    rows = [_models(console, before, now), _cores(console, before.cpus, now.cpus)]
+    return Group(head, "", *rows, "", _requests(now))
+
+
+def _watch(console: Console, target: Target, interval_s: float) -> None:
+    """Show the views of a server: in one place of a terminal, elsewhere one after the other."""
+    from rich.live import Live
+
+    if not console.is_terminal:
+        for shown in views(console, target, interval_s):
+            console.print(shown)
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for shown in views(console, target, interval_s):
+            live.update(shown, refresh=True)
+
+
+def views(console: Console, target: Target, interval_s: float) -> Iterator[RenderableType]:
+    """Generate views of a server without end, also while it is not there.
+
+    Raises:
+        CpuserveError: the server refuses the request.
+    """
+    before: Activity | None = None
+    while True:
+        try:
+            now = _activity(target)
+        except LoadError as error:
+            before = None
+            yield f"{error}: waiting for the server (Ctrl-C ends)"
+        else:
+            yield view(console, target.url, before or now, now)
+            before = now
+        time.sleep(interval_s)
+
+
+def _activity(target: Target) -> Activity:
+    """Return the report of the server; LoadError if it is not there."""
+    response = asyncio.run(exchange(target.url, _PATH, None, api_key=target.api_key))
+    if response.code != 200:
+        said = said_error(response.body)
+        msg = f"{target.url}{_PATH}: HTTP {response.code}: {said}"
+        if response.code == 503:  # it starts
+            raise LoadError(msg)
+        raise CpuserveError(msg)
+    try:
+        return msgspec.json.decode(response.body, type=Activity)
+    except msgspec.DecodeError as error:
+        msg = f"{target.url}{_PATH} is no report of cpuserve: {error}"
+        raise CpuserveError(msg) from None
+
+
+def _models(console: Console, before: Activity, now: Activity) -> Table:
+    """Return one row for each loaded model."""
+    heads = ("MODEL", "RUN", "WAIT", "KV CACHE", "PROMPT/s", "CACHED/s", "OUTPUT/s", "BANDWIDTH")
+    table = _table(heads, left=("MODEL", "KV CACHE", "BANDWIDTH"))
+    earlier = {model.model: model for model in before.models}
+    elapsed_s = now.time - before.time
+    for model in now.models:
+        old = earlier.get(model.model, model)
+        counts = [
+            (model.prompt_tokens, old.prompt_tokens),
+            (model.cached_tokens, old.cached_tokens),
+            (model.output_tokens, old.output_tokens),
+        ]
+        kv = f"{_bar(console, model.kv_usage)} {format_bytes(model.kv_bytes)}"
+        rates = [f"{_rate(to, since, elapsed_s):.0f}" for to, since in counts]
+        used = _bandwidth(old, model, elapsed_s)
+        table.add_row(model.model, str(model.running), str(model.waiting), kv, *rates, used)
+    return table
+
+
+def _bandwidth(old: ModelActivity, model: ModelActivity, elapsed_s: float) -> str:
+    """Return the rate at which steps read weights, as a share of the measured bandwidth."""
+    read = _rate(model.weight_bytes, old.weight_bytes, elapsed_s)
+    roofline = model.roofline_bytes_per_s
+    if roofline is None:
+        return f"{read / 1e9:.1f} GB/s"
+    return f"{read / 1e9:.1f} of {roofline / 1e9:.1f} GB/s"
+
+
+def _cores(console: Console, before: Iterable[CpuTimes], now: list[CpuTimes]) -> RenderableType:
+    """Return how busy each CPU is."""
+    from rich.columns import Columns
+
+    earlier = {times.cpu: times for times in before}
+    shares = {each.cpu: _busy(earlier.get(each.cpu, each), each) for each in now}
+    if len(shares) <= _BARS:
+        bars = [f"CPU {cpu:<2} {_bar(console, share)}" for cpu, share in shares.items()]
+        return Columns(bars, padding=(0, 3))
+    levels = _ASCII_LEVELS if console.options.ascii_only else _LEVELS
+    marks = [levels[round(share * (len(levels) - 1))] for share in shares.values()]
+    mean = sum(shares.values()) / len(shares)
+    return f"{''.join(marks)} {len(shares)} CPUs, {100 * mean:.0f} % busy"
+
+
+def _requests(now: Activity) -> Table:
+    """Return the running and waiting sequences, then the last ones that have ended."""
+    table = _table(
+        ("REQUEST", "STATE", "PROMPT", "CACHED", "OUTPUT", "TOKENS/s", "SECONDS"), left=("STATE",)
+    )
+    found = [each for model in now.models for each in model.sequences]
+    found.sort(key=lambda each: (each.ended_s is not None, -each.arrived_s))
+    for each in found[:_ROWS]:
+        style = "" if each.ended_s is None else "red" if each.state in _LEFT else "dim"
+        end_s = now.time if each.ended_s is None else each.ended_s
+        table.add_row(
+            str(each.number),
+            each.state,
+            str(each.prompt_tokens),
+            str(each.cached_tokens),
+            str(each.output_tokens),
+            _speed(each, end_s),
+            f"{end_s - each.arrived_s:.1f}",
+            style=style,
+        )
+    return table
+
+
+def _speed(each: SequenceActivity, end_s: float) -> str:
+    """Return the tokens per second after the first token."""
+    if each.first_s is None or each.output_tokens < 2 or end_s <= each.first_s:
+        return ""
+    return f"{(each.output_tokens - 1) / (end_s - each.first_s):.1f}"
+
+
+def _table(heads: Iterable[str], *, left: tuple[str, ...]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
+    return table
+
+
+def _bar(console: Console, share: float) -> str:
+    """Return a share as a bar and a percentage."""
+    full, empty = "#-" if console.options.ascii_only else "█░"
+    filled = round(share * _WIDTH)
+    return f"{full * filled}{empty * (_WIDTH - filled)} {100 * share:3.0f} %"
+
+
+def _busy(before: CpuTimes, now: CpuTimes) -> float:
+    busy, idle = now.busy_s - before.busy_s, now.idle_s - before.idle_s
+    return min(1.0, max(0.0, busy / (busy + idle))) if busy + idle > 0 else 0.0
+
+
+def _rate(now: float, before: float, elapsed_s: float) -> float:
+    """Return the growth per second; 0 if the server has started again meanwhile."""
+    return max(0.0, (now - before) / elapsed_s) if elapsed_s > 0 else 0.0
