@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import without_bare_checkout
 
 import cpuserve
 from tests.helpers.children import child_options
@@ -20,7 +19,16 @@ def package(root, *files):
     return str(root)
 
 
-def test_a_checkout_without_an_extension_gives_way_to_the_installed_package(tmp_path, monkeypatch):
+@pytest.fixture
+def without_bare_checkout(pytestconfig):
+    """The function of tests/conftest.py; `conftest` may be the name of another file's module."""
+    conftest = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
+    return conftest.without_bare_checkout
+
+
+def test_a_checkout_without_an_extension_gives_way_to_the_installed_package(
+    tmp_path, monkeypatch, without_bare_checkout
+):
     installed = package(tmp_path / "site", "_C.so")
     bare = package(tmp_path / "bare", "_C.pyi")
     built = package(tmp_path / "built", "_C.cpython.so")
