@@ -57,10 +57,7 @@ SHAPES = {
 }
 
 
-def write(shape: Shape, path: Path, layers: int) -> None:
-    """Write a model of this shape with `layers` layers to `path`."""
-    rng = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, shape.arch)
+def _write_sizes(writer: gguf.GGUFWriter, shape: Shape, layers: int) -> None:
     writer.add_vocab_size(shape.vocab)
     writer.add_context_length(32768)
     writer.add_embedding_length(shape.width)
@@ -76,13 +73,20 @@ def write(shape: Shape, path: Path, layers: int) -> None:
     writer.add_expert_count(shape.experts)
     writer.add_expert_used_count(shape.used)
     writer.add_expert_feed_forward_length(shape.expert_width)
-    biased = shape.arch == "gpt-oss"
-    if biased:
+    if shape.arch == "gpt-oss":
         writer.add_sliding_window(128)
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(32.0)
         writer.add_rope_scaling_orig_ctx_len(4096)
+
+
+def write(shape: Shape, path: Path, layers: int) -> None:
+    """Write a model of this shape with `layers` layers to `path`."""
+    rng = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, shape.arch)
+    _write_sizes(writer, shape, layers)
     add_tokenizer(writer, shape.vocab)
+    biased = shape.arch == "gpt-oss"
 
     def vector(name: str, *size: int, mean: float = 0.0) -> None:
         values = mean + 0.02 * rng.standard_normal(size)

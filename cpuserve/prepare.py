@@ -207,9 +207,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     spec, has_program = read_spec(config)
     pooling, why = _pooling(options, files, config, encoder=spec.encoder)
     spec = replace(spec, pooled=pooling != "none", lexical=pooling == "splade")
-    program = build_program(spec) if has_program else None
-    if program is not None:
-        _require_attention(program, path)
+    program = _program_of(spec, path) if has_program else None
     matrix_weights, parameters = _weight_counts(program) if program else (0, 0)
     expert_weights, chosen_weights = _expert_weights(program) if program else (0, 0)
     adapters = _adapters(options, path, config)
@@ -256,6 +254,14 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
         parameters=parameters,
     )
     return spec, facts
+
+
+def _program_of(spec: ModelSpec, path: Path) -> Program:
+    from cpuserve.models import build_program
+
+    program = build_program(spec)
+    _require_attention(program, path)
+    return program
 
 
 def _require_attention(program: Program, path: Path) -> None:

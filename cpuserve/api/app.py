@@ -128,21 +128,25 @@ def create_app(
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(ModelLeases)
     if cors is not None:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=cors.origins,
-            allow_methods=cors.methods,
-            allow_headers=cors.headers,
-            allow_credentials=cors.credentials,
-            # Public pages of these origins may also use a server in a private network.
-            allow_private_network=True,
-            expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.errors.id_headers)],
-        )
+        _add_cors(app, cors)
     app.add_middleware(RequestLine)
     app.add_middleware(RequestIds, counts=ResponseCounts(state.http, app.state.paths))
     app.add_middleware(DialectOfPath)
     app.add_middleware(ConnectionClose, state=state)
     return app
+
+
+def _add_cors(app: FastAPI, cors: Cors) -> None:
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=cors.origins,
+        allow_methods=cors.methods,
+        allow_headers=cors.headers,
+        allow_credentials=cors.credentials,
+        # Public pages of these origins may also use a server in a private network.
+        allow_private_network=True,
+        expose_headers=["x-request-id", *(h for d in DIALECTS for h in d.errors.id_headers)],
+    )
 
 
 def app_of(state: ServerState, options: ServerOptions) -> FastAPI:

@@ -173,30 +173,15 @@ def build_parser() -> Parser:
     program = command("program", "commands:program", "Show a model's operations with their shapes.")
     add_options(program, server=False)
     program.add_argument("--json", action="store_true", help="as JSON")
-    doctor = command("doctor", "doctor:main", "Show this machine, its problems and their remedies.")
-    doctor.add_argument("--json", action="store_true", help="as JSON (docs/doctor.schema.json)")
-    doctor.add_argument(
-        "--no-roofline", action="store_true", help="do not measure bandwidth and dot-product rates"
-    )
+    text = "Show this machine, its problems and their remedies."
+    _doctor(command("doctor", "doctor:main", text))
     pull = command(
         "pull", "commands:pull", "Download a model, so that serving it needs no network."
     )
     pull.add_argument("name", metavar="NAME", help="built-in name or Hugging Face id")
     pull.add_argument("--revision", metavar="REV", help="branch, tag or commit")
-    quantize = command(
-        "quantize",
-        "quantize:quantize",
-        "Write a quantized copy of a model (compressed-tensors), which vLLM also loads.",
-    )
-    quantize.add_argument("model", metavar="MODEL", help="directory or Hugging Face id")
-    quantize.add_argument("out", metavar="OUT", help="a new or empty directory")
-    quantize.add_argument(
-        "--scheme",
-        default="int8",
-        metavar="SCHEME",
-        help="int8, w8a8, int4 or int4_mixed, as in `serve --quantization` [default: int8]",
-    )
-    quantize.add_argument("--revision", metavar="REV", help="branch, tag or commit")
+    text = "Write a quantized copy of a model (compressed-tensors), which vLLM also loads."
+    _quantize(command("quantize", "quantize:quantize", text))
     models = command("models", "commands:models", "List the built-in models and the architectures.")
     models.add_argument(
         "--supported",
@@ -304,6 +289,25 @@ def _run_batch(parser: Parser) -> None:
         metavar="FILE",
         help="one result for each line, in the same order; an existing file is replaced",
     )
+
+
+def _doctor(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON (docs/doctor.schema.json)")
+    parser.add_argument(
+        "--no-roofline", action="store_true", help="do not measure bandwidth and dot-product rates"
+    )
+
+
+def _quantize(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="directory or Hugging Face id")
+    parser.add_argument("out", metavar="OUT", help="a new or empty directory")
+    parser.add_argument(
+        "--scheme",
+        default="int8",
+        metavar="SCHEME",
+        help="int8, w8a8, int4 or int4_mixed, as in `serve --quantization` [default: int8]",
+    )
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit")
 
 
 def _chat(parser: Parser) -> None:

@@ -51,7 +51,7 @@ def run_batch(args: argparse.Namespace) -> int:
 
 
 def _plain(name: str, flag: str) -> Path:
-    """Return the path that a flag names; ConfigError for a URL, which vLLM accepts here."""
+    """Return the path in a flag; ConfigError for a URL, which vLLM accepts here."""
     if "://" in name:
         msg = f"{flag} {name:.100}: cpuserve reads and writes local files only; copy the file first"
         raise ConfigError(msg)

@@ -8,8 +8,10 @@ is limited by arithmetic, so only drafts that are almost certainly right pay.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from cpuserve.core.cost import CostModel, StepWork
 from cpuserve.core.kv.manager import KvManager
 from cpuserve.core.ngram import NgramIndex, first_chances
 from cpuserve.core.request import Request
@@ -32,6 +34,17 @@ class DraftBudget:
     took_s: float
     draft_s: float
     spent: int = 0
+
+    @classmethod
+    def after(cls, work: StepWork, cost: CostModel, tokens: int, target_s: float) -> DraftBudget:
+        """Return the budget after the decode rows of `work`; target_s = 0: no limit of the time."""
+        return cls(
+            tokens,
+            seconds=cost.allowance(work.rows, work.keys, target_s) if target_s else math.inf,
+            given=work.rows,
+            took_s=cost.decode_seconds(work.rows, work.keys),
+            draft_s=cost.draft_seconds(1),
+        )
 
     def pays(self, chance: float) -> bool:
         """Whether a draft that is right with this chance is worth its seconds."""

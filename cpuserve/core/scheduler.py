@@ -356,17 +356,11 @@ class Scheduler:
 
         A step with prompt tokens has no drafts: the time that it has left belongs to the prompts.
         """
-        work, cost, target = self.work, self.cost, self._itl_target_s
-        budget = DraftBudget(
-            tokens=self.max_num_batched_tokens - work.rows,
-            seconds=cost.allowance(work.rows, work.keys, target) if target else math.inf,
-            given=work.rows,
-            took_s=cost.decode_seconds(work.rows, work.keys),
-            draft_s=cost.draft_seconds(1),
-        )
+        tokens = self.max_num_batched_tokens - self.work.rows
+        budget = DraftBudget.after(self.work, self.cost, tokens, self._itl_target_s)
         for request, chunk in zip(self._batch_requests, self._batch, strict=True):
             drafter.extend(request, chunk, budget)
-        work.drafts = budget.spent
+        self.work.drafts = budget.spent
 
     def _candidates(self) -> list[Request]:
         """Return waiting requests that may start now, and take no blocks that earlier ones need."""

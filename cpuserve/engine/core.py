@@ -74,19 +74,8 @@ class EngineCore:
         self._kv_events = kv_events
         self._head = head or Head(config.pooling)
         self.executor = executor
-        windows = [group.window for group in config.kv_groups] or [0]
         self.stats = Stats()
-        self.kv = KvManager(
-            # One block is reserved: the table entries of blocks that a sliding window has passed,
-            # and of blocks without a state, refer to it.
-            config.kv_blocks - (any(windows) or config.state_slots > 0),
-            config.block_size,
-            use=cache_use(windows, config.max_num_batched_tokens, config.block_size),
-            prefix_caching=config.enable_prefix_caching,
-            offload=make_offload(config, executor),
-            num_states=config.state_slots,
-            events=None if kv_events is None else kv_events.changes,
-        )
+        self.kv = _kv_manager(config, executor, kv_events)
         longest = max(config.max_model_len, config.kv_blocks * config.block_size)
         kv_tokens = self.kv.use.most_tokens(self.kv.num_blocks, longest)
         self._eos_ids = frozenset(eos_ids)
@@ -533,6 +522,23 @@ class EngineCore:
         if self._kv_events is not None:
             self._kv_events.close()
         self.executor.close()
+
+
+def _kv_manager(
+    config: EngineConfig, executor: Executor, kv_events: KvEventPublisher | None
+) -> KvManager:
+    windows = [group.window for group in config.kv_groups] or [0]
+    return KvManager(
+        # One block is reserved: the table entries of blocks that a sliding window has passed, and
+        # of blocks without a state, refer to it.
+        config.kv_blocks - (any(windows) or config.state_slots > 0),
+        config.block_size,
+        use=cache_use(windows, config.max_num_batched_tokens, config.block_size),
+        prefix_caching=config.enable_prefix_caching,
+        offload=make_offload(config, executor),
+        num_states=config.state_slots,
+        events=None if kv_events is None else kv_events.changes,
+    )
 
 
 def _drafter(config: EngineConfig, kv: KvManager) -> Drafter | None:

@@ -1,4 +1,4 @@
-"""The response of GET /metrics, with metric names of vLLM: its dashboards work unchanged."""
+"""The response of GET /metrics, where metrics are called as in vLLM: its dashboards work."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class ServerMetrics:
     cpu: returns the values of the CPU metrics; None = without them.
     replicas: returns the figures of each engine, for the metrics of restarts.
     several: metrics of an engine have its number as the label `engine`, all others have "all".
-    tiers: the names of the offload tiers of the KV cache that have metrics.
+    tiers: the offload tiers of the KV cache that have metrics.
     drafts: whether there are metrics of speculative decoding.
     """
 

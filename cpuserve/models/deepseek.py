@@ -185,9 +185,7 @@ def read_latent(
     rank, rotary = read_int(config, "kv_lora_rank"), read_int(config, "qk_rope_head_dim", high=1024)
     nope = read_int(config, "qk_nope_head_dim", high=1 << 16)
     rope, max_position = read_rope(config, rotary, positions)
-    q_rank = 0
-    if "q_lora_rank" not in config or config["q_lora_rank"] is not None:
-        q_rank = read_int(config, "q_lora_rank", 1536)
+    has_q_rank = config.get("q_lora_rank", 0) is not None
     extra = {
         **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
         "shared": read_int(config, "n_shared_experts"),
@@ -196,7 +194,7 @@ def read_latent(
         "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
         "renormalize": renormalize,
         "interleaved": interleaved,
-        "q_rank": q_rank,
+        "q_rank": read_int(config, "q_lora_rank", 1536) if has_q_rank else 0,
         "nope": nope,
         "split": read_bool(config, "kv_b_split", False),  # only configs of GGUF files have this key
         "rank": rank,

@@ -228,8 +228,7 @@ def plan_memory(
         ConfigError: the model, a requested KV size or a requested length does not fit. The message
             contains the largest value that does.
     """
-    weights = anonymous_weight_bytes(facts, dtype, quantize, executor)
-    weights += adapter_bytes(facts, dtype)
+    weights = anonymous_weight_bytes(facts, dtype, quantize, executor) + adapter_bytes(facts, dtype)
     wanted, explicit = wanted_length(options, ledger, facts)
     sizes = kv_layer_bytes(facts, kv_dtype)
     windows = [kv.window if frees_windows and kv.window < wanted else 0 for kv in facts.kv_layers]
@@ -248,8 +247,7 @@ def plan_memory(
         needs = mapped_needs(facts, needs)
     free = tightest(host, needs).free
     states = plan_states(options, ledger, state, free, max_num_seqs)
-    # RoPE tables have as many positions as the longest request, which can at most fill the free
-    # memory.
+    # RoPE tables have the positions of the longest request, which must fit into the free memory.
     longest = min(wanted, max(LEAST_TOKENS, use.most_tokens(max(0, free) // block, wanted)))
     needs = _with_requests(needs, facts, host, states, longest, least)
     near = _free_near(host, nodes, needs)

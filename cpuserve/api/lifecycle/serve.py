@@ -31,10 +31,12 @@ from cpuserve.lost_signals import sent_again
 if TYPE_CHECKING:
     from types import FrameType
 
+    from cpuserve.api.lifecycle.front_end import FrontEnd
     from cpuserve.config.engine import EngineConfig
     from cpuserve.config.several import NamedModel
     from cpuserve.engine.client import EngineClient
     from cpuserve.engine.ipc import StageProgress
+    from cpuserve.engine.replicas import ReplicaClient
     from cpuserve.prepare import Prepared
 
 log = get_logger("serve")
@@ -109,35 +111,8 @@ def _run(
         client = start_engines(resolved, reports, restart=options.engine_restart, spare=spare)
         try:
             _pin(resolved.config.frontend_cpus)
-            from cpuserve.api.lifecycle.created import Creation
-            from cpuserve.api.lifecycle.front_end import FrontEnd
-            from cpuserve.api.lifecycle.model_details import details_of
-            from cpuserve.api.lifecycle.model_loader import ModelLoader
-            from cpuserve.api.lifecycle.sleeper import EngineSleeper
-            from cpuserve.prepare import kv_cache_bytes
-
-            def make_loader(
-                name: str, model: str, adapter: str | None, quantization: str | None
-            ) -> ModelLoader:
-                assert further is not None
-                made, how = further(name, model, adapter, quantization)
-                return ModelLoader(made, how, options, spare)
-
             url = url_of(listener)
-            sources = dict.fromkeys(resolved.config.served_model_names, prepared.facts.path)
-            sources |= {model.name: model.asked.options.model or "" for model, _ in others}
-            front_end = FrontEnd(
-                client,
-                resolved.replicas,
-                options,
-                url,
-                prepared.platform,
-                kv_bytes=kv_cache_bytes(prepared),
-                details=details_of(prepared),
-                loaders=[ModelLoader(model, how, options, spare) for model, how in others],
-                sleeper=EngineSleeper(client, prepared, spare),
-                creation=None if further is None else Creation(make_loader, sources),
-            )
+            front_end = _front_end(client, prepared, options, url, others, further, spare)
         except BaseException:
             client.kill()
             raise
@@ -151,6 +126,46 @@ def _run(
     if is_preparing():  # a further model that a request asked for
         raise StoppedWhilePreparing(code)
     return code
+
+
+def _front_end(
+    client: ReplicaClient,
+    prepared: Prepared,
+    options: ServerOptions,
+    url: str,
+    others: Sequence[tuple[NamedModel, PrepareFn]],
+    further: FurtherFn | None,
+    spare: SpareProcess,
+) -> FrontEnd:
+    """Import FastAPI and return the front end, while the engine loads."""
+    from cpuserve.api.lifecycle.created import Creation
+    from cpuserve.api.lifecycle.front_end import FrontEnd
+    from cpuserve.api.lifecycle.model_details import details_of
+    from cpuserve.api.lifecycle.model_loader import ModelLoader
+    from cpuserve.api.lifecycle.sleeper import EngineSleeper
+    from cpuserve.prepare import kv_cache_bytes
+
+    def make_loader(
+        name: str, model: str, adapter: str | None, quantization: str | None
+    ) -> ModelLoader:
+        assert further is not None
+        made, how = further(name, model, adapter, quantization)
+        return ModelLoader(made, how, options, spare)
+
+    sources = dict.fromkeys(prepared.resolved.config.served_model_names, prepared.facts.path)
+    sources |= {model.name: model.asked.options.model or "" for model, _ in others}
+    return FrontEnd(
+        client,
+        prepared.resolved.replicas,
+        options,
+        url,
+        prepared.platform,
+        kv_bytes=kv_cache_bytes(prepared),
+        details=details_of(prepared),
+        loaders=[ModelLoader(model, how, options, spare) for model, how in others],
+        sleeper=EngineSleeper(client, prepared, spare),
+        creation=None if further is None else Creation(make_loader, sources),
+    )
 
 
 def _check_names(others: Sequence[NamedModel], first: EngineConfig) -> None:

@@ -120,7 +120,7 @@ class _GoPart:
 
 @dataclass(frozen=True)
 class _Scope:
-    """What names mean at a place. dot: the Jinja variable of a message that "." is, or ""."""
+    """The meaning of identifiers at a place. dot: the Jinja variable that "." is, or ""."""
 
     dot: str = ""
     variables: dict[str, tuple[str, str]] = field(default_factory=dict)

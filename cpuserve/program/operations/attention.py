@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 class RopeStoreKV(Op, frozen=True):
     """Normalize (optional) and rotate q and k of `qkv` in place; store k and v in the KV cache.
 
-    qkv [T, (q_heads + 2 kv_heads) head_dim], q first; further columns are left alone.
-    q_norm/k_norm: RmsNorm weights [head_dim] applied per head before rotation (Qwen3), or weight +
-    1 with `plus_one` (Gemma 3). rope None: no rotation (OPT). stores False: `qkv` has only queries,
-    which read keys and values that an earlier op has stored in the cache (Gemma 4).
+    qkv: [T, (q_heads + 2 * kv_heads) * head_dim], q first; further columns do not change.
+    q_norm, k_norm: RmsNorm weights [head_dim], applied per head before rotation (Qwen3).
+    plus_one: the factors of these norms are their weights plus 1 (Gemma 3).
+    rope: None = no rotation (OPT).
+    stores: False = `qkv` has only queries, which read keys and values that an earlier op has stored
+      in the cache (Gemma 4).
     """
 
     reads_of = ("qkv",)
@@ -97,12 +99,11 @@ class RopeStoreKV(Op, frozen=True):
 class Attention(Op, frozen=True):
     """out = softmax(scale q k^T, causal) v over the layer's KV cache; reads the q part of `qkv`.
 
-    out [T, q_heads head_dim].
-
+    out: [T, q_heads * head_dim].
     window: keys less than this far away are visible (0 = all).
     causal: False = keys after a row's own are visible as well, so the step must have the whole
       sequence.
-    softcap: scores become cap tanh(s / cap) (0 = none).
+    softcap: a score s becomes softcap * tanh(s / softcap) (0 = none).
     sinks: weight [q_heads], one extra logit per head.
     alibi: adds the standard ALiBi slopes for q_heads.
     """

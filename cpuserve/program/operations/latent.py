@@ -152,6 +152,20 @@ class LatentStoreKV(Op, frozen=True):
         return torch.cat([absorbed, turned[0]], dim=2).reshape(len(q), -1)
 
 
+def _check_head(what: str, width: int, rotary: int) -> None:
+    """Raise ModelError unless a kernel can read `width` columns of a head, which has more columns.
+
+    The kernel reads them in groups of HEAD_GROUP, so the columns of the last group must belong to
+    the head, with its `rotary` rotated dims.
+    """
+    if width + -width % HEAD_GROUP > width + rotary:
+        msg = (
+            f"{what} is {width}, but must be a multiple of {HEAD_GROUP}, or at most the {rotary} "
+            f"rotated dims below one"
+        )
+        raise ModelError(msg)
+
+
 class LatentBuilder(AttentionBuilder):
     """Appends attention over compressed rows."""
 
@@ -185,15 +199,8 @@ class LatentBuilder(AttentionBuilder):
         heads, rotary = self._spec.q_heads, rope.rotary
         self._check_width(f"layer {layer}: q", q, heads * (nope + rotary))
         rank = self._width(kv) - rotary
-        for what, width in (("nope", nope), ("rank", rank)):
-            # The kernel reads the columns of a head, rounded up to a multiple of HEAD_GROUP, so
-            # that many must belong to the head.
-            if width + -width % HEAD_GROUP > width + rotary:
-                msg = (
-                    f"layer {layer}: {what} is {width}, but must be a multiple of {HEAD_GROUP}, or "
-                    f"at most the {rotary} rotated dims below one"
-                )
-                raise ModelError(msg)
+        _check_head(f"layer {layer}: nope", nope, rotary)
+        _check_head(f"layer {layer}: rank", rank, rotary)
         if self._adapters is not None and kv_b in self._adapters.modules:
             msg = f"{kv_b}: adapters of this matrix are not supported"
             raise ModelError(msg)

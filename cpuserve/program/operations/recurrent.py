@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from cpuserve.config.cache_groups import STATE_CHUNK
@@ -39,10 +40,12 @@ class DeltaSizes(TypedDict):
 class GatedDelta(Op, frozen=True):
     """A gated delta net: short convolution, gated delta rule, and gated norm of each head.
 
-    x [T, ...]: the queries of all key heads, then their keys (`key_width` each), then the values of
-    all value heads, then their output gates z (`value_width` each). gates [T, 2 value_heads]: b of
-    all value heads, then a. out [T, value_heads value_width]. Value head i belongs to key head
-    i // (value_heads / key_heads); if `tiled`, to key head i % key_heads.
+    x: the queries of all key heads, then their keys (`key_width` each), then the values of all
+      value heads, then their output gates z (`value_width` each).
+    gates: b of all value heads, then a, [T, 2 * value_heads].
+    out: [T, value_heads * value_width].
+    tiled: value head i belongs to key head i % key_heads, otherwise to key head
+      i // (value_heads / key_heads).
 
     Queries, keys and values pass a causal convolution over `taps` tokens (weight `conv` [channels,
     1, taps]; channels: all queries, all keys, all values) and SiLU; queries and keys are then
@@ -198,15 +201,17 @@ class ShortConv(Op, frozen=True):
 class Mamba2(Op, frozen=True):
     """The state space model of Mamba2 over x, the output of a short convolution.
 
-    x [T, heads value_width + 2 groups key_width]: the values of all heads, then B of all groups,
-    then C of all groups. The heads of a group share its B and C. With dt = softplus(steps[column +
-    head] + dt_bias), clamped to [low, high], each head has a state S [key_width, value_width]:
+    x: the values of all heads, then B of all groups, then C of all groups,
+      [T, heads * value_width + 2 * groups * key_width].
+    out: [T, heads * value_width].
+
+    The heads of a group share its B and C. With dt = softplus(steps[column + head] + dt_bias),
+    clamped to [low, high], each head has a state S [key_width, value_width]:
 
         S_t = exp(-exp(a_log) dt) S_(t-1) + B (x) (dt x),  out = S_t^T C + d x
 
-    out [T, heads value_width]. The state of a sequence is in state layer `state`, in units of
-    `together` heads of a group. Source: transformers modeling_granitemoehybrid; Dao and Gu 2024
-    (Transformers are SSMs).
+    The state of a sequence is in state layer `state`, in units of `together` heads of a group.
+    Source: transformers modeling_granitemoehybrid; Dao and Gu 2024 (Transformers are SSMs).
     """
 
     reads_of = ("x", "steps")
@@ -263,6 +268,20 @@ class Mamba2(Op, frozen=True):
         return Mamba2States(sizes, slots)
 
 
+def _delta_state(op: GatedDelta, channels: int) -> StateLayer:
+    """Return the state of a gated delta net, where a key head has `channels` channels.
+
+    A unit is a key head. It keeps the states of its value heads and the last inputs of its
+    channels. For every open token (after the closed state) it also keeps the key, u and decay of
+    each value head (or of each row of its state), and the inputs of the channels.
+    """
+    each = op.value_heads // op.key_heads
+    closed = each * op.key_width * op.value_width + (op.taps - 1) * channels
+    row = whole_lines(op.key_width) + each * whole_lines(op.value_width) + channels
+    row += whole_lines(op.key_width) if op.by_row else each
+    return StateLayer(op.key_heads, closed, STATE_CHUNK * row)
+
+
 class RecurrentBuilder(BaseBuilder):
     """Appends recurrent layers."""
 
@@ -304,15 +323,13 @@ class RecurrentBuilder(BaseBuilder):
         self._check_width(f"{name}: x", x, wide)
         decays = value_heads * (key_width if by_row else 1)
         self._check_width(f"{name}: gates", gates, value_heads + decays)
-        out = self._value(name, value_heads * value_width)
-        convs = {"conv1d": key_heads * channels}
-        if split_conv:
-            keys = key_heads * key_width
-            convs = {"q_conv1d": keys, "k_conv1d": keys, "v_conv1d": value_heads * value_width}
+        keys, values = key_heads * key_width, value_heads * value_width
+        out = self._value(name, values)
+        convs = {"q_conv1d": keys, "k_conv1d": keys, "v_conv1d": values}
+        if not split_conv:
+            convs = {"conv1d": 2 * keys + values}
         weights = (
-            tuple(
-                self._need(f"{name}.{c}.weight", (n, 1, taps), "table") for c, n in convs.items()
-            ),
+            self._conv_weights(name, convs, taps),
             self._need(f"{name}.A_log", rates or (value_heads,), "vector"),
             self._need(f"{name}.dt_bias", (decays,), "vector"),
             self._need(f"{name}.{norm}.weight", (value_width,), "vector"),
@@ -323,14 +340,15 @@ class RecurrentBuilder(BaseBuilder):
             x, gates, out, state, *sizes, *weights, *kind, by_row=by_row, sigmoid=sigmoid
         )
         self._ops.append(op)
-        # A unit is a key head. It keeps the states of its value heads and the last inputs of its
-        # channels. For every open token (after the closed state) it also keeps the key, u and decay
-        # of each value head (or of each row of its state), and the inputs of the channels.
-        closed = each * key_width * value_width + (taps - 1) * channels
-        row = whole_lines(key_width) + each * whole_lines(value_width) + channels
-        row += whole_lines(key_width) if by_row else each
-        self._states.append(StateLayer(key_heads, closed, STATE_CHUNK * row))
+        self._states.append(_delta_state(op, channels))
         return out
+
+    def _conv_weights(self, name: str, convs: Mapping[str, int], taps: int) -> tuple[str, ...]:
+        """Declare the weights of convolutions {name: channels}; return them with full paths."""
+        return tuple(
+            self._need(f"{name}.{conv}.weight", (channels, 1, taps), "table")
+            for conv, channels in convs.items()
+        )
 
     def short_conv(
         self,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
 router = APIRouter()
-# The names of the project and of the file in the prompt; requests have no field for them.
+# The project and the file in the prompt; requests have no fields for them.
 _PROJECT, _FILE = "myproject\n", "filename\n"
 # Goes before the text of another file if the model has no token for files.
 _SNIPPET = "\n\n--- snippet ---\n\n"

@@ -162,7 +162,7 @@ def _take_free_id(received: RequestContext) -> None:
 
 
 def _found(request: Request) -> StoredResponse:
-    """Return the response that the path names.
+    """Return the response with the id in the path.
 
     Raises:
       NotFound: the caller has no such response.

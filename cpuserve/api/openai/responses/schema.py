@@ -132,7 +132,7 @@ def to_call(request: ResponsesRequest, num_stored: int = 0) -> GenerateCall:
 
 
 def conversation_id(request: ResponsesRequest) -> str | None:
-    """Return the id of the conversation that the request names; None = it names none.
+    """Return the id of the conversation that the request refers to, or None.
 
     Raises:
       InvalidRequest: `conversation` is an object without an id.

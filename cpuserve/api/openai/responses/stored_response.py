@@ -92,7 +92,7 @@ def find_response(
     """Return the caller's response with this id.
 
     Raises:
-      NotFound: the caller has no such response; param: the field that the error names.
+      NotFound: the caller has no such response; param: the field in the error.
     """
     found = store.find(StoredResponse, caller, response_id)
     if found is None:
