@@ -209,7 +209,7 @@ def model_facts(options: EngineOptions, path: Path) -> tuple[ModelSpec, ModelFac
     spec = replace(spec, pooled=pooling != "none", lexical=pooling == "splade")
     program = _program_of(spec, path) if has_program else None
     matrix_weights, parameters = _weight_counts(program) if program else (0, 0)
-    expert_weights, chosen_weights = _expert_weights(program) if program else (0, 0)
+    expert_weights, chosen_weights = expert_weights_of(program) if program else (0, 0)
     adapters = _adapters(options, path, config)
     slots = _adapter_slots(options, len(adapters))
     if program is not None and (adapters or slots):
@@ -515,7 +515,7 @@ def _weight_counts(program: Program) -> tuple[int, int]:
     return matrices, sum(math.prod(need.shape) for need in program.weights)
 
 
-def _expert_weights(program: Program) -> tuple[int, int]:
+def expert_weights_of(program: Program) -> tuple[int, int]:
     """Return (number of weights in all experts, number of expert weights that one token reads)."""
     from cpuserve.program.operations.experts import ExpertLinear
 

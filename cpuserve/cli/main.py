@@ -170,6 +170,7 @@ def build_parser() -> Parser:
     size = command("size", "size:size", "Show the memory and highest rates of a model here.")
     add_options(size, server=False)
     size.add_argument("--json", action="store_true", help="as JSON")
+    _size_formats(size.add_mutually_exclusive_group())
     program = command("program", "commands:program", "Show a model's operations with their shapes.")
     add_options(program, server=False)
     program.add_argument("--json", action="store_true", help="as JSON")
@@ -189,6 +190,19 @@ def build_parser() -> Parser:
         help="print tables of all families, formats and kernels instead (Markdown)",
     )
     return parser
+
+
+def _size_formats(group: argparse._MutuallyExclusiveGroup) -> None:
+    """Add the flags of tables that need only the model's configuration."""
+    group.add_argument(
+        "--formats", action="store_true", help="compare formats on this machine, without a download"
+    )
+    group.add_argument(
+        "--instance",
+        metavar="NAME",
+        help="the same for a cloud instance, such as c7i.4xlarge",
+    )
+    group.add_argument("--instances", action="store_true", help="compare all cloud instances")
 
 
 def _sampling(parser: Parser) -> None:

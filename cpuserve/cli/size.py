@@ -51,6 +51,10 @@ class ModelSize:
 
 def size(args: argparse.Namespace) -> int:
     """Print the memory and the highest rates of a model, as lines or as JSON."""
+    if args.formats or args.instance or args.instances:
+        from cpuserve.cli.size_formats import compare
+
+        return compare(args)
     prepared, _ = prepared_start(flags.asked(args))
     probe = roofline_of(prepared)
     if probe is None:

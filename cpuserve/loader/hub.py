@@ -80,6 +80,39 @@ def resolve_model(
     return _from_hub(repo, file, revision, progress)
 
 
+def resolve_config(name: str, revision: str | None = None) -> Path:
+    """Return a path from which `read_config` reads the configuration of `name`; see resolve_model.
+
+    Of a model on the hub, only config.json is downloaded.
+
+    Raises:
+        ModelError: there is no such model, or its config.json cannot be downloaded.
+    """
+    _refuse_traps(name)
+    repo, file = _repo_and_file(name)
+    is_id = _REPO.fullmatch(repo) is not None and "--" not in repo and ".." not in repo
+    if not is_id or name in BUILTIN or _local(name) is not None:
+        return resolve_model(name, revision=revision)
+    if file:
+        msg = f"{name}: GGUF files have no config.json: give the id of the original model"
+        raise ModelError(msg)
+    from huggingface_hub import hf_hub_download
+
+    try:
+        names = _within_deadline(lambda: _file_names(repo, revision))
+        if "config.json" not in names:
+            msg = f"{repo} has no config.json: give the id of the original model"
+            raise ModelError(msg)
+        found = hf_hub_download(repo, "config.json", revision=revision)
+    except ModelError:
+        raise
+    except Exception as error:
+        if _kinds(error) & _NO_CONNECTION:
+            return _cached_snapshot(repo, revision)
+        raise _explained(repo, revision, error) from error
+    return Path(found).parent
+
+
 def may_be_model(name: str) -> bool:
     """Whether `name` has the form of a model: a path, a built-in name, or an id on the hub."""
     try:
