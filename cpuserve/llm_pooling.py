@@ -74,7 +74,7 @@ class PoolingMethods:
         prompt_name: a named prompt of the checkpoint, which is put before each text; None: the
           checkpoint's default prompt, if it has one.
         task: a task of the checkpoint, such as "retrieval.query", for models that have tasks
-          (jina-embeddings v5).
+          (jina-embeddings v3 and v5).
 
         Raises:
             InvalidRequest: a prompt or the task is invalid, or the model generates text.

@@ -316,14 +316,14 @@ def _with_adapters(
 
     program: the model without adapters.
     """
-    from cpuserve.loader.lora import AdapterReader, summary
+    from cpuserve.loader.lora import AdapterReader
 
     reader = AdapterReader(spec, program, options.max_lora_rank if slots else None)
     opened = [reader.open(name, Path(path)) for name, path in adapters.items()]
     if not slots:
-        return replace(spec, adapters=summary(opened))
+        return replace(spec, adapters=reader.summary(opened))
     rank = options.max_lora_rank or max([LORA_RANK, *(adapter.rank for adapter in opened)])
-    return replace(spec, adapters=reader.room(slots, rank))
+    return replace(spec, adapters=reader.room(slots, rank, opened))
 
 
 def _adapter_weights(program: Program) -> int:

@@ -176,7 +176,7 @@ class AdaptedModel:
     """A model with adapters: its Program and weights, and the slots that its executor fills."""
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, program: Program) -> None:
-        from cpuserve.loader.lora import AdapterReader, summary
+        from cpuserve.loader.lora import AdapterReader
         from cpuserve.models import build_program
 
         self._reader = AdapterReader(spec, program, config.adapter_rank or None)
@@ -184,18 +184,19 @@ class AdaptedModel:
             name: self._reader.open(name, Path(path)) for name, path in config.adapters.items()
         }
         self._changes = config.adapter_slots > 0
+        opened = list(self._opened.values())
         self._room = (
-            self._reader.room(config.adapter_slots, config.adapter_rank)
+            self._reader.room(config.adapter_slots, config.adapter_rank, opened)
             if self._changes
-            else summary(list(self._opened.values()))
+            else self._reader.summary(opened)
         )
         self.program = build_program(replace(spec, adapters=self._room))
 
     def weights(self, base: Weights) -> Weights:
-        """Return the weights of the Program, with zeros for the matrices of adapters."""
+        """Return the weights of the Program, with zeros for the slots of adapters."""
         from cpuserve.loader.lora import AdaptedWeights
 
-        return AdaptedWeights(base, self.program)
+        return AdaptedWeights(base, self.program, list(self._opened.values()))
 
     def slots(self, executor: Executor) -> AdapterSlots:
         """Return the slots of `executor`, with the adapters of the configuration loaded."""

@@ -18,9 +18,10 @@ from cpuserve.loader.lora_files import (
     read_adapter,
     weights_file,
 )
+from cpuserve.loader.lora_tasks import has_own_tasks, read_task
 from cpuserve.loader.mapped import AnyFile, copy_file, regular_file
-from cpuserve.program.lora import SCALES, Adapters, parse
-from cpuserve.program.operations.dense import Embed, Linear, Logits
+from cpuserve.program.lora import SCALES, Adapters, module_of_table, name_table, parse
+from cpuserve.program.operations.dense import Embed, Linear, Logits, PositionEmbed
 from cpuserve.program.parts import parse as parse_part
 from cpuserve.program.parts import stored_needs
 from cpuserve.program.program import Program
@@ -46,7 +47,12 @@ class AdapterReader:
         self._spec = spec
         self._most_rank = most_rank
         self.linears = {n for op in program.ops if isinstance(op, Linear) for n in op.weights}
-        self._others = {op.weight for op in program.ops if isinstance(op, Embed | Logits)}
+        tables = [op for op in program.ops if isinstance(op, Embed)]
+        self._tables = {op.weight: (op.vocab, op.width) for op in tables}
+        shapes = {need.name: need.shape for need in program.weights}
+        positions = [op for op in program.ops if isinstance(op, PositionEmbed)]
+        self._types = {op.types: shapes[op.types] for op in positions if op.types is not None}
+        self._heads = {op.weight for op in program.ops if isinstance(op, Logits)}
         needs = stored_needs(need for need in program.weights if need.name in self.linears)
         parts = filter(None, map(parse_part, self.linears))
         transposed = {part.tensor for part in parts if part.columns}
@@ -54,14 +60,20 @@ class AdapterReader:
             need.name: need.shape[::-1] if need.name in transposed else need.shape for need in needs
         }
 
-    @property
-    def modules(self) -> frozenset[str]:
-        """All linears that adapters may change, without ".weight"."""
-        return frozenset(name.removesuffix(".weight") for name in self.linears)
+    def room(self, slots: int, rank: int, opened: Sequence[Adapter] = ()) -> Adapters:
+        """Return the `Adapters` for a Program with `slots` slots, for any adapter up to `rank`.
 
-    def room(self, slots: int, rank: int) -> Adapters:
-        """Return the `Adapters` for a Program with `slots` slots, for any adapter up to `rank`."""
-        return Adapters(slots, rank, self.modules)
+        opened: the adapters that are loaded at the start, the only ones that may change tables.
+        """
+        linears = {name.removesuffix(".weight") for name in self.linears}
+        modules = frozenset(linears.union(*(adapter.modules for adapter in opened)))
+        return Adapters(slots, rank, modules, len(opened) if modules - linears else 0)
+
+    def summary(self, opened: Sequence[Adapter]) -> Adapters:
+        """The `Adapters` of a Program for these adapters (at least one)."""
+        rank = max(adapter.rank for adapter in opened)
+        changed = frozenset().union(*(adapter.modules for adapter in opened))
+        return replace(self.room(len(opened), rank, opened), modules=changed)
 
     def open(self, name: str, path: Path, copy: AnyFile | None = None) -> Adapter:
         """The adapter at `path`, a directory or a GGUF file; copy: as in read_adapter.
@@ -69,7 +81,13 @@ class AdapterReader:
         Raises:
             ModelError: it is broken, not supported, or made for another model; one line.
         """
-        adapter = read_adapter(name, path.expanduser(), self._spec, copy)
+        path = path.expanduser()
+        if copy is None and has_own_tasks(path):
+            adapter = read_task(name, path)
+        else:
+            adapter = read_adapter(name, path, self._spec, copy)
+        self._check_fit(adapter)
+        adapter = self._with_types(replace(adapter, stored=self._stored(adapter)))
         most = self._most_rank
         if most is not None and adapter.rank > most:
             fail(
@@ -77,8 +95,32 @@ class AdapterReader:
                 f"its rank r is {adapter.rank}, but this server has room for ranks up to {most}; "
                 f"start it with --max-lora-rank {adapter.rank}",
             )
-        self._check_fit(adapter)
-        return replace(adapter, stored=self._stored(adapter))
+        tables = sorted(adapter.modules & self._table_modules)
+        if copy is not None and tables:
+            fail(
+                name,
+                f"it changes the table {tables[0]}, which only adapters can that are loaded at the "
+                "start; give it with --lora-modules",
+            )
+        return adapter
+
+    @property
+    def _table_modules(self) -> set[str]:
+        return {name.removesuffix(".weight") for name in self._tables}
+
+    def _with_types(self, adapter: Adapter) -> Adapter:
+        """Return the adapter with its change of token types as a part of its change of words.
+
+        Raises:
+            ModelError: it changes the table of token types, and not the table of words.
+        """
+        types = [m for m, _ in adapter.matrices if f"{m}.weight" in self._types]
+        if not types:
+            return adapter
+        words = sorted(adapter.modules & self._table_modules)
+        if not words:
+            fail(adapter.name, f"it changes {types[0]}, but not the table of words")
+        return replace(adapter, rank=adapter.rank + 1, types=(words[0], types[0]))
 
     def copy(self, name: str, path: Path) -> Generator[None, None, Adapter]:
         """Copy an adapter to memory, with pauses, and return it; ModelError as in `open`.
@@ -93,22 +135,22 @@ class AdapterReader:
 
     @property
     def _most_bytes(self) -> int:
-        """The size of a file with an fp32 adapter of all linears, of the largest rank."""
-        widths = sum(map(sum, self._shapes.values()))
+        """The size of a file with an fp32 adapter of all modules, of the largest rank."""
+        shapes = [*self._shapes.values(), *self._tables.values()]
+        widths = sum(map(sum, shapes))
         return MOST_HEADER_BYTES + 4 * widths * (self._most_rank or 0)
 
     def _check_fit(self, adapter: Adapter) -> None:
-        """Raise ModelError unless the model has every linear of the adapter, in the same shape."""
+        """Raise ModelError unless the model has every module of the adapter, in the same shape."""
         for (module, side), matrix in adapter.matrices.items():
             weight = f"{module}.weight"
-            if weight in self._others:
-                fail(adapter.name, f"it changes {module}, but only linears of layers can be")
-            if weight not in self._shapes:
+            if weight in self._heads and weight not in self._tables:
+                fail(adapter.name, f"it changes {module}, but the output head cannot be changed")
+            if weight not in (self._shapes.keys() | self._tables.keys() | self._types.keys()):
                 fail(
                     adapter.name, f"it is for another model: this one has no linear {module[:200]}"
                 )
-            outputs, inputs = self._shapes[weight]
-            wanted = (adapter.rank, inputs) if side == "A" else (outputs, adapter.rank)
+            wanted = self._shape_of(weight, side, adapter.rank)
             if matrix.shape != wanted:
                 fail(
                     adapter.name,
@@ -122,10 +164,18 @@ class AdapterReader:
                     "model needs a GGUF adapter here, and safetensors need PEFT's",
                 )
 
+    def _shape_of(self, weight: str, side: str, rank: int) -> tuple[int, int]:
+        """Return the shape of matrix A or B for the linear or table with this weight."""
+        table = self._tables.get(weight) or self._types.get(weight)
+        if table is not None:
+            return (table[0] if side == "A" else table[1], rank)
+        outputs, inputs = self._shapes[weight]
+        return (rank, inputs) if side == "A" else (outputs, rank)
+
     def _stored(self, adapter: Adapter) -> dict[str, str]:
-        """Return, for each linear that the adapter changes, the adapter's module for it."""
+        """Return, for each linear and table that the adapter changes, its module of them."""
         changed = {module for module, _ in adapter.matrices}
-        found = {}
+        found = {module: module for module in changed & self._table_modules}
         for name in self.linears:
             part = parse_part(name)
             module = (name if part is None else part.tensor).removesuffix(".weight")
@@ -134,32 +184,34 @@ class AdapterReader:
         return found
 
 
-def summary(adapters: Sequence[Adapter]) -> Adapters:
-    """The `Adapters` of a Program for these adapters (at least one)."""
-    rank = max(adapter.rank for adapter in adapters)
-    return Adapters(len(adapters), rank, frozenset().union(*(a.modules for a in adapters)))
-
-
 def adapter_weights(program: Program) -> int:
     """The number of weights in the matrices of all adapters of a Program."""
-    return sum(math.prod(n.shape) for n in program.weights if parse(n.name) is not None)
+    return sum(math.prod(n.shape) for n in program.weights if _is_adapted(n.name))
+
+
+def _is_adapted(name: str) -> bool:
+    """Whether a tensor of a Program consists of matrices of adapters."""
+    return parse(name) is not None or module_of_table(name) is not None
 
 
 class AdaptedWeights:
     """The weights of a model and of its adapters, by their names in the Program.
 
-    The weights of adapters are zeros until an executor loads an adapter (`AdapterMatrices`).
+    The matrices of adapters are zeros until an executor loads an adapter (`AdapterMatrices`), but
+    their tables are complete: they have the columns of the adapters that are loaded at the start.
     """
 
-    def __init__(self, base: Weights, program: Program) -> None:
+    def __init__(self, base: Weights, program: Program, opened: Sequence[Adapter]) -> None:
         self._base = base
+        self._opened = tuple(opened)
         self._own = {
             need.name: need.shape
             for need in program.weights
-            if need.name == SCALES or parse(need.name) is not None
+            if need.name == SCALES or _is_adapted(need.name)
         }
-        # All weights of adapters are views of one array of zeros.
-        self._zeros = np.zeros(max(map(math.prod, self._own.values()), default=0), np.float32)
+        # The weights of all slots are views of one array of zeros.
+        sizes = [math.prod(shape) for name, shape in self._own.items() if not module_of_table(name)]
+        self._zeros = np.zeros(max(sizes, default=0), np.float32)
 
     def names(self) -> set[str]:
         """Every tensor name."""
@@ -170,10 +222,22 @@ class AdaptedWeights:
         return DENSE_KINDS[dtype] if name in self._own else self._base.kind(name, dtype)
 
     def get(self, name: str) -> QuantTensor:
-        """The tensor; zeros for a weight of an adapter."""
+        """The tensor; zeros for a weight of a slot."""
         if name not in self._own:
             return self._base.get(name)
-        return _as_rows(name, self._zeros[: math.prod(self._own[name])], self._own[name])
+        shape, module = self._own[name], module_of_table(name)
+        if module is None:
+            return _as_rows(name, self._zeros[: math.prod(shape)], shape)
+        table = np.zeros(shape, np.float32)
+        for i, adapter in enumerate(self._opened):
+            found, first = adapter.matrix(module, "A"), i * shape[1] // len(self._opened)
+            if found is None:
+                continue
+            # Rows have the columns of all adapters, and 0 x NaN is NaN.
+            if not np.isfinite(found).all():
+                fail(adapter.name, f"A of {module} has numbers that are not finite")
+            table[:, first : first + found.shape[1]] = found
+        return _as_rows(name, table, shape)
 
 
 class AdapterMatrices:
@@ -192,6 +256,8 @@ class AdapterMatrices:
         values = np.zeros(shape, np.float32)
         if matrix.side == "A":
             self._fill_a(values, matrix.modules[0])
+        elif name_table(matrix.modules[0]) + ".weight" in self._shapes:
+            self._fill_columns(values, matrix.modules[0], matrix.adapter * self._rank)
         else:
             self._fill_b(values, matrix.modules)
         return _as_rows(name, values, shape)
@@ -200,7 +266,13 @@ class AdapterMatrices:
         """Put A of a module into the first rows."""
         found = self._adapter.matrix(module, "A")
         if found is not None:
-            values[: self._adapter.rank] = found
+            values[: len(found)] = found
+
+    def _fill_columns(self, values: Float32, module: str, first: int) -> None:
+        """Put B of a table into the columns of this adapter, from `first` on."""
+        found = self._adapter.matrix(module, "B")
+        if found is not None:
+            values[:, first : first + found.shape[1]] = found
 
     def _fill_b(self, values: Float32, modules: Iterable[str]) -> None:
         """Put B of each module into its block on the diagonal."""
@@ -209,7 +281,7 @@ class AdapterMatrices:
             found, column = self._adapter.matrix(module, "B"), i * self._rank
             end = row + self._shapes[f"{module}.weight"][0]
             if found is not None:
-                values[row:end, column : column + self._adapter.rank] = found
+                values[row:end, column : column + found.shape[1]] = found
             row = end
 
 

@@ -43,7 +43,8 @@ MAX_RANK = 512
 # The types that the converter writes, by --outtype.
 GGUF_SOURCES: dict[str, SourceType] = {**SOURCES, "Q8_0": "gguf_q8_0"}
 _TENSOR = re.compile(
-    r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
+    r"base_model\.model\.(?P<module>.+)\.lora_(?P<table>embedding_)?(?P<side>[AB])"
+    r"(?:\.default)?(?:\.weight)?"
 )
 _GGUF_TENSOR = re.compile(r"(?P<tensor>.+\.weight)\.lora_(?P<side>[ab])")
 # Settings of PEFT that change the result of an adapter, with the only value that is supported.
@@ -71,10 +72,11 @@ _ARCH_OF = {**{arch.family: name for name, arch in ARCHS.items()}, **_ALSO}
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix A [rank, inputs] or B [outputs, rank], as a file has it.
+    """A matrix A [rank, inputs] or B [outputs, rank] of a linear, or A [vocab, rank] of a table.
 
     tensor: its name in the file.
     row_order: as in QuantTensor.
+    transposed: the file has the transpose of the matrix.
     """
 
     tensor: str
@@ -83,14 +85,17 @@ class StoredMatrix:
     offset: int
     size: int
     row_order: npt.NDArray[np.int32] | None = None
+    transposed: bool = False
 
     def values(self, file: AnyFile) -> Float32:
         """The matrix in fp32; ModelError if the file has changed."""
         file.check_unchanged()
-        data = file.view(self.offset, self.size).reshape(self.shape[0], -1)
-        return dequantize(
-            QuantTensor(self.tensor, self.shape, self.source, data, row_order=self.row_order)
+        shape = self.shape[::-1] if self.transposed else self.shape
+        data = file.view(self.offset, self.size).reshape(shape[0], -1)
+        values = dequantize(
+            QuantTensor(self.tensor, shape, self.source, data, row_order=self.row_order)
         )
+        return values.T if self.transposed else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,10 @@ class Adapter:
 
     matrices: by (module, "A" or "B").
     tiled: value heads of gated delta nets are in the order of llama.cpp.
-    stored: for each linear of the Program, the module of the checkpoint with its rows.
+    stored: the module of the checkpoint with the rows of each linear and table of the Program.
+    task: one of several tasks that share the file.
+    types: (table of words, table of token types), if the adapter changes both. All tokens have type
+      0. Its change is one more column of matrix B of the words, and their table A has ones for it.
     """
 
     name: str
@@ -110,26 +118,47 @@ class Adapter:
     matrices: Mapping[tuple[str, str], StoredMatrix]
     tiled: bool = False
     stored: Mapping[str, str] = field(default_factory=dict)
+    task: str = ""
+    types: tuple[str, str] | None = None
 
     @property
     def modules(self) -> frozenset[str]:
-        """The linears that the adapter changes: the keys of their weights without ".weight"."""
+        """The linears and tables that the adapter changes: their weights without ".weight"."""
         return frozenset(self.stored)
 
     def matrix(self, module: str, side: str) -> Float32 | None:
-        """A [rank, inputs] or B [outputs, rank] of a linear in fp32; None if it is not changed."""
+        """Matrix A or B of a linear or table in fp32; None if it is not changed.
+
+        A is [rank, inputs] for a linear and [vocab, rank] for a table, B is [outputs, rank]. The
+        rank may be smaller than the adapter's.
+        """
         if module not in self.stored:
             return None
         values = self.matrices[self.stored[module], side].values(self.file)
+        if self.types is not None and module == self.types[0]:
+            return np.concatenate([values, self._column_of_types(side, len(values))], axis=1)
         part = parse_part(module)
         if side == "B" and part is not None:
             values = values[part.of(values.shape)]
         return values
 
+    def _column_of_types(self, side: str, rows: int) -> Float32:
+        """The last column [rows, 1] of A or B of the words: the change of token type 0."""
+        assert self.types is not None
+        if side == "A":
+            return np.ones((rows, 1), np.float32)
+        a, b = (self.matrices[self.types[1], x].values(self.file) for x in "AB")
+        change: Float32 = b @ a[0]
+        return change[:, None]
+
     def fingerprint(self) -> str:
         """A hash of the adapter, which separates the cached prefixes of different adapters."""
-        facts = f"{self.scale!r} {self.rank} ".encode()
-        return hashlib.sha256(facts + self.file.digest).hexdigest()[:16]
+        found = hashlib.sha256(f"{self.scale!r} {self.rank} ".encode())
+        if not self.task:
+            found.update(self.file.digest)
+        for matrix in self.matrices.values() if self.task else ():
+            found.update(self.file.view(matrix.offset, matrix.size).data)
+        return found.hexdigest()[:16]
 
 
 def weights_file(path: Path) -> Path:
@@ -161,13 +190,15 @@ def fail(name: str, why: str) -> NoReturn:
     raise ModelError(msg)
 
 
-def _check_rank(name: str, rank: object) -> int:
+def check_rank(name: str, rank: object) -> int:
+    """Return the rank of adapter `name`; ModelError unless it is between 1 and MAX_RANK."""
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
         fail(name, f"its rank r is {rank!r:.40}, but it must be between 1 and {MAX_RANK}")
     return rank
 
 
-def _check_alpha(name: str, key: str, alpha: Any) -> float:
+def check_alpha(name: str, key: str, alpha: Any) -> float:
+    """Return the alpha of adapter `name`; ModelError unless it is a finite number."""
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         fail(name, f"its {key} is {alpha!r:.40}, but it must be a number")
     return float(alpha)
@@ -184,21 +215,28 @@ def _read_peft(name: str, path: Path, _: ModelSpec, copy: AnyFile | None) -> Ada
         value = config.get(key)
         if value != plain and value is not None and value != []:
             fail(name, f"{key} is {str(value)[:60]}, which is not supported")
-    rank = _check_rank(name, config.get("r"))
-    alpha = _check_alpha(name, "lora_alpha", config.get("lora_alpha"))
+    rank = check_rank(name, config.get("r"))
+    alpha = check_alpha(name, "lora_alpha", config.get("lora_alpha"))
     file = SafetensorsFile(path / FILE, copy)
     matrices: dict[tuple[str, str], StoredMatrix] = {}
     for tensor in file.tensors.values():
         match = _TENSOR.fullmatch(tensor.name)
         if match is None:
-            fail(name, f"tensor {tensor.name[:200]} is not a matrix A or B of a linear")
+            fail(name, f"tensor {tensor.name[:200]} is not a matrix A or B of LoRA")
         if tensor.dtype not in SOURCES or len(tensor.shape) != 2:
             fail(name, f"tensor {tensor.name} is not a matrix of F32, F16 or BF16")
         if tensor.shape[0 if match["side"] == "A" else 1] != rank:
             fail(name, f"tensor {tensor.name} is {list(tensor.shape)}, but the rank r is {rank}")
         module = checkpoint_to_hf(f"{match['module']}.weight").removesuffix(".weight")
+        # PEFT stores table A of embeddings as its transpose.
+        flip = match["table"] is not None and match["side"] == "A"
         matrices[module, match["side"]] = StoredMatrix(
-            tensor.name, tensor.shape, SOURCES[tensor.dtype], tensor.offset, tensor.size
+            tensor.name,
+            tensor.shape[::-1] if flip else tensor.shape,
+            SOURCES[tensor.dtype],
+            tensor.offset,
+            tensor.size,
+            transposed=flip,
         )
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return Adapter(name, path, rank, scale, file.file, matrices)
@@ -223,14 +261,16 @@ def _read_gguf(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> 
         # B has the rows of the matrix that it changes; the converter reorders both the same way.
         heads = spec.q_heads, spec.kv_heads
         order = row_order(arch, weight, rows, *heads) if side == "B" else None
-        ranks.add(_check_rank(name, tensor.shape[0 if side == "A" else 1]))
+        # A of a linear is [rank, inputs], and A of the table of words is [vocab, rank].
+        linear = match["tensor"] != "token_embd.weight"
+        ranks.add(check_rank(name, tensor.shape[0 if side == "A" and linear else 1]))
         matrices[weight.removesuffix(".weight"), side] = StoredMatrix(
             tensor.name, tensor.shape, GGUF_SOURCES[tensor.dtype], tensor.offset, tensor.size, order
         )
     if len(ranks) > 1:
         fail(name, f"its matrices have the ranks {sorted(ranks)}, but all must have one")
     rank = next(iter(ranks), 1)
-    alpha = _check_alpha(name, "adapter.lora.alpha", file.value("adapter.lora.alpha"))
+    alpha = check_alpha(name, "adapter.lora.alpha", file.value("adapter.lora.alpha"))
     # As in llama.cpp, where 0 means an unknown alpha.
     scale = alpha / rank if alpha else 1.0
     return Adapter(name, path, rank, scale, file.file, matrices, arch.tiled)

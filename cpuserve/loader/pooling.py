@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cpuserve.errors import ModelError
 from cpuserve.loader.gguf.file import GgufFile
 from cpuserve.loader.load import read_any_json, read_json
-from cpuserve.loader.tasks import PROMPTS, has_tasks
+from cpuserve.loader.tasks import task_prompts
 from cpuserve.models import architecture_of
 from cpuserve.models.base import CLASSIFIERS, GGUF_RERANKERS, JUDGES, RERANKERS, TAGGERS
 from cpuserve.models.config import read_architectures
@@ -100,9 +100,9 @@ def prompts_of(path: Path) -> dict[str, str]:
         ModelError: the prompts are not texts, or there is no prompt with the default name.
     """
     given, config = _own_prompts(path), path / "config.json"
-    if not config.exists() or not has_tasks(read_json(config, "config")):
+    if not config.exists():
         return given
-    return {"": PROMPTS["document"], **PROMPTS, **given}
+    return {**task_prompts(path, read_json(config, "config")), **given}
 
 
 def _own_prompts(path: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The adapters and prompts that a checkpoint has for tasks (jina-embeddings v5)."""
+"""The adapters and prompts that a checkpoint has for tasks (jina-embeddings v3 and v5)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 from cpuserve.errors import ModelError
 from cpuserve.models.config import read_architectures
 
-FOLDER = "adapters"  # of a checkpoint: it has a folder for each task
-# Prompts before a query and a document; the code of the checkpoint has them.
+FOLDER = "adapters"  # of a v5 checkpoint: it has a folder for each task
+OWN = "lora_adaptations"  # the tasks of v3, with adapters in the file of the weights
+# Prompts before a query and a document; the code of v5 has them.
 PROMPTS = {"query": "Query: ", "document": "Document: "}
 
 
 def has_tasks(config: Mapping[str, Any]) -> bool:
-    """Whether checkpoints with this config have adapters for tasks."""
+    """Whether checkpoints with this config have folders of adapters for tasks (v5)."""
     return "JinaEmbeddingsV5Model" in read_architectures(config)
 
 
@@ -23,13 +24,57 @@ def task_adapters(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The path of the adapter for each task; empty if the checkpoint has none.
 
     Raises:
-        ModelError: task_names is no list of names.
+        ModelError: the tasks of the config are no list of names.
     """
+    if own := own_tasks(path, config):
+        return dict.fromkeys(own, str(path))
     if not has_tasks(config) or not (path / FOLDER).is_dir():
         return {}
-    names = config.get("task_names") or []
-    fits = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if not fits or any(name in ("", "..") or Path(name).name != name for name in names):
+    names = _names(path, config, "task_names")
+    if any(name == ".." or Path(name).name != name for name in names):
         msg = f"{path}: task_names is {str(names)[:60]}; it must be a list of names of folders"
         raise ModelError(msg)
     return {name: str(path / FOLDER / name) for name in names}
+
+
+def own_tasks(path: Path, config: Mapping[str, Any]) -> list[str]:
+    """The tasks with adapters in the file of the weights, in their order there.
+
+    Raises:
+        ModelError: the tasks of the config are no list of names, or the file is broken.
+    """
+    if config.get(OWN) is None or not path.is_dir():
+        return []
+    from cpuserve.loader.safetensors import SafetensorsStore
+
+    stored = (tensor for file in SafetensorsStore(path).files for tensor in file.tensors)
+    return _names(path, config, OWN) if any(name.endswith(".lora_A") for name in stored) else []
+
+
+def task_prompts(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The prompts of tasks by name; "" is the name of the default one, if there is one.
+
+    Raises:
+        ModelError: task_instructions of the config is no object of texts.
+    """
+    if has_tasks(config):
+        return {"": PROMPTS["document"], **PROMPTS}
+    found = config.get("task_instructions") or {}
+    if config.get(OWN) is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        msg = f"{path}: task_instructions of config.json must be an object with texts"
+        raise ModelError(msg)
+    return {name: found.get(name, "") for name in _names(path, config, OWN)}
+
+
+def _names(path: Path, config: Mapping[str, Any], key: str) -> list[str]:
+    """Return the names of tasks in config[key]; ModelError unless it is a list of names."""
+    names = config.get(key) or []
+    if not isinstance(names, list) or not all(isinstance(n, str) and n for n in names):
+        msg = f"{path}: {key} is {str(names)[:60]}; it must be a list of names of {_WHAT[key]}"
+        raise ModelError(msg)
+    return names
+
+
+_WHAT = {"task_names": "folders", OWN: "tasks"}

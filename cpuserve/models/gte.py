@@ -71,7 +71,10 @@ _HEAD = ("dense", "norm", "decoder")  # the parts of a head that predicts words
 
 @register_model("JinaEmbeddingsV3Model")
 class JinaV3:
-    """jina-embeddings v3 without adapters of tasks. Source: modeling_jina_embeddings_v3."""
+    """jina-embeddings v3; loader/lora_tasks.py has its adapters.
+
+    Sources: modeling_jina_embeddings_v3, and modeling_lora of the published checkpoint.
+    """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -1,7 +1,10 @@
-"""Low-rank adapters (LoRA) in a Program: which linears have them, and the names of their matrices.
+"""Low-rank adapters (LoRA) in a Program: which modules have them, and the names of their matrices.
 
-An adapter adds scale * B A x to a linear of x (Hu et al. 2021). All adapters of a model have the
-same rank in its Program: matrices of a smaller rank are padded with zeros, which changes no sum.
+An adapter adds scale * B A x to a linear of x (Hu et al. 2021). To a row of a table of embeddings
+it adds scale * B a, where a is the row of the same token in its own table [vocab, rank]. These
+tables are one matrix [vocab, in_tables * rank], and B is 0 in the columns of other adapters. All
+adapters of a model have the same rank in its Program: matrices of a smaller rank are padded with
+zeros, which changes no sum.
 """
 
 from __future__ import annotations
@@ -11,16 +14,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SCALES = "adapters.scales"  # the vector of all adapters' scales
+_TABLE = ".lora_tables"
 _MATRIX = re.compile(r"(?P<modules>.+)\.lora_(?P<side>[AB])\.(?P<adapter>\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The adapters of a model: their number, common rank, and the modules that any of them has."""
+    """The adapters of a model: their number, common rank, and the modules that any of them has.
+
+    in_tables: the number of adapters, from the first one on, that have columns in the tables of
+    embeddings among the modules.
+    """
 
     count: int
     rank: int
     modules: frozenset[str]
+    in_tables: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,17 @@ def name_b(modules: Sequence[str], adapter: int) -> str:
     Each module has a block on the diagonal; all other blocks are 0.
     """
     return f"{'+'.join(modules)}.lora_B.{adapter}"
+
+
+def name_table(module: str) -> str:
+    """Return the name, without ".weight", of the common table A of a table of embeddings."""
+    return f"{module}{_TABLE}"
+
+
+def module_of_table(name: str) -> str | None:
+    """Return the module with this common table A (its weight); None for another tensor."""
+    suffix = f"{_TABLE}.weight"
+    return name.removesuffix(suffix) if name.endswith(suffix) else None
 
 
 def parse(name: str) -> MatrixName | None:

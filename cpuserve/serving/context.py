@@ -17,6 +17,7 @@ from cpuserve.serving.details import ModelDetails
 from cpuserve.serving.limits import ClientLimits
 from cpuserve.serving.load_progress import LoadProgress, load_message
 from cpuserve.serving.recent_prompts import RecentPrompts
+from cpuserve.serving.tasks import Task
 from cpuserve.serving.tools.learn import NO_TEMPLATE, LearnedFormat, learn_format
 from cpuserve.serving.tools.thoughts import USUAL, ThoughtUse
 from cpuserve.tokenizer.infill import InfillTokens
@@ -59,7 +60,7 @@ class ModelContext:
     adapters_change: whether clients may load and unload adapters (serving/lora.py) under
       `adapter_lock`.
     default_adapter: the adapter of requests that select none.
-    tasks: the adapters for tasks of the checkpoint.
+    tasks: the tasks that have adapters in the checkpoint.
     any_name: whether requests may use any name for this model.
     details: facts about the model's files.
     recent: the prompts of the last requests; None = prefixes are not cached.
@@ -88,7 +89,7 @@ class ModelContext:
     pooling: str = "none"
     adapters: dict[str, str] = field(default_factory=dict)
     default_adapter: str | None = None
-    tasks: tuple[str, ...] = ()
+    tasks: dict[str, Task] = field(default_factory=dict)
     adapters_change: bool = False
     thoughts: ThoughtUse = USUAL
     adapter_lock: asyncio.Lock = field(default_factory=asyncio.Lock)

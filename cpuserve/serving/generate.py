@@ -81,6 +81,9 @@ async def prepare(
       TooManyRequests: there is no capacity for the call now.
     """
     _check_kind(served.context, call)
+    task = served.context.tasks.get(call.prompt_name or "")
+    if task is not None and call.adapter is None:
+        call.adapter = task.adapter
     call.adapter = served.adapter or call.adapter or served.context.default_adapter
     call.caller = caller
     # A search for tools makes further prompts, which need the messages and tools again.

@@ -3,52 +3,70 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cpuserve.errors import InvalidRequest
 from cpuserve.loader.tasks import FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from cpuserve.config.engine import EngineConfig
 
 # The task of requests without one, as in vLLM.
 DEFAULT = "retrieval"
-# Names in the API of Jina: the task, and the prompt of the checkpoint.
+
+
+class Task(NamedTuple):
+    """A task: the adapter of the checkpoint that it selects, and the name of a prompt or None."""
+
+    adapter: str
+    prompt: str | None
+
+
+# Names in the API of Jina for tasks of v5.
 _WITH_PROMPT = {
-    "retrieval.query": ("retrieval", "query"),
-    "retrieval.passage": ("retrieval", "document"),
+    "retrieval.query": Task(DEFAULT, "query"),
+    "retrieval.passage": Task(DEFAULT, "document"),
 }
 
 
-def tasks_of(config: EngineConfig) -> tuple[str, ...]:
-    """The adapters that are in the checkpoint itself, which requests select as their task."""
-    folder = Path(config.model_path) / FOLDER
-    return tuple(name for name, path in config.adapters.items() if Path(path) == folder / name)
+def tasks_of(config: EngineConfig) -> dict[str, Task]:
+    """The tasks that requests can name; their adapters are in the checkpoint itself."""
+    model, found = Path(config.model_path), {}
+    for name, path in config.adapters.items():
+        if Path(path) == model / FOLDER / name:  # jina-embeddings v5
+            found[name] = Task(name, None)
+        elif Path(path) == model:  # v3
+            found[name] = Task(name, name)
+    if DEFAULT in found:
+        found |= _WITH_PROMPT
+    return found
 
 
-def default_task(tasks: Sequence[str]) -> str | None:
-    """The task of requests without one; None if the model has no tasks."""
+def default_task(tasks: Mapping[str, Task]) -> str | None:
+    """The adapter of requests without a task; None if they use the model without an adapter."""
     return DEFAULT if DEFAULT in tasks else None
 
 
 def select_task(
-    task: str | None, prompt_name: str | None, tasks: Sequence[str]
+    task: str | None, prompt_name: str | None, tasks: Mapping[str, Task]
 ) -> tuple[str | None, str | None]:
     """Return (adapter, prompt_name) for a request's fields; (None, prompt_name) without a task.
+
+    A prompt_name that is the name of a task selects the task.
 
     Raises:
         InvalidRequest: the model does not have the task, or the task has another prompt.
     """
+    if task is None and prompt_name in tasks:
+        task, prompt_name = prompt_name, None
     if task is None:
         return None, prompt_name
-    adapter, prompt = _WITH_PROMPT.get(task, (task, None))
-    if adapter not in tasks:
-        more = [name for name, (own, _) in _WITH_PROMPT.items() if own in tasks]
-        known = ", ".join([*tasks, *more]) or "no tasks"
-        msg = f"task {task[:40]!r}: this model has {known}"
+    if task not in tasks:
+        msg = f"task {task[:40]!r}: this model has {', '.join(tasks) or 'no tasks'}"
         raise InvalidRequest(msg, param="task")
+    adapter, prompt = tasks[task]
     if prompt is not None and prompt_name not in (None, prompt):
         msg = (
             f"task {task!r} has the prompt {prompt!r}, but prompt_name is {prompt_name[:40]!r}: "

@@ -11,6 +11,7 @@ import pytest
 
 from tests.api.fakes import Api
 from tests.helpers.embedder import embedding_model
+from tests.helpers.jina_v3 import TASKS, jina_v3
 from tests.helpers.jina_v5 import jina_v5
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
@@ -226,3 +227,19 @@ def test_requests_with_several_tasks_in_a_batch_have_the_bits_of_each_alone():
         assert "this model has retrieval, text-matching, clustering" in error["message"]
         error = refused(server, input="a", model="clustering", task="text-matching")
         assert "task selects 'text-matching'" in error["message"]
+
+
+def test_tasks_of_jina_v3_share_batches_and_each_dialect_selects_them():
+    with running_server(jina_v3()) as server:
+        tasks = (None, *TASKS)
+        alone = {task: vector(server, "red foxes", task=task) for task in tasks}
+        assert len({str(found) for found in alone.values()}) == len(tasks)
+        with ThreadPoolExecutor(8) as pool:
+            again = pool.map(lambda task: vector(server, "red foxes", task=task), tasks * 4)
+            assert list(again) == [alone[task] for task in tasks] * 4
+        assert vector(server, "red foxes", prompt_name="separation") == alone["separation"]
+        found = server.post("/embed", inputs="red foxes", prompt_name="retrieval.query")
+        assert found[0] == alone["retrieval.query"]
+        body = {"texts": ["red foxes"], "input_type": "search_document"}
+        found = server.post("/v2/embed", **body, embedding_types=["float"])
+        assert found["embeddings"]["float"][0] == alone["retrieval.passage"]

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import gguf_archs, gguf_convert
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+WORDS = "embed_tokens"
 MLP = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -31,9 +32,12 @@ def adapter_of(
         if not module.endswith(parts):
             continue
         outputs, inputs = reversed(weight.shape) if _transposed(model) else weight.shape
+        stem, end = f"base_model.model.{module}.lora_", ".weight"
+        if module.endswith(WORDS):  # PEFT stores table A [vocab, rank] as its transpose
+            outputs, inputs, stem, end = inputs, outputs, f"{stem}embedding_", ""
         for side, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
             values = torch.randn(shape, generator=generator) * 0.15
-            tensors[f"base_model.model.{module}.lora_{side}.weight"] = values
+            tensors[f"{stem}{side}{end}"] = values
     directory = Path(tempfile.mkdtemp(dir=model.parent, prefix="adapter-"))
     save_file(tensors, directory / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
@@ -62,6 +66,9 @@ def merged(model: Path, adapter: Path) -> Path:
         tensors = load_file(file)
         for name in tensors:
             key = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+            table = f"{key}embedding_A"
+            if table in changes:
+                tensors[name] += 2 * (changes[f"{key}embedding_B"] @ changes[table]).T
             if f"{key}A.weight" in changes:
                 change = 2 * changes[f"{key}B.weight"] @ changes[f"{key}A.weight"]
                 tensors[name] += change.T if _transposed(model) else change
@@ -94,6 +101,11 @@ def as_gguf(adapter: Path, arch: str, path: Path, types: str = "F32", **changes:
     kind = gguf.GGMLQuantizationType[types]
     tensors = {k: v.numpy() for k, v in load_file(adapter / "adapter_model.safetensors").items()}
     for name, b in tensors.items():
+        if name.endswith(".lora_embedding_B"):
+            a = tensors[f"{name[:-1]}A"].T
+            for side, matrix in (("a", a), ("b", b)):
+                data = np.ascontiguousarray(matrix, np.float32)
+                writer.add_tensor(f"token_embd.weight.lora_{side}", data)
         if ".lora_B." not in name:
             continue
         weight = name.removeprefix("base_model.model.").replace(".lora_B", "")

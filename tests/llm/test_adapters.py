@@ -8,7 +8,7 @@ import torch
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
-from tests.helpers.adapter import ATTENTION, MLP, adapter_of, merged
+from tests.helpers.adapter import ATTENTION, MLP, WORDS, adapter_of, merged
 from tests.helpers.answers import exact_answers
 from tests.helpers.oracle import transformers_of
 from tests.helpers.quantized import quantized_copy
@@ -56,6 +56,26 @@ def test_greedy_tokens_are_those_of_transformers_with_merged_weights(family, nam
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + tokens])).logits[0]
         assert_likeliest(tokens, logits[len(prompt) - 1 : -1], model_bound(tiny_model(family), 160))
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+def test_adapters_of_the_table_of_words_give_the_tokens_of_merged_weights(executor):
+    model = tiny_model("llama", tie_word_embeddings=False)
+    given = {
+        "words": adapter_of(model, (WORDS, "q_proj"), 4, 1),
+        "more": adapter_of(model, (WORDS,), 8, 2),
+        "none": adapter_of(model, ("v_proj",), 4, 3),
+    }
+    modules = [f"{name}={path}" for name, path in given.items()]
+    params = [named(GREEDY, name) for name in given]
+    with LLM(str(model), max_model_len=160, lora_modules=modules, executor=executor, **FP32) as llm:
+        alone = [exact_answers(llm, [PROMPTS[2]], own)[0] for own in params]
+        assert exact_answers(llm, [PROMPTS[2]] * 3, params) == alone
+    for (tokens, _), path in zip(alone, given.values(), strict=True):
+        with torch.inference_mode():
+            logits = transformers_of(merged(model, path))(torch.tensor([PROMPTS[2] + tokens]))
+        rows = logits.logits[0, len(PROMPTS[2]) - 1 : -1]
+        assert_likeliest(tokens, rows, model_bound(model, 160))
 
 
 def test_the_torch_executor_gives_the_same_tokens():

@@ -1,12 +1,8 @@
 """Encoders through the whole engine: transformers' vectors, and batch invariance."""
 
-import json
-import shutil
-
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from cpuserve import LLM
 from cpuserve.errors import ConfigError, InvalidRequest
@@ -56,29 +52,6 @@ def test_vectors_in_bfloat16_are_close_to_those_of_transformers(family):
         got = vectors(llm, PROMPTS)
     for prompt, vector in zip(PROMPTS, got, strict=True):
         assert vector @ pooled(rows_of(tiny_model(family), prompt), "mean") >= 0.9999
-
-
-def test_the_published_files_of_jina_v3_have_the_vectors_of_transformers_files(tmp_path):
-    source = tiny_model("jina-v3")
-    path = shutil.copytree(source, tmp_path / "jina")
-    tensors = {}
-    for name, value in load_file(source / "model.safetensors").items():
-        changed = value.ndim == 2
-        stem = f"{name.removesuffix('.weight')}.parametrizations.weight"
-        tensors[f"roberta.{stem}.original" if changed else f"roberta.{name}"] = value
-        for side in "AB" if changed else "":
-            tensors[f"roberta.{stem}.0.lora_{side}"] = torch.ones(5, 4, 8)
-    save_file(tensors, path / "model.safetensors")
-    config = json.loads((path / "config.json").read_text())
-    del config["model_type"]
-    config |= {"architectures": ["XLMRobertaModel"], "lora_adaptations": ["retrieval.query"]}
-    config |= {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0}
-    (path / "config.json").write_text(json.dumps(config))
-    with make("jina-v3", **FP32) as llm:
-        want = vectors(llm, PROMPTS[:6])
-    with LLM(str(path), max_model_len=320, executor="native", **FP32) as llm:
-        assert llm.config.pooling == "mean"
-        assert np.array_equal(vectors(llm, PROMPTS[:6]), want)
 
 
 @pytest.mark.parametrize("types", [FP32, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}])

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ModelError
 from tests.helpers import gguf_convert
-from tests.helpers.adapter import ATTENTION, MLP, adapter_of, as_gguf
+from tests.helpers.adapter import ATTENTION, MLP, WORDS, adapter_of, as_gguf
 from tests.helpers.answers import exact
 
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(3 + 13 * n)] for n in range(3)]
@@ -55,6 +55,14 @@ def test_it_answers_as_pefts_over_safetensors_and_over_a_gguf_model(tmp_path, ar
     with_gguf = answers(base, adapter)
     assert with_gguf[0] != with_gguf[1]
     assert answers(base, converted) == with_gguf
+
+
+def test_it_answers_as_pefts_where_both_change_the_table_of_words(tmp_path):
+    model = gguf_convert.checkpoint_of("llama")
+    adapter = adapter_of(model, (WORDS, "q_proj"), 4, 1)
+    plain, changed = answers(model, adapter)
+    assert changed != plain
+    assert answers(model, as_gguf(adapter, "llama", tmp_path / "a.gguf")) == (plain, changed)
 
 
 def test_it_answers_as_pefts_over_a_quantized_model(tmp_path):

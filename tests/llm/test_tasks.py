@@ -1,14 +1,21 @@
-"""Tasks of jina-embeddings v5: each has an adapter of the checkpoint, and perhaps a prompt."""
+"""Tasks of jina-embeddings v3 and v5: each has an adapter of the checkpoint, perhaps a prompt."""
+
+import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from cpuserve import LLM
+from cpuserve import LLM, SamplingParams
 from cpuserve.errors import ConfigError, InvalidRequest, ModelError
+from cpuserve.llm_pooling import items_of
 from cpuserve.loader.tasks import task_adapters
+from cpuserve.serving.events import floats_of
+from tests.helpers import jina_v3 as v3
 from tests.helpers.adapter import merged
-from tests.helpers.encoders import PROMPTS, encoder_of, pooled
+from tests.helpers.encoders import PROMPTS, encoder_of, pooled, rows_of
 from tests.helpers.jina_v5 import SIZES, TASKS, base_of, jina_v5, task_adapter
 from tests.helpers.oracle import transformers_of
 from tests.helpers.rounding import sum_bound
@@ -84,3 +91,80 @@ def test_names_of_tasks_that_are_no_folders_are_refused(names):
     config = {"architectures": ["JinaEmbeddingsV5Model"], "task_names": names}
     with pytest.raises(ModelError, match=r"task_names is .*; it must be a list of names"):
         task_adapters(jina_v5("nano"), config)
+
+
+def test_vectors_of_jina_v3_are_those_of_weights_with_the_changes_of_the_task():
+    path, prompts = v3.jina_v3(), PROMPTS[:6]
+    with make(path) as llm, make(tiny_model("jina-v3")) as plain:
+        assert llm.config.pooling == "mean"
+        without = vectors(llm, prompts)
+        assert np.array_equal(without, vectors(plain, prompts))
+        for task in v3.TASKS:
+            for prompt, vector in zip(prompts, vectors(llm, prompts, task=task), strict=True):
+                want = pooled(rows_of(v3.with_task(task), prompt), "mean")
+                assert vector @ want > 1 - sum_bound(len(vector))
+                assert vector @ without[prompts.index(prompt)] < 0.99
+
+
+def mixed(llm, prompts, tasks):
+    """The vector of each prompt with a task of its own, all in one batch."""
+    requests = [llm._request(prompt) for prompt in prompts]
+    params = [SamplingParams(max_tokens=0, adapter=task) for task in tasks]
+    items = items_of(requests, params, [0] * len(prompts))
+    llm._run(items, False, llm._context)
+    return [floats_of(item.choices[0].vector).tolist() for item in items]
+
+
+@pytest.mark.parametrize("types", [FP32, {"dtype": "bfloat16", "kv_cache_dtype": "auto"}])
+def test_texts_of_several_tasks_in_a_batch_have_the_bits_of_each_alone(types):
+    prompts, tasks = PROMPTS[:6], [*v3.TASKS, None]
+    with make(v3.jina_v3(), **types, omp_threads_bind="0") as llm:
+        alone = [mixed(llm, [p], [t])[0] for p, t in zip(prompts, tasks, strict=True)]
+    with make(v3.jina_v3(), **types) as llm:
+        assert mixed(llm, prompts, tasks) == alone
+        assert llm._client.stats.steps < len(prompts)
+
+
+def test_the_torch_executor_gives_the_same_vectors_of_a_task():
+    with make(v3.jina_v3()) as llm, make(v3.jina_v3(), executor="torch") as slow:
+        fast, other = (vectors(x, PROMPTS[:4], task="separation") for x in (llm, slow))
+    for one, two in zip(fast, other, strict=True):
+        assert one @ two > 1 - sum_bound(len(one))
+
+
+@pytest.mark.parametrize("key", ["task", "prompt_name"])
+def test_a_task_of_jina_v3_has_its_prompt_and_the_name_of_the_prompt_selects_it(key):
+    with make(v3.jina_v3()) as llm:
+        tokens = llm.get_tokenizer().encode(f"{v3.PROMPTS['retrieval.query']}red foxes")
+        (got,) = vectors(llm, ["red foxes"], **{key: "retrieval.query"})
+        assert got.tolist() == mixed(llm, [tokens], ["retrieval.query"])[0]
+        with pytest.raises(InvalidRequest, match=r"'retrieval': this model has retrieval\.query, "):
+            vectors(llm, ["red foxes"], task="retrieval")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("lora_adaptations", ["one"], "is no stack of 1 matrices"),
+        ("lora_adaptations", "one", "must be a list of names of tasks"),
+        ("lora_rank", 3, r"A of .* is \[1, 4\], and must be \[1, 3\]"),
+        ("lora_alpha", "6", "its lora_alpha is '6', but it must be a number"),
+        ("task_instructions", ["a"], "must be an object with texts"),
+    ],
+)
+def test_broken_adapters_of_jina_v3_are_refused(tmp_path, key, value, why):
+    path = shutil.copytree(v3.jina_v3(), tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(ModelError, match=why):
+        make(path).close()
+
+
+def test_numbers_of_a_task_that_are_not_finite_are_refused(tmp_path):
+    """Its table is part of the rows of all tasks."""
+    path = shutil.copytree(v3.jina_v3(), tmp_path / "model")
+    tensors = load_file(path / "model.safetensors")
+    tensors["roberta.embeddings.word_embeddings.parametrizations.weight.0.lora_A"][2, 7, 0] = np.inf
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"adapter separation: A of .* are not finite"):
+        make(path).close()

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 # How the texts are used, and the prompts for it in checkpoints.
 INPUT_TYPES = {
-    "search_query": ("search_query", "query"),
-    "search_document": ("search_document", "document", "passage"),
+    "search_query": ("search_query", "query", "retrieval.query"),
+    "search_document": ("search_document", "document", "passage", "retrieval.passage"),
     "classification": ("classification", "Classification"),
-    "clustering": ("clustering", "Clustering"),
+    "clustering": ("clustering", "Clustering", "separation"),
 }
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 _PACKED = ("binary", "ubinary")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import join, then_width
 from cpuserve.program.loads import TableLoad
+from cpuserve.program.lora import name_table
 from cpuserve.program.operations.experts import ExpertsBuilder
 from cpuserve.program.ops import Op, Then, ValueId, split_then
 from cpuserve.program.program import Program
@@ -298,6 +299,13 @@ class DenseBuilder(ExpertsBuilder):
         out = self._value(name, width)
         self._ops.append(Embed(out, weight, vocab, width, scale))
         self._route_adapters()
+        adapters = self._adapters
+        if adapters is not None and adapters.in_tables and name in adapters.modules:
+            columns = adapters.in_tables * adapters.rank
+            table = self._matrix(name_table(name), vocab, columns)
+            found = self._value(f"{name} of adapters", columns)
+            self._ops.append(Embed(found, table, vocab, columns, scale))
+            self._add_adapters_of_table(found, name, out)
         return out
 
     def position_embed(

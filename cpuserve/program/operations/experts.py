@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cpuserve.errors import ModelError
 from cpuserve.program.base_builder import BaseBuilder, join, then_width
 from cpuserve.program.loads import Orders
-from cpuserve.program.lora import SCALES, name_a, name_b
+from cpuserve.program.lora import SCALES, Adapters, name_a, name_b
 from cpuserve.program.lora import parse as parse_adapter
 from cpuserve.program.ops import Op, Then, ValueId, split_then
 from cpuserve.program.row_formats import WHOLE_ROW, combined_format
@@ -209,29 +209,52 @@ class Combine(Op, frozen=True):
 
 
 class ExpertsBuilder(BaseBuilder):
-    """Appends linears of routed rows, and the LoRA matrices of a linear."""
+    """Appends linears of routed rows, and the LoRA matrices of linears and tables."""
 
     def _add_adapters(
         self, x: ValueId, modules: tuple[str, ...], sizes: Sequence[int], to: ValueId
     ) -> None:
         """Add scale * B A x of each row's adapter to `to`, the outputs of all these modules."""
-        routing, adapters = self._adapted, self._adapters
-        if routing is None or adapters is None:
-            msg = "adapters are routed by embed(), which must come first"
-            raise ModelError(msg)
-        label, width, total = join(modules), self._width(x), sum(sizes)
+        routing, adapters = self._routed_adapters()
+        label, width = join(modules), self._width(x)
         ranks = (adapters.rank,) * len(modules)
-        a, b = [], []
-        for i in range(adapters.count):
-            a.append(tuple(self._need(name_a(m, i), (ranks[0], width), "matrix") for m in modules))
-            b.append((self._need(name_b(modules, i), (total, sum(ranks)), "matrix"),))
+        a = tuple(
+            tuple(self._need(name_a(m, i), (adapters.rank, width), "matrix") for m in modules)
+            for i in range(adapters.count)
+        )
         rows = self._value(f"{label} adapted rows", width)
         self._ops.append(Dispatch(x, routing, rows, width, 1))
         low = self._value(f"{label} low rank", sum(ranks))
-        self._ops.append(ExpertLinear(rows, routing, low, tuple(a), ranks, width, 1))
-        out = self._value(f"{label} adapters", total)
-        self._ops.append(ExpertLinear(low, routing, out, tuple(b), (total,), sum(ranks), 1))
+        self._ops.append(ExpertLinear(rows, routing, low, a, ranks, width, 1))
+        self._add_from_low_rank(low, modules, sum(sizes), to)
+
+    def _add_adapters_of_table(self, found: ValueId, module: str, to: ValueId) -> None:
+        """Add scale * B a of each row's adapter to `to`; found: the rows a of all adapters."""
+        width = self._width(found)
+        low = self._value(f"{module} low rank", width)
+        self._ops.append(Dispatch(found, self._routed_adapters()[0], low, width, 1))
+        self._add_from_low_rank(low, (module,), self._width(to), to)
+
+    def _add_from_low_rank(
+        self, low: ValueId, modules: tuple[str, ...], total: int, to: ValueId
+    ) -> None:
+        """Add the products of routed rows `low` and the common matrix B of `modules` to `to`."""
+        routing, adapters = self._routed_adapters()
+        width = self._width(low)
+        b = tuple(
+            (self._need(name_b(modules, i), (total, width), "matrix"),)
+            for i in range(adapters.count)
+        )
+        out = self._value(f"{join(modules)} adapters", total)
+        self._ops.append(ExpertLinear(low, routing, out, b, (total,), width, 1))
         self._ops.append(Combine(out, routing, to, total, 1))
+
+    def _routed_adapters(self) -> tuple[ValueId, Adapters]:
+        """Return the value with each token's adapter, and the adapters."""
+        if self._adapted is None or self._adapters is None:
+            msg = "adapters are routed by embed(), which must come first"
+            raise ModelError(msg)
+        return self._adapted, self._adapters
 
     def _expert_linear(
         self,

@@ -1,0 +1,64 @@
+"""Reads the adapters for tasks in the published checkpoint of jina-embeddings v3.
+
+The file with the weights also has the adapters. Its tensors are stacks with a matrix of each task,
+in the order of `lora_adaptations` of config.json. The task is the name of its adapter.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cpuserve.loader.load import read_json
+from cpuserve.loader.lora_files import Adapter, StoredMatrix, check_alpha, check_rank, fail
+from cpuserve.loader.names import checkpoint_to_hf
+from cpuserve.loader.safetensors import SafeTensor, SafetensorsFile
+from cpuserve.loader.tasks import OWN, own_tasks
+from cpuserve.quant.dense import SOURCES
+
+FILE = "model.safetensors"
+_TENSOR = re.compile(r"(?P<module>.+)\.parametrizations\.weight\.0\.lora_(?P<side>[AB])")
+_UNREAD = "pooler.dense"  # embeddings do not use this linear
+
+
+def has_own_tasks(path: Path) -> bool:
+    """Whether `path` is a checkpoint with adapters for tasks in the file of its weights."""
+    config = path / "config.json"
+    return config.is_file() and OWN in read_json(config, "config")
+
+
+def read_task(name: str, path: Path) -> Adapter:
+    """The adapter for task `name` of the checkpoint at `path`.
+
+    Raises:
+        ModelError: the checkpoint has no such task, or its adapters are broken; one line.
+    """
+    config = read_json(path / "config.json", "config")
+    tasks = own_tasks(path, config)
+    if name not in tasks:
+        fail(name, f"{path} has adapters for {', '.join(tasks) or 'no tasks'}, and not for {name}")
+    rank = check_rank(name, config.get("lora_rank", 4))
+    alpha = check_alpha(name, "lora_alpha", config.get("lora_alpha", 1))
+    file = SafetensorsFile(path / FILE)
+    matrices = {}
+    for tensor in file.tensors.values():
+        match = _TENSOR.fullmatch(tensor.name)
+        if match is None:
+            continue
+        module = checkpoint_to_hf(f"{match['module']}.weight").removesuffix(".weight")
+        if module != _UNREAD:
+            flip = module.startswith("embeddings.") and match["side"] == "B"
+            matrix = _matrix(name, tensor, len(tasks), tasks.index(name), flip=flip)
+            matrices[module, match["side"]] = matrix
+    return Adapter(name, path, rank, alpha / rank, file.file, matrices, task=name)
+
+
+def _matrix(name: str, tensor: SafeTensor, tasks: int, index: int, *, flip: bool) -> StoredMatrix:
+    """The matrix of one task in a stack; flip: the stack has transposes."""
+    if tensor.dtype not in SOURCES or len(tensor.shape) != 3 or tensor.shape[0] != tasks:
+        fail(name, f"tensor {tensor.name} is no stack of {tasks} matrices of F32, F16 or BF16")
+    size = tensor.size // tasks
+    shape = tensor.shape[:0:-1] if flip else tensor.shape[1:]
+    source = SOURCES[tensor.dtype]
+    offset = tensor.offset + index * size
+    return StoredMatrix(tensor.name, shape, source, offset, size, transposed=flip)
