@@ -928,6 +928,22 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny-nomic-bert": _encoder(
         "NomicBert", (512, 64, 96, 2, 4), model_type="nomic_bert", max_position_embeddings=320
     ),
+    "tiny-nomic-bert-moe": _encoder(
+        "NomicBert",
+        (512, 64, 96, 4, 4),
+        model_type="nomic_bert",
+        max_position_embeddings=320,
+        type_vocab_size=1,
+        rope_theta=10000.0,
+        activation_function="gelu",
+        qkv_proj_bias=True,
+        mlp_fc1_bias=True,
+        mlp_fc2_bias=True,
+        num_experts=4,
+        moe_top_k=2,
+        moe_every_n_layers=2,
+        moe_bias=False,  # of the format below with a matrix for each expert
+    ),
     "tiny-gte": _encoder("Gte", (512, 64, 96, 2, 4), model_type="gte", max_position_embeddings=320),
     "tiny-jina-v3": _encoder(
         "JinaEmbeddingsV3",

@@ -52,7 +52,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         method = quant_method(config)
         weights = open_weights(method, SafetensorsStore(path), config)
         config = with_own_head(config, weights)
-        return Checkpoint(config, with_types(weights, config), path)
+        return Checkpoint(config, with_built(weights, config), path)
     from cpuserve.loader.gguf.model import GgufStore, gguf_config
     from cpuserve.loader.gguf.parts import open_gguf
 
@@ -61,11 +61,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(config, open_weights("gguf", GgufStore(file, config), config), path, file)
 
 
-def with_types(weights: Weights, config: dict[str, Any]) -> Weights:
-    """The weights for a program of this config; TypedWeights if its tokens have types (BERT)."""
+def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
+    """The weights for a Program of this config, which may read tensors made of stored ones.
+
+    These are the tables of models with types of tokens (BERT) and the experts of nomic-bert.
+    """
     from cpuserve.models.bert import TYPES, WORDS, reads_types
+    from cpuserve.models.nomic_bert import SHIFTED, has_experts
+    from cpuserve.quant.nomic_experts import NomicExperts
     from cpuserve.quant.token_types import TypedWeights
 
+    if has_experts(config):
+        return NomicExperts(weights, config["num_experts"], SHIFTED)
     if not reads_types(config):
         return weights
     return TypedWeights(weights, f"{WORDS}.weight", f"{TYPES}.weight")
@@ -138,7 +145,7 @@ def packed_size(path: Path, config: dict[str, Any], tensors: OpenTensors | None 
 
 
 def _typed_bytes(path: Path, config: dict[str, Any], tensors: OpenTensors | None) -> int:
-    """The size of the table of word embeddings, if it is packed a second time; see with_types."""
+    """The size of the table of word embeddings, if it is packed a second time; see with_built."""
     from cpuserve.models.bert import WORDS, reads_types
 
     if not reads_types(config):

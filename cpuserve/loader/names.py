@@ -47,6 +47,7 @@ _NORMS = {
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",
 }
+_NOMIC_STACK = re.compile(r"\.mlp\.experts\.mlp\.w[12]$")  # nomic-bert's experts
 # Names of ModernBERT outside of its layers, as checkpoints without "model." have them.
 _MODERNBERT = ("embeddings.tok_embeddings.", "embeddings.norm.", "final_norm.")
 
@@ -91,6 +92,7 @@ def checkpoint_to_hf(name: str) -> str:
     for theirs, ours in _NORMS.items():
         name = name.replace(theirs, ours)
     name = name.replace(".parametrizations.weight.original", ".weight")  # jina-embeddings v3
+    name = _NOMIC_STACK.sub(r"\g<0>.weight", name)
     for prefix in ("bert.", "roberta.", "distilbert.", "new."):
         name = name.removeprefix(prefix)
     bare = ("decoder.", "layers.", "embed_tokens.", "norm.", *_MODERNBERT)

@@ -30,7 +30,7 @@ from cpuserve.loader.load import (
     open_checkpoint,
     quant_method,
     read_json,
-    with_types,
+    with_built,
 )
 from cpuserve.loader.names import checkpoint_to_hf
 from cpuserve.loader.pooling import MODULE_FILE
@@ -239,7 +239,7 @@ def _items(source: Path, config: dict[str, Any], program: Program, scheme: str) 
     """The tensors of a checkpoint in the order of its files; ModelError if it is not complete."""
     store = SafetensorsStore(source)
     weights = PartWeights(dense_weights(store, config))
-    check_weights(program, with_types(weights, config))
+    check_weights(program, with_built(weights, config))
     needs = [need for need in stored_needs(program.weights) if need.role == "matrix"]
     if stacks := sorted(need.name for need in needs if len(need.shape) != 2):
         msg = (

@@ -1,4 +1,4 @@
-"""nomic-bert: BERT with RoPE and gated MLPs, without biases."""
+"""nomic-bert: BERT with RoPE and gated MLPs, without biases; and its mixtures of experts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from typing import Any, cast
 
 from cpuserve.models.base import register_model
 from cpuserve.models.bert import read_encoder_heads
-from cpuserve.models.config import read_dtype, read_float, read_int, refuse
+from cpuserve.models.config import (
+    read_architectures,
+    read_bool,
+    read_choice,
+    read_dtype,
+    read_float,
+    read_int,
+    refuse,
+)
 from cpuserve.models.rope import read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
+from cpuserve.program.ops import Then, ValueId
 
 # Keys of the published configs, which follow GPT-2, and the same settings in transformers.
 KEYS = {
@@ -26,24 +35,34 @@ KEYS = {
 FIXED = {
     "prenorm": False,
     "parallel_block": False,
-    "qkv_proj_bias": False,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
     "use_rms_norm": False,
     "rotary_emb_interleaved": False,
     "rotary_emb_fraction": 1.0,
     "causal": False,
-    "activation_function": "swiglu",
     "hidden_act": "silu",
-    "num_experts": 0,
+    "num_shared_experts": 0,
+    "ffn_div": 1,
+    "moe_normalize_expert_weights": False,
+    "expert_choice_router": False,
 }
+# Gated MLPs and plain ones, by the activation function of published configs.
+ACTIVATIONS = {"swiglu": "silu", "gelu": "gelu"}
+# The first norm of a layer plus the bias of its experts; quant/nomic_experts.py makes its tensors.
+SHIFTED = "norm1_and_experts_bias"
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether the config is one of nomic-bert with mixtures of experts."""
+    return "NomicBertModel" in read_architectures(config) and bool(config.get("num_experts"))
 
 
 @register_model("NomicBertModel")
 class NomicBert:
-    """nomic-embed-text v1 and v1.5. Source: transformers modeling_nomic_bert.
+    """nomic-embed-text v1, v1.5 and v2-moe. Source: modeling_nomic_bert, and Nomic's for mixtures.
 
-    Keys of spec.extra: "types" (the number of token types; all tokens have type 0).
+    Keys of spec.extra: "types" (the number of token types; all tokens have type 0), and in mixtures
+    "experts", "chosen" (for each token), "every" (layers 1, 1 + every, ... are mixtures) and
+    "shifted" (whether the experts of a layer have a common bias).
     """
 
     @staticmethod
@@ -70,9 +89,15 @@ class NomicBert:
             tied=True,
             dtype=read_dtype(config),
             rope=rope,
+            qkv_bias=read_bool(config, "qkv_proj_bias", False),
+            mlp_bias=read_bool(config, "mlp_fc1_bias", False),
+            activation=read_choice(config, "activation_function", "swiglu", ACTIVATIONS),
             pooled=True,
             encoder=True,
-            extra={"types": read_int(config, "type_vocab_size", 2, high=1 << 16)},
+            extra={
+                "types": read_int(config, "type_vocab_size", 2, high=1 << 16),
+                **_mixture(config),
+            },
         )
 
     @staticmethod
@@ -84,12 +109,54 @@ class NomicBert:
         x = b.layer_norm(x, "emb_ln")
         for i in range(s.layers):
             at = f"encoder.layers.{i}"
-            qkv = b.linear(x, f"{at}.attn.Wqkv", features=3 * s.width)
-            b.linear(b.attend_both_sides(qkv, rope=s.rope), f"{at}.attn.out_proj", add_to=x)
-            x = b.layer_norm(x, f"{at}.norm1")
-            g = b.linear(
-                x, [f"{at}.mlp.fc12", f"{at}.mlp.fc11"], features=s.intermediate, then="silu_mul"
-            )
-            b.linear(g, f"{at}.mlp.fc2", add_to=x)
-            x = b.layer_norm(x, f"{at}.norm2")
+            qkv = b.linear(x, f"{at}.attn.Wqkv", features=3 * s.width, bias=s.qkv_bias)
+            a = b.attend_both_sides(qkv, rope=s.rope)
+            b.linear(a, f"{at}.attn.out_proj", bias=s.qkv_bias, add_to=x)
+            every = cast("int", s.extra.get("every", 0))
+            mlp = _experts if every and i % every == 1 else _mlp
+            x = b.layer_norm(mlp(b, s, at, x), f"{at}.norm2")
         b.hidden(x)
+
+
+def _mlp(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
+    """Return h + MLP of h, where h is the first norm of x."""
+    h = b.layer_norm(x, f"{at}.norm1")
+    if s.activation == "silu":
+        names, then = [f"{at}.mlp.fc12", f"{at}.mlp.fc11"], "silu_mul"
+    else:
+        names, then = [f"{at}.mlp.fc1"], s.activation
+    g = b.linear(h, names, features=s.intermediate, bias=s.mlp_bias, then=cast("Then", then))
+    return b.linear(g, f"{at}.mlp.fc2", bias=s.mlp_bias, add_to=h)
+
+
+def _experts(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
+    """Return h + the common bias of the experts + experts of h, where h is the first norm of x."""
+    h = b.layer_norm(x, f"{at}.norm1")
+    total = b.layer_norm(x, f"{at}.{SHIFTED}" if s.extra["shifted"] else f"{at}.norm1")
+    experts = range(cast("int", s.extra["experts"]))
+    names = [[f"{at}.mlp.experts.{e}.{part}_proj" for part in ("up", "down")] for e in experts]
+    return b.mixture(
+        h,
+        f"{at}.mlp.router.layer",
+        names,
+        features=s.intermediate,
+        chosen=cast("int", s.extra["chosen"]),
+        then=cast("Then", s.activation),
+        to=total,
+    )
+
+
+def _mixture(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the entries of spec.extra for mixtures; none if there are no experts."""
+    if not config.get("num_experts"):
+        return {}
+    experts = read_int(config, "num_experts", high=4096)
+    if config.get("activation_function") != "gelu":
+        refuse("activation_function", config.get("activation_function"), "gelu in a mixture")
+    return {
+        "experts": experts,
+        "chosen": read_int(config, "moe_top_k", 1, high=experts),
+        "every": read_int(config, "moe_every_n_layers", 2, low=2),
+        "shifted": int(read_bool(config, "moe_bias", True)),
+        "expert_width": read_int(config, "intermediate_size", high=1 << 24),
+    }

@@ -162,6 +162,11 @@ NOMIC_BERT = {
     "mlp.fc2": "ffn_down",
     "norm2": "layer_output_norm",
 }
+NOMIC_BERT_MOE = {
+    **NOMIC_BERT,
+    "mlp.fc1": "ffn_up",
+    "mlp.router.layer": "ffn_gate_inp",
+}
 JINA_BERT_V3 = {
     "mixer.Wqkv": "attn_qkv",
     "mixer.out_proj": "attn_output",
@@ -263,6 +268,7 @@ NAMES = {
     "modern-bert": MODERN_BERT,
     "modern-bert-silu": MODERN_BERT,
     "nomic-bert": NOMIC_BERT,
+    "nomic-bert-moe": NOMIC_BERT_MOE,
     "jina-bert-v3": JINA_BERT_V3,
     "gemma-embedding": GEMMA,
     "gemma3n": GEMMA3N,
@@ -561,6 +567,7 @@ ARCHS = {
         },
     ),
     "nomic-bert": ("nomic-bert", {}, {}),
+    "nomic-bert-moe": ("nomic-bert-moe", {}, {"moe_every_n_layers": 2, "pooling_type": 1}),
     "jina-bert-v3": ("jina-v3", {}, {"pooling_type": 1}),
     "eurobert": ("eurobert", {}, {"pooling_type": 3, "rope.scaling.type": "none"}),
     "llama-embed": (
@@ -722,7 +729,14 @@ FILE_ARCHS = {
     "mistral3-plain": "mistral3",
 }
 EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
-CHOSEN_KEYS = ("top_k_experts", "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")
+CHOSEN_KEYS = (
+    "moe_top_k",
+    "top_k_experts",
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_k",
+    "moe_topk",
+)
 INTERLEAVED = ("llama", "arcee", "mistral3", "mixtral", "smollm3")  # and those of Granite
 ADDED_NORMS = (
     "gemma2",
@@ -733,7 +747,15 @@ ADDED_NORMS = (
     "qwen3next",
     "qwen3next-fused",
 )
-BERTS = ("bert", "bert-roberta", "modern-bert", "modern-bert-silu", "nomic-bert", "jina-bert-v3")
+BERTS = (
+    "bert",
+    "bert-roberta",
+    "modern-bert",
+    "modern-bert-silu",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "jina-bert-v3",
+)
 ENCODERS = (*BERTS, "gemma-embedding", "eurobert", "llama-embed")
 LAYER_NORM = (
     *BERTS,

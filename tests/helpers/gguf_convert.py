@@ -44,6 +44,8 @@ from tests.helpers.gguf_archs import (
 )
 from tests.helpers.tiny import tiny_model
 
+_EXPERT = re.compile(r"(?:model|encoder)\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)")
+
 
 def checkpoint_of(arch):
     """The tiny checkpoint that `convert` writes for this architecture."""
@@ -231,7 +233,7 @@ def renamed(arch, tensors, heads, kv):
         stem, kind = name.rpartition(".")[::2]
         if stem in TOP:
             out[f"{TOP[stem]}.{kind}"] = value
-        elif match := re.fullmatch(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)", stem):
+        elif match := _EXPERT.fullmatch(stem):
             layer, expert, part = match.groups()
             part = MIXTRAL_PARTS.get(part, part.removesuffix("_proj"))
             stacks.setdefault(f"blk.{layer}.ffn_{part}_exps.{kind}", {})[int(expert)] = value

@@ -36,6 +36,27 @@ def _nomic_bert(keys: Keys) -> dict[str, Any]:
     return {**_bert(keys), "hidden_act": "silu"}
 
 
+def _nomic_bert_moe(keys: Keys) -> dict[str, Any]:
+    """Return settings of mixtures; the converter leaves the common bias of the experts out."""
+    return {
+        **_nomic_bert(keys),
+        "activation_function": "gelu",
+        "num_experts": keys.count("expert_count"),
+        "moe_top_k": keys.count("expert_used_count"),
+        "moe_every_n_layers": keys.count("moe_every_n_layers"),
+        "moe_bias": False,
+        "qkv_proj_bias": keys.has("blk.0.attn_qkv.bias"),
+        "mlp_fc1_bias": keys.has("blk.0.ffn_up.bias"),
+    }
+
+
+_NOMIC_TOP = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_embd_norm": "emb_ln",
+    "token_types": "embeddings.token_type_embeddings",
+}
+
+
 ARCHS = {
     "eurobert": GgufArch("EuroBertModel", "eurobert"),
     "llama-embed": GgufArch("LlamaBidirectionalModel", "llama_bidirec", interleaved=True),
@@ -53,11 +74,7 @@ ARCHS = {
         _bert,
         eps="layer_norm_eps",
         layer_norm=True,
-        top={
-            "token_embd": "embeddings.word_embeddings",
-            "token_embd_norm": "emb_ln",
-            "token_types": "embeddings.token_type_embeddings",
-        },
+        top=_NOMIC_TOP,
         layers="encoder.layers",
     ),
     "bert": GgufArch(
@@ -119,11 +136,27 @@ ARCHS = {
         _nomic_bert,
         eps="layer_norm_eps",
         layer_norm=True,
-        top={
-            "token_embd": "embeddings.word_embeddings",
-            "token_embd_norm": "emb_ln",
-            "token_types": "embeddings.token_type_embeddings",
+        top=_NOMIC_TOP,
+        layers="encoder.layers",
+    ),
+    "nomic-bert-moe": GgufArch(
+        "NomicBertModel",
+        "nomic_bert",
+        {
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+            "ffn_gate_inp": "mlp.router.layer",
+            "ffn_up_exps": "mlp.experts.up_proj",
+            "ffn_down_exps": "mlp.experts.down_proj",
+            "layer_output_norm": "norm2",
         },
+        _nomic_bert_moe,
+        eps="layer_norm_eps",
+        layer_norm=True,
+        top=_NOMIC_TOP,
         layers="encoder.layers",
     ),
 }

@@ -1,0 +1,83 @@
+"""The experts of nomic-bert as other families store them: a matrix for each.
+
+Published files have all experts of a layer in two matrices [experts * features, width]: w1 with the
+rows of up, and w2 with the transposes of down. A bias is added to the sum of the experts. A Program
+adds it to a copy of the norm before, so that no operation has to.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cpuserve.quant import dequantize
+from cpuserve.quant.base import QuantTensor
+from cpuserve.quant.parts import part_of, transposed
+
+if TYPE_CHECKING:
+    from cpuserve.program.weight_kinds import WeightKind
+    from cpuserve.quant.base import Weights
+
+_STACK = re.compile(r"(?P<at>.+\.mlp\.experts)\.mlp\.w[12]\.weight")
+_EXPERT = re.compile(r"(?P<at>.+\.mlp\.experts)\.(?P<number>\d+)\.(?P<part>up|down)_proj\.weight")
+_BIAS = ".mlp.experts.bias"
+
+
+class NomicExperts:
+    """`Weights` of a checkpoint of nomic-bert, with the names of its Program."""
+
+    def __init__(self, weights: Weights, experts: int, shifted: str) -> None:
+        """experts: how many a layer has. shifted: the name of the norm with the bias."""
+        self._weights = weights
+        self._shifted = shifted
+        self._experts = experts
+        self._names = set()
+        for name in weights.names():
+            match = _STACK.fullmatch(name)
+            if match is not None:
+                part = "up" if ".w1." in name else "down"
+                self._names |= {f"{match['at']}.{e}.{part}_proj.weight" for e in range(experts)}
+            elif name.endswith(_BIAS):
+                at = name.removesuffix(_BIAS)
+                self._names |= {f"{at}.{shifted}.weight", f"{at}.{shifted}.bias"}
+            else:
+                self._names.add(name)
+
+    def names(self) -> set[str]:
+        """Every tensor name, with the experts as single matrices."""
+        return self._names
+
+    def get(self, name: str) -> QuantTensor:
+        """The tensor; matrices of experts are views of the file, or built when they are read."""
+        if f".{self._shifted}." in name:
+            return self._norm(name)
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            return self._weights.get(name)
+        whole = self._weights.get(_stored(name))
+        each, number = whole.shape[0] // self._experts, int(match["number"])
+        rows = slice(number * each, (number + 1) * each)
+        part = part_of(name, whole, rows, vector=False)
+        return part if match["part"] == "up" else transposed(part)
+
+    def _norm(self, name: str) -> QuantTensor:
+        """The weight or bias of the norm, the latter plus the bias of the experts."""
+        at, _, kind = name.partition(f".{self._shifted}.")
+        norm = self._weights.get(f"{at}.norm1.{kind}")
+        if kind == "weight":
+            return replace(norm, name=name)
+        values = dequantize(norm) + dequantize(self._weights.get(f"{at}{_BIAS}"))
+        return QuantTensor(name, norm.shape, "f32", values.reshape(1, -1).view("u1"))
+
+    def kind(self, name: str, dtype: str) -> WeightKind:
+        """The weight kind of a matrix; an expert has the kind of its stored matrix."""
+        return self._weights.kind(_stored(name), dtype)
+
+
+def _stored(name: str) -> str:
+    """The name of the stored tensor that has this matrix."""
+    match = _EXPERT.fullmatch(name)
+    if match is None:
+        return name
+    return f"{match['at']}.mlp.{'w1' if match['part'] == 'up' else 'w2'}.weight"
