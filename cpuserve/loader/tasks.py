@@ -24,7 +24,7 @@ def task_adapters(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The path of the adapter for each task; empty if the checkpoint has none.
 
     Raises:
-        ModelError: the tasks of the config are no list of names.
+        ModelError: the tasks of the config are no list of texts.
     """
     if own := own_tasks(path, config):
         return dict.fromkeys(own, str(path))
@@ -41,7 +41,7 @@ def own_tasks(path: Path, config: Mapping[str, Any]) -> list[str]:
     """The tasks with adapters in the file of the weights, in their order there.
 
     Raises:
-        ModelError: the tasks of the config are no list of names, or the file is broken.
+        ModelError: the tasks of the config are no list of texts, or the file is broken.
     """
     if config.get(OWN) is None or not path.is_dir():
         return []
@@ -69,7 +69,7 @@ def task_prompts(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _names(path: Path, config: Mapping[str, Any], key: str) -> list[str]:
-    """Return the names of tasks in config[key]; ModelError unless it is a list of names."""
+    """Return the tasks in config[key]; ModelError unless it is a list of texts."""
     names = config.get(key) or []
     if not isinstance(names, list) or not all(isinstance(n, str) and n for n in names):
         msg = f"{path}: {key} is {str(names)[:60]}; it must be a list of names of {_WHAT[key]}"

@@ -25,10 +25,14 @@ _BIAS = ".mlp.experts.bias"
 
 
 class NomicExperts:
-    """`Weights` of a checkpoint of nomic-bert, with the names of its Program."""
+    """`Weights` of a checkpoint of nomic-bert, as its Program reads them."""
 
     def __init__(self, weights: Weights, experts: int, shifted: str) -> None:
-        """experts: how many a layer has. shifted: the name of the norm with the bias."""
+        """Wrap the weights of a checkpoint.
+
+        experts: the number of experts in a layer.
+        shifted: the name of the norm with the bias.
+        """
         self._weights = weights
         self._shifted = shifted
         self._experts = experts

@@ -44,7 +44,7 @@ def stacks_of(model: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 @functools.cache
 def jina_v3() -> Path:
-    """The directory of a model, with the names of tensors and the config as published."""
+    """The directory of a model, with tensors and config as published."""
     source = tiny_model("jina-v3")
     path = _copy_of(source, "jina-v3-")
     stacks, tensors = stacks_of(source), {}
