@@ -179,7 +179,15 @@ def file_name(label: str, report: Report, model: str, now: datetime) -> str:
 
 
 def render(report: Report) -> str:
-    """The report of the run as text for the terminal."""
+    """The report of the run as text."""
+    rows = summary_rows(report)
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name.ljust(width)}  {text}" for name, text in rows]
+    return "\n".join([*lines, "", *_latency_table(report)])
+
+
+def summary_rows(report: Report) -> list[tuple[str, str]]:
+    """Return the counts and rates of the run, as names and texts."""
     run = report.run
     rows = [
         ("requests", f"{len(run.timings)} completed, {len(run.errors)} failed"),
@@ -191,17 +199,27 @@ def render(report: Report) -> str:
     share = weight_reading(run.before, run.after, run.wall_s)
     if share:
         rows.append(("bandwidth", f"{100 * share:.1f} % of {ROOF}"))
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name.ljust(width)}  {text}" for name, text in rows]
-    return "\n".join([*lines, "", *_latency_table(report)])
+    return rows
+
+
+def latency_columns(report: Report) -> list[str]:
+    """Return the names of the figures in each latency row."""
+    return ["mean", *(f"p{p:g}" for p in report.percentiles)]
+
+
+def latency_rows(report: Report) -> list[tuple[str, list[float], list[float]]]:
+    """Return (name, figures, all values) of each latency that was measured, in milliseconds."""
+    rows = []
+    for metric in report.metrics:
+        values = list(report.latency(metric))
+        if values:
+            shown = [fmean(values), *(percentile(values, p) for p in report.percentiles)]
+            rows.append((NAMES[metric], shown, values))
+    return rows
 
 
 def _latency_table(report: Report) -> list[str]:
-    columns = ["mean", *(f"p{p:g}" for p in report.percentiles)]
-    lines = [f"{'latency, ms':<22}" + "".join(f"{c:>10}" for c in columns)]
-    for metric in report.metrics:
-        values = report.latency(metric)
-        if values:
-            shown = [fmean(values), *(percentile(values, p) for p in report.percentiles)]
-            lines.append(f"{NAMES[metric]:<22}" + "".join(f"{v:>10.2f}" for v in shown))
+    lines = [f"{'latency, ms':<22}" + "".join(f"{c:>10}" for c in latency_columns(report))]
+    for name, shown, _ in latency_rows(report):
+        lines.append(f"{name:<22}" + "".join(f"{v:>10.2f}" for v in shown))
     return lines

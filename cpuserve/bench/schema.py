@@ -130,20 +130,26 @@ def _told(name: str, value: float | str) -> str:
     return value if isinstance(value, str) else f"{name} {value:g}"
 
 
+def differing(records: Sequence[Record]) -> list[str]:
+    """Return, for each record, its parameters that differ between records of its metric."""
+    seen: dict[tuple[str, str], set[str]] = {}
+    for r in records:
+        for name, value in r.parameters.items():
+            seen.setdefault((r.metric, name), set()).add(str(value))
+    return [
+        ", ".join(_told(n, r.parameters[n]) for n in r.parameters if len(seen[r.metric, n]) > 1)
+        for r in records
+    ]
+
+
 def table(records: Sequence[Record]) -> str:
     """The records as a text table: metric, parameters, median, spread, fraction of the roof.
 
     Only parameters that differ between records of one metric are shown.
     """
-    seen: dict[tuple[str, str], set[str]] = {}
-    for r in records:
-        for name, value in r.parameters.items():
-            seen.setdefault((r.metric, name), set()).add(str(value))
     rows: list[tuple[str, ...]] = [("metric", "of", "median", "p5 .. p95", "unit", "of the roof")]
-    for r in records:
+    for r, what in zip(records, differing(records), strict=True):
         share = "" if r.fraction is None else f"{100 * r.fraction:.1f} % of {r.of}"
-        differ = [n for n in r.parameters if len(seen[r.metric, n]) > 1]
-        what = ", ".join(_told(n, r.parameters[n]) for n in differ)
         rows.append((r.metric, what, f"{r.median:g}", f"{r.p5:g} .. {r.p95:g}", r.unit, share))
     if not any(row[1] for row in rows[1:]):
         rows = [(row[0], *row[2:]) for row in rows]

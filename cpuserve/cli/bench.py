@@ -18,6 +18,7 @@ from cpuserve.bench.schema import Record, Where, table
 from cpuserve.bench.server import ServerProcess
 from cpuserve.bench.workload import talks
 from cpuserve.cli import flags
+from cpuserve.cli.bench_drawing import records_view
 from cpuserve.cli.bench_load import tell, workload_of
 from cpuserve.cli.commands import prepared_start
 from cpuserve.cli.terminal import note, say
@@ -129,7 +130,7 @@ def _in_process(args: argparse.Namespace, what: What, leaves: Sequence[int] = ()
     cache = CacheSizes([size // BLOCK for size in blocks], prepared.facts.state_bytes)
     step_records(config, prepared.spec.vocab, where_of(prepared), plan, what, cache, each)
     if not args.json:
-        say(table(found))
+        _say_table(found)
     return 0
 
 
@@ -172,8 +173,19 @@ def show(records: list[Record], args: argparse.Namespace) -> int:
         for found in records:
             say(found.to_json())
     else:
-        say(table(records))
+        _say_table(records)
     return 0
+
+
+def _say_table(records: Sequence[Record]) -> None:
+    """Print the records as text, or with bars on a terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(records_view(console, records))
+    else:
+        say(table(records))
 
 
 def _served(args: argparse.Namespace, concurrency: int, run: Measure) -> list[Record]:

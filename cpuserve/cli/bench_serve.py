@@ -27,6 +27,7 @@ from cpuserve.bench.results import (
 from cpuserve.bench.schema import commit
 from cpuserve.bench.traffic import Pace, Run, count_tokens, drive
 from cpuserve.bench.workload import Workload, talks
+from cpuserve.cli.bench_drawing import report_view
 from cpuserve.cli.bench_load import tell, workload_of
 from cpuserve.cli.terminal import note, say
 from cpuserve.errors import ConfigError
@@ -51,12 +52,23 @@ def load_server(args: argparse.Namespace) -> int:
         for found in records(shown):
             say(found.to_json())
     else:
-        say(render(shown))
+        _say_report(shown)
     if args.save_result or args.save_detailed:
         note(f"saved {_save(args, shown, metadata)}")
     for error in dict.fromkeys(report.run.errors[:3]):
         note(f"a request failed: {error}")
     return 1 if report.run.errors else 0
+
+
+def _say_report(report: Report) -> None:
+    """Print the report as text, or with distributions on a terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(report_view(console, report))
+    else:
+        say(render(report))
 
 
 async def _run(args: argparse.Namespace) -> Report:

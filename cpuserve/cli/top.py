@@ -12,6 +12,7 @@ import msgspec
 
 from cpuserve.api.status.activity_body import Activity, ModelActivity, SequenceActivity
 from cpuserve.bench.http import LoadError, exchange
+from cpuserve.cli.drawing import bar, levels, plain_table
 from cpuserve.cli.remote import said_error, target_of
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import CpuserveError
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 _PATH = "/v1/activity"
 _ROWS = 12  # requests that the view shows
 _BARS = 16  # with more CPUs than this, each CPU is one character
-_WIDTH = 10  # characters of a bar
-_LEVELS = "▁▂▃▄▅▆▇█"
-_ASCII_LEVELS = ".:-=+*%#"
 _LEFT = ("abort", "error")
 
 
@@ -114,7 +112,7 @@ def _activity(target: Target) -> Activity:
 def _models(console: Console, before: Activity, now: Activity) -> Table:
     """Return one row for each loaded model."""
     heads = ("MODEL", "RUN", "WAIT", "KV CACHE", "PROMPT/s", "CACHED/s", "OUTPUT/s", "BANDWIDTH")
-    table = _table(heads, left=("MODEL", "KV CACHE", "BANDWIDTH"))
+    table = plain_table(heads, left=("MODEL", "KV CACHE", "BANDWIDTH"))
     earlier = {model.model: model for model in before.models}
     elapsed_s = now.time - before.time
     for model in now.models:
@@ -124,7 +122,7 @@ def _models(console: Console, before: Activity, now: Activity) -> Table:
             (model.cached_tokens, old.cached_tokens),
             (model.output_tokens, old.output_tokens),
         ]
-        kv = f"{_bar(console, model.kv_usage)} {format_bytes(model.kv_bytes)}"
+        kv = f"{bar(console, model.kv_usage)} {format_bytes(model.kv_bytes)}"
         rates = [f"{_rate(to, since, elapsed_s):.0f}" for to, since in counts]
         used = _bandwidth(old, model, elapsed_s)
         table.add_row(model.model, str(model.running), str(model.waiting), kv, *rates, used)
@@ -147,17 +145,16 @@ def _cores(console: Console, before: Iterable[CpuTimes], now: list[CpuTimes]) ->
     earlier = {times.cpu: times for times in before}
     shares = {each.cpu: _busy(earlier.get(each.cpu, each), each) for each in now}
     if len(shares) <= _BARS:
-        bars = [f"CPU {cpu:<2} {_bar(console, share)}" for cpu, share in shares.items()]
+        bars = [f"CPU {cpu:<2} {bar(console, share)}" for cpu, share in shares.items()]
         return Columns(bars, padding=(0, 3))
-    levels = _ASCII_LEVELS if console.options.ascii_only else _LEVELS
-    marks = [levels[round(share * (len(levels) - 1))] for share in shares.values()]
     mean = sum(shares.values()) / len(shares)
-    return f"{''.join(marks)} {len(shares)} CPUs, {100 * mean:.0f} % busy"
+    marks = levels(console, shares.values())
+    return f"{marks} {len(shares)} CPUs, {100 * mean:.0f} % busy"
 
 
 def _requests(now: Activity) -> Table:
     """Return the running and waiting sequences, then the last ones that have ended."""
-    table = _table(
+    table = plain_table(
         ("REQUEST", "STATE", "PROMPT", "CACHED", "OUTPUT", "TOKENS/s", "SECONDS"), left=("STATE",)
     )
     found = [each for model in now.models for each in model.sequences]
@@ -183,22 +180,6 @@ def _speed(each: SequenceActivity, end_s: float) -> str:
     if each.first_s is None or each.output_tokens < 2 or end_s <= each.first_s:
         return ""
     return f"{(each.output_tokens - 1) / (end_s - each.first_s):.1f}"
-
-
-def _table(heads: Iterable[str], *, left: tuple[str, ...]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
-    return table
-
-
-def _bar(console: Console, share: float) -> str:
-    """Return a share as a bar and a percentage."""
-    full, empty = "#-" if console.options.ascii_only else "█░"
-    filled = round(share * _WIDTH)
-    return f"{full * filled}{empty * (_WIDTH - filled)} {100 * share:3.0f} %"
 
 
 def _busy(before: CpuTimes, now: CpuTimes) -> float:

@@ -65,6 +65,8 @@ function niceMaximum(value) {
 /** @param {number} value */
 const tickText = (value) => (value >= 10 || value === 0 ? String(Math.round(value)) : value.toPrecision(2));
 
+// Pixels of a character of a label.
+const CHARACTER = 6.2;
 const ROW = 22;
 const MOST_ROWS = 12;
 
@@ -130,8 +132,9 @@ function bar(sequence, now, top, x) {
   const words =
     `Request ${sequence.number} of ${sequence.model}: ${sequence.state}, prompt ${sequence.prompt_tokens} tokens ` +
     `(${sequence.cached_tokens} from the cache), ${sequence.output_tokens} generated, ${(end - sequence.arrived_s).toFixed(1)} s`;
-  const room = x(end) - x(sequence.arrived_s);
-  const text = room > 60 && svg("text", { x: x(sequence.arrived_s) + 6, y: top + 12 }, `${sequence.output_tokens} tokens`);
+  const label = `${sequence.output_tokens} tokens`;
+  const fits = x(end) - x(first) > CHARACTER * label.length + 12;
+  const text = fits && svg("text", { x: x(first) + 6, y: top + 12 }, label);
   return svg(
     "g",
     { class: "bar" },

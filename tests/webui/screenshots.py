@@ -11,12 +11,12 @@ from pathlib import Path
 from tests.webui.chromium import Browser
 
 QUESTION = "Write a Python function that adds two numbers. Use a code block."
-LOAD = """void [1, 2, 3, 4].map((i) => setTimeout(() => fetch('v1/completions', {
+LOAD = """void [1, 2, 3, 4, 5, 6].map((i) => setTimeout(() => fetch('v1/completions', {
   method: 'POST',
   headers: {'content-type': 'application/json'},
-  body: JSON.stringify({prompt: 'word '.repeat(300 * i), max_tokens: 200, ignore_eos: true}),
+  body: JSON.stringify({prompt: 'word '.repeat(300 * i), max_tokens: 400, ignore_eos: true}),
 }), 1500 * i))"""
-LOAD_S = 14.0
+LOAD_S = 8.0  # then some requests have ended, and others run
 
 
 def main() -> None:

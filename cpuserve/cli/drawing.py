@@ -1,0 +1,51 @@
+"""Bars, distributions and tables on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+_WIDTH = 10  # characters of a bar
+_BUCKETS = 24  # characters of a distribution
+_LEVELS = "▁▂▃▄▅▆▇█"
+_ASCII_LEVELS = ".:-=+*%#"
+
+
+def bar(console: Console, share: float) -> str:
+    """Return a share as a bar and a percentage; a bar is full at 1."""
+    full, empty = "#-" if console.options.ascii_only else "█░"
+    filled = round(min(1.0, share) * _WIDTH)
+    return f"{full * filled}{empty * (_WIDTH - filled)} {100 * share:3.0f} %"
+
+
+def levels(console: Console, shares: Iterable[float]) -> str:
+    """Return each share, from 0 to 1, as one character."""
+    marks = _ASCII_LEVELS if console.options.ascii_only else _LEVELS
+    return "".join(marks[round(share * (len(marks) - 1))] for share in shares)
+
+
+def distribution(console: Console, values: Sequence[float]) -> str:
+    """Return how often values between the least and the largest occur; a space is never."""
+    least, most = min(values), max(values)
+    if most <= least:
+        return levels(console, [1.0])
+    counts = [0] * _BUCKETS
+    for value in values:
+        counts[min(_BUCKETS - 1, int((value - least) / (most - least) * _BUCKETS))] += 1
+    drawn = levels(console, (count / max(counts) for count in counts))
+    return "".join(mark if count else " " for mark, count in zip(drawn, counts, strict=True))
+
+
+def plain_table(heads: Iterable[str], *, left: Iterable[str]) -> Table:
+    """Return a table without lines; the columns in `left` are aligned to the left."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
+    return table
