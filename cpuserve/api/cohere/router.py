@@ -17,7 +17,6 @@ from cpuserve.api.dialect import Dialect
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.response.error_format import COHERE as COHERE_ERRORS
 from cpuserve.api.route import generate, post
-from cpuserve.serving.call import GenerateCall
 
 router = APIRouter()
 
@@ -51,10 +50,9 @@ async def cohere_embed_v1(received: RequestContext, asked: CohereEmbedV1Request)
 
 
 async def _embed(received: RequestContext, asked: CohereFields) -> Response:
-    def call(asked: CohereFields) -> GenerateCall:
-        return cohere_call(asked, received.context)
-
-    return await generate(received, asked, call, CohereWriter)
+    return await generate(
+        received, asked, lambda asked: cohere_call(asked, received.context), CohereWriter
+    )
 
 
 COHERE = Dialect((router,), COHERE_ERRORS)

@@ -16,7 +16,6 @@ from cpuserve.api.pooling.schema import (
 from cpuserve.api.pooling.writer import ClassifyWriter, PoolingWriter
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import generate, post
-from cpuserve.serving.call import GenerateCall
 
 router = APIRouter()
 
@@ -31,11 +30,9 @@ router = APIRouter()
 )
 async def pooling(received: RequestContext, asked: PoolingRequest) -> Response:
     """Return the vector or the labels of each input, or of each of its tokens."""
-
-    def call(asked: PoolingRequest) -> GenerateCall:
-        return pooling_call(asked, received.context)
-
-    return await generate(received, asked, call, PoolingWriter)
+    return await generate(
+        received, asked, lambda asked: pooling_call(asked, received.context), PoolingWriter
+    )
 
 
 @post(

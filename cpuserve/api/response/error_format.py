@@ -70,7 +70,6 @@ TEI = ErrorFormat(
         "/embed",
         "/embed_all",
         "/embed_sparse",
-        "/embed_sparse",
         "/predict",
         "/similarity",
         "/decode",

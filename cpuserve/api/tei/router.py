@@ -34,7 +34,6 @@ from cpuserve.api.tei.writer import (
     TeiEmbedWriter,
     TeiRerankWriter,
 )
-from cpuserve.serving.call import GenerateCall
 
 router = APIRouter()
 _post = partial(post, router, error=TeiError, errors=TEI, also=ERRORS)
@@ -49,11 +48,9 @@ _post = partial(post, router, error=TeiError, errors=TEI, also=ERRORS)
 )
 async def tei_embed(received: RequestContext, asked: TeiEmbedRequest) -> Response:
     """Return the embedding of each text."""
-
-    def call(asked: TeiEmbedRequest) -> GenerateCall:
-        return embed_call(asked, received.context)
-
-    return await generate(received, asked, call, TeiEmbedWriter)
+    return await generate(
+        received, asked, lambda asked: embed_call(asked, received.context), TeiEmbedWriter
+    )
 
 
 @_post(
@@ -77,11 +74,9 @@ async def embed_all(received: RequestContext, asked: EmbedAllRequest) -> Respons
 )
 async def embed_sparse(received: RequestContext, asked: EmbedSparseRequest) -> Response:
     """Return the sparse embedding of each text: the weights of its tokens."""
-
-    def call(asked: EmbedSparseRequest) -> GenerateCall:
-        return embed_sparse_call(asked, received.context)
-
-    return await generate(received, asked, call, EmbedSparseWriter)
+    return await generate(
+        received, asked, lambda asked: embed_sparse_call(asked, received.context), EmbedSparseWriter
+    )
 
 
 @_post(
@@ -105,11 +100,9 @@ async def similarity(received: RequestContext, asked: SimilarityRequest) -> Resp
 )
 async def predict(received: RequestContext, asked: PredictRequest) -> Response:
     """Return the labels of each text or pair of texts."""
-
-    def call(asked: PredictRequest) -> GenerateCall:
-        return predict_call(asked, received.context)
-
-    return await generate(received, asked, call, PredictWriter)
+    return await generate(
+        received, asked, lambda asked: predict_call(asked, received.context), PredictWriter
+    )
 
 
 @_post(

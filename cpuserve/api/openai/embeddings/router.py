@@ -8,7 +8,6 @@ from cpuserve.api.openai.embeddings.schema import EmbeddingAnswer, EmbeddingRequ
 from cpuserve.api.openai.embeddings.writer import EmbeddingWriter
 from cpuserve.api.request.context import RequestContext
 from cpuserve.api.route import generate, post
-from cpuserve.serving.call import GenerateCall
 
 router = APIRouter()
 
@@ -23,8 +22,6 @@ router = APIRouter()
 )
 async def create_embeddings(received: RequestContext, asked: EmbeddingRequest) -> Response:
     """Return a vector for each input."""
-
-    def call(asked: EmbeddingRequest) -> GenerateCall:
-        return to_call(asked, received.context)
-
-    return await generate(received, asked, call, EmbeddingWriter)
+    return await generate(
+        received, asked, lambda asked: to_call(asked, received.context), EmbeddingWriter
+    )
