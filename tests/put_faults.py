@@ -140,14 +140,14 @@ FAULTS = [
     ),
     Fault(
         "csrc/runtime/operations/dense.cpp",
-        "for (int64_t c = 0; c < count; c++) look_up(panel, c, t + c);",
-        "for (int64_t c = 0; c < count; c++) look_up(panel, 0, t + c);",
+        "for (int64_t c = 0; c < reads.size(); c++) kernel.row(panel, c, reads[c].to);",
+        "for (int64_t c = 0; c < reads.size(); c++) kernel.row(panel, 0, reads[c].to);",
         "tests/runtime/test_tables.py -k dense",
     ),
     Fault(
         "csrc/runtime/operations/dense.cpp",
-        "return id < m.n ? id : 0;",
-        "return id;",
+        "id < num_rows ? id : 0,",
+        "id,",
         "tests/llm/test_families_end_to_end.py -k fewer_inputs",
     ),
     Fault(

@@ -39,9 +39,11 @@ TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "Glm5NextForConditionalGeneration": "Glm5NextForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+    "Qwen4ExpForConditionalGeneration": "Qwen4ExpForCausalLM",
 }
 # Other parts for text of such a model, by the model_type of the part.
 TEXT_TYPES = {

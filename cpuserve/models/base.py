@@ -39,6 +39,7 @@ BUILTIN = {
     "Glm4ForCausalLM": "cpuserve.models.glm4:Glm4",
     "Glm4MoeForCausalLM": "cpuserve.models.glm4:Glm4Moe",
     "Glm4MoeLiteForCausalLM": "cpuserve.models.deepseek:Glm4MoeLite",
+    "Glm5NextForCausalLM": "cpuserve.models.glm5_next:Glm5Next",
     "GPT2LMHeadModel": "cpuserve.models.gpt2:Gpt2",
     "GPTNeoXForCausalLM": "cpuserve.models.gpt_neox:GptNeoX",
     "GptOssForCausalLM": "cpuserve.models.gpt_oss:GptOss",
@@ -82,6 +83,7 @@ BUILTIN = {
     "Qwen3ForCausalLM": "cpuserve.models.qwen3:Qwen3",
     "Qwen3MoeForCausalLM": "cpuserve.models.qwen3_moe:Qwen3Moe",
     "Qwen3NextForCausalLM": "cpuserve.models.qwen3_next:Qwen3Next",
+    "Qwen4ExpForCausalLM": "cpuserve.models.qwen4_exp:Qwen4Exp",
     "RobertaModel": "cpuserve.models.bert:Roberta",
     "SeedOssForCausalLM": "cpuserve.models.seed_oss:SeedOss",
     "SmolLM3ForCausalLM": "cpuserve.models.smollm3:SmolLm3",
@@ -91,13 +93,6 @@ BUILTIN = {
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
 }
 
-# Architectures that run neither here nor through transformers, and the reason in a sentence.
-_HYPER = "its hyper-connections are not implemented"
-REFUSED = {
-    "Glm5NextForConditionalGeneration": f"{_HYPER}; of its kind, GLM-4.7-Flash runs",
-    "Qwen4ExpForConditionalGeneration": f"{_HYPER}; of its kind, Qwen3.5, 3.6 and 3.8 run",
-    "Qwen4ExpForCausalLM": f"{_HYPER}; of its kind, Qwen3.5, 3.6 and 3.8 run",
-}
 # Classifiers of texts, and the architecture of the model below the head. Those of one label are
 # rerankers, which score pairs of texts. The heads are read by loader/ranking.py.
 RERANKERS = {

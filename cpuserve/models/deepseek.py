@@ -28,7 +28,7 @@ from cpuserve.models.rope import attention_mscale, read_query_scale, read_rope
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
 from cpuserve.program.operations.mixture import Groups
-from cpuserve.program.ops import RouterScore, ValueId
+from cpuserve.program.ops import Rope, RouterScore, ValueId
 
 TOPK_METHODS = {"greedy": "all", "group_limited_greedy": "groups"}
 
@@ -176,16 +176,20 @@ def read_latent(
     mlp_bias: bool = False,
     renormalize: bool = False,
     interleaved: bool = True,
+    turns: bool = True,
+    eps: float = 1e-6,
 ) -> ModelSpec:
     """The hyperparameters that all families here share; dense: the layers without experts.
 
     `head_dim` is the width of the compressed row that a layer caches for a token (one KV head).
+
+    turns: whether there is a RoPE; without it, the columns that it would turn stay as they are.
+    eps: the epsilon of norms inside attention, whatever the config says about others.
     """
     vocab = read_int(config, "vocab_size")
-    rank, rotary = read_int(config, "kv_lora_rank"), read_int(config, "qk_rope_head_dim", high=1024)
-    nope = read_int(config, "qk_nope_head_dim", high=1 << 16)
-    rope, max_position = read_rope(config, rotary, positions)
-    has_q_rank = config.get("q_lora_rank", 0) is not None
+    rank = read_int(config, "kv_lora_rank")
+    rotary = read_int(config, "qk_rope_head_dim", low=int(turns), high=1024)
+    rope, max_position = (read_rope if turns else _read_still)(config, rotary, positions)
     extra = {
         **read_experts(config, count="n_routed_experts", width="moe_intermediate_size"),
         "shared": read_int(config, "n_shared_experts"),
@@ -194,13 +198,8 @@ def read_latent(
         "expert_scale": read_float(config, "routed_scaling_factor", 1.0),
         "renormalize": renormalize,
         "interleaved": interleaved,
-        "q_rank": read_int(config, "q_lora_rank", 1536) if has_q_rank else 0,
-        "nope": nope,
-        "split": read_bool(config, "kv_b_split", False),  # only configs of GGUF files have this key
-        "rank": rank,
-        "values": read_int(config, "v_head_dim", high=1 << 16),
-        "query_scale": read_query_scale(config),
-        "scale": (nope + rotary) ** -0.5 * attention_mscale(config),
+        "latent_eps": eps,
+        **_read_widths(config, rank, rotary),
     }
     bias = read_bool(config, "attention_bias", False)
     return ModelSpec(
@@ -227,6 +226,27 @@ def read_latent(
     )
 
 
+def _read_widths(config: Mapping[str, Any], rank: int, rotary: int) -> dict[str, object]:
+    """The keys of ModelSpec.extra about the columns of queries, keys and values."""
+    nope = read_int(config, "qk_nope_head_dim", high=1 << 16)
+    has_q_rank = config.get("q_lora_rank", 0) is not None
+    return {
+        "q_rank": read_int(config, "q_lora_rank", 1536) if has_q_rank else 0,
+        "nope": nope,
+        "split": read_bool(config, "kv_b_split", False),  # only configs of GGUF files have this key
+        "rank": rank,
+        "values": read_int(config, "v_head_dim", high=1 << 16),
+        "query_scale": read_query_scale(config),
+        "scale": (nope + rotary) ** -0.5 * attention_mscale(config),
+    }
+
+
+def _read_still(config: Mapping[str, Any], rotary: int, positions: int) -> tuple[Rope, int]:
+    """A RoPE that turns nothing, since each angle is 0, and max_position_embeddings."""
+    rope = Rope(rotary, (0.0,) * (rotary // 2))
+    return rope, read_int(config, "max_position_embeddings", positions)
+
+
 def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
     """Append the ops of a decoder with latent attention and experts."""
 
@@ -242,7 +262,15 @@ def build_latent(b: Builder, s: ModelSpec, *, score: RouterScore) -> None:
 def add_latent(
     b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, cache: int | None = None
 ) -> None:
-    """Add the latent attention of h to x.
+    """Add the latent attention of h to x; cache: as in `latent_output`."""
+    out = latent_output(b, s, layer, h, cache=cache)
+    b.linear(out, f"model.layers.{layer}.self_attn.o_proj", bias=s.out_bias, add_to=x)
+
+
+def latent_output(
+    b: Builder, s: ModelSpec, layer: int, h: ValueId, *, cache: int | None = None
+) -> ValueId:
+    """The latent attention of h, before its output matrix.
 
     cache: the number of the layer's KV cache, if some layers have no attention.
     """
@@ -251,18 +279,17 @@ def add_latent(
     nope, values, rank, q_rank = (
         cast("int", s.extra[k]) for k in ("nope", "values", "rank", "q_rank")
     )
-    wide = s.q_heads * (nope + rope.rotary)
+    wide, eps = s.q_heads * (nope + rope.rotary), cast("float", s.extra["latent_eps"])
     if q_rank:
         low = b.linear(h, f"{at}.q_a_proj", features=q_rank, bias=s.qkv_bias)
-        # The norms inside attention have the default epsilon, whatever the config says.
-        low = b.rms_norm(low, f"{at}.q_a_layernorm", eps=1e-6)
+        low = b.rms_norm(low, f"{at}.q_a_layernorm", eps=eps)
         q = b.linear(low, f"{at}.q_b_proj", features=wide)
     else:
         q = b.linear(h, f"{at}.q_proj", features=wide)
     scale_queries(b, s, q, wide)
     kv = b.linear(h, f"{at}.kv_a_proj_with_mqa", features=rank + rope.rotary, bias=s.qkv_bias)
     split = f"{at}.k_b_proj", f"{at}.v_b_proj"
-    out = b.latent_attention(
+    return b.latent_attention(
         q,
         kv,
         split if s.extra["split"] else f"{at}.kv_b_proj",
@@ -272,7 +299,6 @@ def add_latent(
         values=values,
         norm=f"{at}.kv_a_layernorm",
         scale=cast("float", s.extra["scale"]),
-        eps=1e-6,
+        eps=eps,
         interleaved=cast("bool", s.extra["interleaved"]),
     )
-    b.linear(out, f"{at}.o_proj", bias=s.out_bias, add_to=x)

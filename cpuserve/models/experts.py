@@ -102,6 +102,7 @@ def add_mixture(
         bias=bias,
         groups=groups,
         biased=biased,
+        limit=cast("float", s.extra.get("gate_limit", 0.0)),
     )
 
 
@@ -110,18 +111,19 @@ def add_shared_mixture(
     s: ModelSpec,
     at: str,
     h: ValueId,
-    x: ValueId,
+    x: ValueId | None,
     *,
     score: RouterScore,
     parts: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
-) -> None:
+) -> ValueId:
     """Add to x the chosen experts of h, and the shared experts, which are one wide expert.
 
-    The router works as in DeepSeek; its settings are in ModelSpec.extra.
+    Returns the sum; if x is None, without x. The router works as in DeepSeek; its settings are in
+    ModelSpec.extra.
 
     parts: as in add_mixture.
     """
-    add_mixture(
+    out = add_mixture(
         b,
         s,
         at,
@@ -135,7 +137,7 @@ def add_shared_mixture(
         groups=cast("Groups | None", s.extra["groups"]),
     )
     shared = cast("int", s.extra["shared"]) * cast("int", s.extra["expert_width"])
-    gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=x)
+    return gated_mlp(b, s, f"{at}.shared_experts", h, shared, to=out)
 
 
 def sigmoid_mixture(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

@@ -21,7 +21,7 @@ from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_
 from cpuserve.models.llama import build_decoder, dense_mlp
 from cpuserve.models.spec import ModelSpec
 from cpuserve.program.builder import Builder
-from cpuserve.program.ops import Rope, ValueId
+from cpuserve.program.ops import ValueId
 
 KINDS = ("linear_attention", "full_attention")
 # Keys of the config, and the keys that DeepSeek has for them.
@@ -61,15 +61,14 @@ class KimiLinear:
             groups=read_groups(config, (1, 1), best=2),
             renormalize=read_bool(config, "norm_topk_prob", True),
             interleaved=False,
+            turns=False,
         )
-        rotary = read_int(config, "qk_rope_head_dim", high=1024)
         extra = {
             **spec.extra,
             "attends": tuple(kind == "full_attention" for kind in kinds),
-            "delta": _read_delta(config),
+            "delta": read_row_delta(config),
         }
-        # The columns that others rotate stay as they are: each angle is 0.
-        return replace(spec, rope=Rope(rotary, (0.0,) * (rotary // 2)), extra=extra)
+        return replace(spec, extra=extra)
 
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
@@ -102,7 +101,7 @@ def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     return read_kinds(config, "layer_types", KINDS, default)
 
 
-def _read_delta(config: Mapping[str, Any]) -> dict[str, int]:
+def read_row_delta(config: Mapping[str, Any]) -> dict[str, int]:
     """The sizes of the delta nets, from linear_attn_config or from keys of their own."""
     nested = read_object(config, "linear_attn_config")
     names = {"num_heads": "linear_num_heads", "head_dim": "linear_head_dim"}
@@ -122,11 +121,20 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
     if attends[layer]:
         add_latent(b, s, layer, h, x, cache=sum(attends[:layer]))
     else:
-        _add_delta(b, s, f"model.layers.{layer}.self_attn", h, x)
+        at = f"model.layers.{layer}.self_attn"
+        heads = cast("dict[str, int]", s.extra["delta"])["heads"]
+        out = row_delta(b, s, at, h, rates=(1, 1, heads, 1))
+        b.linear(out, f"{at}.o_proj", add_to=x)
 
 
-def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
-    """Add the delta net `at` of h to x; two small matrices each make the gates and the decays."""
+def row_delta(
+    b: Builder, s: ModelSpec, at: str, h: ValueId, *, rates: tuple[int, ...], bound: float = 0.0
+) -> ValueId:
+    """The delta net `at` of h; two small matrices each make the gates and the decays.
+
+    rates: the shape of A_log.
+    bound: as in `GatedDelta`.
+    """
     sizes = cast("dict[str, int]", s.extra["delta"])
     heads, width = sizes["heads"], sizes["width"]
     wide = heads * width
@@ -136,7 +144,7 @@ def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> Non
         b.linear(y, f"{at}.{n}_b_proj", features=wide) for n, y in zip("gf", low, strict=True)
     )
     betas = b.linear(h, f"{at}.b_proj", features=heads)
-    out = b.gated_delta(
+    return b.gated_delta(
         b.columns(qkv, 3 * wide, more=z),
         b.columns(betas, heads, more=decays),
         at,
@@ -149,9 +157,9 @@ def _add_delta(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> Non
         norm="o_norm",
         by_row=True,
         sigmoid=True,
-        rates=(1, 1, heads, 1),
+        bound=bound,
+        rates=rates,
     )
-    b.linear(out, f"{at}.o_proj", add_to=x)
 
 
 def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:

@@ -180,13 +180,19 @@ def gated_mlp(
 ) -> ValueId:
     """down(act(gate(h)) * up(h)) of the matrices below `at`, added to `to` if that is given.
 
-    fused: the checkpoint stores gate and up as one tensor, gate_up_proj.
+    fused: the checkpoint stores gate and up as one tensor, gate_up_proj. Both are limited by
+    extra["gate_limit"], if there is such a limit.
     """
     both = [f"{at}.gate_proj", f"{at}.up_proj"]
     if fused:
         both = [rows(f"{at}.gate_up_proj", i * features, features) for i in range(2)]
     then = cast("Then", f"{s.activation}_mul")
-    g = b.linear(h, both, features=features, bias=s.mlp_bias, then=then)
+    if limit := cast("float", s.extra.get("gate_limit", 0.0)):
+        values = b.linear(h, both, features=features, bias=s.mlp_bias)
+        b.limit(values, limit)
+        g = b.activation(values, then)
+    else:
+        g = b.linear(h, both, features=features, bias=s.mlp_bias, then=then)
     return b.linear(g, f"{at}.down_proj", features=s.width, bias=s.mlp_bias, add_to=to)
 
 

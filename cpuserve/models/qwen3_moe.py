@@ -85,7 +85,11 @@ def qwen_shared_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId
     qwen_mlp(b, s, layer, h, x)
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         return
-    at = f"model.layers.{layer}.mlp"
+    add_shared_expert(b, s, f"model.layers.{layer}.mlp", h, x)
+
+
+def add_shared_expert(b: Builder, s: ModelSpec, at: str, h: ValueId, x: ValueId) -> None:
+    """Add to x the expert of h that all tokens share, multiplied by the sigmoid of a gate."""
     out = gated_mlp(b, s, f"{at}.shared_expert", h, cast("int", s.extra["shared_width"]))
     b.gate(b.linear(h, f"{at}.shared_expert_gate", features=1), to=out)
     b.add(out, to=x)

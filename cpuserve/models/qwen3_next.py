@@ -61,7 +61,7 @@ class Qwen35:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        mix = partial(_mix, project=_project_parts)
+        mix = partial(_mix, project=project_parts)
         build_decoder(b, s, attention=mix, norm=offset_norm)
 
 
@@ -80,7 +80,7 @@ class Qwen35Moe:
     @staticmethod
     def build(b: Builder, s: ModelSpec) -> None:
         """Append the ops of the model to `b`."""
-        mix = partial(_mix, project=_project_parts)
+        mix = partial(_mix, project=project_parts)
         build_decoder(b, s, attention=mix, mlp=qwen_shared_mlp, norm=offset_norm)
 
 
@@ -145,7 +145,9 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
     """Add attention or a gated delta net of h to x; project: computes the inputs of that net."""
     attends = cast("tuple[bool, ...]", s.extra["attends"])
     if attends[layer]:
-        _attention(b, s, f"model.layers.{layer}.self_attn", sum(attends[:layer]), h, x)
+        at = f"model.layers.{layer}.self_attn"
+        a = gated_attention(b, s, at, sum(attends[:layer]), h)
+        b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
     else:
         at, sizes = f"model.layers.{layer}.linear_attn", cast("DeltaSizes", s.extra["delta"])
         inputs, gates = project(b, sizes, at, h)
@@ -153,8 +155,8 @@ def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId, *, projec
         b.linear(out, f"{at}.out_proj", add_to=x)
 
 
-def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add gated attention of h to x: the sigmoid of the gates multiplies the result of attention.
+def gated_attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId) -> ValueId:
+    """Attention of h, multiplied by the sigmoid of gates, before its output matrix.
 
     layer: its number among the layers with attention.
     """
@@ -172,7 +174,7 @@ def _attention(b: Builder, s: ModelSpec, at: str, layer: int, h: ValueId, x: Val
     )
     a = b.attention(qkv, layer=layer)
     b.gate(qkv, to=a)
-    b.linear(a, f"{at}.o_proj", bias=s.out_bias, add_to=x)
+    return a
 
 
 def _project(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
@@ -205,7 +207,7 @@ def _regrouped(b: Builder, h: ValueId, name: str, count: int, widths: tuple[int,
     return b.linear(h, list(found), features=list(found.values()))
 
 
-def _project_parts(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
+def project_parts(b: Builder, sizes: DeltaSizes, at: str, h: ValueId) -> tuple[ValueId, ValueId]:
     """Do the same as `_project`; qkv is one matrix, and z, b and a one each."""
     gates, heads = [f"{at}.in_proj_{n}" for n in "ba"], sizes["value_heads"]
     return _inputs(b, sizes, at, h), b.linear(h, gates, features=[heads, heads])

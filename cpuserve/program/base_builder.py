@@ -87,8 +87,8 @@ class BaseBuilder:
     def _eps(self, eps: float | None) -> float:
         return self._spec.norm_eps if eps is None else eps
 
-    def _matrix(self, name: str, rows: int, columns: int) -> str:
-        return self._need(f"{name}.weight", (rows, columns), "matrix")
+    def _matrix(self, name: str, rows: int, columns: int, *, bare: bool = False) -> str:
+        return self._need(name if bare else f"{name}.weight", (rows, columns), "matrix")
 
     def _need(self, name: str, shape: tuple[int, ...], role: str) -> str:
         need = WeightNeed(name, shape, role)

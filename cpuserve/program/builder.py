@@ -8,12 +8,22 @@ from cpuserve.program.operations.columns import ColumnsBuilder
 from cpuserve.program.operations.dense import Hidden, Logits
 from cpuserve.program.operations.latent import LatentBuilder
 from cpuserve.program.operations.mixture import MixtureBuilder
+from cpuserve.program.operations.ngrams import NgramsBuilder
 from cpuserve.program.operations.norms import NormsBuilder
 from cpuserve.program.operations.recurrent import RecurrentBuilder
+from cpuserve.program.operations.streams import StreamsBuilder
 from cpuserve.program.program import Program
 
 
-class Builder(MixtureBuilder, NormsBuilder, LatentBuilder, RecurrentBuilder, ColumnsBuilder):
+class Builder(
+    MixtureBuilder,
+    NormsBuilder,
+    LatentBuilder,
+    RecurrentBuilder,
+    ColumnsBuilder,
+    StreamsBuilder,
+    NgramsBuilder,
+):
     """Appends ops, tracks the width of every value, and collects the weights that the ops read.
 
     Weights are named without their suffix: `b.linear(x, "model.layers.0.mlp.up_proj", ...)` reads

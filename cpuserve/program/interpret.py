@@ -222,7 +222,7 @@ class Interpreter:
             out = self.run_op(i, [values[v] for v in op.reads()])
             target = cast("ValueId", op.written())
             values[target] = out
-            for value in (*op.reads(), target):
+            for value in {*op.reads(), target}:  # an op may read a value twice
                 if self._last_use[value] == i:
                     del values[value]
         return values

@@ -112,6 +112,10 @@ class Op(msgspec.Struct, frozen=True):
         """Return groups of matrices that form one native matrix, and so need one column order."""
         return ()
 
+    def looked_up(self) -> tuple[str, ...]:
+        """Return the matrices that the op reads by single rows, such as an embedding."""
+        return ()
+
     # -- the reference: `at` is the Interpreter ----------------------------------------------
 
     def reference(self, *inputs: Any, **_: Any) -> Tensor:

@@ -32,6 +32,7 @@ from cpuserve.quant.codes import GROUP, ZERO
 from cpuserve.quant.online import (
     BLOCK,
     FINE,
+    NGRAMS,
     PER_TOKEN,
     ROUTERS,
     kind_of,
@@ -95,7 +96,7 @@ class StoredMatrixTensor(NamedTuple):
 def is_quantized(name: str) -> bool:
     """Whether files have the matrix `name` quantized: not embeddings, heads, routers and gates."""
     kept = (*PER_TOKEN, *ROUTERS, *BY_HEADS, *GATES)
-    return name.endswith(".weight") and not name.endswith(kept)
+    return name.endswith(".weight") and not name.endswith(kept) and NGRAMS not in name
 
 
 def form_of(name: str, k: int, scheme: str) -> Form:

@@ -98,7 +98,12 @@ ROUTERS = (
     "mixer.gate.weight",
     "router.proj.weight",
     "modality_router.weight",
+    "hc_attn_fn",
+    "hc_ffn_fn",
+    "block_inject_weight.weight",
 )
+# Tables of n-grams stay in the mapped file, where quantized rows would save no memory.
+NGRAMS = ".ngram_embedding."
 
 
 class OnlineWeights:
@@ -120,7 +125,8 @@ class OnlineWeights:
     def kind(self, name: str, dtype: str) -> WeightKind:
         """The weight kind that the scheme selects; tensors that are quantized keep their kind."""
         stored = self._weights.kind(name, dtype)
-        if stored not in DENSE_KINDS.values() or name.endswith((*ROUTERS, *BY_HEADS)):
+        kept = name.endswith((*ROUTERS, *BY_HEADS)) or NGRAMS in name
+        if kept or stored not in DENSE_KINDS.values():
             return stored
         part = parse(name)
         return kind_of(name if part is None else part.tensor, self._scheme)

@@ -52,6 +52,8 @@ KINDS = (
     "lfm3",
     "olmo-hybrid",
     "kimi-linear",
+    "glm5-next",
+    "qwen4-exp",
     "mixtral",
     "mellum",
     "deepseek-v2",

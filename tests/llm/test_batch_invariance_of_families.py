@@ -28,6 +28,8 @@ KINDS = {
     "wide norms": "olmo2",
     "sinks": "gpt-oss",
     "columns": "gemma3n",
+    "streams": "glm5-next",
+    "n-grams": "qwen4-exp",
     "lora": "llama",
 }
 NGRAM = {

@@ -78,6 +78,8 @@ def test_qwen35_with_experts(tmp_path, stacked):
         ("gemma4-moe", "Gemma4ForConditionalGeneration", "model.language_model."),
         ("mistral", "Mistral3ForConditionalGeneration", "language_model.model."),
         ("ministral3", "Mistral3ForConditionalGeneration", "model.language_model."),
+        ("glm5-next", "Glm5NextForConditionalGeneration", "model.language_model."),
+        ("qwen4-exp", "Qwen4ExpForConditionalGeneration", "model.language_model."),
     ],
 )
 def test_other_models(tmp_path, family, architecture, prefix):

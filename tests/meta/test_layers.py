@@ -45,6 +45,7 @@ TORCH = {
     # Parts of the interpreter:
     "program/reference/attention.py",
     "program/reference/mamba.py",
+    "program/reference/ngrams.py",
     "program/reference/quantized.py",
     "program/reference/recurrent.py",
     "program/reference/rows.py",

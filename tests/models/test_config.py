@@ -237,6 +237,56 @@ BAD = {
         {"qk_nope_head_dim": 40},
         "nope is 40, but must be a multiple of 32, or at most the 16 rotated dims below one",
     ),
+    "a-tail-that-is-not-read": (
+        "glm5-next",
+        {"index_kpool_always_select_tail": False},
+        "index_kpool_always_select_tail is False, but it must be true: cpuserve has no indexer",
+    ),
+    "rotated-columns": (
+        "glm5-next",
+        {"qk_rope_head_dim": 16},
+        "qk_rope_head_dim is 16, but it must be 0: attention has no RoPE",
+    ),
+    "a-bound-above-0": (
+        "glm5-next",
+        {"linear_lower_bound": 5.0},
+        "linear_lower_bound is 5.0, but it must be a number below 0 and above -1e6, or null",
+    ),
+    "keys-in-part-of-a-pool": (
+        "glm5-next",
+        {"index_topk": 500},
+        "index_topk is 500, but it must be a multiple of index_kpool (16)",
+    ),
+    "n-grams-of-attention": (
+        "qwen4-exp",
+        {"ple_layer_ids": [2]},
+        "ple_layer_ids is [2], but it must be a list of layers with linear_attention",
+    ),
+    "n-grams-of-layer-0": (
+        "qwen4-exp",
+        {"ple_layer_ids": [0]},
+        "ple_layer_ids is [0], but it must be a list of layer numbers from 1 to 4",
+    ),
+    "n-grams-without-an-end": (
+        "qwen4-exp",
+        {"eos_token_id": []},
+        "eos_token_id is [], but it must be a token id, which separates n-grams",
+    ),
+    "heads-of-n-grams": (
+        "qwen4-exp",
+        {"ple_embed_dim": 50},
+        "ple_embed_dim is 50, but it must be a multiple of the 6 heads of n-grams",
+    ),
+    "taps-too-far-back": (
+        "qwen4-exp",
+        {"ple_conv_kernel_size": 7},
+        "7 taps with dilation 3 are more than 16 back",
+    ),
+    "one-number-of-an-indexer": (
+        "qwen4-exp",
+        {"indexer_budget": None},
+        "indexer_budget is None, but it must be an integer from 1 to ",
+    ),
     "dense-layers": (
         "qwen3-moe",
         {"mlp_only_layers": "0"},
@@ -373,6 +423,32 @@ def test_requests_of_deepseek_v32_are_short_enough_for_its_indexer_to_keep_all_k
     )
 
 
+@pytest.mark.parametrize(
+    ("family", "budget", "block"),
+    [
+        ("glm5-next", "index_topk", "index_kpool"),
+        ("qwen4-exp", "indexer_budget", "indexer_compress_ratio"),
+    ],
+)
+def test_indexers_of_blocks_also_keep_the_tokens_after_the_last_block(family, budget, block):
+    spec = spec_from_config(tiny_config(family, **{budget: 64, block: 16}))
+    assert spec.max_position == 64 + 15
+    assert "no indexer" in spec.extra["length_limit"]
+    assert "length_limit" not in spec_from_config(tiny_config(family)).extra
+
+
+def test_a_null_bound_of_decays_is_none_unless_a_published_config_wants_the_default():
+    def bound(**change):
+        return spec_from_config(tiny_config("glm5-next", **change)).extra["bound"]
+
+    nested = {"num_heads": 3, "head_dim": 20}
+    assert bound(linear_lower_bound=None) == 0.0
+    assert bound(linear_attn_config={**nested, "gate_lower_bound": -2}) == -2.0
+    assert bound(linear_lower_bound=None, linear_attn_config=nested) == -5.0
+    unsafe = {**nested, "safe_gate": False}
+    assert bound(linear_lower_bound=None, linear_attn_config=unsafe) == 0.0
+
+
 def test_the_config_of_a_text_counts_unless_it_is_null():
     assert not text_spec({"attention_bias": True}, attention_bias=False).qkv_bias
     assert text_spec({"attention_bias": True}, attention_bias=None).qkv_bias
@@ -399,6 +475,7 @@ COUNTED |= {
     ("cohere2-moe", key) for key in ("num_shared_experts", "prefix_dense_intermediate_size")
 }
 COUNTED.add(("laguna", "num_attention_heads_per_layer"))
+COUNTED.add(("qwen4-exp", "ple_conv_kernel_size"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -53,18 +53,6 @@ def test_fewer_kv_heads_and_ends_are_read():
     assert (spec.kv_heads, spec.eos_ids, spec.bos_ids) == (2, (3, 4), (1,))
 
 
-@pytest.mark.parametrize("kind", ["glm5_next", "qwen4_exp"])
-def test_an_architecture_with_hyper_connections_is_refused_by_name(kind):
-    architecture = {
-        "glm5_next": "Glm5NextForConditionalGeneration",
-        "qwen4_exp": "Qwen4ExpForConditionalGeneration",
-    }[kind]
-    theirs = transformers.AutoConfig.for_model(kind)
-    assert hasattr(transformers, architecture)
-    with pytest.raises(ModelError, match=f"{architecture} is not supported: its hyper-connections"):
-        read_spec({**theirs.to_dict(), "architectures": [architecture]})
-
-
 @pytest.mark.parametrize("key", ["n_embd", "n_layer", "n_head", "vocab_size"])
 def test_a_number_that_is_missing_is_named(key):
     config, _ = config_of("gpt2")

@@ -21,13 +21,17 @@ PARTS = {
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3nForCausalLM": "gemma3n",
     "Gemma4ForCausalLM": "gemma4",
+    "Glm5NextForCausalLM": "glm5-next",
     "MistralForCausalLM": "mistral",
     "Qwen3_5ForCausalLM": "qwen3.5",
     "Qwen3_5MoeForCausalLM": "qwen3.5-moe",
+    "Qwen4ExpForCausalLM": "qwen4-exp",
 }
 
 
 def config_class(config):
+    if config["architectures"] == ["Glm5NextForCausalLM"]:  # transformers has no such class
+        return transformers.Glm5NextTextConfig
     return getattr(transformers, config["architectures"][0]).config_class
 
 
@@ -103,7 +107,8 @@ OTHERWISE = {
         ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4", "kimi-linear"),
         ("kv_heads", "head_dim"),
     ),
-    "deepseek-v3.2": {"kv_heads", "head_dim", "max_position"},  # as many as index_topk
+    # As many positions as the indexers keep.
+    **dict.fromkeys(("deepseek-v3.2", "glm5-next"), ("kv_heads", "head_dim", "max_position")),
     "lfm2": {"intermediate"},  # adjusted by block_auto_adjust_ff_dim
     "falcon": {"kv_heads"},  # one with multi_query
     "falcon-40b": {"kv_heads"},
@@ -145,10 +150,10 @@ def test_a_full_size_config_of_defaults_has_the_numbers_of_its_class(tmp_path, f
     assert compared >= 7
 
 
-# Not OLMoE, of which transformers makes projections of that width and norms of another, and not
-# Falcon, where it refuses the key.
+# Not OLMoE, of which transformers makes projections of that width and norms of another, not Falcon,
+# where it refuses the key, and not GLM-5.3, where it drops the key.
 @pytest.mark.parametrize(
-    "family", sorted({*FAMILIES, *ENCODERS} - {"olmoe", "falcon", "falcon-40b"})
+    "family", sorted({*FAMILIES, *ENCODERS} - {"olmoe", "falcon", "falcon-40b", "glm5-next"})
 )
 def test_a_width_of_heads_is_obeyed_where_transformers_obeys_it(family):
     config = tiny_config(family, **IDS, head_dim=48)

@@ -8,6 +8,7 @@ from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.operations.columns import MixParts
 from cpuserve.program.operations.dense import Embed, Linear, Logits
 from cpuserve.program.operations.mixture import Route
+from cpuserve.program.operations.streams import SpreadStreams, StreamWeights
 from cpuserve.quant.online import (
     BY_LAYER,
     ONE_SCALE,
@@ -165,6 +166,8 @@ def _routes(op, value):
     """Whether the op makes the choice of experts, or the coefficients of streams, of this value."""
     if isinstance(op, Route):
         return op.x == value
+    if isinstance(op, StreamWeights | SpreadStreams):
+        return op.weights == value
     return isinstance(op, MixParts) and op.gates == value
 
 

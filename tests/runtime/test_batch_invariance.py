@@ -15,6 +15,7 @@ from cpuserve.core.step import LogitRow, SeqChunk, StepBatch
 from cpuserve.loader.load import open_checkpoint
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.runtime.pack import pack
+from tests.helpers.depth import deep_but
 from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.tiny import tiny_model
 
@@ -37,6 +38,7 @@ KINDS = [
 KV = {"dense_f32": "f32", "dense_f16": "f16"}
 ROWS = [1, 2, 5, 6, 7, 13, 64, 512]
 HYBRIDS = ("qwen3-next", "granite4-hybrid", "lfm2")
+STREAMS = ("glm5-next", "qwen4-exp")  # hybrids with several residual streams
 THREADS = [1, 2, 3, 5]
 TOKENS = [(i * 37 + i * i * 5) % 250 for i in range(290)]  # the last one is in the second chunk
 BLOCKS = 64  # of the KV cache
@@ -149,7 +151,7 @@ def test_a_row_has_the_same_bits_over_latent_rows_of_eight_bits(isa, kv):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5], ids=lambda t: f"{t}-threads")
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", deep_but(HYBRIDS, (*HYBRIDS, *STREAMS)))
 @each_level
 def test_a_row_of_a_hybrid_has_the_same_bits_however_it_is_computed(isa, family, threads):
     """Its states are read, and closed, wherever a step happens to begin."""
@@ -200,7 +202,7 @@ def test_ranks_change_no_bit_of_latent_attention(kind, bits, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 3], ids=lambda r: f"{r}-ranks")
-@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("family", deep_but(HYBRIDS, (*HYBRIDS, *STREAMS)))
 def test_ranks_change_no_bit_of_a_hybrid(family, ranks):
     check_ranks("dense_bf16", 8, ranks, family)
 

@@ -167,6 +167,7 @@ def test_ops_that_do_not_fit_their_values_are_refused():
     p.route(scores, routing, 2, 2, "softmax", False, 1.0, -1)
     two = [p.matrix(f"e{e}", "dense_f32", 48, 32, [48], False) for e in range(2)]
     wide = p.vector("wide", 48)
+    three, y = p.value("three", 96, "f32"), p.value("y", 32, "f32")
 
     def experts(matrices, biases=(), route=routing, then="none"):
         p.expert_linear(routed, route, out, matrices, list(biases), then, False)
@@ -218,6 +219,26 @@ def test_ops_that_do_not_fit_their_values_are_refused():
         (lambda: p.match_rms(h, x, 1e-5), "48 columns are not parts of 32"),
         (lambda: p.match_rms(x, x, 1e-5), "columns are not parts"),
         (lambda: p.match_rms(h, scores, 0.0), "floor must be positive"),
+        (lambda: p.limit(x, 0.0), "the limit must be positive"),
+        (lambda: p.limit(p.value("odd", 33, "f32"), 1.0), "33 columns do not have equal halves"),
+        (lambda: p.rms_norm(x, x, g, 1e-5, 3), "32 columns cannot form 3 equal groups"),
+        (lambda: p.merge_streams(h, -1, x, 1.0), "48 columns are not at most 8 streams of 32"),
+        (lambda: p.merge_streams(x, -1, x, 1.0), "out must not be an input"),
+        (lambda: p.spread_streams(x, scores, x, False), "x must not be another input"),
+        (lambda: p.spread_streams(x, scores, three, False), "scores has fewer than 3 weights"),
+        (lambda: p.spread_streams(x, scores, three, True), "scores has fewer than 15 weights"),
+        (lambda: p.stream_weights(x, x, g, g, 9, 1, 0.0, 0.0), "9 streams are not between"),
+        (lambda: p.stream_weights(x, scores, g, g, 3, 1, 0.0, 0.0), "not consist of 3 streams"),
+        (lambda: p.stream_weights(x, scores, g, g, 2, 1, 0.0, 0.0), "has width 2, not 8"),
+        (lambda: p.gate_streams(x, x, x, three), "the width of out, 96"),
+        (lambda: p.gate_streams(three, three, x, three), "out must not be an input"),
+        (lambda: p.short_conv(x, x, 0, 1, 4, g, -1, False, 6), "out must not be x"),
+        (lambda: p.short_conv(x, y, 0, 1, 4, g, -1, False, 6), "reach back more than 16 tokens"),
+        (lambda: p.ngram_embed(x, [w], [5], [1, 3, 5], 0), "cannot form 2 equal groups"),
+        (lambda: p.ngram_embed(x, [], [5], [1, 3], 0), "there are no matrices"),
+        (lambda: p.ngram_embed(h, [w], [5], [1, 3], 0), "out has width 48, not 32"),
+        (lambda: p.ngram_embed(x, [w], [49], [1, 3], 0), "a head cannot have 49 rows"),
+        (lambda: p.ngram_embed(x, [w], [5], [1, 3], -1), "-1 is no token id"),
         (lambda: p.keep_top(x, 33, 1.0), "does not hold 33 columns"),
         (lambda: p.keep_top(x, 0, 1.0), "at least 1 column, not 0"),
         (lambda: p.embed(h, w, 1.0), "differ in width"),

@@ -280,8 +280,37 @@ class KeepTop(Op, frozen=True):
         return torch.cat([F.relu(own - mean - self.deviations * deviation), rest], dim=1)
 
 
+class Limit(Op, frozen=True):
+    """Limit the columns of x, in place: gates to at most `limit`, and ups to -limit to limit.
+
+    Gates are the first half of the columns, ups the second half. x has any number of rows for each
+    token. Source: transformers modeling_glm5_next (swiglu_limit).
+    """
+
+    write_of = "x"
+
+    x: ValueId
+    limit: float
+
+    def lower(self, to: Lowering) -> None:
+        to.emit(lambda: to.native.limit(to.value(self.x), self.limit))
+
+    def reference(self, at: Interpreter, x: Tensor) -> Tensor:
+        import torch
+
+        gates, ups = x.chunk(2, dim=1)
+        return torch.cat([gates.clamp(max=self.limit), ups.clamp(-self.limit, self.limit)], dim=1)
+
+
 class ColumnsBuilder(BaseBuilder):
     """Appends operations on columns."""
+
+    def limit(self, x: ValueId, limit: float) -> None:
+        """Limit gates, the first half of the columns of x, and ups, the second half; in place."""
+        if self._width(x) % 2:
+            msg = f"limit: {self._width(x)} columns do not have equal halves"
+            raise ModelError(msg)
+        self._ops.append(Limit(x, limit))
 
     def multiply(self, x: ValueId, *, to: ValueId, column: int = 0) -> None:
         """Multiply `to` [T, width], in place, by the `width` columns of x from `column` on."""

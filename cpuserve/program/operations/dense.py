@@ -37,23 +37,12 @@ class Embed(Op, frozen=True):
         if to.order(self.weight) is not None:
             msg = f"{self.weight} has an activation order (g_idx), which embeddings cannot have"
             raise ModelError(msg)
-        if self._gathers(to):
-            matrix = self._table(to)
-        else:
-            matrix = to.matrix((self.weight,), (self.vocab,), self.width, False)
+        matrix = lookup_table(to, self.weight, self.vocab, self.width, gathers(to, self.weight))
         to.emit(lambda: to.native.embed(to.value(self.out), matrix, self.scale))
 
-    def _gathers(self, to: Lowering) -> bool:
-        """Whether rows are read from the mapped file, as no op multiplies by the table."""
-        return self.weight in looked_up(to.program) and to.is_mapped(self.weight)
-
-    def _table(self, to: Lowering) -> int:
-        found = [table.id for table in to.out.tables if table.name == self.weight]
-        if found:
-            return found[0]
-        id_ = to.native.table(self.weight, to.kind_of(self.weight), self.vocab, self.width)
-        to.out.tables.append(TableLoad(id_, self.weight))
-        return id_
+    def looked_up(self) -> tuple[str, ...]:
+        """The embedding."""
+        return (self.weight,)
 
     def reference(self, at: Interpreter) -> Tensor:
         import torch
@@ -339,6 +328,7 @@ class DenseBuilder(ExpertsBuilder):
         then: Then = "none",
         add_to: ValueId | None = None,
         tied_to: str | None = None,
+        bare: bool = False,
     ) -> ValueId:
         """Multiply x by these concatenated matrices, add biases, apply activation `then`.
 
@@ -349,6 +339,7 @@ class DenseBuilder(ExpertsBuilder):
           features and returns [T, features]. With `add_to`, the result is added to this value in
           place, and this value is returned.
         tied_to: the matrix is the one of this name, and only the bias has the name given before.
+        bare: the tensors of the matrices are `names`, without the suffix ".weight".
         """
         parts = (names,) if isinstance(names, str) else tuple(names)
         label = join(parts)
@@ -367,7 +358,9 @@ class DenseBuilder(ExpertsBuilder):
         width = then_width(f"linear {label}", sizes, then)
         k = self._width(x)
         matrices = parts if tied_to is None else (tied_to,)
-        weights = tuple(self._matrix(n, size, k) for n, size in zip(matrices, sizes, strict=True))
+        weights = tuple(
+            self._matrix(n, size, k, bare=bare) for n, size in zip(matrices, sizes, strict=True)
+        )
         biases = tuple(
             self._need(f"{n}.bias", (size,), "vector") if flag else None
             for n, size, flag in zip(parts, sizes, flags, strict=True)
@@ -394,7 +387,7 @@ class DenseBuilder(ExpertsBuilder):
                 msg = f"activation {then}: width {width} is odd, so it has no two halves"
                 raise ModelError(msg)
             width //= 2
-        out = self._value(then, width)
+        out = self._value(then, width, self._values[x].copies)
         self._ops.append(ActivationOp(x, out, width, then))
         return out
 
@@ -425,9 +418,29 @@ class DenseBuilder(ExpertsBuilder):
         self._ops.append(Hidden(x, self._width(x)))
 
 
+def gathers(to: Lowering, weight: str) -> bool:
+    """Whether rows are read from the mapped file, as no op multiplies by the matrix."""
+    return weight in looked_up(to.program) and to.is_mapped(weight)
+
+
+def lookup_table(to: Lowering, weight: str, rows: int, width: int, gathered: bool) -> int:
+    """Return the id of a native matrix, from which an op reads single rows.
+
+    gathered: the rows stay in the mapped file; otherwise the matrix is packed.
+    """
+    if not gathered:
+        return to.matrix((weight,), (rows,), width, False)
+    found = [table.id for table in to.out.tables if table.name == weight]
+    if found:
+        return found[0]
+    id_ = to.native.table(weight, to.kind_of(weight), rows, width)
+    to.out.tables.append(TableLoad(id_, weight))
+    return id_
+
+
 def looked_up(program: Program) -> frozenset[str]:
-    """Return the matrices that only Embed ops read: untied embeddings and per-layer embeddings."""
-    found = {op.weight for op in program.ops if isinstance(op, Embed)}
+    """Return the matrices that ops read only by single rows, such as untied embeddings."""
+    found = {name for op in program.ops for name in op.looked_up()}
     for op in program.ops:
         if isinstance(op, Logits):
             found.discard(op.weight)

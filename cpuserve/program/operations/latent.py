@@ -100,7 +100,7 @@ class LatentStoreKV(Op, frozen=True):
     latent [T, q_heads * rank] replaces the first `nope` columns (HeadLinear).
     out [T, q_heads * (rank + rotary)].
     interleaved: neighbouring dims are rotated as a pair; the result has the first dims of all pairs
-      before the second dims.
+      before the second dims. With `rotary` 0, nothing is rotated.
     """
 
     reads_of = ("q", "latent", "kv")
@@ -125,7 +125,7 @@ class LatentStoreKV(Op, frozen=True):
 
     def lower(self, to: Lowering) -> None:
         q = to.take_queries(self.out, self.q_heads, self.head_dim)
-        cos, sin = to.rope_tables(self.rope)
+        cos, sin = to.rope_tables(self.rope) if self.rope.rotary else (-1, -1)
         norm = to.plain(self.norm, self.rank)
         values = to.value(self.q), to.value(self.latent), to.value(self.kv)
         sizes = (self.layer, self.q_heads, self.nope, self.rank, self.rope.rotary)
@@ -205,7 +205,8 @@ class LatentBuilder(AttentionBuilder):
             msg = f"{kv_b}: adapters of this matrix are not supported"
             raise ModelError(msg)
         self._check_layer(layer)
-        check_rope(rope, nope + rotary)
+        if rotary:
+            check_rope(rope, nope + rotary)
         of_keys, of_values = self._head_parts(kv_b, nope, values, rank)
         gain = self._need(f"{norm}.weight", (rank,), "vector")
         at = f"layers.{layer}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from cpuserve.errors import ModelError
+from cpuserve.program.operations.columns import Limit
 from cpuserve.program.operations.dense import DenseBuilder
 from cpuserve.program.operations.experts import Combine, Dispatch
 from cpuserve.program.ops import Op, RouterScore, Then, ValueId
@@ -127,6 +128,7 @@ class MixtureBuilder(DenseBuilder):
         biased: bool = False,
         routed_by: ValueId | None = None,
         factors: str | None = None,
+        limit: float = 0.0,
     ) -> ValueId:
         """Add a mixture of experts of h to the value `to` and return it; if None, to a new value.
 
@@ -138,6 +140,7 @@ class MixtureBuilder(DenseBuilder):
         factors: the full name of a vector [experts] by which the weights of the experts are
           multiplied.
         groups: limit the choice to groups of experts.
+        limit: gates and ups are limited by it (`Limit`), if it is not 0.
         biased: the router and all matrices of experts have biases.
         """
         count, width = len(experts), self._width(h)
@@ -147,21 +150,20 @@ class MixtureBuilder(DenseBuilder):
         if not 1 <= chosen <= count:
             msg = f"{router}: {chosen} of {count} experts cannot be chosen for a token"
             raise ModelError(msg)
-        if groups is not None:
-            _check_groups(router, groups, count, chosen)
-        logits = self.linear(
-            h if routed_by is None else routed_by, router, features=count, bias=biased
-        )
-        routing = self._value(f"{router} routing", 2 * chosen)
-        for name in filter(None, (bias, factors)):
-            self._need(name, (count,), "vector")
+        _check_groups(router, groups, count, chosen)
+        read = h if routed_by is None else routed_by
+        logits = self.linear(read, router, features=count, bias=biased)
         weights = (score, renormalize, scale, bias)
-        self._ops.append(Route(logits, routing, count, chosen, *weights, groups, factors))
+        routing = self._route(logits, router, chosen, *weights, groups, factors)
         rows = self._value(f"{router} rows", width, chosen)
         self._ops.append(Dispatch(h, routing, rows, width, chosen))
         ups, down = [names[:-1] for names in experts], [names[-1:] for names in experts]
-        hidden = self._value(f"{router} hidden", features, chosen)
-        self._expert_linear(rows, routing, hidden, ups, features, then, biased)
+        wide, fused = (2 * features, "none") if limit else (features, then)
+        hidden = self._value(f"{router} hidden", wide, chosen)
+        self._expert_linear(rows, routing, hidden, ups, features, cast("Then", fused), biased)
+        if limit:
+            self._ops.append(Limit(hidden, limit))
+            hidden = self.activation(hidden, then)
         out_width = width if to is None else self._width(to)
         out = self._value(f"{router} out", out_width, chosen)
         self._expert_linear(hidden, routing, out, down, out_width, "none", biased)
@@ -169,8 +171,31 @@ class MixtureBuilder(DenseBuilder):
         self._ops.append(Combine(out, routing, total, out_width, chosen, to is not None))
         return total
 
+    def _route(
+        self,
+        logits: ValueId,
+        router: str,
+        chosen: int,
+        score: RouterScore,
+        renormalize: bool,
+        scale: float,
+        bias: str | None,
+        groups: Groups | None,
+        factors: str | None,
+    ) -> ValueId:
+        """Return the chosen experts of each token and their weights: [T, 2 * chosen]."""
+        count = self._width(logits)
+        for name in filter(None, (bias, factors)):
+            self._need(name, (count,), "vector")
+        routing = self._value(f"{router} routing", 2 * chosen)
+        weights = (score, renormalize, scale, bias)
+        self._ops.append(Route(logits, routing, count, chosen, *weights, groups, factors))
+        return routing
 
-def _check_groups(router: str, groups: Groups, experts: int, chosen: int) -> None:
+
+def _check_groups(router: str, groups: Groups | None, experts: int, chosen: int) -> None:
+    if groups is None:
+        return
     size = experts // groups.count
     fits = experts == size * groups.count and groups.best <= size
     if not fits or not 1 <= groups.kept <= groups.count or groups.kept * size < chosen:

@@ -19,6 +19,7 @@ class RmsNorm(Op, frozen=True):
     """out = x / sqrt(mean(x^2) + eps) * w, with w = weight, or weight + 1 if `plus_one` (Gemma).
 
     scale: a factor of w.
+    groups: each of `groups` equal parts of a row has a mean of its own.
     """
 
     x: ValueId
@@ -28,21 +29,24 @@ class RmsNorm(Op, frozen=True):
     eps: float
     plus_one: bool = False
     scale: float = 1.0
+    groups: int = 1
 
     def lower(self, to: Lowering) -> None:
         weight = to.norm_weight(self.weight, self.width, self.plus_one, self.scale)
-        x = to.value(self.x)
-        to.emit(lambda: to.native.rms_norm(x, to.value(self.out), weight, self.eps))
+        x, more = to.value(self.x), {} if self.groups == 1 else {"groups": self.groups}
+        to.emit(lambda: to.native.rms_norm(x, to.value(self.out), weight, self.eps, **more))
 
     def can_write(self, rows: str, to: Lowering) -> bool:
-        """The kernel can write rows of any format."""
-        return True
+        """Whether the kernel can write `rows`: any format for whole rows, f32 for parts."""
+        return self.groups == 1 or rows == "f32"
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         from cpuserve.program.reference.rows import rms_norm
 
         weight = at.vector(self.weight)
-        return rms_norm(x, (weight + 1 if self.plus_one else weight) * self.scale, self.eps)
+        weight = (weight + 1 if self.plus_one else weight) * self.scale
+        parts = x.reshape(len(x), self.groups, -1)
+        return rms_norm(parts, weight.reshape(self.groups, -1), self.eps).reshape(x.shape)
 
 
 class PartNorm(Op, frozen=True):
@@ -154,15 +158,21 @@ class NormsBuilder(BaseBuilder):
         plus_one: bool = False,
         bare: bool = False,
         scale: float = 1.0,
+        groups: int = 1,
     ) -> ValueId:
         """Return the RmsNorm of every row: [T, width of x]; eps defaults to the spec.
 
         bare: the tensor of the weight is `name`, without the suffix ".weight".
+        groups: as in `RmsNorm`.
         """
         width = self._width(x)
+        if width % groups:
+            msg = f"{name}: {width} columns cannot form {groups} equal groups"
+            raise ModelError(msg)
         weight = self._need(name if bare else f"{name}.weight", (width,), "vector")
         out = self._value(name, width)
-        self._ops.append(RmsNorm(x, out, weight, width, self._eps(eps), plus_one, scale))
+        kind = (plus_one, scale, groups)
+        self._ops.append(RmsNorm(x, out, weight, width, self._eps(eps), *kind))
         return out
 
     def part_norm(

@@ -62,9 +62,10 @@ class GatedDelta(Op, frozen=True):
     by_row: each row of a state has a decay of its own, so `gates` has b of all heads, then a of all
       rows of all states.
     sigmoid: z is the argument of a sigmoid instead of SiLU.
+    bound: if not 0, decay = exp(bound sigmoid(exp(a_log) (a + dt_bias))).
 
     Source of these parameters: transformers modeling_kimi_linear (Kimi Linear, 2025),
-    modeling_olmo_hybrid.
+    modeling_olmo_hybrid, modeling_glm5_next.
     """
 
     reads_of = ("x", "gates")
@@ -88,6 +89,7 @@ class GatedDelta(Op, frozen=True):
     beta: float = 1.0
     by_row: bool = False
     sigmoid: bool = False
+    bound: float = 0.0
 
     def lower(self, to: Lowering) -> None:
         import numpy as np
@@ -117,7 +119,7 @@ class GatedDelta(Op, frozen=True):
         )
         x, gates, out = to.value(self.x), to.value(self.gates), to.value(self.out)
         sizes = (heads, self.value_heads, width, self.value_width, self.taps)
-        kinds = (self.beta, self.by_row, self.sigmoid)
+        kinds = (self.beta, self.by_row, self.sigmoid, self.bound)
         native = to.native.gated_delta
         to.emit(lambda: native(x, gates, out, *sizes, *vectors, self.eps, self.tiled, *kinds))
 
@@ -142,7 +144,7 @@ class GatedDelta(Op, frozen=True):
         from cpuserve.program.reference.recurrent import DeltaShape, DeltaStates
 
         heads = (self.key_heads, self.value_heads, self.key_width, self.value_width)
-        kinds = (self.beta, self.by_row, self.sigmoid)
+        kinds = (self.beta, self.by_row, self.sigmoid, self.bound)
         shape = DeltaShape(*heads, self.taps, self.eps, self.tiled, *kinds)
         return DeltaStates(shape, slots, BLOCK)
 
@@ -150,9 +152,10 @@ class GatedDelta(Op, frozen=True):
 class ShortConv(Op, frozen=True):
     """A causal convolution of each channel over the last `taps` tokens, then SiLU if `silu`.
 
-    out[t, c] = bias[c] + sum over j of weight[c, 0, j] x[t - taps + 1 + j, column + c], where
-    inputs before the sequence are 0. weight [channels, 1, taps], bias [channels] or None. The last
-    inputs of a sequence are kept in state layer `state`, in `units` equal parts of the channels.
+    out[t, c] = bias[c] + sum over j of weight[c, 0, j] x[t - (taps - 1 - j) dilation, column + c],
+    where inputs before the sequence are 0. weight [channels, 1, taps], bias [channels] or None. The
+    last inputs of a sequence are kept in state layer `state`, in `units` equal parts of the
+    channels.
     """
 
     claimed = True
@@ -167,6 +170,7 @@ class ShortConv(Op, frozen=True):
     column: int
     units: int
     silu: bool
+    dilation: int = 1
 
     def lower(self, to: Lowering) -> None:
         def by_tap(read: ReadFn) -> Float32:
@@ -175,8 +179,10 @@ class ShortConv(Op, frozen=True):
         weight = to.vector(("conv", self.weight), self.channels * self.taps, by_tap)
         bias = to.plain(self.bias, self.channels)
         x, out = to.value(self.x), to.value(self.out)
-        sizes = (self.column, self.units, self.taps)
-        to.emit(lambda: to.native.short_conv(x, out, *sizes, weight, bias, self.silu))
+        sizes, more = (self.column, self.units, self.taps), {}
+        if self.dilation > 1:
+            more["dilation"] = self.dilation
+        to.emit(lambda: to.native.short_conv(x, out, *sizes, weight, bias, self.silu, **more))
 
     def reference(self, at: Interpreter, x: Tensor) -> Tensor:
         import torch
@@ -195,7 +201,7 @@ class ShortConv(Op, frozen=True):
         """Return `slots` empty state slots, for the last inputs that the next tokens need."""
         from cpuserve.program.reference.mamba import ConvInputs
 
-        return ConvInputs(self.channels, self.taps, slots)
+        return ConvInputs(self.channels, self.taps, slots, self.dilation)
 
 
 class Mamba2(Op, frozen=True):
@@ -303,6 +309,7 @@ class RecurrentBuilder(BaseBuilder):
         beta: float = 1.0,
         by_row: bool = False,
         sigmoid: bool = False,
+        bound: float = 0.0,
         rates: tuple[int, ...] = (),
     ) -> ValueId:
         """Return the output of a gated delta net over x: [T, value_heads * value_width].
@@ -335,9 +342,11 @@ class RecurrentBuilder(BaseBuilder):
             self._need(f"{name}.{norm}.weight", (value_width,), "vector"),
         )
         sizes = (key_heads, value_heads, key_width, value_width, taps)
-        state, kind = len(self._states), (self._eps(eps), tiled, beta)
         op = GatedDelta(
-            x, gates, out, state, *sizes, *weights, *kind, by_row=by_row, sigmoid=sigmoid
+            *(x, gates, out, len(self._states), *sizes, *weights, self._eps(eps), tiled, beta),
+            by_row=by_row,
+            sigmoid=sigmoid,
+            bound=bound,
         )
         self._ops.append(op)
         self._states.append(_delta_state(op, channels))
@@ -360,11 +369,16 @@ class RecurrentBuilder(BaseBuilder):
         channels: int | None = None,
         bias: bool = False,
         silu: bool = False,
+        dilation: int = 1,
     ) -> ValueId:
         """Return a causal convolution of columns of x over `taps` tokens: [T, channels].
 
         channels: the number of columns, from `column` on; by default all columns from there.
+        dilation: the tokens from one tap to the next; the taps are at most STATE_CHUNK tokens back.
         """
+        if (taps - 1) * dilation > STATE_CHUNK:
+            msg = f"{name}: {taps} taps with dilation {dilation} are more than {STATE_CHUNK} back"
+            raise ModelError(msg)
         channels = self._width(x) - column if channels is None else channels
         self._check_columns(f"{name}: x", x, column, channels)
         weight = self._need(f"{name}.weight", (channels, 1, taps), "table")
@@ -372,11 +386,11 @@ class RecurrentBuilder(BaseBuilder):
         out = self._value(name, channels)
         state, units = len(self._states), channels // largest_part(channels, CONV_CHANNELS)
         self._ops.append(
-            ShortConv(x, out, state, channels, taps, weight, shift, column, units, silu)
+            ShortConv(x, out, state, channels, taps, weight, shift, column, units, silu, dilation)
         )
         # A unit keeps the last inputs of its channels, and the inputs of all open tokens.
         each = channels // units
-        self._states.append(StateLayer(units, (taps - 1) * each, STATE_CHUNK * each))
+        self._states.append(StateLayer(units, (taps - 1) * dilation * each, STATE_CHUNK * each))
         return out
 
     def mamba2(

@@ -19,9 +19,9 @@ from cpuserve.program.reference.recurrent import ChunkRows
 class ConvInputs:
     """Inputs of a short convolution, by state slot: the last before the chunk, and open tokens."""
 
-    def __init__(self, channels: int, taps: int, slots: int) -> None:
-        self._taps = taps
-        self._tail = torch.zeros(slots, taps - 1, channels)
+    def __init__(self, channels: int, taps: int, slots: int, dilation: int = 1) -> None:
+        self._taps, self._dilation = taps, dilation
+        self._tail = torch.zeros(slots, (taps - 1) * dilation, channels)
         self._open = torch.zeros(slots, STATE_CHUNK, channels)
 
     def closed(self, slot: int) -> tuple[Tensor, ...]:
@@ -36,7 +36,8 @@ class ConvInputs:
         known = torch.cat([tail, self._open[part.slot, : num_open + n]])
         mixed = torch.zeros_like(x)
         for tap in range(self._taps):
-            mixed = mixed + weight[:, 0, tap] * known[num_open + tap : num_open + tap + n]
+            first = num_open + tap * self._dilation
+            mixed = mixed + weight[:, 0, tap] * known[first : first + n]
         if part.closes:
             self._tail[part.slot] = known[STATE_CHUNK:]
         return mixed

@@ -77,6 +77,7 @@ class DeltaShape:
     beta: float
     by_row: bool
     sigmoid: bool
+    bound: float
 
 
 class DeltaStates:
@@ -122,8 +123,10 @@ class DeltaStates:
         inputs, z = torch.split(x, [self._tail.shape[2], op.value_heads * op.value_width], dim=1)
         b, a = gates[:, : op.value_heads], gates[:, op.value_heads :]
         beta = op.beta * torch.sigmoid(b)
-        steps = F.softplus(a + w.dt_bias).reshape(n, op.value_heads, -1)
-        g = -torch.exp(w.a_log).reshape(-1, 1) * steps
+        raw, rates = (a + w.dt_bias).reshape(n, op.value_heads, -1), torch.exp(w.a_log)
+        g = -rates.reshape(-1, 1) * F.softplus(raw)
+        if op.bound:
+            g = op.bound * torch.sigmoid(rates.reshape(-1, 1) * raw)
         out = torch.empty(n, op.value_heads, op.value_width)
         for part in parts_of(n, start, table, gone, self._block):
             rows = slice(part.first, part.end)

@@ -3,29 +3,13 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "runtime/operations/sums.h"
 #include "runtime/worker.h"
 
 namespace cpuserve {
 namespace {
 
-constexpr int kSums = 16;       // partial sums of a row; the compiler adds them as vectors
 constexpr int64_t kPiece = 64;  // columns of each part that MixPartsOp mixes at a time
-
-// Returns the mean of f(x[i]) over i < n. The order of the additions depends only on n.
-template <class F>
-float mean_of(const float* x, int64_t n, const F& f) noexcept {
-  float sums[kSums] = {};
-  int64_t i = 0;
-  for (; i + kSums <= n; i += kSums) {
-    for (int j = 0; j < kSums; j++) sums[j] += f(x[i + j]);
-  }
-  for (int j = 0; i < n; i++, j++) sums[j] += f(x[i]);
-  float sum = 0.0f;
-  for (const float s : sums) sum += s;
-  return sum / static_cast<float>(n);
-}
-
-float square(float x) noexcept { return x * x; }
 
 }  // namespace
 
@@ -250,6 +234,29 @@ void run(const KeepTopOp& op, Worker& w) noexcept {
     const float variance = mean_of(x, op.width, [&](float v) { return square(v - mean); });
     const float cutoff = mean + std::sqrt(variance) * op.deviations;
     for (int64_t i = 0; i < op.width; i++) x[i] = std::max(x[i] - cutoff, 0.0f);
+  }
+}
+
+void prepare(const LimitOp& op, const Program& p) {
+  const int64_t width = p.f32_value(op.x, "limit x").width;
+  check_argument(width % 2 == 0, "limit: ", width, " columns do not have equal halves");
+  check_argument(op.limit > 0.0f, "limit: the limit must be positive, not ", op.limit);
+}
+
+Accesses accesses(const LimitOp& op, const Program& p) {
+  const Access rows = {op.x, p.value(op.x).copies};
+  return {{rows}, {rows}};
+}
+
+void run(const LimitOp& op, Worker& w) noexcept {
+  const Rows& x = w.value(op.x);
+  const int64_t half = x.width / 2;
+  const Range mine = w.share(w.rows(op.x));
+  for (int64_t r = mine.begin; r < mine.end; r++) {
+    float *gate = floats_of(x, r), *up = gate + half;
+    // A NaN stays NaN: min and max return their first operand if a comparison is false.
+    for (int64_t i = 0; i < half; i++) gate[i] = std::min(gate[i], op.limit);
+    for (int64_t i = 0; i < half; i++) up[i] = std::max(std::min(up[i], op.limit), -op.limit);
   }
 }
 

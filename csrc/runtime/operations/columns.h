@@ -163,7 +163,22 @@ void prepare(const KeepTopOp& op, const Program& p);
 void run(const KeepTopOp& op, Worker& w) noexcept;
 inline Accesses accesses(const KeepTopOp& op, const Program&) { return changes({}, op.x); }
 
+// Limits the columns of x, which may have several rows for each token: the first half to at most
+// `limit`, and the second half to at least -limit and at most `limit` (gates and ups of GLM-5.3).
+struct LimitOp {
+  static constexpr const char* kName = "limit";
+  Id x;
+  float limit;
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("x", &LimitOp::x), field("limit", &LimitOp::limit));
+  }
+};
+void prepare(const LimitOp& op, const Program& p);
+void run(const LimitOp& op, Worker& w) noexcept;
+Accesses accesses(const LimitOp& op, const Program& p);
+
 using ColumnOps = Family<GateOp, SoftGateOp, XieluOp, AddOp, ScaleOp, ColumnsOp, MixPartsOp,
-                         MatchRmsOp, KeepTopOp>;
+                         MatchRmsOp, KeepTopOp, LimitOp>;
 
 }  // namespace cpuserve

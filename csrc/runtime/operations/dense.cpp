@@ -37,41 +37,44 @@ void prepare(const EmbedOp& op, Program& p) {
   p.limits().embed_rows = std::max(p.limits().embed_rows, m.n);
 }
 
-void run(const EmbedOp& op, Worker& w) noexcept {
-  const Rows& out = w.value(op.out);
-  const Matrix& m = w.matrix(op.matrix);
+void read_matrix_rows(Span<const MatrixRow> reads, Worker& w) noexcept {
+  if (reads.empty()) return;
+  const Matrix& m = w.matrix(reads[0].matrix);
   const LinearKernel& kernel = w.kernels().linear[static_cast<int>(m.kind)];
-  const Range rows = w.share(w.tokens());
-  const auto row_id = [&](int64_t t) {
-    const int32_t id = w.input().token_ids[t];
-    return id < m.n ? id : 0;
-  };
-  const auto look_up = [&](const PackedWeight& packed, int64_t row, int64_t t) {
-    float* x = reinterpret_cast<float*>(row_of(out, t));
-    kernel.row(packed, row, x);
-    if (op.scale != 1.0f) {
-      for (int64_t i = 0; i < out.width; i++) x[i] *= op.scale;
-    }
-  };
   if (!m.gathered) {
-    for (int64_t t = rows.begin; t < rows.end; t++) {
-      look_up(w.weights().with_row(op.matrix, row_id(t)), row_id(t), t);
+    for (const MatrixRow& r : reads) {
+      kernel.row(w.weights().with_row(r.matrix, r.row), r.row, r.to);
     }
     return;
   }
   // A row of a gathered table is packed and then read like a row of a packed matrix, so that its
   // bits are the same as without `gathered`, for every weight kind and source type.
-  const SourceTensor& table = w.weights().table(op.matrix);
+  const void* from[kPanel] = {};
+  for (int64_t c = 0; c < reads.size(); c++) {
+    const SourceTensor& table = w.weights().table(reads[c].matrix);
+    // A table that was never loaded has rows of zeros, like a matrix that was never loaded.
+    if (table.data) from[c] = table.data + static_cast<size_t>(reads[c].row) * table.row_bytes;
+  }
+  kernel.pack({from, w.weights().table(reads[0].matrix).type, m.k, w.scratch});
   const PackedWeight panel{w.scratch, m.panel_bytes, kPanel, m.k, m.kind};
+  for (int64_t c = 0; c < reads.size(); c++) kernel.row(panel, c, reads[c].to);
+}
+
+void run(const EmbedOp& op, Worker& w) noexcept {
+  const Rows& out = w.value(op.out);
+  const int64_t num_rows = w.matrix(op.matrix).n;
+  const Range rows = w.share(w.tokens());
   for (int64_t t = rows.begin; t < rows.end; t += kPanel) {
     const int64_t count = std::min<int64_t>(kPanel, rows.end - t);
-    const void* from[kPanel] = {};
+    MatrixRow reads[kPanel];
     for (int64_t c = 0; c < count; c++) {
-      // A table that was never loaded has rows of zeros, like a matrix that was never loaded.
-      if (table.data) from[c] = table.data + static_cast<size_t>(row_id(t + c)) * table.row_bytes;
+      const int32_t id = w.input().token_ids[t + c];
+      reads[c] = {op.matrix, id < num_rows ? id : 0, floats_of(out, t + c)};
     }
-    kernel.pack({from, table.type, m.k, w.scratch});
-    for (int64_t c = 0; c < count; c++) look_up(panel, c, t + c);
+    read_matrix_rows({reads, count}, w);
+    for (int64_t c = 0; c < count && op.scale != 1.0f; c++) {
+      for (int64_t i = 0; i < out.width; i++) reads[c].to[i] *= op.scale;
+    }
   }
 }
 
@@ -154,15 +157,21 @@ void run(const LinearOp& op, Worker& w) noexcept {
 }
 
 void prepare(const ActivationOp& op, const Program& p) {
-  p.check_tokens("activation", {op.x, op.out});
   const int64_t width = p.f32_value(op.x, "activation x").width;
   check_argument(width == p.value(op.out).width * (op.glu ? 2 : 1),
                  "activation: x and out differ in width");
+  check_argument(p.value(op.x).copies == p.value(op.out).copies,
+                 "activation: x and out differ in rows");
   check_gated("activation", op.activation, op.glu);
 }
 
+Accesses accesses(const ActivationOp& op, const Program& p) {
+  const int64_t copies = p.value(op.x).copies;
+  return {{{op.x, copies}}, {{op.out, copies}}};
+}
+
 void run(const ActivationOp& op, Worker& w) noexcept {
-  const Range rows = w.share(w.tokens());
+  const Range rows = w.share(w.rows(op.x));
   if (rows.size() == 0) return;
   w.kernels().activation({w.value(op.x), w.value(op.out), op.activation, op.glu, rows.begin,
                           rows.end, reinterpret_cast<float*>(w.scratch)});

@@ -1,5 +1,6 @@
 // The operations of dense layers: embeddings, linears, activations.
 #pragma once
+#include "base/span.h"
 #include "kernels/table.h"
 #include "runtime/operations/operation.h"
 
@@ -20,6 +21,15 @@ struct EmbedOp {
 void prepare(const EmbedOp& op, Program& p);
 void run(const EmbedOp& op, Worker& w) noexcept;
 inline Accesses accesses(const EmbedOp& op, const Program&) { return {{}, {own(op.out)}}; }
+
+// A row of a matrix, and the floats that it is read to.
+struct MatrixRow {
+  Id matrix;
+  int64_t row;
+  float* to;
+};
+// Reads up to kPanel rows of matrices of equal kind and width.
+void read_matrix_rows(Span<const MatrixRow> reads, Worker& w) noexcept;
 
 struct PositionEmbedOp {
   static constexpr const char* kName = "position_embed";
@@ -91,9 +101,7 @@ struct ActivationOp {
 };
 void prepare(const ActivationOp& op, const Program& p);
 void run(const ActivationOp& op, Worker& w) noexcept;
-inline Accesses accesses(const ActivationOp& op, const Program&) {
-  return {{own(op.x)}, {own(op.out)}};
-}
+Accesses accesses(const ActivationOp& op, const Program& p);
 
 using DenseOps = Family<EmbedOp, PositionEmbedOp, ConvertOp, LinearOp, ActivationOp>;
 

@@ -80,7 +80,7 @@ void prepare(const LatentStoreOp& op, Program& p) {
   const CacheLayer& kv = p.kv_layer(op.layer);
   p.check_tokens("latent_store_kv", {op.q, op.latent, op.kv, op.out});
   check_argument(
-      op.q_heads >= 1 && op.nope >= 0 && op.rank >= 1 && op.rotary >= 2 && op.rotary % 2 == 0,
+      op.q_heads >= 1 && op.nope >= 0 && op.rank >= 1 && op.rotary >= 0 && op.rotary % 2 == 0,
       "latent_store_kv: cannot have ", op.q_heads, " heads of ", op.nope, ", ", op.rank, " and ",
       op.rotary, " columns");
   check_argument(kv.kv_heads == 1 && kv.head_dim == op.rank + op.rotary, "latent_store_kv: layer ",
@@ -93,7 +93,7 @@ void prepare(const LatentStoreOp& op, Program& p) {
                  " and ", p.value(op.kv).name, " have other widths than the heads");
   check_argument(p.value(op.out).width == heads * kv.hd_pad && !quantized(p.value(op.out).format),
                  "latent_store_kv: out must be f32 or bf16 of q_heads padded heads");
-  check_rope(p, "latent_store_kv", op.rotary, op.cos, op.sin);
+  if (op.rotary > 0) check_rope(p, "latent_store_kv", op.rotary, op.cos, op.sin);
   check_argument(op.norm != kNone, "latent_store_kv: the norm is missing");
   p.check_vector(op.norm, op.rank, "latent norm");
 }

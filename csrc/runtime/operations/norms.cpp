@@ -18,13 +18,27 @@ void check_norm(const char* name, Id x, Id out, Id weight, const Program& p) {
 
 void prepare(const RmsNormOp& op, const Program& p) {
   check_norm(op.kName, op.x, op.out, op.weight, p);
+  if (op.groups == 1) return;
+  const int64_t width = p.f32_value(op.out, "rms_norm out of groups").width;
+  check_argument(op.groups >= 1 && width % op.groups == 0, "rms_norm: ", width,
+                 " columns cannot form ", op.groups, " equal groups");
 }
 
 void run(const RmsNormOp& op, Worker& w) noexcept {
   const Range rows = w.share(w.tokens());
   if (rows.size() == 0) return;
-  w.kernels().rms_norm({w.value(op.x), w.value(op.out), w.vector(op.weight), nullptr, op.eps,
-                        rows.begin, rows.end, reinterpret_cast<float*>(w.scratch)});
+  Rows x = w.value(op.x), out = w.value(op.out);
+  const float* weight = w.vector(op.weight);
+  const int64_t width = out.width / op.groups;
+  x.width = out.width = width;
+  for (int32_t i = 0; i < op.groups; i++) {
+    w.kernels().rms_norm({x, out, weight, nullptr, op.eps, rows.begin, rows.end,
+                          reinterpret_cast<float*>(w.scratch)});
+    if (i + 1 == op.groups) break;
+    x.data = static_cast<float*>(x.data) + width;
+    out.data = static_cast<float*>(out.data) + width;
+    weight += width;
+  }
 }
 
 void prepare(const LayerNormOp& op, const Program& p) {

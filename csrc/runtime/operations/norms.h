@@ -4,14 +4,18 @@
 
 namespace cpuserve {
 
+// The RMS norm of a row, or of each of `groups` equal parts of it, where the mean square of a part
+// is computed from its own columns.
 struct RmsNormOp {
   static constexpr const char* kName = "rms_norm";
   Id x, out, weight;
   float eps;
+  int32_t groups = 1;
 
   static constexpr auto fields() {
     return std::make_tuple(field("x", &RmsNormOp::x), field("out", &RmsNormOp::out),
-                           field("weight", &RmsNormOp::weight), field("eps", &RmsNormOp::eps));
+                           field("weight", &RmsNormOp::weight), field("eps", &RmsNormOp::eps),
+                           optional("groups", &RmsNormOp::groups));
   }
 };
 void prepare(const RmsNormOp& op, const Program& p);

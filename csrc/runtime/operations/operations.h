@@ -11,6 +11,7 @@
 #include "runtime/operations/logits.h"
 #include "runtime/operations/norms.h"
 #include "runtime/operations/recurrent.h"
+#include "runtime/operations/streams.h"
 
 namespace cpuserve {
 
@@ -22,7 +23,7 @@ auto joined(Family<A...>, Family<B...>, More... more) {
   return joined(Family<A..., B...>{}, more...);
 }
 using Op = decltype(joined(DenseOps{}, NormOps{}, ExpertOps{}, AttentionOps{}, LatentOps{},
-                           RecurrentOps{}, ColumnOps{}, ResultOps{}));
+                           RecurrentOps{}, ColumnOps{}, StreamOps{}, ResultOps{}));
 
 inline const char* op_name(const Op& op) {
   return std::visit([](const auto& o) { return o.kName; }, op);

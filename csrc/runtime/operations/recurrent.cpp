@@ -3,13 +3,14 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "runtime/operations/dense.h"
 #include "runtime/worker.h"
 
 namespace cpuserve {
 namespace {
 
 constexpr float kLengthEps = 1e-6f;  // added to the squared length of a query or key
-constexpr size_t kCarved = 5 * 64;   // a Carver rounds up each of up to five arrays
+constexpr size_t kCarved = 6 * 64;   // a Carver rounds up each of up to six arrays
 
 // Divides x by its Euclidean length and multiplies it by `scale`. There are 16 partial sums, so
 // that compilers use vectors, and they are added in a fixed order.
@@ -94,6 +95,8 @@ void prepare(GatedDeltaOp& op, Program& p) {
                  op.key_heads * op.channels() + values);
   check_argument(!op.by_row || op.key_heads == op.value_heads,
                  "gated_delta: states with a decay by row must not share keys");
+  check_argument(op.bound <= 0.0f && (op.by_row || op.bound == 0.0f),
+                 "gated_delta: only decays by row can have a bound, which must be negative");
   check_argument(
       p.f32_value(op.gates, "gated_delta gates").width == op.value_heads + op.decays(),
       "gated_delta: gates must have two columns for each value head, or one and its decays");
@@ -115,6 +118,9 @@ void prepare(ShortConvOp& op, Program& p) {
   check_argument(op.x != op.out, "short_conv: out must not be x");
   check_argument(op.taps >= 2 && op.taps <= kMaxTaps, "short_conv: ", op.taps,
                  " tokens are not between 2 and ", kMaxTaps);
+  check_argument(op.dilation >= 1 && op.kept() <= kStateChunk, "short_conv: ", op.taps,
+                 " taps with dilation ", op.dilation, " reach back more than ", kStateChunk,
+                 " tokens");
   check_argument(op.units >= 1 && all % op.units == 0, "short_conv: ", all,
                  " channels cannot form ", op.units, " equal units");
   check_argument(op.weight != kNone, "short_conv: the weight is missing");
@@ -153,7 +159,7 @@ namespace {
 
 // The scratch of a unit of a gated delta layer.
 struct DeltaScratch {
-  float *known, *mixed, *gates, *out;
+  float *known, *mixed, *gates, *out, *decays;
   uint8_t* kernel;
 
   DeltaScratch(const GatedDeltaOp& op, Carver carver)
@@ -161,6 +167,7 @@ struct DeltaScratch {
         mixed(carver.take<float>(kStateChunk * op.channels())),
         gates(carver.take<float>(2 * kStateChunk * op.shape().heads)),
         out(carver.take<float>(kStateChunk * op.shape().heads * op.value_width)),
+        decays(carver.take<float>(op.bounded_floats())),
         kernel(carver.take<uint8_t>(static_cast<int64_t>(recurrent_scratch_bytes(op.shape())))) {}
 };
 
@@ -225,6 +232,25 @@ void write_delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, 
   }
 }
 
+// Lets the kernel compute the decays g = bound sigmoid(rate (a + bias)) of a unit. It computes
+// -softplus(x) for x = log(exp(-g) - 1), which is written to `decays`, with a rate of 1 and a bias
+// of zeros.
+void set_bounded_decays(const GatedDeltaOp& op, int64_t rows, RecurrentArgs& args, float* decays,
+                        const Worker& w) noexcept {
+  const int64_t width = op.key_width;
+  for (int64_t i = 0; i < rows; i++) {
+    for (int64_t d = 0; d < width; d++) {
+      const float x = args.g[i * args.g_stride + d] + args.bias[d];
+      const float g = std::min(op.bound * sigmoid(args.rate * x), -1e-30f);
+      decays[i * width + d] = std::log(std::expm1(-g));
+    }
+  }
+  args.g = decays;
+  args.g_stride = width;
+  args.bias = w.states().empty();
+  args.rate = 1.0f;
+}
+
 void delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
   const RecurrentShape shape = op.shape();
   const int64_t d = op.key_width, heads = shape.heads, channels = op.channels();
@@ -262,6 +288,7 @@ void delta_rows(const GatedDeltaOp& op, int64_t unit, const ChunkRows& r, Worker
     args.g_stride = float_stride(gates);
     args.bias = w.vector(op.dt_bias) + unit * d;
     args.rate = -w.vector(op.rates)[unit];
+    if (op.bound < 0.0f) set_bounded_decays(op, r.rows, args, scratch.decays, w);
   }
   args.out = scratch.out;
   args.out_stride = heads * op.value_width;
@@ -283,14 +310,14 @@ void run(const GatedDeltaOp& op, Worker& w) noexcept {
 size_t scratch_bytes(const GatedDeltaOp& op) {
   const RecurrentShape s = op.shape();
   const int64_t row = op.channels() + 2 * s.heads + s.heads * int64_t{s.value_width};
-  const int64_t floats = kStateChunk * row + (op.taps - 1) * op.channels();
+  const int64_t floats = kStateChunk * row + (op.taps - 1) * op.channels() + op.bounded_floats();
   return static_cast<size_t>(floats) * sizeof(float) + recurrent_scratch_bytes(s) + kCarved;
 }
 
 namespace {
 
 void conv_rows(const ShortConvOp& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
-  const int64_t channels = op.channels, first = unit * channels, kept = op.taps - 1;
+  const int64_t channels = op.channels, first = unit * channels, kept = op.kept();
   float* inputs = w.states().open(op.state, unit, r.slot);
   float* known = Carver(w.scratch).take<float>(kept * channels);
   const float* tail = closed_of(op, unit, r, w);  // the inputs before the chunk
@@ -301,19 +328,22 @@ void conv_rows(const ShortConvOp& op, int64_t unit, const ChunkRows& r, Worker& 
   }
   copy_known(inputs, tail, r.num_open, kept, channels, known);
   ShortConvArgs args{};
-  args.x = inputs + r.num_open * channels;
-  args.x_stride = channels;
-  args.before = known;
   args.weight = w.vector(op.weight) + first;
   args.weight_stride = out.width;
   args.bias = op.bias == kNone ? nullptr : w.vector(op.bias) + first;
   args.silu = op.silu;
   args.taps = op.taps;
   args.channels = channels;
-  args.rows = r.rows;
-  args.out = floats_of(out, r.t0) + first;
-  args.out_stride = float_stride(out);
-  w.kernels().short_conv(args);
+  args.out_stride = op.dilation * float_stride(out);
+  args.x_stride = args.before_stride = op.dilation * channels;
+  // Rows that are `dilation` rows apart form a convolution of neighbouring rows.
+  for (int64_t i = 0; i < std::min<int64_t>(op.dilation, r.rows); i++) {
+    args.x = inputs + (r.num_open + i) * channels;
+    args.before = known + i * channels;
+    args.rows = (r.rows - i + op.dilation - 1) / op.dilation;
+    args.out = floats_of(out, r.t0 + i) + first;
+    w.kernels().short_conv(args);
+  }
   if (r.closes()) {
     std::copy_n(inputs + (kStateChunk - kept) * channels, kept * channels,
                 w.states().closed(op.state, unit, r.slot));
@@ -327,7 +357,7 @@ void run(const ShortConvOp& op, Worker& w) noexcept {
 }
 
 size_t scratch_bytes(const ShortConvOp& op) {
-  return static_cast<size_t>((op.taps - 1) * op.channels) * sizeof(float) + kCarved;
+  return static_cast<size_t>(op.kept() * op.channels) * sizeof(float) + kCarved;
 }
 
 namespace {
@@ -392,6 +422,81 @@ size_t scratch_bytes(const Mamba2Op& op) {
   const int64_t floats = kStateChunk * 2 * int64_t{op.together};
   return static_cast<size_t>(floats) * sizeof(float) + recurrent_scratch_bytes(op.shape()) +
          kCarved;
+}
+
+void prepare(NgramEmbedOp& op, Program& p) {
+  p.check_tokens("ngram_embed", {op.out});
+  const auto heads = static_cast<int64_t>(op.sizes.size()), orders = op.longest() - 1;
+  check_argument(orders >= 1 && orders < kStateChunk && heads >= 1 && heads % orders == 0,
+                 "ngram_embed: ", heads, " heads cannot form ", orders, " equal groups");
+  check_argument(!op.matrices.empty(), "ngram_embed: there are no matrices");
+  const Matrix& one = p.matrix(op.matrices[0]);
+  int64_t rows = 0;
+  for (const Id id : op.matrices) {
+    const Matrix& m = p.matrix(id);
+    const bool last = id == op.matrices.back();
+    check_argument(m.k == one.k && m.kind == one.kind && m.gathered == one.gathered && !m.glu &&
+                       (last ? m.n <= one.n : m.n == one.n),
+                   "ngram_embed: matrices ", one.name, " and ", m.name, " differ in shape");
+    rows += m.n;
+  }
+  check_argument(p.f32_value(op.out, "ngram_embed out").width == heads * one.k,
+                 "ngram_embed: out has width ", p.value(op.out).width, ", not ", heads * one.k);
+  for (const int64_t size : op.sizes) {
+    check_argument(size >= 1 && size <= rows, "ngram_embed: a head cannot have ", size, " rows");
+    op.first.push_back(op.first.empty() ? 0 : op.first.back() + op.sizes[op.first.size() - 1]);
+  }
+  check_argument(op.first.back() + op.sizes.back() <= rows, "ngram_embed: the heads need ",
+                 op.first.back() + op.sizes.back(), " rows, but the matrices have ", rows);
+  check_argument(op.end >= 0, "ngram_embed: ", op.end, " is no token id");
+  op.state = p.add_state(op.layer());
+}
+
+namespace {
+
+// Returns the row of head `head` for the token at open[at]. Ids are stored plus 1; a
+// token before the sequence is 0. `kept` has the ids before the chunk.
+int64_t ngram_row(const NgramEmbedOp& op, int64_t head, const float* open, const float* kept,
+                  int64_t at) noexcept {
+  const int64_t orders = op.longest() - 1;
+  const int64_t n = 2 + head / (static_cast<int64_t>(op.sizes.size()) / orders);
+  uint64_t mixed = 0;
+  bool ended = false;
+  for (int64_t i = 0; i < n; i++) {
+    const float stored = at >= i ? open[at - i] : kept[orders + at - i];
+    const int64_t id = ended || stored == 0.0f ? op.end : static_cast<int64_t>(stored) - 1;
+    ended = i > 0 && id == op.end;
+    mixed ^= static_cast<uint64_t>(id) *
+             static_cast<uint64_t>(op.multipliers[static_cast<size_t>(i)]);
+  }
+  const auto h = static_cast<size_t>(head);
+  return op.first[h] + static_cast<int64_t>(mixed % static_cast<uint64_t>(op.sizes[h]));
+}
+
+void ngram_rows(const NgramEmbedOp& op, int64_t unit, const ChunkRows& r, Worker& w) noexcept {
+  const int64_t kept = op.longest() - 1;
+  float* open = w.states().open(op.state, unit, r.slot);
+  const float* before = closed_of(op, unit, r, w);
+  for (int64_t i = 0; i < r.rows; i++) {
+    open[r.num_open + i] = static_cast<float>(w.input().token_ids[r.t0 + i] + 1);
+  }
+  const Matrix& one = w.matrix(op.matrices[0]);
+  MatrixRow reads[kStateChunk];
+  for (int64_t i = 0; i < r.rows; i++) {
+    const int64_t row = ngram_row(op, unit, open, before, r.num_open + i);
+    reads[i] = {op.matrices[static_cast<size_t>(row / one.n)], row % one.n,
+                floats_of(w.value(op.out), r.t0 + i) + unit * one.k};
+  }
+  read_matrix_rows({reads, r.rows}, w);
+  if (r.closes()) {
+    std::copy_n(open + kStateChunk - kept, kept, w.states().closed(op.state, unit, r.slot));
+  }
+}
+
+}  // namespace
+
+void run(const NgramEmbedOp& op, Worker& w) noexcept {
+  each_unit(op, w, [&](int64_t unit, const ChunkRows& r) { ngram_rows(op, unit, r, w); });
 }
 
 }  // namespace cpuserve

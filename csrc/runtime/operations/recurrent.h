@@ -24,6 +24,8 @@ struct StateLayer {
 //   by_row   each row of a state has a decay of its own (Kimi), so `gates` has b of all heads and
 //            then a of all rows of the states
 //   sigmoid  the gate of the norm is sigmoid(z) instead of silu(z)
+//   bound    if not 0, the logarithm of a decay by row is bound * sigmoid(exp(A_log) (a +
+//            dt_bias)), which is not below `bound` (GLM-5.3)
 struct GatedDeltaOp {
   static constexpr const char* kName = "gated_delta";
   Id x, gates, out;
@@ -33,6 +35,7 @@ struct GatedDeltaOp {
   bool tiled;
   float beta = 1.0f;
   bool by_row = false, sigmoid = false;
+  float bound = 0.0f;
   Id state = kNone;
 
   static constexpr auto fields() {
@@ -46,7 +49,7 @@ struct GatedDeltaOp {
         field("dt_bias", &GatedDeltaOp::dt_bias), field("norm", &GatedDeltaOp::norm),
         field("eps", &GatedDeltaOp::eps), field("tiled", &GatedDeltaOp::tiled),
         optional("beta", &GatedDeltaOp::beta), optional("by_row", &GatedDeltaOp::by_row),
-        optional("sigmoid", &GatedDeltaOp::sigmoid));
+        optional("sigmoid", &GatedDeltaOp::sigmoid), optional("bound", &GatedDeltaOp::bound));
   }
 
   int64_t value_head(int64_t key_head, int64_t h) const {  // value head h of a key head
@@ -56,6 +59,7 @@ struct GatedDeltaOp {
     return {key_width, value_width, value_heads / key_heads, true, by_row};
   }
   int64_t decays() const { return int64_t{value_heads} * (by_row ? key_width : 1); }
+  int64_t bounded_floats() const { return bound < 0.0f ? kStateChunk * key_width : 0; }
   int64_t channels() const { return 2 * key_width + shape().heads * int64_t{value_width}; }
   StateLayer layer() const {
     const RecurrentShape s = shape();
@@ -70,8 +74,8 @@ inline Accesses accesses(const GatedDeltaOp& op, const Program&) {
 }
 
 // A causal convolution of each column of x, for as many columns from `column` on as `out` has. The
-// vector `weight` is [taps][columns of out]. A unit of the state is one of `units` equal parts of
-// the columns.
+// vector `weight` is [taps][columns of out]. Neighbouring taps are `dilation` tokens apart. A unit
+// of the state is one of `units` equal parts of the columns.
 struct ShortConvOp {
   static constexpr const char* kName = "short_conv";
   Id x, out;
@@ -79,6 +83,7 @@ struct ShortConvOp {
   int32_t units, taps;
   Id weight, bias;
   bool silu;
+  int32_t dilation = 1;
   Id state = kNone;
   int64_t channels = 0;  // columns of a unit
 
@@ -87,10 +92,12 @@ struct ShortConvOp {
                            field("column", &ShortConvOp::column),
                            field("units", &ShortConvOp::units), field("taps", &ShortConvOp::taps),
                            field("weight", &ShortConvOp::weight), field("bias", &ShortConvOp::bias),
-                           field("silu", &ShortConvOp::silu));
+                           field("silu", &ShortConvOp::silu),
+                           optional("dilation", &ShortConvOp::dilation));
   }
 
-  StateLayer layer() const { return {units, (taps - 1) * channels, kStateChunk * channels}; }
+  int64_t kept() const { return int64_t{taps - 1} * dilation; }  // tokens before the first one
+  StateLayer layer() const { return {units, kept() * channels, kStateChunk * channels}; }
 };
 void prepare(ShortConvOp& op, Program& p);
 void run(const ShortConvOp& op, Worker& w) noexcept;
@@ -134,10 +141,45 @@ inline Accesses accesses(const Mamba2Op& op, const Program&) {
   return claimed({any(op.x), any(op.steps)}, {any(op.out)});
 }
 
+// Looks up a row of n-gram embeddings for each head of every token. The n-grams of a token end with
+// the token. `sizes` has the number of rows of each head. The heads form equal groups, for n = 2,
+// 3, ... With token ids t_0 (the token), t_1 (the token before) and so on, head h reads row
+//   (t_0 m_0 ^ t_1 m_1 ^ ... ^ t_(n-1) m_(n-1)) mod sizes[h], after the rows of the heads before,
+// where m are the `multipliers`. Tokens before the sequence, and before the last `end` among t_1,
+// t_2, ..., count as `end` (Qwen4-Exp). The rows are in `matrices` of equal shape,
+// one after another; the last one may have fewer rows. A unit of the state is one head.
+struct NgramEmbedOp {
+  static constexpr const char* kName = "ngram_embed";
+  Id out;
+  std::vector<Id> matrices;
+  std::vector<int64_t> sizes, multipliers;
+  int32_t end;
+  Id state = kNone;
+  std::vector<int64_t> first = {};  // the first row of each head
+
+  static constexpr auto fields() {
+    return std::make_tuple(field("out", &NgramEmbedOp::out),
+                           field("matrices", &NgramEmbedOp::matrices),
+                           field("sizes", &NgramEmbedOp::sizes),
+                           field("multipliers", &NgramEmbedOp::multipliers),
+                           field("end", &NgramEmbedOp::end));
+  }
+
+  int64_t longest() const { return static_cast<int64_t>(multipliers.size()); }
+  StateLayer layer() const {
+    return {static_cast<int32_t>(sizes.size()), longest() - 1, kStateChunk};
+  }
+};
+void prepare(NgramEmbedOp& op, Program& p);
+void run(const NgramEmbedOp& op, Worker& w) noexcept;
+inline Accesses accesses(const NgramEmbedOp& op, const Program&) {
+  return claimed({}, {any(op.out)});
+}
+
 size_t scratch_bytes(const GatedDeltaOp& op);
 size_t scratch_bytes(const ShortConvOp& op);
 size_t scratch_bytes(const Mamba2Op& op);
 
-using RecurrentOps = Family<GatedDeltaOp, ShortConvOp, Mamba2Op>;
+using RecurrentOps = Family<GatedDeltaOp, ShortConvOp, Mamba2Op, NgramEmbedOp>;
 
 }  // namespace cpuserve

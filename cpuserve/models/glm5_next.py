@@ -1,0 +1,159 @@
+"""GLM-5.3-Flash (text): delta nets and latent attention between mixed residual streams (mHC)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_float, read_int, read_kinds, read_object, refuse
+from cpuserve.models.deepseek import INDEXER, latent_output, read_latent
+from cpuserve.models.experts import add_shared_mixture, read_dense_layers, read_groups
+from cpuserve.models.kimi_linear import read_row_delta, row_delta
+from cpuserve.models.llama import finish_decoder, gated_mlp
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.operations.streams import MOST_STREAMS
+from cpuserve.program.ops import ValueId
+
+KINDS = ("linear_attention", "indexed_attention", "full_attention")
+POOLS = ("index_kpool_compress_ape", "index_kpool_compress_gate")
+
+
+@register_model("Glm5NextForCausalLM")
+class Glm5Next:
+    """GLM-5.3-Flash, as far as its indexers keep all keys: index_topk tokens and a part of a pool.
+
+    Source: transformers modeling_glm5_next. Keys of ModelSpec.extra in addition to the keys
+    of DeepSeek and Kimi Linear:
+
+    streams: the number of residual streams.
+    rounds: the number of times that the columns of the streams' weights are normalized (Sinkhorn).
+    floor: a small number that is added to these weights and to their sums.
+    bound: the lower bound of the logarithms of decays; 0 if there is none.
+    gate_limit: the limit of the gates and ups of all MLPs.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a GLM-5.3-Flash text config."""
+        config = {"n_shared_experts": 1, "qk_rope_head_dim": 0, **config}
+        if read_int(config, "qk_rope_head_dim", low=0):
+            refuse("qk_rope_head_dim", config["qk_rope_head_dim"], "0: attention has no RoPE")
+        spec = read_latent(
+            {"rms_norm_eps": 1e-5, "routed_scaling_factor": 2.5, **config},
+            architecture="Glm5NextForCausalLM",
+            positions=1048576,
+            dense=read_dense_layers(config, first=3),
+            groups=read_groups(config, (1, 1), best=2),
+            renormalize=read_bool(config, "norm_topk_prob", True),
+            turns=False,
+            eps=read_float(config, "rms_norm_eps", 1e-5),
+        )
+        if spec.activation != "silu":
+            refuse("hidden_act", config.get("hidden_act"), "silu")
+        kinds = read_kinds(config, "layer_types", KINDS, lambda i: KINDS[i % 4 == 3])
+        extra = {
+            **spec.extra,
+            "attends": tuple(kind != "linear_attention" for kind in kinds),
+            "delta": read_row_delta({"linear_num_heads": 64, **config}),
+            "bound": _read_bound(config),
+            "gate_limit": read_float(config, "swiglu_limit", 10.0),
+            "streams": read_int(config, "hc_mult", 4, high=MOST_STREAMS),
+            "rounds": read_int(config, "hc_sinkhorn_iters", 20, high=1000),
+            "floor": read_float(config, "hc_eps", 1e-6),
+        }
+        return _limited(replace(spec, extra=extra), config)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        streams = cast("int", s.extra["streams"])
+        first = x = b.embed("model.embed_tokens")
+        for _ in range(streams - 1):
+            x = b.columns(first, s.width, more=x)
+        for layer in range(s.layers):
+            _layer(b, s, layer, x)
+        h = b.rms_norm(b.merge_streams(x, s.width, scale=1 / streams), "model.norm")
+        finish_decoder(b, s, h)
+
+
+def _read_bound(config: Mapping[str, Any]) -> float:
+    """The lower bound of the logarithms of decays; 0 if there is none."""
+    nested = read_object(config, "linear_attn_config")
+    bound = nested.get("gate_lower_bound", config.get("linear_lower_bound", -5.0))
+    if bound is None and nested and read_bool(nested, "safe_gate", True):
+        bound = -5.0
+    if bound is None:
+        return 0.0
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or not -1e6 < bound < 0:
+        refuse("linear_lower_bound", bound, "a number below 0 and above -1e6, or null")
+    return float(bound)
+
+
+def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
+    """The spec with as many positions as the indexers keep.
+
+    A query reads index_topk tokens in whole pools, and the tokens after the last whole pool.
+    """
+    most, pool = read_int(config, "index_topk", 2048), read_int(config, "index_kpool", 16)
+    if most % pool:
+        refuse("index_topk", most, f"a multiple of index_kpool ({pool})")
+    if pool > 1 and not read_bool(config, "index_kpool_always_select_tail", True):
+        want = "true: cpuserve has no indexer, and without these tokens some keys are left out"
+        refuse("index_kpool_always_select_tail", False, want)
+    if most + pool - 1 >= spec.max_position:
+        return spec
+    why = "cpuserve has no indexer, which longer requests need to choose their keys"
+    extra = {**spec.extra, "length_limit": why}
+    return replace(spec, max_position=most + pool - 1, extra=extra)
+
+
+def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
+    """Append a layer, which changes all streams of x."""
+    at = f"model.layers.{layer}"
+    h, weights = _enter(b, s, f"{at}.hc_attn", x)
+    y = _mix(b, s, layer, b.rms_norm(h, f"{at}.input_layernorm"))
+    b.spread_streams(y, weights, to=x, mixed=True)
+    h, weights = _enter(b, s, f"{at}.hc_ffn", x)
+    y = _mlp(b, s, layer, b.rms_norm(h, f"{at}.post_attention_layernorm"))
+    b.spread_streams(y, weights, to=x, mixed=True)
+
+
+def _enter(b: Builder, s: ModelSpec, at: str, x: ValueId) -> tuple[ValueId, ValueId]:
+    """Return the input of a part of a layer, and the weights of its output and of the streams."""
+    n = cast("int", s.extra["streams"])
+    weights = b.linear(x, f"{at}_fn", features=n * (n + 2), bare=True)
+    b.stream_weights(
+        x,
+        weights,
+        scales=f"{at}_scale",
+        base=f"{at}_base",
+        rounds=cast("int", s.extra["rounds"]),
+        floor=cast("float", s.extra["floor"]),
+    )
+    return b.merge_streams(x, s.width, weights=weights), weights
+
+
+def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
+    """Return the layer's latent attention or delta net of h."""
+    at, attends = f"model.layers.{layer}.self_attn", cast("tuple[bool, ...]", s.extra["attends"])
+    if not attends[layer]:
+        heads = cast("dict[str, int]", s.extra["delta"])["heads"]
+        bound = cast("float", s.extra["bound"])
+        out = row_delta(b, s, at, h, rates=(heads,), bound=bound)
+        return b.linear(out, f"{at}.o_proj", features=s.width)
+    # The tensors of the indexer, and the scales of its matrices in FP8.
+    scales = [name.replace(".weight", ".weight_scale_inv") for name in INDEXER[:3]]
+    b.leave(f"{at}.indexer.{name}" for name in (*INDEXER, *scales, *POOLS))
+    out = latent_output(b, s, layer, h, cache=sum(attends[:layer]))
+    return b.linear(out, f"{at}.o_proj", features=s.width, bias=s.out_bias)
+
+
+def _mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
+    """Return the layer's experts of h; in some layers, its plain MLP."""
+    at = f"model.layers.{layer}.mlp"
+    if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
+        return gated_mlp(b, s, at, h, s.intermediate)
+    return add_shared_mixture(b, s, at, h, None, score="sigmoid")

@@ -1,0 +1,238 @@
+"""Qwen4-Exp (text): Qwen3.5-MoE with gated residual streams and embeddings of n-grams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypedDict, cast
+
+from cpuserve.models.base import register_model
+from cpuserve.models.config import read_bool, read_choice, read_int, read_kinds, read_taps, refuse
+from cpuserve.models.experts import add_mixture, read_experts
+from cpuserve.models.llama import finish_decoder, read_decoder
+from cpuserve.models.ngrams import hash_multipliers, part_rows, prime_sizes
+from cpuserve.models.qwen3_moe import add_shared_expert
+from cpuserve.models.qwen3_next import gated_attention, project_parts, read_delta
+from cpuserve.models.spec import ModelSpec
+from cpuserve.program.builder import Builder
+from cpuserve.program.operations.recurrent import DeltaSizes
+from cpuserve.program.operations.streams import MOST_STREAMS
+from cpuserve.program.ops import ValueId
+
+KINDS = ("linear_attention", "indexed_attention", "full_attention")
+INDEXER = ("index_qk_proj.weight", "q_layernorm.weight", "k_layernorm.weight")
+INDEXER_KEYS = (
+    "indexer_n_heads",
+    "indexer_kv_heads",
+    "indexer_head_dim",
+    "indexer_budget",
+    "indexer_compress_ratio",
+)
+# Constants that follow from the config.
+BUFFERS = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
+
+
+class Ngrams(TypedDict):
+    """The tables of n-grams: the layers that have one, and numbers that all tables share."""
+
+    layers: tuple[int, ...]
+    width: int
+    longest: int
+    heads: int
+    least: int
+    unit: int
+    parts: int
+    seed: int
+    end: int
+    taps: int
+
+
+@register_model("Qwen4ExpForCausalLM")
+class Qwen4Exp:
+    """Qwen3.8-Flash-Next, as far as its indexers keep all keys; no multi-token prediction.
+
+    Source: transformers modeling_qwen4_exp. Keys of ModelSpec.extra in addition to the keys
+    of Qwen3.5-MoE:
+
+    streams: the number of residual streams.
+    stream_rank: the rank of the product of two matrices that gates them.
+    ngrams: the tables of n-grams.
+    sigmoid: whether the gates of delta nets are sigmoids.
+    """
+
+    @staticmethod
+    def spec(config: Mapping[str, Any]) -> ModelSpec:
+        """The hyperparameters in a Qwen4-Exp text config."""
+        kinds = _read_kinds(config)
+        bias = read_bool(config, "attention_bias", False)
+        experts = read_experts(config, count="num_experts", width="moe_intermediate_size")
+        spec = read_decoder(
+            {
+                **config,
+                "head_dim": config.get("head_dim") or 256,
+                "intermediate_size": config.get("moe_intermediate_size"),  # no layer is dense
+            },
+            architecture="Qwen4ExpForCausalLM",
+            positions=32768,
+            qkv_bias=bias,
+            out_bias=bias,
+        )
+        if spec.activation != "silu":
+            refuse("hidden_act", config.get("hidden_act"), "silu")
+        gates = {"silu": "silu", "sigmoid": "sigmoid"}
+        extra = {
+            **experts,
+            "renormalize": read_bool(config, "norm_topk_prob", True),
+            "shared_width": read_int(config, "shared_expert_intermediate_size", high=1 << 24),
+            "attends": tuple(kind != "linear_attention" for kind in kinds),
+            "delta": read_delta(config),
+            "sigmoid": read_choice(config, "output_gate_type", "silu", gates) == "sigmoid",
+            "streams": read_int(config, "hc_count", 4, low=2, high=MOST_STREAMS),
+            "stream_rank": read_int(config, "hc_lowrank", 320, high=1 << 20),
+            "ngrams": _read_ngrams(config, spec, kinds),
+        }
+        return _limited(replace(spec, extra=extra), config)
+
+    @staticmethod
+    def build(b: Builder, s: ModelSpec) -> None:
+        """Append the ops of the model to `b`."""
+        first = x = b.embed("model.embed_tokens")
+        for _ in range(cast("int", s.extra["streams"]) - 1):
+            x = b.columns(first, s.width, more=x)
+        for layer in range(s.layers):
+            _layer(b, s, layer, x)
+        h, _ = _enter(b, s, "model.hyper_connection_mixer", x, last=True)
+        finish_decoder(b, s, h)
+
+
+def _read_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+    interval = read_int(config, "full_attention_interval", 4)
+    return read_kinds(config, "layer_types", KINDS, lambda i: KINDS[(i + 1) % interval == 0])
+
+
+def _read_ngrams(config: Mapping[str, Any], spec: ModelSpec, kinds: tuple[str, ...]) -> Ngrams:
+    """The tables of n-grams in a config."""
+    listed = config.get("ple_layer_ids") or []
+    known = range(1, spec.layers + 1)
+    if not isinstance(listed, list) or any(type(i) is not int or i not in known for i in listed):
+        refuse("ple_layer_ids", listed, f"a list of layer numbers from 1 to {spec.layers}")
+    layers = tuple(i - 1 for i in sorted(set(listed)))
+    if any(kinds[i] != "linear_attention" for i in layers):
+        refuse("ple_layer_ids", listed, "a list of layers with linear_attention")
+    if layers and not spec.eos_ids:
+        refuse("eos_token_id", config.get("eos_token_id"), "a token id, which separates n-grams")
+    longest = read_int(config, "ngram_size", 3, low=2, high=8)
+    heads = (longest - 1) * read_int(config, "heads_per_ngram", 8, high=1024)
+    width = read_int(config, "ple_embed_dim", spec.width, high=1 << 20)
+    if width % heads:
+        refuse("ple_embed_dim", width, f"a multiple of the {heads} heads of n-grams")
+    taps = read_taps(config, "ple_conv_kernel_size", 4)
+    return {
+        "layers": layers,
+        "width": width,
+        "longest": longest,
+        "heads": heads,
+        "least": read_int(config, "ngram_vocab_size_base", 20_000_000, high=1 << 30),
+        "unit": read_int(config, "make_ngram_vocab_size_divisible_by", 128),
+        "parts": read_int(config, "split_ngram_parts", 512, high=1 << 16),
+        "seed": read_int(config, "seed", 1234, low=0),
+        "end": spec.eos_ids[0] if spec.eos_ids else 0,
+        "taps": taps,
+    }
+
+
+def _limited(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
+    """The spec with as many positions as the indexers keep.
+
+    A query reads indexer_budget tokens in whole blocks, and the tokens after the last whole block.
+    """
+    if all(config.get(key) is None for key in INDEXER_KEYS):
+        return spec
+    numbers = {key: read_int(config, key) for key in INDEXER_KEYS}
+    most, block = numbers["indexer_budget"], numbers["indexer_compress_ratio"]
+    if most % block:
+        refuse("indexer_budget", most, f"a multiple of indexer_compress_ratio ({block})")
+    if most + block - 1 >= spec.max_position:
+        return spec
+    why = "cpuserve has no indexer, which longer requests need to choose their keys"
+    extra = {**spec.extra, "length_limit": why}
+    return replace(spec, max_position=most + block - 1, extra=extra)
+
+
+def _layer(b: Builder, s: ModelSpec, layer: int, x: ValueId) -> None:
+    """Append a layer, which adds to all streams of x."""
+    at, ngrams = f"model.layers.{layer}", cast("Ngrams", s.extra["ngrams"])
+    if layer in ngrams["layers"]:
+        _add_ngrams(b, s, f"{at}.ple", ngrams["layers"].index(layer), x)
+    h, weights = _enter(b, s, f"{at}.attn_hyper_connection", x)
+    b.spread_streams(_mix(b, s, layer, h), weights, to=x)
+    h, weights = _enter(b, s, f"{at}.mlp_hyper_connection", x)
+    b.spread_streams(_mlp(b, s, f"{at}.mlp", h), weights, to=x)
+
+
+def _enter(
+    b: Builder, s: ModelSpec, at: str, x: ValueId, *, last: bool = False
+) -> tuple[ValueId, ValueId]:
+    """Return the input of a part of a layer, and the weights of its output in the streams.
+
+    The streams are normalized, gated by two small matrices, and averaged.
+
+    last: there is no output, so the weights are the gates of the input.
+    """
+    streams, rank = cast("int", s.extra["streams"]), cast("int", s.extra["stream_rank"])
+    # The mean needs the factor 1 / streams, and so do the arguments of both activations.
+    n = b.rms_norm(x, f"{at}.hc_norm", plus_one=True, groups=streams, scale=1 / streams)
+    low = b.linear(n, f"{at}.input_mix_weight_down", features=rank, then="silu")
+    gates = b.linear(low, f"{at}.input_mix_weight_up", features=streams * s.width)
+    weights = gates if last else b.linear(n, f"{at}.block_inject_weight", features=streams)
+    b.gate(gates, to=n)
+    return b.merge_streams(n, s.width), weights
+
+
+def _add_ngrams(b: Builder, s: ModelSpec, at: str, table: int, x: ValueId) -> None:
+    """Add the embeddings of n-grams to all streams of x, gated by each stream."""
+    n, streams = cast("Ngrams", s.extra["ngrams"]), cast("int", s.extra["streams"])
+    sizes = prime_sizes(n["least"], n["heads"], table)
+    name = f"{at}.ple_embedding"
+    b.leave(f"{name}.{buffer}" for buffer in BUFFERS)
+    e = b.ngram_embed(
+        f"{name}.ngram_embedding",
+        width=n["width"] // n["heads"],
+        rows=part_rows(sum(sizes), n["unit"], n["parts"]),
+        sizes=sizes,
+        multipliers=hash_multipliers(s.vocab, n["longest"], table, n["seed"]),
+        end=n["end"],
+    )
+    keys = b.linear(e, f"{at}.key_proj", features=streams * s.width)
+    values = b.linear(e, f"{at}.value_proj", features=s.width)
+    keys = b.rms_norm(keys, f"{at}.norm_key", plus_one=True, groups=streams)
+    queries = b.rms_norm(x, f"{at}.norm_query", plus_one=True, groups=streams)
+    gated = b.gate_streams(keys, queries, values)
+    normed = b.rms_norm(gated, f"{at}.norm_conv", plus_one=True, groups=streams)
+    mixed = b.short_conv(normed, f"{at}.conv1d", taps=n["taps"], dilation=n["longest"], silu=True)
+    b.add(gated, to=x)
+    b.add(mixed, to=x)
+
+
+def _mix(b: Builder, s: ModelSpec, layer: int, h: ValueId) -> ValueId:
+    """Return the layer's attention or gated delta net of h."""
+    attends = cast("tuple[bool, ...]", s.extra["attends"])
+    if attends[layer]:
+        at = f"model.layers.{layer}.self_attn"
+        b.leave(f"{at}.indexer.{name}" for name in INDEXER)
+        b.leave([f"{at}.indexer.index_qk_proj.weight_scale_inv"])
+        a = gated_attention(b, s, at, sum(attends[:layer]), h)
+        return b.linear(a, f"{at}.o_proj", features=s.width, bias=s.out_bias)
+    at, sizes = f"model.layers.{layer}.linear_attn", cast("DeltaSizes", s.extra["delta"])
+    inputs, gates = project_parts(b, sizes, at, h)
+    out = b.gated_delta(inputs, gates, at, sigmoid=cast("bool", s.extra["sigmoid"]), **sizes)
+    return b.linear(out, f"{at}.out_proj", features=s.width)
+
+
+def _mlp(b: Builder, s: ModelSpec, at: str, h: ValueId) -> ValueId:
+    """Return the experts of h, and the expert that all tokens share."""
+    renormalize = cast("bool", s.extra["renormalize"])
+    parts = ("gate_proj", "up_proj", "down_proj")
+    out = add_mixture(b, s, at, h, None, parts=parts, renormalize=renormalize)
+    add_shared_expert(b, s, at, h, out)
+    return out

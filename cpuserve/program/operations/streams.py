@@ -1,0 +1,223 @@
+"""Hyper-connections: a row has several residual streams, which are equal parts of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpuserve.errors import ModelError
+from cpuserve.program.base_builder import BaseBuilder
+from cpuserve.program.ops import Op, ValueId
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cpuserve.program.interpret import Interpreter
+    from cpuserve.program.lower import Lowering
+
+MOST_STREAMS = 8  # kMaxStreams in csrc/runtime/operations/streams.h
+LEAST_GATE = 1e-6  # kLeastGate in csrc/runtime/operations/streams.cpp
+
+
+class StreamWeights(Op, frozen=True):
+    """Turn products of the streams into the weights of n streams around a layer, in place.
+
+    x [T, n * width] has the streams. weights [T, n + n + n * n] is the product of a matrix and x.
+    With z = weights / sqrt(mean(x^2) + eps) * scales + base, the columns become: sigmoid(z) +
+    floor, the weight of each stream in the layer's input; 2 sigmoid(z), the weight of the layer's
+    output in each stream; and a matrix [n, n], where row j has the weights of stream j in the new
+    streams. Its rows are softmax(z) + floor. Then its columns and its rows are divided by (their
+    sum + floor) in turn, until its columns were divided `rounds` times. scales [3], base [n + n + n
+    * n]. Source: transformers modeling_glm5_next (mHC, Xie et al. 2026).
+    """
+
+    reads_of = ("x", "weights")
+    write_of = "weights"
+
+    x: ValueId
+    weights: ValueId
+    streams: int
+    scales: str
+    base: str
+    rounds: int
+    eps: float
+    floor: float
+
+    def lower(self, to: Lowering) -> None:
+        x, weights = to.value(self.x), to.value(self.weights)
+        scales = to.plain(self.scales, 3)
+        base = to.plain(self.base, self.streams * (self.streams + 2))
+        numbers = (self.streams, self.rounds, self.eps, self.floor)
+        to.emit(lambda: to.native.stream_weights(x, weights, scales, base, *numbers))
+
+    def reference(self, at: Interpreter, x: Tensor, weights: Tensor) -> Tensor:
+        import torch
+
+        n, floor = self.streams, self.floor
+        scales = at.vector(self.scales).repeat_interleave(torch.tensor([n, n, n * n]))
+        z = weights * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + self.eps)
+        z = z * scales + at.vector(self.base)
+        mix = torch.softmax(z[:, 2 * n :].reshape(-1, n, n), dim=2) + floor
+        mix = mix / (mix.sum(dim=1, keepdim=True) + floor)
+        for _ in range(self.rounds - 1):
+            mix = mix / (mix.sum(dim=2, keepdim=True) + floor)
+            mix = mix / (mix.sum(dim=1, keepdim=True) + floor)
+        first, second = torch.sigmoid(z[:, :n]) + floor, 2 * torch.sigmoid(z[:, n : 2 * n])
+        return torch.cat([first, second, mix.reshape(-1, n * n)], dim=1)
+
+
+class MergeStreams(Op, frozen=True):
+    """out = scale * sum over i of weights[:, i] * stream i of x; without weights, all are 1.
+
+    x [T, streams * width], out [T, width].
+    """
+
+    x: ValueId
+    out: ValueId
+    width: int
+    weights: ValueId | None = None
+    scale: float = 1.0
+
+    def reads(self) -> tuple[ValueId, ...]:
+        """x, and the weights if there are any."""
+        return (self.x,) if self.weights is None else (self.x, self.weights)
+
+    def lower(self, to: Lowering) -> None:
+        x, weights = to.value(self.x), -1 if self.weights is None else to.value(self.weights)
+        to.emit(lambda: to.native.merge_streams(x, weights, to.value(self.out), self.scale))
+
+    def reference(self, at: Interpreter, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        streams = x.reshape(len(x), -1, self.width)
+        if weights is not None:
+            streams = streams * weights[:, : streams.shape[1], None]
+        return streams.sum(dim=1) * self.scale
+
+
+class SpreadStreams(Op, frozen=True):
+    """Add y [T, width] to each stream of x [T, n * width], in place.
+
+    mixed: `weights` come from `StreamWeights`, so stream i becomes weights[n + i] y + sum over j of
+      weights[2 n + j n + i] stream j. Otherwise 2 sigmoid(weights[i]) y is added to stream i.
+    """
+
+    reads_of = ("y", "weights", "x")
+    write_of = "x"
+
+    x: ValueId
+    y: ValueId
+    weights: ValueId
+    width: int
+    mixed: bool
+
+    def lower(self, to: Lowering) -> None:
+        y, weights, x = to.value(self.y), to.value(self.weights), to.value(self.x)
+        to.emit(lambda: to.native.spread_streams(y, weights, x, self.mixed))
+
+    def reference(self, at: Interpreter, y: Tensor, weights: Tensor, x: Tensor) -> Tensor:
+        import torch
+
+        streams = x.reshape(len(x), -1, self.width)
+        n = streams.shape[1]
+        if self.mixed:
+            mix = weights[:, 2 * n :].reshape(-1, n, n)
+            out = mix.transpose(1, 2) @ streams + weights[:, n : 2 * n, None] * y[:, None]
+        else:
+            out = streams + 2 * torch.sigmoid(weights)[..., None] * y[:, None]
+        return out.reshape(x.shape)
+
+
+class GateStreams(Op, frozen=True):
+    """Stream i of out [T, n * width] is sigmoid(g) values, with a gate g for each stream.
+
+    d = (stream i of keys) . (stream i of queries) / sqrt(width), and g has the sign of d and the
+    size sqrt(max(|d|, 1e-6)). keys and queries [T, n * width], values [T, width]. Source:
+    transformers modeling_qwen4_exp.
+    """
+
+    reads_of = ("keys", "queries", "values")
+
+    keys: ValueId
+    queries: ValueId
+    values: ValueId
+    out: ValueId
+    width: int
+
+    def lower(self, to: Lowering) -> None:
+        inputs = to.value(self.keys), to.value(self.queries), to.value(self.values)
+        to.emit(lambda: to.native.gate_streams(*inputs, to.value(self.out)))
+
+    def reference(self, at: Interpreter, keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
+        import torch
+
+        products = (keys * queries).reshape(len(keys), -1, self.width).sum(dim=2)
+        d = products / self.width**0.5
+        gates = d.abs().clamp(min=LEAST_GATE).sqrt() * d.sign()
+        return (torch.sigmoid(gates)[..., None] * values[:, None]).reshape(keys.shape)
+
+
+class StreamsBuilder(BaseBuilder):
+    """Appends operations of hyper-connections."""
+
+    def stream_weights(
+        self,
+        x: ValueId,
+        weights: ValueId,
+        *,
+        scales: str,
+        base: str,
+        rounds: int,
+        floor: float,
+        eps: float | None = None,
+    ) -> None:
+        """Turn `weights` [T, n (n + 2)] into the weights of the n streams of x, in place.
+
+        See `StreamWeights`. scales and base are the names of vectors.
+        """
+        columns = self._width(weights)
+        streams = next((n for n in range(1, MOST_STREAMS + 1) if n * (n + 2) == columns), 0)
+        if not streams or self._width(x) % streams:
+            msg = f"{base}: {self._width(x)} columns are not the streams of {columns} weights"
+            raise ModelError(msg)
+        self._need(scales, (3,), "vector")
+        self._need(base, (columns,), "vector")
+        self._ops.append(
+            StreamWeights(x, weights, streams, scales, base, rounds, self._eps(eps), floor)
+        )
+
+    def merge_streams(
+        self, x: ValueId, width: int, *, weights: ValueId | None = None, scale: float = 1.0
+    ) -> ValueId:
+        """Return scale * the sum of the streams of x, each `width` wide: [T, width].
+
+        weights: each stream is multiplied by one of its first columns.
+        """
+        streams = self._streams(x, width)
+        if weights is not None:
+            self._check_columns("merge_streams: weights", weights, 0, streams)
+        out = self._value("merged streams", width)
+        self._ops.append(MergeStreams(x, out, width, weights, scale))
+        return out
+
+    def spread_streams(
+        self, y: ValueId, weights: ValueId, *, to: ValueId, mixed: bool = False
+    ) -> None:
+        """Add y to each stream of `to`, in place; mixed: `weights` come from stream_weights."""
+        streams = self._streams(to, self._width(y))
+        self._check_width("weights", weights, streams * (streams + 2) if mixed else streams)
+        self._ops.append(SpreadStreams(to, y, weights, self._width(y), mixed))
+
+    def gate_streams(self, keys: ValueId, queries: ValueId, values: ValueId) -> ValueId:
+        """Return `values` in each stream, gated by the keys and queries of the stream."""
+        width = self._width(values)
+        streams = self._streams(keys, width)
+        self._check_width("gate_streams: queries", queries, streams * width)
+        out = self._value("gated streams", streams * width)
+        self._ops.append(GateStreams(keys, queries, values, out, width))
+        return out
+
+    def _streams(self, x: ValueId, width: int) -> int:
+        """Return the number of streams of x, each `width` wide; ModelError if it has none."""
+        have = self._width(x)
+        if have % width or not 1 <= have // width <= MOST_STREAMS:
+            msg = f"{have} columns are not 1 to {MOST_STREAMS} streams of {width}"
+            raise ModelError(msg)
+        return have // width
