@@ -1,10 +1,10 @@
 """Templates in the syntax of Go become Jinja templates that render the same prompts."""
 
 import pytest
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cpuserve.api.ollama.go_template import is_go_template, to_jinja
 from cpuserve.errors import InvalidRequest
+from cpuserve.tokenizer.rendering.sandbox import ChatEnvironment
 
 CHATML = """{{ if .System }}<|im_start|>system
 {{ .System }}<|im_end|>
@@ -94,8 +94,13 @@ CASES = {
     ),
 }  # fmt: skip
 REFUSED = {
-    "tools": "{{ if .Tools }}{{ end }}{{ .Prompt }}",
     "calls": "{{ range .Messages }}{{ .ToolCalls }}{{ end }}",
+    "field of a call": "{{ range .Messages }}{{ range .ToolCalls }}{{ .Role }}{{ end }}{{ end }}",
+    "properties": "{{ range .Tools }}{{ range .Function.Parameters.Properties }}{{ end }}{{ end }}",
+    "slice by a text": '{{ range slice .Messages "a" }}{{ .Role }}{{ end }}',
+    "continue alone": "{{ continue }}{{ .Prompt }}",
+    "another type": '{{ $x := 1 }}{{ $x = "a" }}{{ .Prompt }}',
+    "index": "{{ index .Messages 0 }}",
     "with": "{{ with .System }}{{ . }}{{ end }}",
     "pipeline": "{{ .Prompt | printf }}",
     "function": '{{ printf "%s" .Prompt }}',
@@ -105,7 +110,7 @@ REFUSED = {
     "two else": "{{ if .Prompt }}{{ else }}{{ else }}{{ end }}",
     "number": "{{ .Prompt }}{{ 1 }}",
     "variable": "{{ $x }}{{ .Prompt }}",
-    "assigned again": "{{ $x := .System }}{{ $x = .Prompt }}",
+    "assigned before": "{{ $x = .Prompt }}",
     "range of a text": "{{ range .Prompt }}{{ end }}",
     "parenthesis": "{{ if (eq .Prompt .System }}{{ end }}",
     "quotes": '{{ "a" "b" }}{{ .Prompt }}{{ " }}',
@@ -114,10 +119,12 @@ REFUSED = {
 
 
 def rendered(source, messages, **more):
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    talk = [{"role": role, "content": content} for role, content in messages]
+    talk = [
+        each if isinstance(each, dict) else {"role": each[0], "content": each[1]}
+        for each in messages
+    ]
     more.setdefault("add_generation_prompt", True)
-    return environment.from_string(to_jinja(source)).render(messages=talk, **more)
+    return ChatEnvironment().from_string(to_jinja(source)).render(messages=talk, **more)
 
 
 @pytest.mark.parametrize(("source", "messages", "expected"), CASES.values(), ids=CASES)
@@ -129,6 +136,140 @@ def test_a_template_renders_as_in_ollama(source, messages, expected):
 def test_a_finished_turn_is_whole_without_a_generation_prompt():
     text = rendered(CHATML, [ASKED, ("assistant", "B")], add_generation_prompt=False)
     assert text.endswith(f"B{END}")
+
+
+# As templates of Ollama's library write tools: each tool alone (llama3.1), only their functions
+# (qwen2.5), or all in one list (mistral).
+EACH_TOOL = """{{- if or .System .Tools }}<sys>
+{{- if .System }} {{ .System }}
+{{- end }}
+{{- if .Tools }} tools!
+{{- end }}</sys>
+{{- end }}
+{{- range $i, $_ := .Messages }}
+{{- $last := eq (len (slice $.Messages $i)) 1 }}
+{{- if eq .Role "user" }}<user>
+{{- if and $.Tools $last }}
+{{ range $.Tools }}
+{{- . }}
+{{ end }}
+{{- end }}{{ .Content }}</user>{{ if $last }}<bot>{{ end }}
+{{- else if eq .Role "assistant" }}<bot>
+{{- if .ToolCalls }}
+{{- range .ToolCalls }}{"name": "{{ .Function.Name }}", "parameters": {{ .Function.Arguments }}}
+{{- end }}
+{{- else }}{{ .Content }}
+{{- end }}{{ if not $last }}</bot>{{ end }}
+{{- else if eq .Role "tool" }}<result>{{ .Content }}</result>{{ if $last }}<bot>{{ end }}
+{{- end }}
+{{- end }}"""
+FUNCTIONS = """{{- if .Messages }}{{ range .Tools }}{"function": {{ .Function }}}
+{{ end }}
+{{- range $i, $_ := .Messages }}
+{{- $last := eq (len (slice $.Messages $i)) 1 -}}
+[{{ .Role }}] {{ if .Content }}{{ .Content }}
+{{- else if .ToolCalls }}{{ range .ToolCalls }}<{{ .Function.Name }} {{ json .Function.Arguments }}>
+{{- end }}{{ end }}{{ if and (ne .Role "assistant") $last }}[assistant]{{ end }}
+{{ end }}
+{{- else }}{{ .Prompt }}{{ end }}{{ .Response }}"""
+ONE_LIST = """{{- range $index, $_ := .Messages }}
+{{- if eq .Role "user" }}
+{{- if and (eq (len (slice $.Messages $index)) 1) $.Tools }}[TOOLS] {{ $.Tools }}[/TOOLS]
+{{- end }}[INST] {{ .Content }}[/INST]
+{{- else if .ToolCalls }}[CALLS] [
+{{- range $n, $call := .ToolCalls }}{{ if $n }}, {{ end }}{{ json $call.Function.Name }}
+{{- end }}]</s>
+{{- end }}
+{{- end }}"""
+LAST_USER = """{{- $at := -1 }}
+{{- range $i, $m := .Messages }}{{ if eq $m.Role "user" }}{{ $at = $i }}{{ end }}{{ end }}
+{{- range $i, $m := .Messages }}
+{{- if eq .Role "system" }}{{ continue }}{{ end }}
+{{- if and .Thinking (gt $i $at) }}<think>{{ .Thinking }}</think>{{ end }}{{ .Content }};
+{{- end }}{{ if $.IsThinkSet }}{{ if $.Think }}/think{{ else }}/no_think{{ end }}{{ end }}"""
+PLACE = {"type": "string", "description": "a <city> & more"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "now",
+        "strict": True,
+        "parameters": {"properties": {"place": PLACE}, "required": ["place"], "type": "object"},
+        "description": "the time",
+    },
+}
+SCHEMA = (
+    '{"type":"object","required":["place"],"properties":{"place":{"type":"string",'
+    '"description":"a \\u003ccity\\u003e \\u0026 more"}}}'
+)
+FUNCTION = f'{{"name":"now","description":"the time","parameters":{SCHEMA}}}'
+CALL = {"function": {"name": "now", "arguments": {"place": "Pöx", "n": 1}}}
+CALLED = [
+    SYSTEM,
+    ASKED,
+    {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
+    {"role": "tool", "content": "12"},
+    {"role": "tool", "content": "13"},
+    ("assistant", "noon"),
+    ("user", "C"),
+]
+ARGUMENTS = '{"place":"Pöx","n":1}'
+WRITTEN = f'{{"name": "now", "parameters": {ARGUMENTS}}}'
+TOOL_CASES = {
+    "each tool": (
+        EACH_TOOL,
+        CALLED,
+        f"<sys> S tools!</sys><user>A</user><bot>{WRITTEN}{WRITTEN}</bot><result>12</result>"
+        f'<result>13</result><bot>noon</bot><user>\n{{"type":"function","function":{FUNCTION}}}\n'
+        "C</user><bot>",
+    ),
+    "a result is last": (
+        EACH_TOOL,
+        CALLED[1:4],
+        f"<sys> tools!</sys><user>A</user><bot>{WRITTEN}{WRITTEN}</bot><result>12</result><bot>",
+    ),
+    "functions": (
+        FUNCTIONS,
+        CALLED,
+        f'{{"function": {FUNCTION}}}\n[system] S\n[user] A\n[assistant] <now {ARGUMENTS}>'
+        f"<now {ARGUMENTS}>\n[tool] 12\n[tool] 13\n[assistant] noon\n[user] C[assistant]\n",
+    ),
+    "one list": (
+        ONE_LIST,
+        CALLED,
+        '[INST] A[/INST][CALLS] ["now", "now"]</s>[TOOLS] [{"type":"function","function":'
+        f"{FUNCTION}}}][/TOOLS][INST] C[/INST]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "messages", "expected"), TOOL_CASES.values(), ids=TOOL_CASES)
+def test_a_template_writes_tools_as_go_would(source, messages, expected):
+    assert rendered(source, messages, tools=[TOOL]) == expected
+
+
+def test_a_request_without_tools_renders_none():
+    assert rendered(EACH_TOOL, [ASKED]) == "<user>A</user><bot>"
+    assert rendered(ONE_LIST, [ASKED], tools=None) == "[INST] A[/INST]"
+
+
+def test_arguments_that_are_a_text_are_written_as_they_are():
+    call = {"function": {"name": "now", "arguments": '{"a": 1}'}}
+    talk = [ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert '"parameters": {"a": 1}}' in rendered(EACH_TOOL, talk)
+    assert '<now {"a": 1}>' in rendered(FUNCTIONS, talk)
+
+
+def test_thoughts_and_variables_that_change_are_rendered():
+    talk = [
+        SYSTEM,
+        ASKED,
+        {"role": "assistant", "content": "B", "reasoning_content": "old"},
+        ("user", "C"),
+        {"role": "assistant", "content": "D", "reasoning_content": "new"},
+    ]
+    assert rendered(LAST_USER, talk) == "A;B;C;<think>new</think>D;"
+    assert rendered(LAST_USER, [ASKED], enable_thinking=True) == "A;/think"
+    assert rendered(LAST_USER, [ASKED], enable_thinking=False) == "A;/no_think"
 
 
 @pytest.mark.parametrize("source", REFUSED.values(), ids=REFUSED)

@@ -1,8 +1,9 @@
 """Translate chat templates in the syntax of Go, which Ollama renders, into Jinja.
 
 A template with .Messages is rendered once. One with .Prompt and .Response is rendered for each turn
-of a conversation, and the last turn ends after .Response, as in Ollama. Templates that write tools
-are refused: the Jinja template of the model does that, and its calls can be parsed.
+of a conversation, and the last turn ends after .Response, as in Ollama. The fields that a template
+can name are in go_fields.py. Other functions (printf, index), with, define, block and pipelines are
+refused by name.
 """
 
 from __future__ import annotations
@@ -12,6 +13,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from cpuserve.api.ollama.go_fields import (
+    AS_JSON,
+    BY_TURN,
+    FIELDS,
+    FOR_TURNS,
+    IN_TURN,
+    LISTS,
+    ONCE,
+    TOP,
+    TURN,
+)
 from cpuserve.errors import InvalidRequest
 
 # An action of a Go template: a field (.Prompt), a variable ($), or a keyword. Jinja has no such
@@ -27,55 +39,10 @@ _ACTION = re.compile(
 _COMMENT = re.compile(r"/\*.*\*/", re.DOTALL)
 _SPACE = " \t\r\n"
 _TOKEN = re.compile(
-    rf"\s*(?P<token>{_STRING}|\d+|:=|[()=,|]|\$?[A-Za-z_]\w*(?:\.\w+)*|\$(?:\.\w+)*|\.(?:\w+(?:\.\w+)*)?)"
+    rf"\s*(?P<token>{_STRING}|-?\d+|:=|[()=,|]|\$?[A-Za-z_]\w*(?:\.\w+)*|\$(?:\.\w+)*|\.(?:\w+(?:\.\w+)*)?)"
 )
 _DEEPEST = 40  # blocks within blocks
 _OPERATORS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_TOP = {
-    "System": "str",
-    "Prompt": "str",
-    "Response": "str",
-    "Suffix": "str",
-    "Messages": "messages",
-}
-_OF_MESSAGE = {"Role": "str", "Content": "str"}
-
-_MERGED = r"""
-{%- set found = namespace(turns=[], system=[]) -%}
-{%- for message in messages -%}
-{%- set text = message.content or "" -%}
-{%- if message.role == "system" -%}{%- set found.system = found.system + [text] -%}{%- endif -%}
-{%- if found.turns and found.turns[-1].role == message.role -%}
-{%- set text = found.turns[-1].content ~ "\n\n" ~ text -%}
-{%- set found.turns = found.turns[:-1] -%}
-{%- endif -%}
-{%- set found.turns = found.turns + [{"role": message.role, "content": text}] -%}
-{%- endfor -%}
-"""
-_ONCE = r"""
-{%- set System = found.system | join("\n\n") -%}
-{%- set Messages = found.turns -%}
-{%- set Prompt, Response, Suffix = "", "", "" -%}
-"""
-_BY_TURN = r"""
-{%- set at = namespace(system="", prompt="", response="") -%}
-{%- for message in found.turns -%}
-{%- if (message.role == "user" and at.response)
-    or (message.role == "system" and (at.prompt or at.response)) -%}
-{{- turn(at.system, at.prompt, at.response) -}}
-{%- set at.system = "" -%}{%- set at.prompt = "" -%}{%- set at.response = "" -%}
-{%- endif -%}
-{%- if message.role == "system" -%}{%- set at.system = message.content -%}
-{%- elif message.role == "user" -%}{%- set at.prompt = message.content -%}
-{%- elif message.role == "assistant" -%}{%- set at.response = message.content -%}
-{%- endif -%}
-{%- endfor -%}
-{%- if at.response and add_generation_prompt is defined and not add_generation_prompt -%}
-{{- turn(at.system, at.prompt, at.response) -}}
-{%- else -%}
-{{- last(at.system, at.prompt, at.response) -}}
-{%- endif -%}
-"""
 
 
 def is_go_template(source: str) -> bool:
@@ -92,16 +59,15 @@ def to_jinja(source: str) -> str:
     parser = _GoParser(source)
     nodes = parser.block(_Scope(), 0)
     if parser.has("Messages"):
-        return f"{_MERGED}{_ONCE}{_joined(nodes)}".strip()
+        return f"{ONCE}{_joined(nodes)}".strip()
     if not parser.has("Response"):
         nodes.append(_GoPart("{{- Response -}}", is_response=True))
     whole, last = _joined(nodes), _joined(_cut(nodes)[0])
-    arguments = 'System, Prompt, Response, Suffix=""'
     macros = "".join(
-        f"{{%- macro {name}({arguments}) -%}}{body}{{%- endmacro -%}}"
+        f"{{%- macro {name}({TURN}) -%}}{IN_TURN}{body}{{%- endmacro -%}}"
         for name, body in (("turn", whole), ("last", last))
     )
-    return f"{macros}{_MERGED}{_BY_TURN}".strip()
+    return f"{FOR_TURNS}{macros}{BY_TURN}".strip()
 
 
 @dataclass
@@ -120,9 +86,14 @@ class _GoPart:
 
 @dataclass(frozen=True)
 class _Scope:
-    """The meaning of identifiers at a place. dot: the Jinja variable that "." is, or ""."""
+    """The meaning of identifiers at a place.
+
+    dot: the Jinja variable of the item that "." is, or "" outside of ranges.
+    kind: its type.
+    """
 
     dot: str = ""
+    kind: str = ""
     variables: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -143,6 +114,12 @@ def _cut(nodes: list[_GoPart]) -> tuple[list[_GoPart], bool]:
 
 def _literal(text: str) -> _GoPart:
     return _GoPart(f"{{{{- {json.dumps(text, ensure_ascii=False)} -}}}}")
+
+
+def _as_json(code: str, kind: str) -> str:
+    text = f"go_json({code})"
+    # Clients may send the arguments of a call as a text, which is JSON already.
+    return f"({code} if {code} is string else {text})" if kind == "arguments" else text
 
 
 def _refused(action: str) -> InvalidRequest:
@@ -224,11 +201,21 @@ class _GoParser:
             return self._if(scope, depth)
         if tokens[:1] == ["range"]:
             return self._range(scope, depth)
-        if tokens[:1] and tokens[0].startswith("$") and tokens[1:2] == [":="]:
+        if tokens in (["break"], ["continue"]) and scope.dot:
+            return _GoPart(f"{{%- {tokens[0]} -%}}")
+        if tokens[:1] and tokens[0].startswith("$") and tokens[1:2] in ([":="], ["="]):
             code, kind = self._whole(tokens[2:], scope)
-            return _GoPart(f"{{%- set {self._new(scope, tokens[0], kind)} = {code} -%}}")
+            if tokens[1] == ":=":
+                name = self._new(scope, tokens[0], kind)
+            else:
+                name, before = scope.variables.get(tokens[0], ("", ""))
+                if before != kind:
+                    raise _refused(action)
+            return _GoPart(f"{{%- set {name} = {code} -%}}")
         code, kind = self._whole(tokens, scope)
-        if kind != "str":
+        if kind in AS_JSON:
+            code = _as_json(code, kind)
+        elif kind != "str":
             raise _refused(action)
         return _GoPart(f"{{{{- {code} -}}}}", is_response=code == "Response")
 
@@ -257,14 +244,14 @@ class _GoParser:
             at = tokens.index(":=")
             names, tokens = [token for token in tokens[:at] if token != ","], tokens[at + 1 :]
         code, kind = self._whole(tokens, scope)
-        if kind != "messages" or len(names) > 2:
+        if kind not in LISTS or len(names) > 2:
             raise _refused(action)
         self._names += 1
-        message = f"message_{self._names}"
-        inner = replace(scope, dot=message, variables=dict(scope.variables))
-        start = f"{{%- for {message} in {code} -%}}"
+        item, of = f"item_{self._names}", LISTS[kind]
+        inner = replace(scope, dot=item, kind=of, variables=dict(scope.variables))
+        start = f"{{%- for {item} in {code} -%}}"
         if names:
-            inner.variables[names[-1]] = (message, "message")
+            inner.variables[names[-1]] = (item, of)
         if len(names) == 2:
             number = self._new(inner, names[0], "int")
             start += f"{{%- set {number} = loop.index0 -%}}"
@@ -278,7 +265,7 @@ class _GoParser:
         if not re.fullmatch(r"\$\w+", name):
             raise _refused(self._action)
         self._names += 1
-        scope.variables[name] = (f"value_{self._names}", kind)
+        scope.variables[name] = (f"names.value_{self._names}", kind)
         return scope.variables[name][0]
 
     def _whole(self, tokens: list[str], scope: _Scope) -> tuple[str, str]:
@@ -307,10 +294,14 @@ class _GoParser:
         if name in ("and", "or") and given:
             kind = kinds.pop() if len(kinds) == 1 else "any"
             return f"({f' {name} '.join(codes)})", kind
-        if name == "len" and kinds <= {"messages"} and len(given) == 1:
+        if name == "len" and kinds <= LISTS.keys() and len(given) == 1:
             return f"({codes[0]} | length)", "int"
-        if name == "slice" and [kind for _, kind in given] == ["messages", "int"]:
-            return f"{codes[0]}[{codes[1]}:]", "messages"
+        if name == "slice" and len(given) in (2, 3) and given[0][1] in LISTS:
+            if any(kind != "int" for _, kind in given[1:]):
+                raise _refused(self._action)
+            return f"{codes[0]}[{codes[1]}:{''.join(codes[2:])}]", given[0][1]
+        if name == "json" and len(given) == 1 and kinds <= {*AS_JSON, "str", "int", "bool"}:
+            return _as_json(*given[0]), "str"
         if (name == "eq" and len(given) >= 2) or (name in _OPERATORS and len(given) == 2):
             pairs = [f"{codes[0]} {_OPERATORS[name]} {code}" for code in codes[1:]]
             return f"({' or '.join(pairs)})", "bool"
@@ -324,7 +315,7 @@ class _GoParser:
                 raise _refused(self._action)
             del rest[0]
             return found
-        if token.isdigit():
+        if token.lstrip("-").isdigit():
             return token, "int"
         if token in ("true", "false"):
             return token, "bool"
@@ -342,21 +333,18 @@ class _GoParser:
 
     def _named(self, token: str, scope: _Scope) -> tuple[str, str]:
         """Return a field (.System, $.System, $message.Role) or a variable ($i)."""
-        base, _, name = token.partition(".")
+        base, *fields = token.split(".")
         if base not in ("", "$"):
             code, kind = scope.variables.get(base, ("", ""))
-            if not code:
-                raise _refused(self._action)
-            if not name:
-                return code, kind
-            if kind == "message" and name in _OF_MESSAGE:
-                return f"{code}.{name.lower()}", _OF_MESSAGE[name]
+        elif base == "" and scope.dot:
+            code, kind = scope.dot, scope.kind
+        else:
+            code = fields.pop(0) if fields else ""
+            kind = TOP.get(code, "")
+            self._used.add(code)
+        for name in filter(None, fields):  # the dot alone has one empty name
+            member, kind = FIELDS.get(kind, {}).get(name, ("", ""))
+            code += f".{member}"
+        if not kind:
             raise _refused(self._action)
-        if base == "" and scope.dot:
-            if name in _OF_MESSAGE:
-                return f"{scope.dot}.{name.lower()}", _OF_MESSAGE[name]
-            raise _refused(self._action)
-        if name not in _TOP:
-            raise _refused(self._action)
-        self._used.add(name)
-        return name, _TOP[name]
+        return code, kind
