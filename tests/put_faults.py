@@ -209,9 +209,21 @@ FAULTS = [
     # --- adapters -----------------------------------------------------------------------------
     Fault(
         "cpuserve/engine/core.py",
-        'salt = f"{adapter.fingerprint}@{salt}"',
-        'salt = f"{params.adapter}@{salt}"',
+        "key, scale = adapter.fingerprint, params.scale_key",
+        "key, scale = params.adapter, params.scale_key",
         f"{ADAPTERS} -k finds_no_prefix",
+    ),
+    Fault(
+        "cpuserve/engine/core.py",
+        'salt = f"{key}{scale}@{salt}"',
+        'salt = f"{key}@{salt}"',
+        "tests/llm/test_adapter_scales.py -k no_cached_prefixes",
+    ),
+    Fault(
+        "csrc/runtime/operations/experts.cpp",
+        "w.vector(op.scales)[adapter] * in.adapter_scale(s)",
+        "w.vector(op.scales)[adapter]",
+        "tests/llm/test_adapter_scales.py -k merged_weights",
     ),
     Fault(
         "cpuserve/engine/core.py",
@@ -775,8 +787,8 @@ FAULTS = [
     ),
     Fault(
         "cpuserve/serving/generate.py",
-        "    call.adapter = served.adapter or call.adapter or served.context.default_adapter\n",
-        "",
+        "        call.adapter = served.adapter\n",
+        "        pass\n",
         "tests/api/test_api_served.py -k uses_the_adapter",
     ),
     Fault(

@@ -12,7 +12,7 @@ from cpuserve.core.kv.prefix import PrefixChain
 from cpuserve.core.kv.table import BlockTable
 from cpuserve.core.ngram import NgramIndex
 from cpuserve.core.pooler import Pooler
-from cpuserve.core.step import HIDDEN, LogitRow, RowResult
+from cpuserve.core.step import HIDDEN, LogitRow, RowResult, SeqChunk
 from cpuserve.ids import RequestId, SlotId
 from cpuserve.sampling.params import SamplingParams
 
@@ -125,6 +125,11 @@ class Request:
         if self.pooler is not None:
             return self.pooler.reads_prefixes
         return self.prompt_rows is None or len(self.prompt_rows) >= self.num_prompt
+
+    def chunk(self, tokens: list[int], start: int, rows: list[LogitRow]) -> SeqChunk:
+        """Return the chunk of a step with these tokens, the first at position `start`."""
+        scale = self.params.adapter_scale
+        return SeqChunk(self.slot, tokens, start, self.tables, rows, 0, self.adapter, scale)
 
     def rows(self, end: int) -> list[LogitRow]:
         """Return a LogitRow for each token of num_computed .. end - 1 with a wanted result."""

@@ -344,8 +344,7 @@ class Scheduler:
                 continue
             if start == len(tables[0]) * block_size and not self._get_blocks(request):
                 break
-            rows, adapter = request.decode_rows, request.adapter
-            batch.append(SeqChunk(request.slot, ids[start:], start, tables, rows, 0, adapter))
+            batch.append(request.chunk(ids[start:], start, request.decode_rows))
             batch_requests.append(request)
             keys += start
         self.work.rows, self.work.keys = len(batch), keys
@@ -507,9 +506,7 @@ class Scheduler:
         end = start + count
         tokens = request.token_ids[start:end]
         rows = request.rows(end)
-        self._batch.append(
-            SeqChunk(request.slot, tokens, start, request.tables, rows, 0, request.adapter)
-        )
+        self._batch.append(request.chunk(tokens, start, rows))
         self._batch_requests.append(request)
         self._marks.append(request.chain.mark)
         self.kv.publish(request.tables, request.chain, request.token_ids, end, computed=False)

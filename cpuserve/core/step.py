@@ -41,6 +41,7 @@ class SeqChunk(msgspec.Struct):
     tables: the block table for each cache group.
     num_drafts: how many of the last tokens are drafts, which the rows before them verify.
     adapter: the slot of the sequence's LoRA adapter, -1 = none.
+    adapter_scale: the factor of the adapter's change.
     """
 
     slot: SlotId
@@ -50,6 +51,7 @@ class SeqChunk(msgspec.Struct):
     rows: list[LogitRow] = []
     num_drafts: int = 0
     adapter: int = -1
+    adapter_scale: float = 1.0
 
 
 @dataclass(slots=True)

@@ -157,9 +157,10 @@ class EngineCore:
                 self._refused.append(Output(message.id, [], "error", error=msg, fault="model"))
                 return
             number = adapter.slot
-            salt = f"{adapter.fingerprint}@{salt}"  # a client's salt contains no @
+            key, scale = adapter.fingerprint, params.scale_key
+            salt = f"{key}{scale}@{salt}"  # a client's salt contains no @
             if self._kv_events is not None:
-                self._kv_events.adapters[adapter.fingerprint] = params.adapter
+                self._kv_events.adapters[key + scale] = params.adapter + scale
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed % 2**64
         request = Request(
             RequestId(message.id),

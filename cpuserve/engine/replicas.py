@@ -491,7 +491,7 @@ class ReplicaClient:
             if any(r.serves for r in self._replicas):
                 why = f"the adapter {params.adapter} could not be loaded again after a restart"
             raise EngineDead(why)
-        salt = f"{params.adapter or ''}@{params.cache_salt or ''}"
+        salt = f"{params.adapter or ''}{params.scale_key}@{params.cache_salt or ''}"
         return self._replicas[self._router.choose(prompt_ids, loads, salt)]
 
     def _listen(self, replica: _Replica) -> None:

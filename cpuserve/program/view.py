@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
 
 HEADER = 8  # int32 words before the first section, as in runtime/executor.py
 MORE_GROUPS = 6  # word of the header: number of cache groups less one
@@ -54,12 +55,12 @@ class StepView:
 
     T: tokens, S: sequences, R: logit rows, G: cache groups, B: new entries of all block tables.
 
-    token_ids, positions [T]; query_start [S + 1]; kv_len, seq_slot [S]; adapters [S], or [0] if no
-    sequence has an adapter; row_token, row_slot, row_target, row_top [R]; row_draft, row_mask [R],
-    or [0] in a step without drafts or masks. Block table i (of sequence i // G, group i % G) keeps
-    its first table_first[i] entries; the new entries, table_entries[table_start[i] :
-    table_start[i + 1]], follow. Shapes: table_first [S * G], table_start [S * G + 1],
-    table_entries [B].
+    token_ids, positions [T]; query_start [S + 1]; kv_len, seq_slot [S]; adapters [S] and
+    adapter_scales [S], the bits of floats, or both [0] if no sequence has an adapter; row_token,
+    row_slot, row_target, row_top [R]; row_draft, row_mask [R], or [0] in a step without drafts or
+    masks. Block table i (of sequence i // G, group i % G) keeps its first table_first[i] entries;
+    the new entries, table_entries[table_start[i] : table_start[i + 1]], follow. Shapes: table_first
+    [S * G], table_start [S * G + 1], table_entries [B].
 
     kept: the block tables from earlier steps, by slot.
     """
@@ -73,6 +74,7 @@ class StepView:
     table_start: Int32
     table_entries: Int32
     adapters: Int32
+    adapter_scales: Int32
     row_token: Int32
     row_slot: Int32
     row_target: Int32
@@ -112,6 +114,13 @@ class StepView:
         adapters = self.adapters if len(self.adapters) else np.full(self.num_seqs, -1, np.int32)
         return np.repeat(adapters, np.diff(self.query_start))
 
+    def token_adapter_scales(self) -> Float32:
+        """The factor of each token's adapter, 1 without adapters [T]."""
+        scales = self.adapter_scales.view(np.float32)
+        if not len(scales):
+            scales = np.ones(self.num_seqs, np.float32)
+        return np.repeat(scales, np.diff(self.query_start))
+
     def queries(self, seq: int) -> slice:
         """Range of the tokens of sequence `seq` in this step."""
         return slice(int(self.query_start[seq]), int(self.query_start[seq + 1]))
@@ -128,7 +137,8 @@ def section_lengths(
     drafts: int,
 ) -> tuple[int, ...]:
     """Return the number of words of each section, in the order of StepView's fields."""
-    by_seq = (seqs + 1, seqs, seqs, seqs * groups, seqs * groups + 1, entries, adapters)
+    tables = (seqs * groups, seqs * groups + 1, entries)
+    by_seq = (seqs + 1, seqs, seqs, *tables, adapters, adapters)
     by_row = (rows, rows, rows, rows, drafts, rows if masks else 0)
     return (tokens, tokens, *by_seq, *by_row)
 

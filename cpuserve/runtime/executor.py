@@ -27,10 +27,11 @@ class StepArrays:
     tables), num_masks M, num_adapters A (S, or 0 if no sequence has an adapter), number of cache
     groups G - 1, num_drafts D (0 or R). Then: token_ids [T], positions [T], query_start [S + 1],
     kv_len [S] (keys after this step), seq_slot [S] (all different), table_first [S, G], table_start
-    [S * G + 1], table_entries [B], adapters [A] (-1 = none), row_token [R] (index into T), row_slot
-    [R], row_target [R] (-1 = sample, -2 = the row's vector), row_top [R] (-1 = no logprobs),
-    row_draft [D] (-1 = none; else the draft token after this row; the next row belongs to it), and
-    if M > 0 row_mask [R] (index of a bitmask, -1 = none).
+    [S * G + 1], table_entries [B], adapters [A] (-1 = none), adapter_scales [A] (factors of their
+    changes, the bits of floats), row_token [R] (index into T), row_slot [R], row_target [R] (-1
+    = sample, -2 = the row's vector), row_top [R] (-1 = no logprobs), row_draft [D] (-1 = none; else
+    the draft token after this row; the next row belongs to it), and if M > 0 row_mask [R] (index of
+    a bitmask, -1 = none).
 
     An executor keeps the block tables of a sequence by its slot, until `release`. A step sends only
     the changes: table i = sequence * G + group keeps its first table_first[i] entries, and its

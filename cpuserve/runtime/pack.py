@@ -36,8 +36,11 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     has_drafts = starts[-1] > len(chunks) and any(c.num_drafts for c in chunks)
     drafts = [row.draft for row in rows] if has_drafts else []
     adapters = [c.adapter for c in chunks]
+    scales: list[int] = []  # the bits of the floats
     if max(adapters, default=-1) < 0:
         adapters = []
+    else:
+        scales = np.array([c.adapter_scale for c in chunks], np.float32).view(np.int32).tolist()
     num_masks = 0 if masks is None else len(masks)
     counts = (starts[-1], len(chunks), len(rows), len(entries))
     words = [*counts, num_masks, len(adapters), groups - 1, len(drafts)]
@@ -52,6 +55,7 @@ def pack(batch: StepBatch, masks: Int32 | None = None) -> StepArrays:
     words += table_starts
     words += entries
     words += adapters
+    words += scales
     words += [start + r.index for start, c in zip(starts, chunks, strict=False) for r in c.rows]
     words += slots
     words += [row.target for row in rows]

@@ -11,6 +11,7 @@ from cpuserve.sampling.structured import StructuredOutputs, structured_from
 
 MAX_REPETITION_PENALTY = 1_000_000
 MAX_SALT = 128
+MAX_ADAPTER_SCALE = 1000
 # A salt becomes part of keys and file names, where these characters could make it match another.
 NOT_IN_SALT = frozenset("@/\\\0")
 SALT_RULE = "characters without @, /, \\ and NUL"
@@ -43,6 +44,7 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
       rank; they replace its alternatives.
     `cache_salt`: only requests with the same salt share cached prefixes.
     `adapter`: the name of the LoRA adapter that changes the model for this request.
+    `adapter_scale`: the factor of the adapter's change of the model.
     `structured_outputs`: the grammar that the text must match; the response ends where nothing can
       follow.
     `caller`: the client of a server; waiting requests and new grammars of several clients take
@@ -80,6 +82,7 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
     label_ids: list[int] = msgspec.field(default_factory=list)
     cache_salt: str | None = None
     adapter: str | None = None
+    adapter_scale: float = 1.0
     structured_outputs: StructuredOutputs | None = None
     caller: str = ""
     vectors: str = ""
@@ -122,6 +125,9 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
         )
         kinds = self.vectors.split("+")
         self._check("vectors", all(kind in VECTORS for kind in kinds), f"one of {VECTORS}")
+        scale = MAX_ADAPTER_SCALE
+        between = f"between -{scale} and {scale}"
+        self._check("adapter_scale", -scale <= self.adapter_scale <= scale, between)
         self._check_named()
         check_samplers(self)
         self._check("stop", all(self.stop), "non-empty strings")
@@ -172,6 +178,11 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
             or self.presence_penalty
             or self.frequency_penalty
         )
+
+    @property
+    def scale_key(self) -> str:
+        """A suffix for the key of the adapter, because scales share no cached prefixes."""
+        return "" if self.adapter_scale == 1.0 else f"*{self.adapter_scale}"
 
     @property
     def masks_tokens(self) -> bool:

@@ -40,6 +40,7 @@ def step_params(params: SamplingParams, rules: BeamRules) -> SamplingParams:
         logprobs=max(2 * rules.width, params.logprobs or 0),
         cache_salt=params.cache_salt,
         adapter=params.adapter,
+        adapter_scale=params.adapter_scale,
         caller=params.caller,
     )
 

@@ -178,7 +178,8 @@ class GenerateCall(CommonFields, kw_only=True):
 
     The client:
 
-    adapter: the LoRA adapter that the request selects as its model.
+    adapter: the LoRA adapter that the request selects; "" = none, None = the model's default.
+    adapter_scale: the factor of the adapter's change of the model.
     caller: who sends the request. Callers take turns in queues.
     session: the id of the client's session. Other clients cannot know it.
     """
@@ -216,6 +217,7 @@ class GenerateCall(CommonFields, kw_only=True):
     classify: str = ""
     vectors: str = ""
     adapter: str | None = None
+    adapter_scale: float = 1.0
     caller: str = ""
     session: str | None = None
     stream: bool = False

@@ -59,7 +59,7 @@ class ModelContext:
     adapters: the path of each LoRA adapter, by the name that requests use as their model.
     adapters_change: whether clients may load and unload adapters (serving/lora.py) under
       `adapter_lock`.
-    default_adapter: the adapter of requests that select none.
+    default_adapter, default_scale: the adapter of requests that select none, and its scale.
     tasks: the tasks that have adapters in the checkpoint.
     any_name: whether requests may use any name for this model.
     details: facts about the model's files.
@@ -89,6 +89,7 @@ class ModelContext:
     pooling: str = "none"
     adapters: dict[str, str] = field(default_factory=dict)
     default_adapter: str | None = None
+    default_scale: float = 1.0
     tasks: dict[str, Task] = field(default_factory=dict)
     adapters_change: bool = False
     thoughts: ThoughtUse = USUAL

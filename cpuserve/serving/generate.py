@@ -81,14 +81,30 @@ async def prepare(
       TooManyRequests: there is no capacity for the call now.
     """
     _check_kind(served.context, call)
-    task = served.context.tasks.get(call.prompt_name or "")
-    if task is not None and call.adapter is None:
-        call.adapter = task.adapter
-    call.adapter = served.adapter or call.adapter or served.context.default_adapter
+    _choose_adapter(served, call)
     call.caller = caller
     # A search for tools makes further prompts, which need the messages and tools again.
     kept = None if call.tool_search is None else msgspec.structs.replace(call)
     return await _prepared(served.context, call, num_bytes, kept)
+
+
+def _choose_adapter(served: Served, call: GenerateCall) -> None:
+    """Set the adapter of a call, or None; InvalidRequest if its model is another adapter."""
+    if served.adapter is not None:
+        if call.adapter not in (None, served.adapter):
+            msg = (
+                f"model is the adapter {served.adapter!r}, but lora or task selects "
+                f"{call.adapter or 'none'}: name the base model, or omit the other field"
+            )
+            raise InvalidRequest(msg, role="model")
+        call.adapter = served.adapter
+    elif call.adapter is None:
+        task = served.context.tasks.get(call.prompt_name or "")
+        call.adapter = None if task is None else task.adapter
+        if call.adapter is None:
+            call.adapter = served.context.default_adapter
+            call.adapter_scale = served.context.default_scale
+    call.adapter = call.adapter or None
 
 
 async def _prepared(

@@ -125,7 +125,7 @@ def remember(context: ModelContext, sequence: SequenceRequest, run: SequenceRun)
 
 
 def _scope(call: GenerateCall) -> tuple[str, str]:
-    return call.adapter or "", call.cache_salt or ""
+    return f"{call.adapter or ''}*{call.adapter_scale}", call.cache_salt or ""
 
 
 async def _known(

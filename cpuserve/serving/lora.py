@@ -72,7 +72,7 @@ async def unload_adapter(models: ModelRegistry, name: str) -> None:
             raise NotFound(msg, param="lora_name")
         del context.adapters[name]  # so that no request finds it any more
         if context.default_adapter == name:
-            context.default_adapter = None
+            context.default_adapter, context.default_scale = None, 1.0
         async with models.first_loaded():
             await context.client.ask("unload_adapter", name=name)
         log.info("adapter %s is unloaded", name)

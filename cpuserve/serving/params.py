@@ -199,6 +199,7 @@ def _params(
         **{name: getattr(call, name) for name in SamplerFields.__struct_fields__},
         "cache_salt": call.cache_salt,
         "adapter": call.adapter,
+        "adapter_scale": call.adapter_scale,
         "caller": call.caller,
         "vectors": call.vectors,
         "structured_outputs": form,

@@ -10,8 +10,8 @@ namespace {
 
 constexpr int64_t kHeader = 8;
 // Indices of words in the header. These words are the number of masks, the number of entries of
-// `adapters`, the number of block tables of a sequence after the first one, and the number of
-// entries of row_draft.
+// `adapters` and of `adapter_scales`, the number of block tables of a sequence after the first one,
+// and the number of entries of row_draft.
 constexpr int64_t kMasks = 4, kAdapters = 5, kMoreGroups = 6, kDrafts = 7;
 
 class Reader {
@@ -198,6 +198,7 @@ StepInput parse_step(Span<const int32_t> words, const StepLimits& limits, BlockT
   in.table_start = reader.take(in.seqs * in.groups + 1);
   in.table_entries = reader.take(blocks);
   in.adapters = adapters > 0 ? reader.take(adapters) : nullptr;
+  in.adapter_scales = adapters > 0 ? reader.take(adapters) : nullptr;
   in.row_token = reader.take(in.rows);
   in.row_slot = reader.take(in.rows);
   in.row_target = reader.take(in.rows);

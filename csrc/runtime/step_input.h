@@ -2,6 +2,7 @@
 // StepArrays). parse_step checks it and finds the arrays in it.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 #include "base/span.h"
 #include "runtime/block_tables.h"
@@ -22,6 +23,7 @@ struct StepInput {
   const int32_t *table_first, *table_start;                    // [seqs * groups], and one more
   const int32_t* table_entries;                                // new entries of all tables
   const int32_t* adapters;                                     // [seqs], or null without adapters
+  const int32_t* adapter_scales;                               // [seqs] bits of floats, or null
   const int32_t *row_token, *row_slot, *row_target, *row_top;  // [rows]
   const int32_t* row_draft;                                    // [rows], or null without drafts
   const int32_t* row_mask;                                     // [rows], or null without masks
@@ -31,6 +33,13 @@ struct StepInput {
   Span<const int32_t> new_entries(int64_t seq, int64_t group) const noexcept {
     const int32_t* start = table_start + seq * groups + group;
     return {table_entries + start[0], start[1] - start[0]};
+  }
+
+  // Returns the factor of the adapter's change for sequence s; the step must have adapters.
+  float adapter_scale(int64_t s) const noexcept {
+    float scale;
+    std::memcpy(&scale, adapter_scales + s, sizeof scale);
+    return scale;
   }
 
   // Returns the draft token of row r, or -1 if it has none. The next row is sampled only if this

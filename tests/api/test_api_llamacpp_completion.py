@@ -190,11 +190,27 @@ def test_structured_outputs_and_adapters_reach_the_engine():
     complete(api=api, grammar="")
     assert api.engine.asked[-1][1].structured_outputs is None
     api.context.adapters |= {"polite": "/x/polite.gguf", "rude": "/x/rude.gguf"}
-    complete(api=api, lora=[{"id": 1, "scale": 1.0}, {"id": 0, "scale": 0}])
-    assert api.engine.asked[-1][1].adapter == "rude"
-    for scales in ([{"id": 0, "scale": 0.5}], [{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]):
-        error = llama_error_of(api.post("/completion", prompt="a", lora=scales))
-        assert error["type"] == "not_supported_error"
+    for scale in (1.0, 0.25, -2):
+        complete(api=api, lora=[{"id": 1, "scale": scale}, {"id": 0, "scale": 0}])
+        params = api.engine.asked[-1][1]
+        assert (params.adapter, params.adapter_scale) == ("rude", scale)
+    both = [{"id": 0, "scale": 1}, {"id": 1, "scale": 0.5}]
+    error = llama_error_of(api.post("/completion", prompt="a", lora=both))
+    assert error["type"] == "not_supported_error"
+    error = llama_error_of(api.post("/completion", prompt="a", lora=[{"id": 0, "scale": 1e9}]))
+    assert "the scale of lora must be between -1000 and 1000, got 1000000000" in error["message"]
+
+
+def test_an_adapter_as_the_model_has_the_scale_of_lora_and_no_other_adapter():
+    api = Api()
+    api.context.adapters |= {"polite": "/x/polite.gguf", "rude": "/x/rude.gguf"}
+    complete(api=api, model="polite", lora=[{"id": 0, "scale": 0.5}])
+    params = api.engine.asked[-1][1]
+    assert (params.adapter, params.adapter_scale) == ("polite", 0.5)
+    for scales, other in (([{"id": 1, "scale": 1}], "rude"), ([], "none")):
+        response = api.post("/completion", model="polite", prompt="a", lora=scales)
+        message = llama_error_of(response)["message"]
+        assert f"model is the adapter 'polite', but lora or task selects {other}" in message
 
 
 def test_timings_per_token_are_in_every_part():
@@ -276,8 +292,16 @@ def test_adapters_are_listed_and_changed_only_with_the_option():
     api.context.adapters_change = True
     assert api.raw("/lora-adapters", used).json() == {"success": True}
     assert api.get("/lora-adapters").json() == [{**one, "scale": 1.0}]
+    assert api.raw("/lora-adapters", b'[{"id": 0, "scale": 0.5}]').json() == {"success": True}
+    assert api.get("/lora-adapters").json() == [{**one, "scale": 0.5}]
     complete(api=api)
-    assert api.engine.asked[-1][1].adapter == "polite"
+    params = api.engine.asked[-1][1]
+    assert (params.adapter, params.adapter_scale) == ("polite", 0.5)
+    for scales in ([], [{"id": 0, "scale": 0}]):
+        complete(api=api, lora=scales)
+        assert api.engine.asked[-1][1].adapter is None
+    complete(api=api, model="polite")
+    assert api.engine.asked[-1][1].adapter_scale == 1.0
     for bad in (b"[{}]", b"{", b'[{"id": 7}]', b"[" * 9000):
         assert llama_error_of(api.raw("/lora-adapters", bad))["code"] == 400
 

@@ -85,20 +85,22 @@ def test_a_subscriber_knows_the_index_after_every_batch(windows):
 
 
 def test_an_adapter_and_a_salt_are_keys_of_their_blocks():
-    events = CacheEvents(BLOCK, {"fingerprint": "french"}.__getitem__)
+    names = {"fingerprint": "french", "fingerprint*0.5": "french*0.5"}
+    events = CacheEvents(BLOCK, names.__getitem__)
     kv = KvManager(24, BLOCK, events=events)
     assert events.take() == [AllBlocksCleared()]
-    for salt in ("", "fingerprint@", "secret", "fingerprint@secret"):
+    for salt in ("", "fingerprint@", "secret", "fingerprint@secret", "fingerprint*0.5@"):
         chain, tables = PrefixChain(salt), kv.new_tables()
         assert kv.grow(tables, 8, 0)
         kv.publish(tables, chain, [1] * 8, 8, computed=True)
         kv.free(tables)
-    plain, adapted, salted, both = events.take()
+    plain, adapted, salted, both, half = events.take()
     assert (plain.lora_name, plain.extra_keys) == (None, None)
     assert (adapted.lora_name, adapted.extra_keys) == ("french", [("french",), ("french",)])
     assert (salted.lora_name, salted.extra_keys) == (None, [("secret",), None])
     assert both.extra_keys == [("french", "secret"), ("french",)]
-    assert len({event.block_hashes[0] for event in (plain, adapted, salted, both)}) == 4
+    assert (half.lora_name, half.extra_keys) == ("french*0.5", [("french*0.5",)] * 2)
+    assert len({event.block_hashes[0] for event in (plain, adapted, salted, both, half)}) == 5
 
 
 def test_events_are_arrays_with_the_members_of_vllm():

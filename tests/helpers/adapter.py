@@ -57,8 +57,8 @@ def tensors_of(model: Path) -> dict[str, torch.Tensor]:
 
 
 @functools.cache
-def merged(model: Path, adapter: Path) -> Path:
-    """A copy of the model whose weights contain the adapter."""
+def merged(model: Path, adapter: Path, scale: float = 1.0) -> Path:
+    """A copy of the model whose weights contain `scale` times the adapter."""
     directory = Path(tempfile.mkdtemp(dir=model.parent, prefix="merged-")) / "model"
     shutil.copytree(model, directory)
     changes = load_file(adapter / "adapter_model.safetensors")
@@ -70,7 +70,7 @@ def merged(model: Path, adapter: Path) -> Path:
             if table in changes:
                 tensors[name] += 2 * (changes[f"{key}embedding_B"] @ changes[table]).T
             if f"{key}A.weight" in changes:
-                change = 2 * changes[f"{key}B.weight"] @ changes[f"{key}A.weight"]
+                change = 2 * scale * changes[f"{key}B.weight"] @ changes[f"{key}A.weight"]
                 tensors[name] += change.T if _transposed(model) else change
         save_file(tensors, file, metadata={"format": "pt"})
     return directory

@@ -445,12 +445,13 @@ def unflatten(words, kept: SlotTables) -> StepBatch:
     sections, start = [], HEADER
     num_tables = num_seqs * groups
     sizes = (num_tokens, num_tokens, num_seqs + 1, num_seqs, num_seqs, num_tables, num_tables + 1)
-    sizes += (num_entries, num_adapters, *[num_rows] * 4, num_drafts, num_rows if num_masks else 0)
+    sizes += (num_entries, num_adapters, num_adapters, *[num_rows] * 4, num_drafts)
+    sizes += (num_rows if num_masks else 0,)
     for size in sizes:
         sections.append(values[start : start + size])
         start += size
     assert start == len(values)
-    ids, positions, query, kv_len, slots, firsts, tables, entries, adapters, *of_rows = sections
+    ids, positions, query, kv_len, slots, firsts, tables, entries, adapters, _, *of_rows = sections
     token, slot, target, num_top, draft, mask = of_rows
     draft = draft or [-1] * num_rows
     assert len(set(slots)) == num_seqs, "a slot has two sequences"

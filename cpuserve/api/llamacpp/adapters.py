@@ -16,6 +16,7 @@ from cpuserve.api.response.openapi import json_body, response_types
 from cpuserve.api.response.writer import json_response
 from cpuserve.api.state import get_state
 from cpuserve.errors import InvalidRequest
+from cpuserve.sampling.params import MAX_ADAPTER_SCALE
 from cpuserve.serving.call import unsupported
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class LoraAdapter(msgspec.Struct):
 
 
 class AdapterScale(msgspec.Struct):
-    """An adapter by its number in /lora-adapters; a scale of 0 means that it is not used."""
+    """An adapter by its number in /lora-adapters, and the factor of its change; 0 = not used."""
 
     id: int
     scale: float = 0.0
@@ -49,27 +50,30 @@ class Done(msgspec.Struct):
     success: bool = True
 
 
-def adapter_of(context: ModelContext, scales: Sequence[AdapterScale] | None) -> str | None:
-    """Return the name of the adapter with the scale 1; None if no adapter is used.
+def adapter_of(context: ModelContext, scales: Sequence[AdapterScale]) -> tuple[str, float]:
+    """Return the name and scale of the adapter whose scale is not 0; ("", 1) if there is none.
 
     Raises:
-      InvalidRequest: there is no such adapter, or the scales are others than one 1 and zeros.
+      InvalidRequest: there is no such adapter, several have a scale, or one is out of range.
     """
-    names, used = list(context.adapters), None
-    for item in scales or ():
+    names, used = list(context.adapters), {}
+    for item in scales:
         if not 0 <= item.id < len(names):
             known = f"ids are 0 to {len(names) - 1}" if names else "no adapter is loaded"
             msg = f"lora has the id {item.id}, which does not exist: {known}"
             raise InvalidRequest(msg, param="lora")
-        if item.scale not in (0, 1) or (item.scale and used not in (None, names[item.id])):
-            msg = (
-                "lora with a scale other than 0 and 1, or with several adapters, is not supported: "
-                "give one adapter the scale 1, and the others 0"
-            )
-            raise unsupported(msg, "lora")
-        if item.scale:
-            used = names[item.id]
-    return used
+        if not -MAX_ADAPTER_SCALE <= item.scale <= MAX_ADAPTER_SCALE:
+            most = MAX_ADAPTER_SCALE
+            msg = f"the scale of lora must be between -{most} and {most}, got {item.scale}"
+            raise InvalidRequest(msg, param="lora")
+        used[names[item.id]] = item.scale
+    used = {name: scale for name, scale in used.items() if scale}
+    if len(used) > 1:
+        msg = (
+            "lora with several adapters is not supported: give all adapters except one the scale 0"
+        )
+        raise unsupported(msg, "lora")
+    return next(iter(used.items()), ("", 1.0))
 
 
 @router.get("/lora-adapters", openapi_extra=response_types(list[LoraAdapter], LlamaError))
@@ -78,15 +82,19 @@ async def lora_adapters(request: Request) -> Response:
     context = get_state(request).context
     return json_response(
         [
-            LoraAdapter(index, PurePath(path).name, float(name == context.default_adapter), name)
+            LoraAdapter(index, PurePath(path).name, _scale(context, name), name)
             for index, (name, path) in enumerate(context.adapters.items())
         ]
     )
 
 
+def _scale(context: ModelContext, name: str) -> float:
+    return context.default_scale if name == context.default_adapter else 0.0
+
+
 @router.post("/lora-adapters", openapi_extra=json_body(list[AdapterScale], Done, LlamaError))
 async def change_lora_adapters(request: Request) -> Response:
-    """Set the adapter of requests that select none: the one with the scale 1, if any."""
+    """Set the adapter and the scale of requests that select none; 0 means without an adapter."""
     state = get_state(request)
     state.check_open()
     check_media_type(request)
@@ -98,15 +106,16 @@ async def change_lora_adapters(request: Request) -> Response:
     except msgspec.ValidationError as error:
         raise wrong_field(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        msg = 'the body must be JSON: a list of {"id": ..., "scale": 0 or 1}'
+        msg = 'the body must be JSON: a list of {"id": ..., "scale": a number}'
         raise InvalidRequest(msg) from None
-    wanted = adapter_of(context, scales)
-    if wanted != context.default_adapter and not context.adapters_change:
+    name, scale = adapter_of(context, scales)
+    before = context.default_adapter or "", context.default_scale
+    if (name, scale) != before and not context.adapters_change:
         msg = (
             "adapters for all requests can be changed only if the server is started with "
             "--allow-runtime-lora-updating: set lora in each request, or name the adapter as its "
             "model"
         )
         raise unsupported(msg, "scale")
-    context.default_adapter = wanted
+    context.default_adapter, context.default_scale = name or None, scale
     return json_response(Done())

@@ -41,7 +41,7 @@ FIELDS = {
 # The types that a template prints as JSON.
 AS_JSON = frozenset({"tools", "tool", "function", "parameters", "arguments"})
 
-# Go writes JSON without spaces, and escapes what HTML would read.
+# Go writes JSON without spaces, and escapes the characters of HTML tags.
 _JSON = r"""
 {%- macro go_json(value) -%}
 {{- value | tojson(separators=(",", ":"))

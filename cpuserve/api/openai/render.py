@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.generate import Generation
 
 # Parameters that the server sets, and that clients do not know.
-_OWN = ("caller", "adapter", "bad_word_ids", "label_ids", "vectors")
+_OWN = ("caller", "adapter", "adapter_scale", "bad_word_ids", "label_ids", "vectors")
 
 
 class TokenizedPrompt(msgspec.Struct):

@@ -25,7 +25,7 @@ class RouteAdapters(Op, frozen=True):
     """Route each token to the LoRA adapter of its sequence, as if the adapter were its only expert.
 
     out [T, 2]: first the adapter, or -1 for a token without an adapter, which has no routed row;
-    then the scale of the adapter, from the weight `scales` [adapters].
+    then its scale, from the weight `scales` [adapters], times the scale of the sequence.
     """
 
     reads_of = ()
@@ -43,6 +43,7 @@ class RouteAdapters(Op, frozen=True):
 
         adapters = torch.from_numpy(at.step.token_adapters()).long()
         scales = at.vector(self.scales)[adapters.clamp(min=0)]
+        scales = scales * torch.from_numpy(at.step.token_adapter_scales())
         return torch.stack([adapters.float(), scales], dim=1)
 
 

@@ -135,10 +135,11 @@ void run(const AdapterOp& op, Worker& w) noexcept {
   const Rows& out = w.value(op.out);
   for (int64_t s = 0; s < in.seqs; s++) {
     const int32_t adapter = in.adapters ? in.adapters[s] : -1;
+    const float scale = adapter < 0 ? 0.0f : w.vector(op.scales)[adapter] * in.adapter_scale(s);
     for (int64_t t = in.query_start[s]; t < in.query_start[s + 1]; t++) {
       float* row = reinterpret_cast<float*>(row_of(out, t));
       row[0] = static_cast<float>(adapter);
-      row[1] = adapter < 0 ? 0.0f : w.vector(op.scales)[adapter];
+      row[1] = scale;
     }
   }
   w.routing().build(op.adapters, 1, out, w.tokens());

@@ -152,6 +152,7 @@ def to_call(
     """
     check_repeat_penalty(asked.repeat_penalty)
     length = asked.max_tokens if asked.n_predict is None else asked.n_predict
+    adapter, scale = (None, 1.0) if asked.lora is None else adapter_of(context, asked.lora)
     call = call_from(
         asked,
         {*refused_names(asked), "logit_bias", "prompt"},
@@ -163,7 +164,8 @@ def to_call(
         logprobs=asked.n_probs or None,
         response_format=_form(asked),
         lines=_lines(asked),
-        adapter=adapter_of(context, asked.lora),
+        adapter=adapter,
+        adapter_scale=scale,
         fills_cache=True,
     )
     if call.temperature is not None:
