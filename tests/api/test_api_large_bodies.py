@@ -23,7 +23,7 @@ from cpuserve.serving.limits import ClientLimits, default_body_bytes
 from tests.api.fakes import MAX_LEN, Api, error_of, tokenizer
 from tests.api.live import live, post
 from tests.api.test_api_connection import runs
-from tests.helpers.patience import until
+from tests.helpers.patience import PATIENCE_S, until
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 LARGE = 2 * FREE_BYTES
@@ -212,7 +212,7 @@ def test_freed_memory_is_given_back_after_large_bodies_only(monkeypatch):
     assert api.chat().status_code == 200
     assert not trimmed.is_set()
     api.chat(x="a" * LARGE)
-    assert trimmed.wait(10)
+    assert trimmed.wait(PATIENCE_S)
 
 
 @runs

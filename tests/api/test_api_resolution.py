@@ -13,6 +13,7 @@ from cpuserve.serving.registry import ModelRegistry
 from tests.api.fakes import Api, FakeEngine, make_context, speak
 from tests.api.post_routes import HI, ROUTES, answers, prepare
 from tests.api.test_api_shapes import dialect_of
+from tests.helpers.patience import PATIENCE_S
 
 # name in the request -> (the engine, the name in the response, the adapter)
 NAMES: dict[str | None, tuple[str, str, str | None]] = {
@@ -158,7 +159,7 @@ class Held:
 
         def waiting(*args: Any, **kwargs: Any) -> str:
             begun.set()
-            assert self.may_render.wait(30)
+            assert self.may_render.wait(PATIENCE_S)
             return render(*args, **kwargs)
 
         template.render = waiting

@@ -67,6 +67,12 @@ class Terminal:
         shown, _, self.shown = self.shown.partition(text)
         return shown
 
+    def until_prompted(self):
+        """Read until the editor shows its prompt and gets each key as it is typed."""
+        self.until(PROMPT)
+        by_lines = termios.ICANON
+        wait_until(lambda: not termios.tcgetattr(self.ours)[3] & by_lines, "keys come in lines")
+
     def interrupt(self):
         self.process.send_signal(signal.SIGINT)  # nothing if it has ended
 
@@ -103,8 +109,7 @@ def model():
 def chatting(model):
     with terminal("chat", model, *SMALL, "--max-tokens", "2") as chat:
         chat.until(READY)
-        chat.until(PROMPT)
-        time.sleep(0.5)  # until the terminal is in raw mode
+        chat.until_prompted()
         yield chat
 
 

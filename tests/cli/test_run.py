@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -67,8 +66,7 @@ def test_run_refuses_what_it_cannot_do_in_one_line(words, told):
 def test_run_chats_on_a_terminal_and_ctrl_c_stops_a_response_only(model):
     with terminal("run", model, *SMALL, "--max-tokens", "2") as chat:
         chat.until(READY)
-        chat.until(PROMPT)
-        time.sleep(0.5)  # until the terminal is in raw mode
+        chat.until_prompted()
         chat.type("hello\r")
         chat.until("tokens/s")
         chat.until(PROMPT)
@@ -99,8 +97,7 @@ def test_complete_at_a_server_sends_the_sampling_fields(server):
 def test_ctrl_c_stops_the_response_of_a_server_and_not_the_chat(server):
     server.add(reply("word " * 400, pace_s=0.2), "second")
     with terminal("chat", "--url", server.url) as chat:
-        chat.until(PROMPT)
-        time.sleep(0.5)  # until the terminal is in raw mode
+        chat.until_prompted()
         chat.type("first\r")
         chat.until("word word")
         chat.interrupt()

@@ -7,7 +7,7 @@ import psutil
 from cpuserve.engine.launch import SpareProcess, start_process
 from cpuserve.engine.process import ProcessClient
 from tests.helpers.fake_executor import fake_config
-from tests.helpers.patience import until, wait_gone
+from tests.helpers.patience import PATIENCE_S, until, wait_gone
 
 MODULE = "tests.helpers.fake_engine"
 
@@ -108,5 +108,5 @@ def test_a_spare_that_the_system_refuses_is_no_error(monkeypatch):
 def test_a_process_without_a_parent_ends():
     started = start_process(MODULE)
     started.sock.close()
-    assert started.process.wait(60) == 0
+    assert started.process.wait(PATIENCE_S) == 0
     started.kill()

@@ -15,7 +15,7 @@ from cpuserve.errors import EngineDead
 from cpuserve.sampling.params import SamplingParams
 from tests.helpers.depth import deep_but
 from tests.helpers.fake_executor import fake_config
-from tests.helpers.patience import until
+from tests.helpers.patience import PATIENCE_S, until
 
 MODULE = "tests.helpers.fake_engine"
 PROMPT = [11, 12, 13]
@@ -153,7 +153,7 @@ def test_an_engine_that_hangs_for_too_long_is_ended_and_its_requests_with_it(mod
                 await until(lambda: client.stats.running == 1)
                 os.kill(client.pid, signal.SIGSTOP)
             with pytest.raises(EngineDead, match=f"the engine {how} .* and was killed"):
-                await asyncio.wait_for(answer, 30)
+                await asyncio.wait_for(answer, PATIENCE_S)
             assert client.ended
 
     asyncio.run(body())

@@ -14,7 +14,7 @@ from cpuserve import _C
 from cpuserve.program.loads import MatrixLoad
 from cpuserve.quant.base import WEIGHTS_AT_ONCE, BuiltTensor, QuantTensor
 from cpuserve.runtime.native import BATCH_BYTES, BATCHES_AHEAD, fill_vectors, pack_matrices
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_S, wait_until
 
 
 class Recorder:
@@ -244,7 +244,7 @@ class Converted:
 
         def build(rows):
             # All threads have to be here before one may go on.
-            self.all_at_work.wait(timeout=60)
+            self.all_at_work.wait(timeout=PATIENCE_S)
             if hasattr(os, "sched_getaffinity"):
                 self.affinities.append(os.sched_getaffinity(0))
             return np.repeat(np.arange(n, dtype=np.uint8)[rows, None], k, axis=1)

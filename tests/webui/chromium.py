@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-WAIT_S = 60.0
+from tests.helpers.patience import PATIENCE_S
 
 
 def executable() -> str | None:
@@ -90,7 +90,7 @@ class Browser:
         data = json.dumps(message).encode() + b"\0"
         while data:
             data = data[os.write(self._write, data) :]
-        end = time.monotonic() + WAIT_S
+        end = time.monotonic() + PATIENCE_S
         while number not in self._replies:
             self._receive(end)
         reply = self._replies.pop(number)
@@ -136,7 +136,7 @@ class Browser:
         assert "exceptionDetails" not in result, (script, result["exceptionDetails"])
         return result["result"].get("value")
 
-    def until(self, condition: str, seconds: float = WAIT_S):
+    def until(self, condition: str, seconds: float = PATIENCE_S):
         """Wait until an expression is true, and return its value."""
         end = time.monotonic() + seconds
         while not (value := self.run(condition)):
