@@ -59,6 +59,12 @@ def mark_quick(items) -> None:
             item.add_marker(pytest.mark.quick)
 
 
+def is_not_read(path: Path, config) -> bool:
+    """Whether `path` is a folder of tests without quick ones in a run of `pytest -m quick`."""
+    of_tests = path.is_dir() and path.parent == Path(__file__).parents[1]
+    return config.option.markexpr == "quick" and of_tests and path.name not in QUICK
+
+
 def skipped(item) -> bool:
     """Whether a condition of the test's own already says that it will be skipped."""
     return any(True in mark.args for mark in item.iter_markers("skipif"))

@@ -2,10 +2,12 @@
 
 import itertools
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.helpers.depth import covering
+from tests.helpers.depth import QUICK, covering, is_not_read
 from tests.helpers.small_suite import run_suite
 
 SUITE = """
@@ -49,3 +51,14 @@ def test_a_few_cases_have_every_value(sizes):
     kept = list(covering(cases))
     assert set.union(*(cases[n] for n in kept)) == set.union(*cases)
     assert len(kept) == len(set(kept)) == max(sizes)
+
+
+@pytest.mark.parametrize("asked", ["quick", "deep", ""])
+def test_a_quick_run_reads_the_folders_of_quick_tests_only(asked):
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=asked))
+    tests = Path(__file__).parents[1]
+    read = {path.name for path in tests.iterdir() if not is_not_read(path, config)}
+    folders = {path.name for path in tests.iterdir() if path.is_dir()}
+    assert read & folders == ({*QUICK} if asked == "quick" else folders)
+    assert not is_not_read(tests, config)
+    assert not is_not_read(tests / "api" / "data", config)
