@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.adapter import adapter_of
 from tests.helpers.children import child_options
 from tests.helpers.depth import deep_but
-from tests.helpers.patience import wait_until
+from tests.helpers.patience import PATIENCE_S, wait_until
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
 
@@ -67,7 +67,7 @@ def test_a_second_model_is_loaded_when_a_request_names_it():
         helps = [line for line in text.splitlines() if line.startswith("# HELP")]
         assert len(helps) == len({*helps})
         children = psutil.Process(server.pid).children()
-    psutil.wait_procs(children, timeout=10)
+    psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not any(child.is_running() for child in children)
 
     with running_server(two, "--served-model-name", "two") as alone:

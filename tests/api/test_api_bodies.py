@@ -204,6 +204,7 @@ def test_curls_of_ollamas_documentation_are_answered(api, declared):
         assert api.request("POST", path, content=body, headers=declared).status_code == 200
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize("declared", [*NO_TYPE, FORM], ids=str)
 @pytest.mark.parametrize(

@@ -221,13 +221,13 @@ def test_what_cannot_be_unloaded_is_refused(server, body, status, message):
     assert message in error["message"]
 
 
-def test_without_the_option_there_are_no_such_routes():
-    with running_server(tiny_model("llama"), "--served-model-name", "tiny") as server:
-        for path in (LOAD, UNLOAD):
-            status, error = refused(server, path, lora_name="a", lora_path=adapter(1))
-            assert (status, error["code"]) == (404, "unknown_url")
-            assert "--allow-runtime-lora-updating" in error["message"]
-            assert path not in json.loads(server.get("/openapi.json"))["paths"]
+def test_without_the_option_there_are_no_such_routes(shared_server):
+    server = shared_server(tiny_model("llama"), "--served-model-name", "tiny")
+    for path in (LOAD, UNLOAD):
+        status, error = refused(server, path, lora_name="a", lora_path=adapter(1))
+        assert (status, error["code"]) == (404, "unknown_url")
+        assert "--allow-runtime-lora-updating" in error["message"]
+        assert path not in json.loads(server.get("/openapi.json"))["paths"]
 
 
 def children(pid):

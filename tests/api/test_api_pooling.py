@@ -61,6 +61,7 @@ def test_invocations_of_a_classifier_gives_labels(texts):
     assert (status, error["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.deep
 def test_labels_of_tokens_have_a_row_for_each_token():
     with running_server(classifier("qwen3", tokens=True), *OPTIONS) as server:
         body = server.post("/pooling", input=PROMPTS[:2])

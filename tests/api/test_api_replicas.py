@@ -123,6 +123,7 @@ def test_turns_of_a_conversation_go_to_one_engine(pair):
     assert queries[-1][home] > queries[0][home]
 
 
+@pytest.mark.deep
 def test_two_native_engines_answer_as_one_does():
     """With real kernels: each engine has its own core, answers are equal, all processes end."""
     model = tiny_model("llama")

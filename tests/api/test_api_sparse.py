@@ -61,6 +61,7 @@ def test_a_task_of_texts_is_refused(server):
     assert error["message"].startswith("task classify needs a classifier of texts")
 
 
+@pytest.mark.deep
 def test_splade_has_a_value_for_each_word_in_both_endpoints():
     with running_server(splade("distilbert"), *OPTIONS) as server:
         (values,) = server.post("/embed_sparse", inputs=TEXTS[0])

@@ -30,6 +30,7 @@ def test_a_running_stream_may_finish_after_a_signal(number):
         server.ends_with(0)
 
 
+@pytest.mark.deep
 def test_a_stream_that_takes_too_long_is_ended_with_an_error():
     with served("fake:slow", drain_s=0.3) as server:
         server.ready()
@@ -58,7 +59,7 @@ def test_while_it_stops_new_requests_are_refused():
         server.ends_with(0)
 
 
-@pytest.mark.parametrize("drain_delay_s", [0, LONG_S], ids=["draining", "in the delay"])
+@pytest.mark.parametrize("drain_delay_s", deep_but([0], [0, LONG_S]))
 def test_a_second_signal_ends_it_with_an_error_in_each_stream(drain_delay_s):
     with served("fake:slow", drain_delay_s=drain_delay_s) as server:
         server.ready()
@@ -93,6 +94,7 @@ def test_during_the_drain_delay_health_is_503_and_requests_are_answered():
         server.ends_with(143)
 
 
+@pytest.mark.deep
 def test_after_the_drain_delay_the_port_closes_and_streams_go_on():
     with served("fake:slow", drain_delay_s=0.2) as server:
         server.ready()
@@ -130,6 +132,7 @@ def test_signals_that_were_ignored_at_the_start_stay_ignored(monkeypatch):
     assert set(stop_signals()) == {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT}
 
 
+@pytest.mark.deep
 def test_a_server_that_drains_leaves_the_unix_socket_of_its_successor(tmp_path):
     path = str(tmp_path / "api.sock")
     with served("fake:slow", uds=path) as old:

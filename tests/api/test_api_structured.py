@@ -13,6 +13,7 @@ import pytest
 from cpuserve.engine.grammars.grammar_queue import MAX_OF_CALLER
 from cpuserve.tokenizer.tokenizer import Tokenizer
 from tests.api.tools import TEMPLATE
+from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, until
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_end_ids, tiny_model
@@ -253,9 +254,10 @@ TOOLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "thing"}}]
-)
+CHOICES = ["required", {"type": "function", "function": {"name": "thing"}}]
+
+
+@pytest.mark.parametrize("choice", deep_but(CHOICES[:1], CHOICES))
 def test_arguments_of_strict_functions_fit_their_schemas(caller, choice):
     names = set()
     for seed in range(12):

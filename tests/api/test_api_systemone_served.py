@@ -29,7 +29,9 @@ def tiny():
 
 
 @pytest.mark.parametrize(
-    "model", [tiny, pytest.param(default_model, marks=pytest.mark.network)], ids=["tiny", "smollm2"]
+    "model",
+    [tiny, pytest.param(default_model, marks=[pytest.mark.network, pytest.mark.deep])],
+    ids=["tiny", "smollm2"],
 )
 def test_probabilities_are_the_logprobs_of_completions(model):
     with running_server(model(), "--max-model-len", "512") as server:

@@ -7,7 +7,6 @@ import urllib.error
 import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
-from transformers import pipeline
 
 from cpuserve.serving.limits import ClientLimits
 from tests.api.fakes import Api
@@ -242,6 +241,8 @@ def test_the_client_of_hugging_face_gets_the_entities_of_a_pipeline(entities, st
 @pytest.fixture(scope="module")
 def entities():
     """A classifier of tokens, and the pipeline of transformers."""
+    from transformers import pipeline  # an import that takes four seconds
+
     path = classifier("bert", tokens=True)
     with running_server(path, *OPTIONS) as server:
         yield server, pipeline("token-classification", str(path), dtype="float32")

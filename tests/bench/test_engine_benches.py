@@ -19,6 +19,7 @@ from cpuserve.engine.memory_use import resident_bytes
 from cpuserve.errors import StartupError
 from cpuserve.platforms import tuned
 from tests.helpers.children import child_options
+from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S, wait_gone, wait_until
 from tests.helpers.tiny import tiny_model
 
@@ -50,7 +51,7 @@ def test_step_prints_rates_as_shares_of_the_probe(capsys):
     assert found["decode_rate"]["parameters"] == {"batch": 2, "context": 16}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", deep_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGHUP]))
 def test_a_signal_that_ends_a_measurement_ends_its_server(number):
     model = str(tiny_model("llama", dtype="bfloat16"))
     command = ["bench", "latency", model, "--max-model-len=256", "--output-len=200"]
@@ -367,6 +368,7 @@ def test_resident_memory_is_that_of_the_status_file(tmp_path):
     assert resident_bytes(tmp_path / "none")[0] == 0
 
 
+@pytest.mark.deep
 def test_busy_compares_rounds_with_and_without_a_neighbour(capsys):
     model = str(tiny_model("llama", dtype="bfloat16"))
     sizes = ["--rounds", "2", "--output-tokens", "8", "--vocab-size", "512"]

@@ -203,10 +203,8 @@ class Load:
 
 
 # In the 15 to 40 s of a case, both CPUs mostly wait: for --drain-delay, and for the tokens.
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [("nginx", 100), *(pytest.param(name, 1000, marks=pytest.mark.deep) for name in PROXIES)],
-)
+@pytest.mark.deep
+@pytest.mark.parametrize(("name", "least"), [("nginx", 100), *((name, 1000) for name in PROXIES)])
 def test_both_servers_are_restarted_under_load_and_no_request_is_lost(name, least, tmp_path):
     with ExitStack() as stack:
 
@@ -259,6 +257,7 @@ def test_a_streamed_chat_passes_event_by_event(proxy):
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.deep
 def test_streams_use_both_servers_and_requests_survive_the_death_of_one(proxy):
     one, two = proxy.backends
     streams = [Stream(proxy, 150) for _ in range(4)]

@@ -68,6 +68,7 @@ def test_an_answer_alone_continues_too_and_one_that_has_not_begun_begins(engine,
     engine.check_idle()
 
 
+@pytest.mark.deep
 def test_prompts_with_and_without_a_form_begin_while_the_process_stands_still(engine):
     bound = running(engine)
     send(engine, signal.SIGSTOP)
@@ -81,6 +82,7 @@ def test_prompts_with_and_without_a_form_begin_while_the_process_stands_still(en
     engine.check_idle()
 
 
+@pytest.mark.deep
 def test_steps_that_can_run_nothing_wait_for_the_process(monkeypatch):
     """Also where a request without a form waits for the place of one with a form."""
     engine = Engine(max_num_seqs=1)
@@ -117,6 +119,7 @@ def test_a_process_that_stands_still_while_it_compiles_is_replaced(engine):
     assert engine.last(first).finish == "stop"
 
 
+@pytest.mark.deep
 def test_grammars_are_compiled_again_also_where_they_took_too_much_memory(engine, monkeypatch):
     """That may be why the system ended the process."""
     numbers = [running(engine), engine.add(structured_outputs=StructuredOutputs(regex="(cd){99}"))]
@@ -185,6 +188,7 @@ def test_a_request_that_leaves_while_its_process_stands_still_holds_up_nothing(e
     engine.check_idle()
 
 
+@pytest.mark.deep
 def test_preempted_and_waiting_answers_survive_too():
     engine = Engine(kv_blocks=24, max_model_len=96)
     numbers = [engine.add(structured_outputs=LONG, max_tokens=80) for _ in range(6)]

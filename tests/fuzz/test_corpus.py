@@ -10,9 +10,10 @@ import pytest
 from tests.fuzz.edits import apply, draw
 from tests.fuzz.run import CORPUS, kind_of
 from tests.fuzz.targets import TARGETS, Bench
+from tests.helpers.depth import deep_but
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=deep_but(["gguf", "config"], TARGETS))
 def bench(request, tmp_path_factory):
     return request.param, Bench(TARGETS[request.param], tmp_path_factory.mktemp("fuzz") / "files")
 

@@ -69,6 +69,16 @@ KINDS = (
     "opt",
     "opt-350m",
 )
+# A few of them with unlike layers, for laws of all families that take long.
+SAMPLE = (
+    "llama",
+    "qwen3-moe",
+    "qwen3-next",
+    "granite4-hybrid",
+    "deepseek-v2",
+    "gemma3n",
+    "gpt-oss",
+)
 FAMILIES = (
     *KINDS,
     "qwen3.5",

@@ -45,6 +45,7 @@ def named(params, name):
 
 # Of phi3 and glm4 some matrices are parts of stored ones, in glm4 every other row of them; gpt2
 # stores their transposes.
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "glm4", "gpt2"])
 @pytest.mark.parametrize("name", ["all", "q"])
 def test_greedy_tokens_are_those_of_transformers_with_merged_weights(family, name):

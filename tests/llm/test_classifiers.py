@@ -28,6 +28,7 @@ def rows(llm, prompts=PROMPTS, **more):
     return [done.outputs.data for done in llm.encode(prompts, use_tqdm=False, **more)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("executor", ["native", "torch"])
 @pytest.mark.parametrize("kind", TEXTS)
 def test_labels_of_texts_are_those_of_transformers(kind, executor):
@@ -47,6 +48,7 @@ def test_labels_of_texts_are_those_of_transformers(kind, executor):
     assert max(firsts) - min(firsts) > 100 * bound, "the texts do not differ"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("executor", ["native", "torch"])
 @pytest.mark.parametrize("kind", TOKENS)
 def test_labels_of_tokens_are_those_of_transformers(kind, executor):
@@ -88,6 +90,7 @@ def test_one_label_of_an_encoder_is_a_reranker_unless_labels_are_asked_for():
         assert all(0 < row[0] < 1 for row in probs(llm))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("types", [FP32, {"dtype": "bfloat16"}])
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "qwen3"])

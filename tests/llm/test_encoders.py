@@ -7,6 +7,7 @@ import torch
 from cpuserve import LLM
 from cpuserve.errors import ConfigError, InvalidRequest
 from tests.helpers import gguf_convert
+from tests.helpers.depth import deep_but
 from tests.helpers.encoders import PROMPTS, pooled, projected, rows_of, with_modules
 from tests.helpers.oracle import transformers_of
 from tests.helpers.rounding import sum_bound
@@ -25,6 +26,7 @@ def vectors(llm, prompts):
     return [np.array(done.outputs.embedding) for done in llm.embed(prompts, use_tqdm=False)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 @pytest.mark.parametrize("family", ENCODERS)
 def test_vectors_are_those_of_transformers(family, pooling):
@@ -36,7 +38,7 @@ def test_vectors_are_those_of_transformers(family, pooling):
         )
 
 
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", deep_but(["bert", "modernbert"], ENCODERS))
 def test_the_torch_executor_gives_those_of_transformers(family):
     with make(family, executor="torch", **FP32) as llm:
         got = vectors(llm, PROMPTS)
@@ -46,7 +48,7 @@ def test_the_torch_executor_gives_those_of_transformers(family):
         )
 
 
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", deep_but(["bert", "modernbert"], ENCODERS))
 def test_vectors_in_bfloat16_are_close_to_those_of_transformers(family):
     with make(family, dtype="bfloat16") as llm:
         got = vectors(llm, PROMPTS)
@@ -54,6 +56,7 @@ def test_vectors_in_bfloat16_are_close_to_those_of_transformers(family):
         assert vector @ pooled(rows_of(tiny_model(family), prompt), "mean") >= 0.9999
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("types", [FP32, {"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}])
 @pytest.mark.parametrize("family", ENCODERS)
 def test_vectors_do_not_depend_on_neighbours_or_threads(family, types):

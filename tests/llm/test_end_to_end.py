@@ -14,6 +14,7 @@ from cpuserve.engine.process import ProcessClient
 from cpuserve.errors import ConfigError, ModelError
 from tests.helpers.answers import exact_answers
 from tests.helpers.children import child_options
+from tests.helpers.depth import deep_but
 from tests.helpers.oracle import precise_torch, transformers_logits
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.rounding import assert_likeliest, assert_same_choices, model_bound
@@ -42,6 +43,7 @@ def alone(llm, params):
     return [llm.generate([p], params)[0].outputs[0].token_ids for p in PROMPTS]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "params",
     [GREEDY, SamplingParams(max_tokens=16, seed=3, ignore_eos=True, repetition_penalty=1.3)],
@@ -53,7 +55,7 @@ def test_batching_and_chunked_prompts_do_not_change_the_tokens(llm, params):
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", deep_but(["native"], EXECUTORS))
 def test_a_model_quantized_while_loading_answers_alike_alone_and_together(executor, scheme):
     with precise_torch(), make(executor, quantization=scheme) as llm:
         together = llm.generate(PROMPTS, GREEDY)
@@ -62,6 +64,7 @@ def test_a_model_quantized_while_loading_answers_alike_alone_and_together(execut
         assert llm.generate(PROMPTS[:1], dense)[0].outputs[0].cumulative_logprob < 0
 
 
+@pytest.mark.parametrize("llm", deep_but(["native"], EXECUTORS), indirect=True)
 def test_preemption_does_not_change_the_tokens(llm):
     params = SamplingParams(max_tokens=60, seed=3, ignore_eos=True, frequency_penalty=0.5)
     want = [o.outputs[0].token_ids for o in llm.generate([[p] * 30 for p in range(9, 13)], params)]
@@ -130,7 +133,7 @@ def test_executors_agree_on_greedy_tokens():
     assert_same_choices(*answers, model_bound(tiny_model("llama"), SIZES["max_model_len"]))
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", deep_but(["native"], EXECUTORS))
 def test_process_gives_the_same_tokens_as_the_thread(executor):
     with make(executor) as llm:
         want = llm.generate(PROMPTS, GREEDY)

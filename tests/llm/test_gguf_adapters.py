@@ -12,6 +12,7 @@ from cpuserve.errors import ModelError
 from tests.helpers import gguf_convert
 from tests.helpers.adapter import ATTENTION, MLP, WORDS, adapter_of, as_gguf
 from tests.helpers.answers import exact
+from tests.helpers.depth import deep_but
 
 PROMPTS = [[(7 * i + 31 * n) % 300 + 5 for i in range(3 + 13 * n)] for n in range(3)]
 SAMPLED = SamplingParams(max_tokens=16, temperature=0.8, seed=4, ignore_eos=True, logprobs=2)
@@ -44,7 +45,7 @@ def peft_of(arch):
     return adapter_of(gguf_convert.checkpoint_of(arch), PARTS[arch], 4, 1)
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "granite", "phi3", "gptneox", "gpt2"])
+@pytest.mark.parametrize("arch", deep_but(["llama", "phi3"], PARTS))
 def test_it_answers_as_pefts_over_safetensors_and_over_a_gguf_model(tmp_path, arch):
     model, adapter = gguf_convert.checkpoint_of(arch), peft_of(arch)
     converted, base = as_gguf(adapter, arch, tmp_path / "a.gguf"), tmp_path / "m.gguf"

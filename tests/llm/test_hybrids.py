@@ -8,6 +8,7 @@ from cpuserve import _C, LLM, SamplingParams
 from cpuserve.models import build_program, spec_from_config
 from cpuserve.program.lower import Lowering
 from tests.helpers.answers import exact, exact_answers
+from tests.helpers.depth import deep_but
 from tests.helpers.oracle import precise_torch
 from tests.helpers.tiny import tiny_config, tiny_model
 
@@ -29,7 +30,7 @@ def answers(llm, prompts=PROMPTS, params=SAMPLED):
     return exact_answers(llm, prompts, params)
 
 
-@pytest.fixture(scope="module", params=HYBRIDS)
+@pytest.fixture(scope="module", params=deep_but(HYBRIDS[:2], HYBRIDS))
 def family(request):
     """Each kind of recurrent layers."""
     return request.param

@@ -9,6 +9,7 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from tests.helpers.answers import exact
+from tests.helpers.depth import deep_but
 from tests.helpers.oracle import precise_torch
 from tests.helpers.served import running_server
 from tests.helpers.tiny import tiny_model
@@ -95,17 +96,18 @@ def test_drafts_that_pay_change_no_bit(want):
         assert [answer(o) for o in llm.generate(PROMPTS, PARAMS)] == want
 
 
+SETTINGS = [
+    {"kv_cache_space": "0.00006", "swap_space": "0.01"},
+    {"max_num_batched_tokens": 36},
+    {"itl_target_ms": 1},
+    {"kv_cache_dtype": "int8"},
+    {"quantization": "int8"},
+    {"family": "mistral"},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"kv_cache_space": "0.00006", "swap_space": "0.01"},
-        {"max_num_batched_tokens": 36},
-        {"itl_target_ms": 1},
-        {"kv_cache_dtype": "int8"},
-        {"quantization": "int8"},
-        {"family": "mistral"},
-    ],
-    ids=lambda options: next(iter(options)),
+    "options", deep_but(SETTINGS[:2], SETTINGS), ids=lambda options: next(iter(options))
 )
 def test_drafts_change_no_bit_with_other_settings(eager, options):
     with make(**options, speculative_config=None) as llm:
@@ -177,6 +179,7 @@ def completions(server):
         return list(pool.map(complete, bodies()))
 
 
+@pytest.mark.deep
 def test_a_server_answers_alike_with_drafts_and_counts_them():
     model, sizes = tiny_model("llama", dtype="bfloat16"), ["--max-num-seqs", "32"]
     with running_server(model, *sizes) as server:

@@ -8,6 +8,7 @@ import pytest
 
 from cpuserve import LLM, SamplingParams
 from cpuserve.errors import InvalidRequest
+from tests.helpers.depth import deep_but
 from tests.helpers.oracle import precise_torch
 from tests.helpers.tiny import tiny_model
 
@@ -25,7 +26,7 @@ SCHEMA = {
 PROMPT = [5] * 7
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
+@pytest.fixture(scope="module", params=deep_but(["native"], ["torch", "native"]))
 def llm(request):
     threads = {"omp_threads_bind": "0"} if request.param == "torch" else {}
     sizes = {"max_model_len": 512, "max_num_seqs": 8}

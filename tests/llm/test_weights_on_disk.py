@@ -147,6 +147,7 @@ def test_adapters_keep_weights_out_of_files(folder):
     assert not folder.exists()
 
 
+@pytest.mark.deep
 def test_engines_that_start_at_once_share_one_file(tmp_path):
     model = tiny_model("qwen3-moe", dtype="bfloat16")
     command = [sys.executable, "-c", CHILD, json.dumps(PROMPTS), str(model)]

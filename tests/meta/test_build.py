@@ -54,11 +54,16 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
     ("environment", "memory_mb", "jobs", "why"),
     [
         ({"MAX_JOBS": "7", "CMAKE_BUILD_PARALLEL_LEVEL": "3"}, 999, 7, "from MAX_JOBS"),
-        ({"CMAKE_BUILD_PARALLEL_LEVEL": "3"}, 999, 3, "from CMAKE_BUILD_PARALLEL_LEVEL"),
         ({"MAX_JOBS": "many"}, 1535, 1, "1535 MB available / 768 MB a job"),
-        ({}, 1536, min(2, CORES), "1536 MB available"),
-        ({}, 100, 1, "100 MB available"),
-        ({}, 10**6, CORES, f"{CORES} cores"),
+        *(
+            pytest.param(*case, marks=pytest.mark.deep)
+            for case in (
+                ({"CMAKE_BUILD_PARALLEL_LEVEL": "3"}, 999, 3, "from CMAKE_BUILD_PARALLEL_LEVEL"),
+                ({}, 1536, min(2, CORES), "1536 MB available"),
+                ({}, 100, 1, "100 MB available"),
+                ({}, 10**6, CORES, f"{CORES} cores"),
+            )
+        ),
     ],
 )
 def test_compile_jobs_follow_the_environment_then_cores_and_memory(

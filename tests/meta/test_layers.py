@@ -7,6 +7,7 @@ over others: a circle is one piece of code, whatever its files are called.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,10 +79,11 @@ def is_typing_block(node: ast.AST) -> bool:
 
 def walk(node: ast.AST) -> Iterator[ast.AST]:
     """Every node that can run."""
-    for child in ast.iter_child_nodes(node):
-        if not is_typing_block(child):
-            yield child
-            yield from walk(child)
+    left = [node]
+    while left:
+        found = [n for n in ast.iter_child_nodes(left.pop()) if not is_typing_block(n)]
+        yield from found
+        left += found
 
 
 def imports(nodes: Iterator[ast.AST]) -> Iterator[tuple[int, str]]:
@@ -151,11 +153,14 @@ def call_faults(path: str, tree: ast.AST) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: {name} outside config/env.py"
 
 
+parsed = functools.cache(ast.parse)
+
+
 def graph(sources: dict[str, str]) -> dict[str, set[str]]:
     """The modules of cpuserve that each module imports, anywhere in it."""
     edges: dict[str, set[str]] = {name: set() for name in sources}
     for name, source in sources.items():
-        for _, module in imports(ast.walk(ast.parse(source))):
+        for _, module in imports(ast.walk(parsed(source))):
             # `from cpuserve.a import b` imports the module b, or a name of the module a.
             target = module if module in sources else module.rpartition(".")[0]
             if target in sources and target != name:
@@ -181,7 +186,7 @@ def module_of(path: Path) -> str:
 
 
 def faults(path: str, source: str) -> list[str]:
-    tree = ast.parse(source)
+    tree = parsed(source)
     return [*import_faults(path, tree), *call_faults(path, tree)]
 
 

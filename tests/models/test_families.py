@@ -21,7 +21,7 @@ from tests.helpers.oracle import (
 )
 from tests.helpers.rounding import UNIT64, assert_likeliest, largest, model_bound
 from tests.helpers.steps import Sequence, all_rows, step
-from tests.helpers.tiny import FAMILIES, KINDS, tiny_config, tiny_model
+from tests.helpers.tiny import FAMILIES, SAMPLE, tiny_config, tiny_model
 
 TOKENS = [
     (i * 37 + i * i * 5) % 509 for i in range(100)
@@ -523,7 +523,7 @@ def test_the_comparison_notices_one_changed_number(family, change):
 
 
 # What a variant changes shows in the logits of a prompt, too.
-@pytest.mark.parametrize("checkpoint", deep_but(FAMILIES, VARIANTS), indirect=True)
+@pytest.mark.parametrize("checkpoint", deep_but(SAMPLE, VARIANTS), indirect=True)
 def test_every_family_continues_greedily_like_transformers(checkpoint):
     reference, made = reference_of(checkpoint)
     interpreter = interpreter_of(checkpoint, made)
@@ -541,7 +541,7 @@ def assert_alike(got, expected, path):
     torch.testing.assert_close(got, expected, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("family", deep_but(KINDS, FAMILIES))
+@pytest.mark.parametrize("family", deep_but(SAMPLE, FAMILIES))
 def test_chunked_prefill_gives_the_logits_of_one_piece(family):
     path = tiny_model(family)
     whole = logits_of(interpreter_of(path, PreciseInterpreter), TOKENS)
@@ -549,7 +549,7 @@ def test_chunked_prefill_gives_the_logits_of_one_piece(family):
     assert_alike(chunked, whole, path)
 
 
-@pytest.mark.parametrize("family", deep_but(KINDS, FAMILIES))
+@pytest.mark.parametrize("family", deep_but(SAMPLE, FAMILIES))
 def test_sequences_of_one_step_do_not_see_each_other(family):
     path = tiny_model(family)
     texts = [TOKENS[:40], TOKENS[50:53], TOKENS[10:80]]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.depth import deep_but
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.tiny import tiny_model
 
@@ -72,6 +73,7 @@ def test_an_installed_platform_wins_over_the_floor_and_says_so(sample, model):
     assert "platform sample REPLACES cpu: the sample device is there" in done.stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("by", ["flag", "variable"])
 @pytest.mark.parametrize("name", ["cpu", "sample"])
 def test_a_platform_is_forced_by_name(sample, model, name, by):
@@ -82,6 +84,7 @@ def test_a_platform_is_forced_by_name(sample, model, name, by):
     assert "REPLACES" not in done.stderr
 
 
+@pytest.mark.deep
 def test_a_platform_that_cannot_run_loses_and_cannot_be_forced(sample, model):
     done = run("config", model, "--json", sites=[sample], SAMPLE_PLATFORM="absent")
     assert decisions(done)["platform"]["got"] == "cpu"
@@ -93,6 +96,7 @@ def test_a_platform_that_cannot_run_loses_and_cannot_be_forced(sample, model):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.deep
 def test_two_packages_with_one_name_are_both_refused_and_the_floor_serves(sample, model, tmp_path):
     twin = package(tmp_path, "twin", {"cpuserve.platforms": {"sample": "twin:Platform"}})
     arguments = ("--prompt=a", "--max-tokens=1", *SMALL)
@@ -107,39 +111,43 @@ def test_two_packages_with_one_name_are_both_refused_and_the_floor_serves(sample
     assert "both claim this name" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "source", "line"),
-    [
-        ("cpu", "", "platform cpu is not used: the plug-in of bad 2.0 has the name of a built-in"),
-        (
-            "fast",
-            "raise RuntimeError('no driver')",
-            "platform fast is not used: the plug-in of bad 2.0 does not load: "
-            "RuntimeError: no driver",
-        ),
-        (
-            "fast",
-            "class Platform:\n    name = device_type = 'x'\n    def probe(self): return True, ''",
-            "platform fast is not used: the plug-in of bad 2.0 lacks host, capabilities, kernels, "
-            "resolve",
-        ),
-        ("fast", "", "AttributeError: module 'bad' has no attribute 'Platform'"),
-        (
-            "fast",
-            "from cpuserve.platforms.cpu import CpuPlatform\n"
-            "class Platform(CpuPlatform):\n    def probe(self): return 1 / 0",
-            "platform fast is not used: its probe failed: ZeroDivisionError",
-        ),
-        (
-            "fast",
-            "class Platform:\n    def __init__(self, device): ...\n    name = device_type = 'x'\n"
-            "    probe = host = capabilities = kernels = resolve = None",
-            "its probe failed: TypeError",
-        ),
-    ],
-    ids=["shadow", "raises", "lacks", "empty", "probe", "constructor"],
-)
-def test_a_bad_platform_gives_its_line_and_the_floor_serves(model, tmp_path, name, source, line):
+# What a package has under its entry point, and the line that it gives.
+BAD = {
+    "shadow": (
+        "cpu",
+        "",
+        "platform cpu is not used: the plug-in of bad 2.0 has the name of a built-in",
+    ),
+    "raises": (
+        "fast",
+        "raise RuntimeError('no driver')",
+        "platform fast is not used: the plug-in of bad 2.0 does not load: RuntimeError: no driver",
+    ),
+    "lacks": (
+        "fast",
+        "class Platform:\n    name = device_type = 'x'\n    def probe(self): return True, ''",
+        "platform fast is not used: the plug-in of bad 2.0 lacks host, capabilities, kernels, "
+        "resolve",
+    ),
+    "empty": ("fast", "", "AttributeError: module 'bad' has no attribute 'Platform'"),
+    "probe": (
+        "fast",
+        "from cpuserve.platforms.cpu import CpuPlatform\n"
+        "class Platform(CpuPlatform):\n    def probe(self): return 1 / 0",
+        "platform fast is not used: its probe failed: ZeroDivisionError",
+    ),
+    "constructor": (
+        "fast",
+        "class Platform:\n    def __init__(self, device): ...\n    name = device_type = 'x'\n"
+        "    probe = host = capabilities = kernels = resolve = None",
+        "its probe failed: TypeError",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", deep_but(["shadow", "probe"], BAD))
+def test_a_bad_platform_gives_its_line_and_the_floor_serves(model, tmp_path, how):
+    name, source, line = BAD[how]
     site = package(tmp_path, "bad", {"cpuserve.platforms": {name: "bad:Platform"}}, source)
     done = run("config", model, "--json", sites=[site])
     assert decisions(done)["platform"]["got"] == "cpu"

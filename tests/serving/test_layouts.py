@@ -15,6 +15,7 @@ from cpuserve.serving.tools.thoughts import Around
 from cpuserve.serving.tools.use import tool_use
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import tokenizer
+from tests.helpers.depth import deep_but
 from tests.helpers.family_templates import LEARNED, template
 
 ARGUMENTS = {
@@ -88,6 +89,7 @@ def test_the_way_of_writing_is_found(family):
     assert "learned" in found.why
 
 
+@pytest.mark.matrix
 @families
 @pytest.mark.parametrize("content", ["", "I look."])
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -203,7 +205,7 @@ ATOMS = sorted(
 )  # fmt: skip
 
 
-@families
+@pytest.mark.parametrize("family", deep_but([*LEARNED][::6], LEARNED))
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_text_is_a_fault_and_no_cut_matters(family, data):

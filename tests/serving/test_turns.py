@@ -12,6 +12,7 @@ from cpuserve.serving.tools.thoughts import begins_thought
 from cpuserve.serving.tools.use import tool_use
 from cpuserve.tokenizer.chat import ChatTemplate
 from tests.api.fakes import tokenizer
+from tests.helpers.depth import deep_but
 from tests.helpers.turn_templates import ALL, HEADED, TURNS
 from tests.serving.test_layouts import ARGUMENTS, SCHEMAS, TOOLS, call, strict
 
@@ -141,7 +142,8 @@ def test_a_structured_output_has_the_header_of_a_text(family):
     assert [p.text for p in parser.push('{"a": 1}') + parser.flush()] == ['{"a": 1}']
 
 
-@families
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", deep_but(["Cohere", "Functionary 3.2"], ALL))
 @pytest.mark.parametrize("tools", [TOOLS, strict("get_weather", "other.tool")], ids=["", "strict"])
 def test_a_forced_call_is_what_the_template_writes(family, tools, allows):
     found = learned(family)[0]

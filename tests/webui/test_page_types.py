@@ -18,6 +18,7 @@ OPTIONS = [
 pytestmark = pytest.mark.network
 
 
+@pytest.mark.deep
 def test_the_modules_have_their_types():
     compiler = npm_folder("typescript@5.9.3") / "node_modules/typescript/bin/tsc"
     files = map(str, sorted(FOLDER.glob("*.js")))
