@@ -17,8 +17,8 @@ class KvEvents(msgspec.Struct, kw_only=True, frozen=True):
     endpoint: address of the PUB socket; it is bound if it has a wildcard or a path, else connected,
       as in vLLM.
     replay_endpoint: address at which subscribers ask for the last `buffer_steps` batches again.
-    hwm: batches that wait for a slow subscriber, max_queue_size: batches that wait for the
-      publishing thread; further ones are dropped.
+    hwm: the most batches that wait for a slow subscriber; further ones are dropped.
+    max_queue_size: the most batches that wait for the publishing thread; further ones are dropped.
     topic: first frame of each message.
     rank: the number of the engine, which is added to the ports.
     """

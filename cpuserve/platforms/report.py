@@ -84,15 +84,21 @@ class GeometryReport(msgspec.Struct, frozen=True, kw_only=True):
 class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     """How much the kernels of an ISA level work on at a time.
 
-    linear: by weight kind.
-    sizes: strip_bytes of weights in a K block, rows that pass over them, near_bytes of what stays
-      in L1 (widened rows, or a K block of w8_channel), ahead_bytes that are prefetched,
-      float_pass_rows of bf16, f16 or f32 weights in one pass, far_pass_rows of a pass that fetches
-      to L2 and not to L1, near_blocks (1: a K block of w8_channel or of few rows stays in L1, and
-      the next one is fetched to L2; 0: it stays in L2, and the next one is fetched to L1),
-      attention_bytes of scratch.
+    linear: the sizes of tiles and blocks of each weight kind.
     source: "caches" (of the first compute core; *_rows and near_blocks follow from the CPU's
       vendor), "tuned" (`cpuserve bench kernels --tune`) or "defaults" (the caches are unknown).
+
+    `sizes` has these numbers:
+
+    strip_bytes: bytes of weights in a K block.
+    rows: rows that are multiplied by a K block.
+    near_bytes: bytes that stay in L1 (widened rows, or a K block of w8_channel).
+    ahead_bytes: how many bytes ahead weights are prefetched.
+    float_pass_rows: rows that bf16, f16 or f32 weights multiply in one pass.
+    far_pass_rows: rows of a pass that prefetches to L2 and not to L1.
+    near_blocks: 1 = a K block of w8_channel or of few rows stays in L1, and the next one is
+      prefetched to L2; 0 = it stays in L2, and the next one is prefetched to L1.
+    attention_bytes: bytes of scratch of attention that stay in L2.
     """
 
     isa_level: str

@@ -53,14 +53,10 @@ class KeptTables:
 class StepView:
     """The sections of a packed step, as views of its words.
 
-    T: tokens, S: sequences, R: logit rows, G: cache groups, B: new entries of all block tables.
-
-    token_ids, positions [T]; query_start [S + 1]; kv_len, seq_slot [S]; adapters [S] and
-    adapter_scales [S], the bits of floats, or both [0] if no sequence has an adapter; row_token,
-    row_slot, row_target, row_top [R]; row_draft, row_mask [R], or [0] in a step without drafts or
-    masks. Block table i (of sequence i // G, group i % G) keeps its first table_first[i] entries;
-    the new entries, table_entries[table_start[i] : table_start[i + 1]], follow. Shapes: table_first
-    [S * G], table_start [S * G + 1], table_entries [B].
+    StepArrays (runtime/executor.py) has the shapes of the sections. Sections that a step does not
+    need (adapters, adapter_scales, row_draft, row_mask) are empty. Block table i (of sequence
+    i // G, group i % G) keeps its first table_first[i] entries; the new entries,
+    table_entries[table_start[i] : table_start[i + 1]], follow.
 
     kept: the block tables from earlier steps, by slot.
     """

@@ -23,15 +23,35 @@ HEADER = 8  # int32 words before the first section
 class StepArrays:
     """One step as one flat int32 array, which the C++ executor reads without conversion.
 
-    words[0:8] = num_tokens T, num_seqs S, num_rows R, num_entries B (new entries of all block
-    tables), num_masks M, num_adapters A (S, or 0 if no sequence has an adapter), number of cache
-    groups G - 1, num_drafts D (0 or R). Then: token_ids [T], positions [T], query_start [S + 1],
-    kv_len [S] (keys after this step), seq_slot [S] (all different), table_first [S, G], table_start
-    [S * G + 1], table_entries [B], adapters [A] (-1 = none), adapter_scales [A] (factors of their
-    changes, the bits of floats), row_token [R] (index into T), row_slot [R], row_target [R] (-1
-    = sample, -2 = the row's vector), row_top [R] (-1 = no logprobs), row_draft [D] (-1 = none; else
-    the draft token after this row; the next row belongs to it), and if M > 0 row_mask [R] (index of
-    a bitmask, -1 = none).
+    The words are first the header, HEADER numbers:
+
+        T           tokens
+        S           sequences
+        R           logit rows
+        B           new entries of all block tables
+        M           bitmasks
+        A           S, or 0 if no sequence has an adapter
+        G - 1       cache groups less one
+        D           R, or 0 if no row has a draft
+
+    Then these sections follow one another:
+
+        token_ids, positions    [T]
+        query_start             [S + 1]
+        kv_len                  [S] keys after this step
+        seq_slot                [S] all different
+        table_first             [S, G]
+        table_start             [S * G + 1]
+        table_entries           [B]
+        adapters                [A] -1 = none
+        adapter_scales          [A] factors of their changes, the bits of floats
+        row_token               [R] index into the tokens
+        row_slot                [R]
+        row_target              [R] -1 = sample, -2 = return the row's vector
+        row_top                 [R] -1 = no logprobs
+        row_draft               [D] the draft token after this row, which the next row belongs to;
+                                -1 = none
+        row_mask                [R], if M > 0: index of a bitmask, -1 = none
 
     An executor keeps the block tables of a sequence by its slot, until `release`. A step sends only
     the changes: table i = sequence * G + group keeps its first table_first[i] entries, and its

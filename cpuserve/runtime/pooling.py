@@ -176,7 +176,7 @@ class AllTokens:
         return range(max(start, len(self._parts)), end)
 
     def add(self, vectors: Sequence[object]) -> None:
-        """Compute the head for the vectors."""
+        """Apply the head to each of the vectors, and keep the results."""
         rows = (np.asarray(vector, np.float64) for vector in vectors)
         self._parts += [_finished(row, self._head) for row in rows]
 

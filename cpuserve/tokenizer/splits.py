@@ -149,7 +149,8 @@ _TABLE: dict[str, PreTokenizer] = {
     "ufakzeka": PreTokenizer((rf"{_WORD}|\p{{N}}|{_SIGNS}|{_GAPS}",)),
     "laguna": PreTokenizer((r"[^\n]+|[\n]+", _QWEN2)),
     "afmoe": PreTokenizer((r"\p{N}+", _threes(r"\p{N}"), _AFMOE_SCRIPTS, _DEEPSEEK3)),
-    # Only a number before a character that is neither a letter nor "_" is cut from its end.
+    # A number is cut into groups of three digits, counted from its end. If a letter or "_" follows
+    # the number, the groups are counted from its beginning.
     "tiny_aya cohere2moe": PreTokenizer((r"(?<!\d)\d+\b", _threes(r"\d"), _O200K)),
     "seed-coder": PreTokenizer((
         rf"{_NOT_CASED}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_GAPS}",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ModelLoader:
-    """Loads one model; see serving/registry.py."""
+    """Loads one model, when a request asks for it (Loader of serving/loaders.py)."""
 
     def __init__(
         self,

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class EngineSleeper:
-    """Implements Sleeper of serving/registry.py."""
+    """Ends the engines of the first model when nobody uses them, and starts them again.
+
+    It implements Sleeper of serving/loaders.py.
+    """
 
     def __init__(self, client: ReplicaClient, prepared: Prepared, spare: SpareProcess) -> None:
         self._client = client

@@ -77,7 +77,8 @@ class CacheEvents:
     def __init__(self, block_size: int, adapter_name: Callable[[str], str] = str) -> None:
         self._block_size = block_size
         self._adapter_name = adapter_name
-        # It begins with this event, because an engine that is restarted has lost its cache.
+        # The first event clears the index of the receivers, because an engine that is restarted has
+        # lost its cache.
         self._events: list[CacheEvent] = [AllBlocksCleared()]
         self._last: IndexEntry | None = None  # the last entry, if the last event stored it
 

@@ -99,8 +99,8 @@ class Compiler:
             msg = "the model has no token that ends an answer, which a grammar needs"
             raise GrammarError(msg)
         self.words = mask_words(vocab)
-        # llguidance (before 1.7) knows only one end-of-sequence token, and reads an end token that
-        # is not special as text.
+        # llguidance before 1.7 knows only one end-of-sequence token. It treats an end token as text
+        # if the tokenizer does not mark it as special.
         special = [i for i in eos_ids if i in loaded.special_ids]
         self._end = (special or list(eos_ids))[0]
         self._knows_end = bool(special)
