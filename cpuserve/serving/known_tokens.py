@@ -125,7 +125,8 @@ def remember(context: ModelContext, sequence: SequenceRequest, run: SequenceRun)
 
 
 def _scope(call: GenerateCall) -> tuple[str, str]:
-    return f"{call.adapter or ''}*{call.adapter_scale}", call.cache_salt or ""
+    scale = "" if call.adapter_scale == 1.0 else f"*{call.adapter_scale}"
+    return f"{call.adapter or ''}{scale}", call.cache_salt or ""
 
 
 async def _known(
