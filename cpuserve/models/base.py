@@ -93,6 +93,12 @@ BUILTIN = {
     "XLMRobertaModel": "cpuserve.models.bert:Roberta",
 }
 
+# Architectures that run neither here nor through transformers, and the reason in a sentence.
+_ALIBI = (
+    "its attention has linear biases in both directions (ALiBi); of its kind, jina-embeddings v3 "
+    "and v5 run"
+)
+REFUSED = {"JinaBertForMaskedLM": _ALIBI, "JinaBertModel": _ALIBI}
 # Classifiers of texts, and the architecture of the model below the head. Those of one label are
 # rerankers, which score pairs of texts. The heads are read by loader/ranking.py.
 RERANKERS = {

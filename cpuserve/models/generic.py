@@ -7,7 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cpuserve.errors import ModelError
 from cpuserve.models import architecture_of, find_model, spec_from_config
+from cpuserve.models.base import REFUSED
 from cpuserve.models.config import read_bool, read_dtype, read_heads, read_ids, read_int
 from cpuserve.models.spec import ModelSpec
 
@@ -26,9 +28,12 @@ def read_spec(config: Mapping[str, Any]) -> tuple[ModelSpec, bool]:
     """Return (hyperparameters of the model, whether cpuserve has a Program for it).
 
     Raises ModelError, which lists the supported architectures, if neither cpuserve nor an
-    installed transformers implements the model.
+    installed transformers implements the model, and for the architectures of REFUSED.
     """
     architecture = architecture_of(config)
+    if architecture in REFUSED:
+        msg = f"architecture {architecture} is not supported: {REFUSED[architecture]}"
+        raise ModelError(msg)
     if find_model(architecture) is None and transformers_knows(config):
         return generic_spec(config), False
     return spec_from_config(config), True

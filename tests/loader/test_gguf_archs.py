@@ -1,6 +1,7 @@
 """Every architecture of GGUF files: the same logits as from safetensors."""
 
 from math import inf, nan
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 from cpuserve import LLM, SamplingParams
 from cpuserve.cli import main as cli
 from cpuserve.errors import ModelError
+from cpuserve.loader.gguf.archs.refused import REASONS, THROUGH_TRANSFORMERS
 from cpuserve.loader.gguf.archs.table import ARCHS
 from cpuserve.loader.load import check_weights, open_checkpoint
 from cpuserve.models import build_program, spec_from_config
+from cpuserve.models.generic import transformers_knows
 from cpuserve.program.interpret import Interpreter
 from cpuserve.quant import dequantize
 from tests.helpers import gguf_archs, gguf_convert, gguf_file
@@ -39,6 +42,21 @@ def files(tmp_path_factory):
 
 def test_there_is_a_file_of_every_architecture():
     assert {gguf_archs.FILE_ARCHS.get(arch, arch) for arch in gguf_archs.ARCHS} == set(ARCHS)
+
+
+def test_every_architecture_of_llama_cpp_runs_or_has_a_reason_why_not():
+    known = set(gguf.MODEL_ARCH_NAMES.values())
+    refused = {*THROUGH_TRANSFORMERS, *REASONS}
+    assert known - set(ARCHS) == refused
+    assert not refused & set(ARCHS)
+    assert not THROUGH_TRANSFORMERS.keys() & REASONS.keys()
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    assert not [name for name in refused if f"`{name}`" not in page]
+
+
+@pytest.mark.parametrize("kind", THROUGH_TRANSFORMERS.values())
+def test_transformers_has_the_models_whose_safetensors_are_asked_for(kind):
+    assert transformers_knows({"model_type": kind})
 
 
 @pytest.mark.parametrize("arch", gguf_archs.ARCHS)

@@ -362,8 +362,16 @@ def test_bad_rope_factors_are_refused(path, values):
     ("change", "message"),
     [
         (
+            {"general.architecture": (STRING, "other")},
+            r"'other' is not supported; `cpuserve models --supported` lists the \d+ that are$",
+        ),
+        (
             {"general.architecture": (STRING, "rwkv7")},
-            r"'rwkv7' is not supported; `cpuserve models --supported` lists the \d+ that are$",
+            "'rwkv7' is not supported: no layer of it attends. Hybrids run: Falcon-H1, ",
+        ),
+        (
+            {"general.architecture": (STRING, "phi2")},
+            "'phi2' is not supported: give the safetensors of the model",
         ),
         (
             {"general.architecture": (STRING, "Qwen4")},

@@ -26,6 +26,7 @@ from cpuserve.loader.gguf.archs import (
     qwen,
 )
 from cpuserve.loader.gguf.archs.record import GgufArch
+from cpuserve.loader.gguf.archs.refused import why_refused
 from cpuserve.loader.gguf.keys import Keys
 
 if TYPE_CHECKING:
@@ -51,9 +52,12 @@ def arch_of(file: GgufFile) -> tuple[Keys, GgufArch]:
     """Return the metadata of a file, and the entry of its architecture.
 
     Raises:
-        ModelError: the architecture has no entry; the message says the nearest ones.
+        ModelError: the architecture has no entry; the message says what runs instead.
     """
     name = file.value("general.architecture")
+    if isinstance(name, str) and (why := why_refused(name)) is not None:
+        msg = f"GGUF {file.path}: architecture {name!r} is not supported: {why}"
+        raise ModelError(msg)
     if not isinstance(name, str) or name not in ARCHS:
         names = {known: known for known in ARCHS}
         others = nearest_and_all(str(name)[:60].lower(), names, "cpuserve models --supported")
