@@ -39,6 +39,7 @@ _IGNORED = re.compile(
     r"|.*\.position_ids|mtp\..*|(?:model\.)?(?:visual|vision_tower|multi_modal_projector)\..*"
     r"|(?:model\.)?(?:audio_tower|embed_vision|embed_audio)\..*"
     r"|.*\.parametrizations\.weight\.0\.lora_[AB]"
+    r"|.*\.ple_embedding\.(?:layer_multipliers|ngram_heads_vocab_sizes|ngram_heads_offsets)"
 )
 
 

@@ -28,8 +28,6 @@ INDEXER_KEYS = (
     "indexer_budget",
     "indexer_compress_ratio",
 )
-# Constants that follow from the config.
-BUFFERS = ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets")
 
 
 class Ngrams(TypedDict):
@@ -193,10 +191,8 @@ def _add_ngrams(b: Builder, s: ModelSpec, at: str, table: int, x: ValueId) -> No
     """Add the embeddings of n-grams to all streams of x, gated by each stream."""
     n, streams = cast("Ngrams", s.extra["ngrams"]), cast("int", s.extra["streams"])
     sizes = prime_sizes(n["least"], n["heads"], table)
-    name = f"{at}.ple_embedding"
-    b.leave(f"{name}.{buffer}" for buffer in BUFFERS)
     e = b.ngram_embed(
-        f"{name}.ngram_embedding",
+        f"{at}.ple_embedding.ngram_embedding",
         width=n["width"] // n["heads"],
         rows=part_rows(sum(sizes), n["unit"], n["parts"]),
         sizes=sizes,

@@ -4,9 +4,9 @@ Shapes: T = tokens of the step, D = model width. Every value is a float matrix w
 the row space of a mixture of experts, with one row for each token and chosen expert. The residual
 stream is fp32; the native executor stores other values in the format that their readers need
 (`csrc/kernels/table/rows.h: ActFormat`). Ops run in program order. `PositionEmbed`, `PartNorm`,
-`Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`, `KeepTop`, and `Linear` and `Combine` with `add`
-change a value in place, as `ScaleQueries` does. `RopeStoreKV` changes qkv in place and writes the
-KV cache.
+`Add`, `Scale`, `Gate`, `MixParts`, `MatchRms`, `KeepTop`, `Limit`, `StreamWeights`,
+`SpreadStreams`, and `Linear` and `Combine` with `add` change a value in place, as `ScaleQueries`
+does. `RopeStoreKV` changes qkv in place and writes the KV cache.
 
 Families that these ops cover: Llama 2/3, Mistral, SmolLM2; Qwen2/2.5 (q/k/v bias); Qwen3 (q/k norm
 inside RopeStoreKV); OPT (LayerNorm with bias, learned positions at +2, ReLU, no rotation, optional
@@ -15,7 +15,8 @@ RmsNorm then Add, per-layer `window` and `rope`, Attention `scale` and `softcap`
 V3, GLM-4.7-Flash (LatentStoreKV, then Attention with one KV head); Granite 4 (ShortConv, Mamba2,
 GatedNorm); LFM2 (ShortConv between two Gates); gpt-oss (Attention `sinks`, ExpertLinear `biases`);
 OLMo 2 and 3, OLMoE (PartNorm); Gemma 4 (Scale, Route `factors`, layers that share a cache); Gemma
-3n (Columns, MixParts, MatchRms, KeepTop); encoders (Attention without `causal`, Hidden).
+3n (Columns, MixParts, MatchRms, KeepTop); GLM-5.3 (StreamWeights, Limit); Qwen4-Exp (NgramEmbed,
+SpreadStreams); encoders (Attention without `causal`, Hidden).
 docs/design/programs.md says which family uses which operations.
 
 Operations are msgspec structs, because Python creates their classes in 1 ms. As dataclasses, they
