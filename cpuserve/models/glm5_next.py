@@ -41,6 +41,8 @@ class Glm5Next:
         config = {"n_shared_experts": 1, "qk_rope_head_dim": 0, **config}
         if read_int(config, "qk_rope_head_dim", low=0):
             refuse("qk_rope_head_dim", config["qk_rope_head_dim"], "0: attention has no RoPE")
+        if config.get("q_lora_rank", 1536) is None:
+            refuse("q_lora_rank", None, "a number, since queries have a low rank")
         spec = read_latent(
             {"rms_norm_eps": 1e-5, "routed_scaling_factor": 2.5, **config},
             architecture="Glm5NextForCausalLM",

@@ -247,6 +247,11 @@ BAD = {
         {"qk_rope_head_dim": 16},
         "qk_rope_head_dim is 16, but it must be 0: attention has no RoPE",
     ),
+    "queries-of-full-rank": (
+        "glm5-next",
+        {"q_lora_rank": None},
+        "q_lora_rank is None, but it must be a number, since queries have a low rank",
+    ),
     "a-bound-above-0": (
         "glm5-next",
         {"linear_lower_bound": 5.0},

@@ -142,6 +142,18 @@ def test_every_op_of_every_family_agrees(family, dtype):
     assert found is None
 
 
+def test_ngrams_separated_by_ends_of_texts_agree():
+    checkpoint = checkpoint_of("qwen4-exp", "float32")
+    executor, oracle = executor_and_oracle(
+        checkpoint.weights, checkpoint.config, "float32", LEVELS[-1]
+    )
+    ends = [token if i % 7 and i != 22 else 2 for i, token in enumerate(TOKENS[:60])]
+    sequence = Sequence(0, ends, [5, 2], first_state(oracle))
+    for length in (1, 21, 1, 37):
+        arrays = step(sequence.chunk(length, all_rows(1)))
+        assert compare(executor, oracle, arrays, executor.lowered.source_op) is None
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_op_of_a_mixture_of_many_tasks_agrees_whose_rows_are_added_in_parts(dtype):
     model = tiny_model("qwen3-moe", hidden_size=608, moe_intermediate_size=640)
