@@ -182,8 +182,8 @@ class Model:
     def chain(self, kind: str, element: int, k: int, epilogue: float) -> tuple[float, float]:
         """Return (cycles of products, all cycles) of 32 rows by 2 panels, without groups of K.
 
-        element: bytes of a weight. epilogue: vector operations that the kind adds for each line of
-        sums.
+        element: bytes of a weight.
+        epilogue: vector operations that the kind adds for each line of sums.
         """
         tiles = k * element // 64
         blocks = -(-tiles // 12)

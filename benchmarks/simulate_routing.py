@@ -47,7 +47,9 @@ POLICIES = ("round_robin", "least_loaded", "session", "prefix")
 class Machine:
     """A server with 16 cores and a model of 8B weights in int8; the times follow from its limits.
 
-    bandwidth: bytes/s. weight_bytes: read once in a step. key_bytes: keys and values of a token.
+    bandwidth: bytes/s.
+    weight_bytes: read once in a step.
+    key_bytes: keys and values of a token.
     token_s, pair_s: seconds for a prompt token, and for a pair of query and key.
     """
 

@@ -37,9 +37,11 @@ class Kind:
     """A weight kind.
 
     struct, probes: parts of the C++ symbols of its struct and of its probe loops (the linker merges
-    equal functions). multiply: the instructions of its products. quads: how many products of 4
-    values are added to one sum before a scale is applied; 0 = no scale. level: the index, 0 or 1,
-    of the ISA level with its code; CPUS has two ISA levels for each CPU.
+      equal functions).
+    multiply: the instructions of its products.
+    quads: how many products of 4 values are added to one sum before a scale is applied; 0 = no
+      scale.
+    level: the index, 0 or 1, of the ISA level with its code; CPUS has two ISA levels for each CPU.
     """
 
     title: str

@@ -148,16 +148,7 @@ def build_parser() -> Parser:
     stop = command("stop", "server_models:stop", "Unload a model of a running server.")
     stop.add_argument("name", metavar="NAME", help="name of the model, as `cpuserve ps` shows it")
     _running_server(stop)
-    top = command("top", "top:top", "Show what a running server does, once a second.")
-    _running_server(top)
-    top.add_argument("--once", action="store_true", help="print one view, and end")
-    top.add_argument(
-        "--interval",
-        type=number(float, 0.1),
-        default=1.0,
-        metavar="S",
-        help="seconds between two views [default: 1]",
-    )
+    _top(command("top", "top:top", "Show what a running server does, once a second."))
     completion = command(
         "completion", "completion:completion", "Print a script that completes flags in a shell."
     )
@@ -183,12 +174,8 @@ def build_parser() -> Parser:
     pull.add_argument("--revision", metavar="REV", help="branch, tag or commit")
     text = "Write a quantized copy of a model (compressed-tensors), which vLLM also loads."
     _quantize(command("quantize", "quantize:quantize", text))
-    models = command("models", "commands:models", "List the built-in models and the architectures.")
-    models.add_argument(
-        "--supported",
-        action="store_true",
-        help="print tables of all families, formats and kernels instead (Markdown)",
-    )
+    text = "List the built-in models and the architectures."
+    _models(command("models", "commands:models", text))
     return parser
 
 
@@ -302,6 +289,26 @@ def _run_batch(parser: Parser) -> None:
         required=True,
         metavar="FILE",
         help="one result for each line, in the same order; an existing file is replaced",
+    )
+
+
+def _top(parser: Parser) -> None:
+    _running_server(parser)
+    parser.add_argument("--once", action="store_true", help="print one view, and end")
+    parser.add_argument(
+        "--interval",
+        type=number(float, 0.1),
+        default=1.0,
+        metavar="S",
+        help="seconds between two views [default: 1]",
+    )
+
+
+def _models(parser: Parser) -> None:
+    parser.add_argument(
+        "--supported",
+        action="store_true",
+        help="print tables of all families, formats and kernels instead (Markdown)",
     )
 
 

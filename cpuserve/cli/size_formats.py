@@ -47,9 +47,11 @@ _ALLOWED = {"model", "revision"}
 class ModelWeights:
     """The weights and the KV cache of a model, from its configuration.
 
-    matrices: weights that a format packs. read: those that a decoded token reads. others: weights
-    that stay fp32. kv_bytes: of a token in layers that keep all tokens. window_bytes: of a
-    sequence in all other layers.
+    matrices: weights that a format packs.
+    read: those that a decoded token reads.
+    others: weights that stay fp32.
+    kv_bytes: of a token in layers that keep all tokens.
+    window_bytes: of a sequence in all other layers.
     """
 
     name: str

@@ -155,8 +155,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 class Decision:
     """One resolved setting.
 
-    asked: the requested value; source: where it came from ("flag --isa", "env NAME", "default");
-    got: the resulting value; why: the reason.
+    asked: the requested value.
+    source: where it came from ("flag --isa", "env NAME", "default").
+    got: the resulting value.
+    why: the reason.
     """
 
     field: str

@@ -13,7 +13,9 @@ _LAYER_STEP = 10007  # between the seeds of two tables
 def hash_multipliers(vocab: int, longest: int, table: int, seed: int) -> tuple[int, ...]:
     """Return an odd multiplier for each token of an n-gram of at most `longest` tokens.
 
-    A multiplier times a token id is below 2^63. table: the number of the table.
+    A multiplier times a token id is below 2^63.
+
+    table: the number of the table.
     """
     bound = max(1, ((1 << 63) - 1) // max(vocab, 1) // 2)
     start = seed + _LAYER_STEP * table

@@ -11,8 +11,10 @@ from cpuserve.errors import ModelError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Core
 
-# How the text of a token becomes bytes. byte_level: the alphabet of GPT-2, a character for each
-# byte. byte_fallback: SentencePiece, where U+2581 is a space and <0xNN> a byte. plain: UTF-8.
+# How the text of a token becomes bytes:
+#   byte_level      the alphabet of GPT-2, a character for each byte
+#   byte_fallback   SentencePiece, where U+2581 is a space and <0xNN> a byte
+#   plain           UTF-8
 Scheme = Literal["byte_level", "byte_fallback", "plain"]
 
 
