@@ -94,6 +94,7 @@ class ProgressBars:
         self._tasks: dict[str, TaskID] = {}
         self._begun: dict[str, float] = {}
         self._told: dict[str, float] = {}
+        self._ended: set[str] = set()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show that `done` of `total` bytes of `stage` are finished."""
@@ -119,7 +120,11 @@ class ProgressBars:
             return
         if finished and stage not in self._told:
             return  # a stage that had no line so far was too short to need one
+        if finished and stage in self._ended:
+            return  # a stage may report its end again and again, as while pip copies a file
         self._told[stage] = now
+        if finished:
+            self._ended.add(stage)
         of = f" of {format_bytes(total)} ({100 * done // total} %)" if total > 0 else ""
         note(f"{stage}: {format_bytes(done)}{of}")
 

@@ -38,6 +38,9 @@ def test_a_long_stage_is_told_every_few_seconds_and_at_its_end(clock, capsys):
     assert lines[0].startswith("cpuserve: load: 21.00 MiB of 100.00 MiB (21 %)")
     assert lines[-1].endswith("(100 %)")
     assert len(lines) == 3  # at 2 s, 7 s and the end
+    clock[0] += 9
+    progress("load", 100 << 20, 100 << 20)
+    assert capsys.readouterr().err == "", "the end is told once"
 
 
 def test_a_stage_of_unknown_size_has_no_percentage(clock, capsys):
