@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """How created models get engines; sources: see CreatedModels."""
+    """How created models get engines.
+
+    sources: each model of the start as --model takes it, by its served name.
+    """
 
     make_loader: MakeLoader
     sources: Mapping[str, str]

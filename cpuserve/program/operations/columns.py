@@ -64,12 +64,17 @@ class SoftGate(Op, frozen=True):
 
 
 class Xielu(Op, frozen=True):
-    """Replace x by beta x + alpha_p x^2 if x > 0, else by beta x + alpha_n (exp(x) - 1 - x).
+    """The activation xIELU, in place.
 
-    alpha_p = softplus(p) and alpha_n = beta + softplus(n). `factors` are p, n, beta and epsilon:
-    numbers, or the names of weights of one element. The published activation has epsilon in place
-    of x in exp(x), if x is between epsilon and 0. Epsilon must be so small that this has no effect.
-    Source: xIELU of Apertus, arXiv 2411.13010, as in transformers activations.py.
+        x > 0:    beta * x + alpha_p * x^2
+        x <= 0:   beta * x + alpha_n * (exp(x) - 1 - x)
+
+    Here alpha_p = softplus(p) and alpha_n = beta + softplus(n). The published activation has
+    epsilon in place of x in exp(x), if x is between epsilon and 0. Epsilon must be so small that
+    this has no effect. Source: xIELU of Apertus, arXiv 2411.13010, as in transformers
+    activations.py.
+
+    factors: p, n, beta and epsilon: numbers, or weights of one element.
     """
 
     write_of = "x"

@@ -39,7 +39,11 @@ def layouts(probe: CallProbe) -> Iterator[LayoutFormat]:
 
 
 def _divided(layout: CallLayout, writing: Writing) -> tuple[CallLayout, Writing]:
-    """Return both; if an argument and the end of a call begin alike, move that text elsewhere."""
+    """Return both, changed so that a parser can distinguish a further argument from the end.
+
+    If an argument and the end of a call begin with the same text, this text becomes the end of what
+    comes before: of the text before the first argument, and of the text after each argument.
+    """
     if not isinstance(writing, Tags):
         return layout, writing
     same = common_beginning(writing.open, layout.end)

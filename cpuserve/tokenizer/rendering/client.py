@@ -53,8 +53,8 @@ MEMORY_PER_BYTE = 24
 # The limit on the rendered text. Real templates write each text once and add about a page of text.
 WRITTEN_BYTES = 4 << 20
 WRITTEN_PER_BYTE = 16
-START_S = 20.0
-MAX_IDLE = 4
+START_S = 20.0  # the longest start of the process
+MAX_IDLE = 4  # forks that are kept for further jobs
 # A fork that has done a large job ends, so that its memory is free again.
 LARGE_BYTES = 1 << 20
 MAX_TEMPLATES = 16  # in one fork

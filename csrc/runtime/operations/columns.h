@@ -41,8 +41,8 @@ inline Accesses accesses(const SoftGateOp& op, const Program&) {
   return changes({own(op.x)}, op.out);
 }
 
-// Replaces x by beta x + alpha_p x^2 where it is positive, else by beta x + alpha_n (exp(x) - 1 -
-// x). The vector `factors` has alpha_p, alpha_n and beta (xIELU of Apertus).
+// Replaces x by beta * x + alpha_p * x^2 if it is positive, else by beta * x + alpha_n * (exp(x) -
+// 1 - x). The vector `factors` has alpha_p, alpha_n and beta (xIELU of Apertus).
 struct XieluOp {
   static constexpr const char* kName = "xielu";
   Id x, factors;
