@@ -160,7 +160,7 @@ FAULTS = [
         "cpuserve/program/reference/ngrams.py",
         "before = torch.where(ended, end, known[first : first + n])",
         "before = known[first : first + n]",
-        "tests/models/test_streams.py -k ngrams",
+        "tests/models/test_residual_streams.py -k ngrams",
     ),
     Fault(
         "csrc/runtime/operations/streams.cpp",

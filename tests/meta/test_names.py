@@ -57,3 +57,10 @@ def test_every_class_of_cpuserve_has_a_name_of_its_own():
 def test_a_second_meaning_of_a_name_is_found(other):
     sources = {"a.py": "class Part: ...", "b.py": other, "c.py": "class Parts: ...\nPARTS = 1"}
     assert shared_names(sources) == {"Part": ["a.py", "b.py"]}
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """Outside of packages, pytest imports a file of tests under its name alone."""
+    tests = (ROOT / "tests").rglob("test_*.py")
+    names = [path.name for path in tests if not path.with_name("__init__.py").exists()]
+    assert sorted(names) == sorted(set(names))
