@@ -50,8 +50,8 @@ class ModelWeights:
     matrices: weights that a format packs.
     read: those that a decoded token reads.
     others: weights that stay fp32.
-    kv_bytes: of a token in layers that keep all tokens.
-    window_bytes: of a sequence in all other layers.
+    kv_bytes: bytes of a token in the layers that keep all tokens.
+    window_bytes: bytes of a sequence in all other layers.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""`cpuserve top`: what a running server does, as a view that changes once a second."""
+"""`cpuserve top`: the activity of a running server, as a view that changes once a second."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _watch(console: Console, target: Target, interval_s: float) -> None:
 
 
 def views(console: Console, target: Target, interval_s: float) -> Iterator[RenderableType]:
-    """Generate views of a server without end, also while it is not there.
+    """Generate views of a server without end, even while it does not run.
 
     Raises:
         CpuserveError: the server refuses the request.

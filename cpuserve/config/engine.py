@@ -33,8 +33,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     """All resolved settings. The engine process receives this (as msgpack) and nothing else.
 
     cpus: one CPU per thread, in thread order; None = threads are not pinned.
-    rank_cpus: if threads are not pinned, the CPUs between which the threads of each rank move;
-      empty = all CPUs.
+    rank_cpus: the CPUs between which the threads of each rank move, if they are not pinned; empty =
+      all CPUs.
     frontend_cpus: the CPUs of the front end; None = not pinned.
     rank_threads: the number of threads of each of the tensor_parallel_size ranks, in thread order.
     core_complexes: a number per thread, equal for threads on cores that share an L3 cache; empty =

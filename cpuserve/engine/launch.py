@@ -79,7 +79,7 @@ class SpareProcess:
     ) -> None:
         """`cpus`: the CPUs that engines may use.
 
-        module: what the process runs.
+        module: the Python module that the process runs.
         longest_s: the process ends if no engine uses it within this time.
         """
         self.cpus = cpus

@@ -1,4 +1,4 @@
-"""The metric families of a model. The names are those of vLLM or begin with "cpuserve:"."""
+"""The metric families of a model, called as in vLLM, or with the prefix "cpuserve:"."""
 
 from __future__ import annotations
 

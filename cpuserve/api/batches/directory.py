@@ -58,7 +58,7 @@ class FileDirectory:
         try:
             for folder in (self._files, self._batches):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # The lock ends with the process, also if it is killed.
+            # The lock ends with the process, even if it is killed.
             self._lock = os.open(Path(place) / "lock", os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
         except OSError as error:
             msg = f"--files-dir {place} cannot be used ({error.strerror}): choose another directory"

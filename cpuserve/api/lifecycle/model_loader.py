@@ -35,7 +35,7 @@ class ModelLoader:
         options: ServerOptions,
         spare: SpareProcess,
     ) -> None:
-        """Keep what is needed to load the model.
+        """Keep the arguments until the model is loaded.
 
         prepare: finds the model and resolves its settings; its argument is the bytes that other
           models will still take.

@@ -51,7 +51,7 @@ class Done(msgspec.Struct):
 
 
 def adapter_of(context: ModelContext, scales: Sequence[AdapterScale]) -> tuple[str, float]:
-    """Return the name and scale of the adapter whose scale is not 0; ("", 1) if there is none.
+    """Return (name, scale) of the only adapter with a scale other than 0; ("", 1) if none has one.
 
     Raises:
       InvalidRequest: there is no such adapter, several have a scale, or one is out of range.

@@ -54,7 +54,7 @@ LIMIT_MESSAGES = ("fuel", "too big", "too large", "Too many", "Unable to determi
 
 # For each of these patterns, llguidance knows which tokens match. It first checks whether all
 # tokens of a pattern may follow, and tries the tokens one by one only if not. The first three
-# patterns are added to those of llguidance: they cover digits in numbers, and letters in formats.
+# patterns are not in the list of llguidance: they cover digits in numbers, and letters in formats.
 SLICES = [
     "[1-9][0-9]*",
     "[a-zA-Z][a-zA-Z0-9]{0,15}",

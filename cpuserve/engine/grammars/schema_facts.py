@@ -37,7 +37,7 @@ class Facts:
     closed: the schema itself forbids all members except `names`.
     closes: the value has no members except `names`, unless another schema describes it too, which
       the caller checks.
-    branches: for each anyOf or oneOf, the facts of its schemas.
+    branches: the facts of the schemas of each anyOf or oneOf.
     """
 
     types: set[str] = field(default_factory=lambda: set(ALL_TYPES))
