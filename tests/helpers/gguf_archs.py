@@ -372,12 +372,17 @@ NEMOTRON_KEYS = {
     "ssm.inner_size": 128,
 }
 # Family of the tiny model, changes of its config, and what the file says besides the sizes.
+# Sections of the RoPE for time, height and width; and how many layers read features of images.
+VL_KEYS = {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 1}
 ARCHS = {
     "llama": ("llama", {}, {}),
     "mixtral": ("mixtral", {"sliding_window": None}, {}),
     "qwen2": ("qwen2", {}, {}),
     "qwen2moe": ("qwen2-moe", {}, {}),
     "qwen3": ("qwen3", {}, {}),
+    "qwen2vl": ("qwen2", {}, {"rope.dimension_sections": [2, 3, 3, 0]}),
+    "qwen3vl": ("qwen3", {}, VL_KEYS),
+    "qwen3vlmoe": ("qwen3-moe", {}, VL_KEYS),
     "qwen3moe": ("qwen3-moe", {}, {}),
     "qwen35": ("qwen3.5", DELTA_CHANGES, DELTA_KEYS),
     "qwen35moe": ("qwen3.5-moe", DELTA_CHANGES, {**DELTA_KEYS, "nextn_predict_layers": 1}),

@@ -79,8 +79,17 @@ def _qwen3_next(keys: Keys) -> dict[str, Any]:
     return {**_delta(keys), **_shared_experts(keys), "linear_in_proj_split": split}
 
 
+def _qwen3_moe(keys: Keys) -> dict[str, Any]:
+    return {**experts(keys), "norm_topk_prob": True}
+
+
 ARCHS = {
     "qwen2": GgufArch("Qwen2ForCausalLM", "qwen2"),
+    # The parts for text of Qwen2-VL, Qwen2.5-VL and Qwen3-VL. Their RoPE has positions on three
+    # axes, which are equal for texts.
+    "qwen2vl": GgufArch("Qwen2ForCausalLM", "qwen2"),
+    "qwen3vl": GgufArch("Qwen3ForCausalLM", "qwen3"),
+    "qwen3vlmoe": GgufArch("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, _qwen3_moe),
     "qwen2moe": GgufArch(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
@@ -88,12 +97,7 @@ ARCHS = {
         _qwen2_moe,
     ),
     "qwen3": GgufArch("Qwen3ForCausalLM", "qwen3"),
-    "qwen3moe": GgufArch(
-        "Qwen3MoeForCausalLM",
-        "qwen3_moe",
-        EXPERTS,
-        lambda keys: {**experts(keys), "norm_topk_prob": True},
-    ),
+    "qwen3moe": GgufArch("Qwen3MoeForCausalLM", "qwen3_moe", EXPERTS, _qwen3_moe),
     "qwen35": GgufArch(
         "Qwen3_5ForCausalLM", "qwen3_5_text", _DELTA, _qwen35, added_norms=True, tiled=True
     ),

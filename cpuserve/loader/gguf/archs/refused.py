@@ -32,7 +32,7 @@ REASONS = {
     **dict.fromkeys(
         ("clip", "chameleon", "cogvlm", "deepseek2-ocr", "hunyuan_vl", "paddleocr"), _PICTURES
     ),
-    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe", "wavtokenizer-dec"), _PICTURES),
+    "wavtokenizer-dec": _PICTURES,
     **dict.fromkeys(("jina-bert-v2", "t5", "t5encoder"), _ENCODER),
     "neo-bert": "transformers has nothing to compare it with. ModernBERT and EuroBERT run",
     "chatglm": "of its kind, GLM-4 (glm4) runs",
