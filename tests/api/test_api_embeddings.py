@@ -75,11 +75,11 @@ def test_shorter_vectors_are_the_beginning_with_length_1(server):
 
 def test_the_official_client_reads_them(server):
     openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    for given in ({}, {"encoding_format": "float"}):  # the client asks for base64 by itself
-        answer = client.embeddings.create(model="tiny", input=[TEXTS[0]], **given)
-        expected = server.post("/v1/embeddings", input=TEXTS[0])["data"][0]["embedding"]
-        assert answer.data[0].embedding == pytest.approx(expected, abs=1e-7)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        for given in ({}, {"encoding_format": "float"}):  # the client asks for base64 by itself
+            answer = client.embeddings.create(model="tiny", input=[TEXTS[0]], **given)
+            expected = server.post("/v1/embeddings", input=TEXTS[0])["data"][0]["embedding"]
+            assert answer.data[0].embedding == pytest.approx(expected, abs=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +213,7 @@ def test_an_encoder_is_served_like_them(encoder):
     assert "64 tokens" in error["message"]
 
 
+@pytest.mark.deep
 def test_requests_with_several_tasks_in_a_batch_have_the_bits_of_each_alone():
     tasks = ("retrieval.query", "retrieval.passage", "text-matching", "clustering")
     with running_server(jina_v5("nano")) as server:

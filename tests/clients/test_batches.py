@@ -313,5 +313,6 @@ def test_a_killed_server_runs_the_rest_of_a_batch_once(tmp_path):
         errors = client.files.content(batch.error_file_id).text.splitlines()
         assert len(errors) == 1
     finally:
+        client.close()
         server.kill()
         server.wait()
