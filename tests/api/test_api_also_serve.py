@@ -142,6 +142,7 @@ def test_an_idle_server_sleeps_and_the_next_request_wakes_it():
         assert server.metric("generation_tokens_total") == 24.0, "counters outlive the engines"
 
 
+@pytest.mark.deep
 def test_an_administrator_puts_the_server_to_sleep_and_wakes_it(shared_server):
     with running_server(tiny_model("llama"), "--admin-routes") as server:
         first = server.post("/v1/completions", **ASK)

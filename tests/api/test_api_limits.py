@@ -268,7 +268,12 @@ COMPLETION = {
 
 
 def _cases(table):
-    return [pytest.param(*case, id=name) for name, case in table.items()]
+    """The cases of a table: of each field that the errors name, one is not deep."""
+    first = {param: name for name, (_, param) in reversed(table.items())}
+    return [
+        pytest.param(*case, id=name, marks=() if first[case[1]] == name else pytest.mark.deep)
+        for name, case in table.items()
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -342,7 +342,8 @@ def routes():
     ]
 
 
-@pytest.mark.parametrize(("method", "path"), routes())
+@pytest.mark.matrix
+@pytest.mark.parametrize("route", routes(), ids=" ".join)
 @pytest.mark.parametrize(
     "header",
     [
@@ -356,8 +357,8 @@ def routes():
         "Bearer first-key2",
     ],
 )
-def test_every_route_but_health_asks_for_a_key(locked, method, path, header):
-    api = locked
+def test_every_route_but_health_asks_for_a_key(locked, route, header):
+    api, (method, path) = locked, route
     headers = {} if header is None else {"authorization": header}
     response = api.request(method, path, headers=headers)
     if path in ("/health", "/ping", "/live"):

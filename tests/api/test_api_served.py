@@ -46,6 +46,7 @@ def test_every_route_has_a_line_in_a_table():
             assert route.endpoint.__module__ == "cpuserve.api.route", route.path
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ["polite", "polite:latest"])
 @pytest.mark.parametrize("path", RUNS)
@@ -232,6 +233,7 @@ def test_a_second_model_that_restarts_answers_503():
     assert api.complete().status_code == 200
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("ends", ["answered", "refused", "left"])
 @pytest.mark.parametrize("path", RUNS)
 def test_a_model_stays_loaded_from_the_first_byte_of_its_prompt_to_the_last_of_its_answer(

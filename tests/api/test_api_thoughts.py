@@ -122,6 +122,7 @@ DIALECTS = {"chat": chat, "responses": responses, "messages": messages, "ollama"
 every_dialect = pytest.mark.parametrize("ask", DIALECTS.values(), ids=DIALECTS)
 
 
+@pytest.mark.matrix
 @every_family
 @every_dialect
 @every_cut

@@ -198,6 +198,7 @@ def test_bad_values_are_refused_by_name(server, field, fields):
     assert error["param"] == field, error
 
 
+@pytest.mark.deep
 def test_a_suffix_becomes_a_prompt_to_fill_in(tmp_path):
     model = tmp_path / "fills"
     shutil.copytree(tiny_model("llama", dtype="bfloat16"), model)

@@ -339,6 +339,7 @@ def test_a_page_cache_that_may_not_be_dropped_is_an_error(monkeypatch):
         load.drop_page_cache()
 
 
+@pytest.mark.deep
 def test_throughput_sends_prompts_at_once(capsys):
     sizes = ["--input-len", "8", "--output-len", "4", "--num-prompts", "6"]
     found = bench(capsys, "throughput", *sizes)

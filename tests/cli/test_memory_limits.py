@@ -36,6 +36,7 @@ def refused(model, prefix, *options):
 LIMITS = [("RLIMIT_AS", 1000, "ulimit -v"), ("RLIMIT_DATA", 700, "ulimit -d")]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("limit", deep_but(LIMITS[:1], LIMITS))
 def test_the_largest_cache_named_under_a_limit_serves_under_it(limit):
     name, mib, what = limit

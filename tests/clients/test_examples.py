@@ -45,6 +45,7 @@ def test_an_example_runs_against_a_server(name, server):
     assert EXPECTED[name] in output_of(*program, str(EXAMPLES / name), server.url)
 
 
+@pytest.mark.deep
 def test_the_offline_example_generates_text():
     assert "The capital of France is -> Paris" in output_of(
         sys.executable, str(EXAMPLES / "offline.py")

@@ -137,6 +137,7 @@ def test_models_are_copied_and_deleted(client, server):
     assert "You are Mario." in prompt_of(server, "peach"), "it has all of its own"
 
 
+@pytest.mark.deep
 def test_files_become_a_model_with_an_engine_of_its_own(client, server):
     """As `ollama create -f Modelfile` sends them: HEAD, then POST of each file, then create."""
     folder = tiny_model("qwen2", seed=3)

@@ -71,6 +71,7 @@ FACTS = {
         *named(LLAMA_8B, "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", quantization="awq"),
     )
 }
+PARSER = cli.build_parser()
 IMAGE = "IMAGE"  # its entry point is `cpuserve serve --host 0.0.0.0`
 BOTH = "0-30|32-62"  # automatic: every core but the last of each node, in ranks or engines
 
@@ -81,7 +82,7 @@ def start(line, host="xeon_2s_amx"):
     words = shlex.split(line.replace(IMAGE, "serve --host 0.0.0.0"))
     split = words.index("serve")
     environ = dict(word.split("=", 1) for word in words[:split])
-    args, unknown = cli.build_parser().parse_known_args(normalize(words[split:]))
+    args, unknown = PARSER.parse_known_args(normalize(words[split:]))
     refuse_unknown(args.parser, unknown)
     asked = load_options(args.given, config_file=args.config, environ=environ, notes=args.notes)
     facts = FACTS[asked.options.model]

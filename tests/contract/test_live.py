@@ -49,7 +49,7 @@ TABLES = [
 ]
 # An id that the tiny model has not, and this one has.
 OF_TINY = "9999"
-EVERY = 40
+EVERY = 120
 
 
 def sample() -> list[Case]:

@@ -39,6 +39,7 @@ def server():
         yield server.ready()
 
 
+@pytest.mark.deep
 def test_it_finds_the_port_in_the_flags_of_process_1(server, capsys):
     for flags in (["--port", str(server.port)], ["model", f"--port={server.port}", "--seed", "1"]):
         assert healthcheck.main([*IN_CONTAINER, *flags]) == 0

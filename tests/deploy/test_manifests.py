@@ -39,6 +39,7 @@ def container(pod):
     return pod["containers"][0]
 
 
+@pytest.mark.deep
 def test_probes_fit_a_server_that_downloads_loads_serves_and_drains(container):
     ready, alive = path_of(container, "readinessProbe"), path_of(container, "livenessProbe")
     assert path_of(container, "startupProbe") == alive

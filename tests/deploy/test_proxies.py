@@ -268,6 +268,7 @@ def test_streams_use_both_servers_and_requests_survive_the_death_of_one(proxy):
     assert [proxy.answer() for _ in range(10)] == [200] * 10
 
 
+@pytest.mark.deep
 def test_a_server_that_drains_gets_no_new_requests(proxy):
     one, two = proxy.backends
     stream = Stream(proxy, 100)

@@ -31,6 +31,7 @@ def process_and_children(pid):
     }
 
 
+@pytest.mark.deep
 def test_one_allowed_cpu_gets_one_compute_thread_and_everything_else():
     cpu = max(os.sched_getaffinity(0))
     with running_server(tiny_model("llama"), prefix=["taskset", "-c", str(cpu)]) as client:

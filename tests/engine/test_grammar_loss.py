@@ -140,6 +140,7 @@ def test_grammars_are_compiled_again_also_where_they_took_too_much_memory(engine
     engine.check_idle()
 
 
+@pytest.mark.deep
 def test_an_answer_survives_one_end_of_the_process_but_no_second_one(engine):
     """Its grammar may be what ends the process."""
     bound = running(engine)
@@ -159,6 +160,7 @@ def test_an_answer_survives_one_end_of_the_process_but_no_second_one(engine):
     engine.check_idle()
 
 
+@pytest.mark.deep
 def test_a_grammar_that_cannot_be_compiled_again_ends_its_answers_alone(engine, monkeypatch):
     bound = running(engine)
     free = engine.add(max_tokens=60, ignore_eos=True)

@@ -13,7 +13,7 @@ from tests.fuzz.targets import TARGETS, Bench
 from tests.helpers.depth import deep_but
 
 
-@pytest.fixture(scope="module", params=deep_but(["gguf", "config"], TARGETS))
+@pytest.fixture(scope="module", params=deep_but(["gguf"], TARGETS))
 def bench(request, tmp_path_factory):
     return request.param, Bench(TARGETS[request.param], tmp_path_factory.mktemp("fuzz") / "files")
 

@@ -101,6 +101,7 @@ def held(monkeypatch):
 POOL = "0.3125MiB"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_freeing_changes_no_bit_and_a_small_pool_serves_more(want, prefix_caching):
     sizes = {"kv_cache_memory": POOL}

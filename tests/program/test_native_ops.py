@@ -22,13 +22,14 @@ from cpuserve.quant.online import OnlineWeights
 from cpuserve.quant.stored import QUANTIZED_KINDS
 from cpuserve.runtime.torch_executor import load_tensors
 from cpuserve.sampling.params import SamplingParams
+from tests.helpers.depth import deep_but
 from tests.helpers.fake_executor import fake_config
 from tests.helpers.gpt_oss import published
 from tests.helpers.levels import LEVELS, each_level
 from tests.helpers.oracle import first_state  # it also gives torch one thread
 from tests.helpers.quantized import ORDERED, quantized_copy
 from tests.helpers.steps import Sequence, all_rows, step
-from tests.helpers.tiny import KINDS, tiny_model
+from tests.helpers.tiny import KINDS, SAMPLE, tiny_model
 
 pytestmark = pytest.mark.matrix
 
@@ -135,7 +136,7 @@ def first_difference(weights, config_dict, dtype, isa, length, kv=None):
 
 
 @pytest.mark.parametrize("dtype", KV)
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", deep_but(SAMPLE, KINDS))
 def test_every_op_of_every_family_agrees(family, dtype):
     checkpoint = checkpoint_of(family, dtype)
     found = first_difference(checkpoint.weights, checkpoint.config, dtype, LEVELS[-1], 40)

@@ -39,6 +39,7 @@ def test_the_script_of_the_page_runs():
     output_of(example)
 
 
+@pytest.mark.deep
 @pytest.mark.network
 def test_the_real_server_of_the_page_runs():
     default_model()

@@ -68,6 +68,7 @@ def test_a_project_that_uses_no_fixture_imports_nothing_else(project):
     assert code == 0, output
 
 
+@pytest.mark.deep
 def test_a_script_is_empty_at_each_test_and_is_checked_at_its_end(project):
     write(
         project,
@@ -92,6 +93,7 @@ def test_it(cpuserve_server):
 """
 
 
+@pytest.mark.deep
 def test_the_settings_select_the_model_and_a_flag_selects_a_running_server(project):
     from cpuserve.testing import scripted
 

@@ -138,6 +138,7 @@ def conversation(order, form):
     return [{"role": r, "content": form(f"said{i}")} for i, r in enumerate(order.split())]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("form", [str, parts], ids=["text", "parts"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("source", ALTERNATING.values(), ids=ALTERNATING)
