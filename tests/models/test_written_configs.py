@@ -9,7 +9,7 @@ import transformers
 
 from cpuserve.errors import ModelError
 from cpuserve.loader.load import read_config
-from cpuserve.models import TEXT_PARTS, build_program, spec_from_config
+from cpuserve.models import BUILTIN, TEXT_PARTS, build_program, spec_from_config
 from cpuserve.program.parts import stored_needs
 from tests.helpers.tiny import ENCODERS, FAMILIES, tiny_config
 
@@ -53,6 +53,31 @@ def test_a_tiny_config_has_the_same_numbers(tmp_path, family, everything):
     assert spec_from_config(written(config, tmp_path, everything=everything)) == spec_from_config(
         config
     )
+
+
+# Classes of transformers without a tiny model: the tiny config that fits, and what differs.
+OTHERS = {
+    "GraniteMoeSharedForCausalLM": (
+        "granite-moe",
+        {"model_type": "granitemoeshared", "shared_intermediate_size": 64},
+    ),
+    "RobertaModel": ("xlm-roberta", {"model_type": "roberta"}),
+}
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["differences", "everything"])
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_a_config_without_a_tiny_model_has_the_same_numbers(tmp_path, architecture, everything):
+    family, changes = OTHERS[architecture]
+    config = {**tiny_config(family, **IDS), **changes, "architectures": [architecture]}
+    read = spec_from_config(written(config, tmp_path, everything=everything))
+    assert read == spec_from_config(config)
+
+
+def test_every_family_that_transformers_has_is_written_and_read():
+    tested = {name for f in (*FAMILIES, *ENCODERS) for name in tiny_config(f)["architectures"]}
+    rest = BUILTIN.keys() - tested - OTHERS.keys()
+    assert not [name for name in rest if hasattr(transformers, name)]
 
 
 @pytest.mark.parametrize(
