@@ -137,7 +137,8 @@ constexpr bool loops_over_quads(int products) { return kEmulatesDots && products
 // tiles, and with the 16 registers of AVX2 (two vectors a panel) 5 to 15 % of the rate of all
 // tiles.
 constexpr bool loops_over_halves(int products) {
-  return kEmulatesDots && kVecs != 2 && products >= 8;
+  constexpr bool kShort = kTileVecs == 1;  // level scalar, where only the compile time matters
+  return kEmulatesDots && kVecs != 2 && (products >= 8 || kShort);
 }
 
 // Prefetches a line to L1 or to L2.
