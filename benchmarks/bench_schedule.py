@@ -40,13 +40,13 @@ BUDGET = 2048
 
 
 class NoSlots:
-    """A SlotHost that keeps nothing."""
+    """The SlotHost (core/slots.py) of a scheduler without an executor: it has no sampler state."""
 
     def admit(self, *_):
-        """Keep nothing."""
+        """Do nothing: there is no sampler state to create."""
 
     def release(self, _slot):
-        """Keep nothing."""
+        """Do nothing: there is no sampler state to free."""
 
 
 def request(number, prompt, max_tokens=1 << 20):

@@ -124,8 +124,9 @@ struct Inputs {
 typedef float Vec __attribute__((vector_size(64), aligned(4), may_alias));
 constexpr int64_t kVec = 16;
 
-// Computes one token of one head in the recurrent form, W vectors of columns at a time; the second
-// pass of the delta rule finds these columns in L2. With kFetch it prefetches 8 rows ahead.
+// Computes one token of one head in the recurrent form, W vectors of columns at a time. W is so
+// small that the second pass of the delta rule finds in L2 the columns that the first pass has
+// read. With kFetch, prefetches 8 rows ahead.
 template <int W, bool kDelta, bool kFetch>
 void rewrite_state(float* state, const RecurrentShape& s, const float* k, const float* q,
                    const float* v, float g, float beta, float* out) {

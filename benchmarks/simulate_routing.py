@@ -80,13 +80,13 @@ class Workload:
 
 
 class NoSlots:
-    """A SlotHost that keeps nothing."""
+    """The SlotHost (core/slots.py) of a scheduler without an executor: it has no sampler state."""
 
     def admit(self, *_):
-        """Keep nothing."""
+        """Do nothing: there is no sampler state to create."""
 
     def release(self, _slot):
-        """Keep nothing."""
+        """Do nothing: there is no sampler state to free."""
 
 
 @dataclass(eq=False)

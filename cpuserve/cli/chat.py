@@ -51,9 +51,11 @@ def generate(args: argparse.Namespace) -> int:
 def _prompt(args: argparse.Namespace) -> str:
     """Return the prompt from --prompt, from the arguments after MODEL, or from standard input.
 
-    If the first argument has spaces and cannot be the name of a model, it is the prompt, and the
-    default model completes it. A server at --url may have a model of any name: there, the first of
-    several arguments is MODEL.
+    Without --url, the first argument is MODEL if it has the form of a model. Otherwise it must have
+    spaces and be the only argument: it is then the prompt, and the default model completes it.
+
+    With --url, any text may be the name of a model. The first argument is then MODEL, unless it is
+    the only one and --prompt is not set: then it is the prompt.
 
     Raises:
         ConfigError: there are two prompts, or the first argument is neither a model nor a prompt.

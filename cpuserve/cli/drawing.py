@@ -30,7 +30,7 @@ def levels(console: Console, shares: Iterable[float]) -> str:
 
 
 def distribution(console: Console, values: Sequence[float]) -> str:
-    """Return how often values between the least and the largest occur; a space is never."""
+    """Draw a histogram of `values`, from the least to the largest; a space is an empty bucket."""
     least, most = min(values), max(values)
     if most <= least:
         return levels(console, [1.0])

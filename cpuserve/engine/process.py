@@ -400,7 +400,7 @@ class _Link(asyncio.Protocol):
             await self._writable.wait()
 
     def send(self, message: Inbound) -> None:
-        """Queue one message; requests call wait_writable first, which bounds the buffer."""
+        """Queue one message. Await wait_writable before a request; this bounds the buffer."""
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(encode_frame(message))

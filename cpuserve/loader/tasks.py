@@ -38,7 +38,9 @@ def task_adapters(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def own_tasks(path: Path, config: Mapping[str, Any]) -> list[str]:
-    """The tasks with adapters in the file of the weights, in their order there.
+    """The tasks with adapters in the file of the weights (v3), or [].
+
+    Each adapter tensor stacks the matrices of all tasks, in the order of this list.
 
     Raises:
         ModelError: the tasks of the config are no list of texts, or the file is broken.

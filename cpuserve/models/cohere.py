@@ -33,7 +33,7 @@ class Cohere:
 
 @register_model("Cohere2ForCausalLM")
 class Cohere2:
-    """Command R7B: after three layers with a window and RoPE, there is a layer without both.
+    """Command R7B: three layers with a window and RoPE, then a layer with neither, and so on.
 
     Source: transformers modeling_cohere2.
     """

@@ -45,7 +45,8 @@ FIXED = {
     "moe_normalize_expert_weights": False,
     "expert_choice_router": False,
 }
-# Gated MLPs and plain ones, by the activation function of published configs.
+# The activation of the MLP for each activation_function of a config. The MLP is gated for swiglu,
+# and plain for gelu.
 ACTIVATIONS = {"swiglu": "silu", "gelu": "gelu"}
 # The first norm of a layer plus the bias of its experts; quant/nomic_experts.py makes its tensors.
 SHIFTED = "norm1_and_experts_bias"

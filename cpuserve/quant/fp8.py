@@ -1,9 +1,10 @@
-"""FP8 checkpoints (DeepSeek V3, Qwen3-FP8): E4M3 with a scale for each block or matrix.
+"""FP8 checkpoints (DeepSeek V3, Qwen3-FP8): E4M3 with a scale for each block, row or matrix.
 
-A matrix of n outputs and k inputs is stored as weight F8_E4M3 [n, k], and as either
-weight_scale_inv [n / 128, k / 128], a scale for each block of weight_block_size, or weight_scale,
-one number; w = scale * value. Scales of activations (input_scale) are not used, as activations are
-not rounded to FP8 here.
+A matrix of n outputs and k inputs is stored as weight F8_E4M3 [n, k], and w = scale * value. The
+scales are either in weight_scale_inv or in weight_scale. weight_scale_inv has one scale for each
+block of weight_block_size (usually 128 x 128), so its shape is [n / 128, k / 128], rounded up.
+weight_scale has one number, or one for each row. Scales of activations (input_scale) are not used,
+as activations are not rounded to FP8 here.
 """
 
 from __future__ import annotations

@@ -190,7 +190,12 @@ class TorchSampling:
         del self._model
 
     def _check(self, step: StepView, masks: Int32 | None) -> None:
-        """Raise ValueError for bad indices of a step that the forward pass does not check."""
+        """Check what the forward pass does not check: the size of a step, and values of its rows.
+
+        Raises:
+            ValueError: the step is too large, or a row has a bad mask, slot or number of
+                alternatives.
+        """
         shape = (0, mask_words(self._vocab)) if masks is None else masks.shape
         bad = (step.row_mask < -1) | (step.row_mask >= shape[0])
         if shape[1] != mask_words(self._vocab) or bad.any():

@@ -60,8 +60,8 @@ class PromptDifference:
 
     reason: the part of the request that differs.
     token: the position of the first token that differs.
-    missed: how many tokens of the earlier prompt come from this position on.
-    total: how many tokens the earlier prompt has.
+    missed: the number of tokens of the earlier prompt from this position to its end.
+    total: the number of tokens of the earlier prompt.
     before, now: the beginning of the earlier and of the new text from this position on; before is
       None if the earlier text may be another client's.
     """

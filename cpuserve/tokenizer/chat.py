@@ -40,7 +40,7 @@ _TOOL: dict[str, Any] = {
 
 
 class ChatTemplate:
-    """A Jinja chat template, which is rendered in a process with limits."""
+    """A Jinja chat template. A process with limits on memory and time renders it."""
 
     def __init__(
         self, source: str | None, tokenizer: Tokenizer, tool_source: str | None = None

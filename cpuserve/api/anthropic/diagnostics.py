@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class CacheMissReason(msgspec.Struct):
     """The first difference of the prompt from the earlier prompt.
 
-    cache_missed_input_tokens: how many tokens of the earlier prompt come from this position on.
+    cache_missed_input_tokens: the number of tokens of the earlier prompt from the first difference
+      to its end.
     """
 
     type: str

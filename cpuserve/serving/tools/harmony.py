@@ -74,7 +74,7 @@ HARMONY = Harmony()
 
 
 class HarmonyParser(CallParser):
-    """A parser with the states: in a header, in the body of a message, before or in a call."""
+    """A parser. Its states: in a header, in a body, before the arguments of a call, or in them."""
 
     markers = ENDS
 

@@ -212,9 +212,10 @@ def _offered(call: GenerateCall) -> list[Mapping[str, Any]]:
 
 
 def _strict(call: GenerateCall) -> OptionalSchemas:
-    """Return the functions that may be called, each with the schema to keep, None = any arguments.
+    """Return for each function that may be called the schema of its arguments, None = any.
 
-    The schema of a strict function is kept, and the grammar of a custom tool.
+    A strict function has its own schema, and a custom tool the schema of its grammar. All other
+    functions have None.
     """
     custom = call.custom_tools or {}
     return {f["name"]: _kept_schema(f, custom.get(f["name"])) for f in _offered(call)}

@@ -1,1 +1,1 @@
-"""Rendering of chat templates in a process with limits."""
+"""Rendering of chat templates in a process with limits on memory and time."""

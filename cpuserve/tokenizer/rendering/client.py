@@ -1,4 +1,4 @@
-"""Renders templates in processes with limits; see process.py.
+"""Renders templates in processes with limits on memory and time; see process.py.
 
 All code of a process (the server, LLM, `cpuserve chat`) shares one Renderer. The first job starts
 the RenderServer process, and a job that finds all its forks busy starts a further fork.

@@ -220,9 +220,8 @@ CPUSERVE_INLINE void run_wide(const Block& b, LinearTile& t, int rows, int64_t i
   }
 }
 
-// Sets the address where a tile reads units [u0, u1) of K, for `rows` rows from `row` on. If the
-// kind widens rows (kWidens), first writes these rows as fp32 to the scratch, where the tile reads
-// them.
+// Sets t.x to `rows` rows of activations from `row` on. If the kind widens rows (kWidens), first
+// writes units [t.u0, t.u1) of these rows as fp32 to the scratch, and sets t.x to this copy.
 template <class Kind>
 CPUSERVE_INLINE void place_rows(const LinearArgs& a, int64_t row, int rows, LinearTile& t) {
   t.x = static_cast<const uint8_t*>(a.x) + static_cast<size_t>(row) * a.x_stride;

@@ -124,11 +124,11 @@ inline Accesses accesses(const CombineOp& op, const Program&) {
 }
 
 // The number of experts (or adapters) of a routing, and how many of them each token uses.
-// experts_of throws std::invalid_argument unless value `routing` is the output of the last RouteOp
-// or AdapterOp so far.
 struct Experts {
   int32_t count, chosen;
 };
+// Returns the experts of value `routing`. Throws std::invalid_argument unless this value is the
+// output of the last RouteOp or AdapterOp in `p`, because operations use only the last routing.
 Experts experts_of(const Program& p, Id routing, const char* role);
 // Returns value `id`. Throws std::invalid_argument unless it has one row for each token and chosen
 // expert of the routing.

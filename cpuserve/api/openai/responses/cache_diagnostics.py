@@ -35,8 +35,9 @@ class CacheOptions(msgspec.Struct):
 class CacheDiagnostics(msgspec.Struct):
     """The result of a comparison; type: cache_hit, cache_miss or comparison_response_not_found.
 
-    cache_missed_tokens: how many tokens of the earlier prompt come after the first difference.
-    comparison_reusable_tokens: how many tokens the earlier prompt has.
+    cache_missed_tokens: the number of tokens of the earlier prompt from the first difference to its
+      end.
+    comparison_reusable_tokens: the number of tokens of the earlier prompt.
     """
 
     type: str
