@@ -177,7 +177,7 @@ def opened(name: str, n: int, k: int):
 
 
 def reader(name: str, size: int) -> tuple[Callable[[object], int], int]:
-    """Return (read, number of weights) of a matrix of `size` rows and columns in a format.
+    """Return (read, number of weights) for a matrix of `size` rows and columns in a format.
 
     read(pool) converts the matrix and returns the bytes of its rows; pool None = on this thread.
     """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rate of every matrix and operation of a model; the same as `cpuserve bench kernels --json`."""
+"""Rate of every matrix and operation of a model: runs `cpuserve bench kernels --json`."""
 
 import sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Start time and memory of a server; JSON lines. The same as `cpuserve bench load --json`."""
+"""Start time and memory of a server; JSON lines. Runs `cpuserve bench load --json`."""
 
 import sys
 

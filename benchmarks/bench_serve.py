@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Load an OpenAI-compatible server; JSON lines. The same as `cpuserve bench serve --json`."""
+"""Load an OpenAI-compatible server; JSON lines. Runs `cpuserve bench serve --json`."""
 
 import sys
 

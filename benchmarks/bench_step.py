@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rates of engine steps without HTTP; JSON lines. The same as `cpuserve bench step --json`."""
+"""Rates of engine steps without HTTP; JSON lines. Runs `cpuserve bench step --json`."""
 
 import sys
 

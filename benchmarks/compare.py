@@ -57,7 +57,7 @@ def load(path: str) -> dict[tuple, Record]:
 
 
 def compared(before: Record, after: Record) -> tuple[Compared, Compared]:
-    """Return both sides: fractions if both records have one of the same roof, else the medians."""
+    """Return both sides: fractions of the roof if both records have the same one, else medians."""
     if before.of == after.of and None not in (before.fraction, after.fraction):
         sides = [(r.fraction, r.fraction_p5, r.fraction_p95, 1) for r in (before, after)]
     else:
@@ -67,7 +67,7 @@ def compared(before: Record, after: Record) -> tuple[Compared, Compared]:
 
 
 def spread(record: Record) -> tuple[float, float]:
-    """Return the range of the median by noise: (p5, p95) of the samples if these are rounds.
+    """Return the range in which noise moves the median: (p5, p95) of the samples of rounds.
 
     Samples that are requests differ for other reasons than noise, so for them the range is the 95 %
     confidence interval of the median.

@@ -1002,7 +1002,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_experts=4,
         moe_top_k=2,
         moe_every_n_layers=2,
-        moe_bias=False,  # of the format below with a matrix for each expert
+        moe_bias=False,  # files with a matrix for each expert have no bias that experts share
     ),
     "tiny-gte": _encoder("Gte", (512, 64, 96, 2, 4), model_type="gte", max_position_embeddings=320),
     "tiny-jina-v3": _encoder(

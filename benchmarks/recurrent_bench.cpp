@@ -294,8 +294,7 @@ class Bench {
   }
 
   // Seconds per token, as the mean of a whole chunk of tokens. The last token of the chunk computes
-  // the
-  // next checkpointed states as well.
+  // the next checkpointed states as well.
   double decode_chunked() const {
     const double seconds = time_threads([&](int thread, int threads) {
       for (int64_t t = 0; t < kStateChunk; t++) {

@@ -17,8 +17,8 @@ response before the next turn. Turns that arrive in the first third of the time 
 
 The columns: turns; the share of prompt tokens that were in the prefix cache; median, 95th and
 99th percentile of the time to the first token in seconds; the 95th percentile of the mean time
-between two tokens of a response in ms; the prompt tokens that a server computes each second; and
-how many times the mean the busiest server computes.
+between two tokens of a response in ms; the prompt tokens that a server computes each second, as the
+mean of all servers; and the number of the busiest server divided by this mean.
 """
 
 import argparse

@@ -4,9 +4,9 @@
 
 Reads the inner loops of the linears from BUILD's object files, one for each ISA level, and lets
 llvm-mca say how many cycles LLVM's model of a CPU needs for them. The peak is the rate of the
-product instructions alone; where a product of bytes takes several instructions, the rate of the
-level's probe (csrc/kernels/generic/probe.h). Nothing is measured, and llvm-mca knows no caches:
-operands come from L1.
+product instructions alone. If a product of bytes takes several instructions, the peak is the rate
+of the level's probe (csrc/kernels/generic/probe.h). Nothing is measured, and llvm-mca knows no
+caches: it assumes that operands come from L1.
 
 A loop over a scale's group consists of a loop of products and the rest; the two are added as if
 they did not overlap, so real CPUs lose less to scales.

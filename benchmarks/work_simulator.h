@@ -62,10 +62,10 @@ inline Machine server(int threads, int ranks) {
   return m;
 }
 
-// A client CPU with fast and slow cores with one L3, and two channels of memory: 70 GB/s. A slow
-// core (E core of Intel) has 0.4 of the arithmetic of a fast one and reads as much less. The other
-// figures are from an AVX2 core. Placement leaves one of eight slow cores to the front end
-// (platforms/placement.py).
+// A client CPU with fast and slow cores, one L3 for all of them, and two channels of memory: 70
+// GB/s. A slow core (E core of Intel) has 0.4 of the arithmetic rate and of the read rate of a fast
+// one. The other figures are from an AVX2 core. Placement leaves one of eight slow cores to the
+// front end (platforms/placement.py).
 struct HybridCpu {
   const char* name;
   int fast, slow;
@@ -174,7 +174,7 @@ class Phase {
     // The part of the work that is left (0 to 1), and the seconds of all the work.
     double left = 0, whole = 0;
   };
-  static constexpr double kMoment = 1e-12;  // seconds that do not count
+  static constexpr double kMoment = 1e-12;  // work of fewer seconds than this counts as done
   static size_t at(int i) { return static_cast<size_t>(i); }
   int complex_of(int member) const { return member / machine_.complex_cores; }
 
@@ -421,7 +421,7 @@ inline Layer run_layer(const Machine& m, const ModelShape& s, const Sequences& s
   return layer;
 }
 
-// The steps of the table and the test.
+// The steps that simulate.cpp shows in its tables, and that the test checks.
 struct StepKind {
   const char* name;
   Sequences sequences;

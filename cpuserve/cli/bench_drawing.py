@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def records_view(console: Console, records: Sequence[Record]) -> RenderableType:
-    """Return a table of the records; a bar is the fraction of the roof."""
+    """Return a table of the records; a bar shows a rate as a share of the roofline."""
     heads = ("METRIC", "OF", "MEDIAN", "UNIT", "P5 .. P95", "OF THE ROOF")
     table = plain_table(heads, left=("METRIC", "OF", "UNIT", "OF THE ROOF"))
     for each, what in zip(records, differing(records), strict=True):

@@ -10,7 +10,7 @@ from cpuserve.cli.terminal import note
 
 
 def tell(text: str) -> None:
-    """Print the current measurement, if stderr is a terminal."""
+    """Print `text`, a note on the progress of a run, if stderr is a terminal."""
     if sys.stderr.isatty():
         note(text)
 

@@ -1,4 +1,4 @@
-"""`cpuserve run`, `chat` and `complete`: stream responses of a model here or at a server."""
+"""`cpuserve run`, `chat`, `complete`: responses of a model in this process or at a server."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _message(args: argparse.Namespace) -> str | None:
-    """Return the message after MODEL with standard input after it; None = chat on the terminal.
+    """Return the message: the arguments after MODEL, then standard input; None = chat instead.
 
     Raises:
         ConfigError: the first argument is no model, or standard input is empty.

@@ -46,7 +46,10 @@ def interrupts() -> Iterator[None]:
 
 
 def interrupted() -> bool:
-    """Return whether Ctrl-C came: libraries turn KeyboardInterrupt into errors of other kinds."""
+    """Return whether Ctrl-C came.
+
+    Libraries may turn KeyboardInterrupt into another error, so the exception does not always say.
+    """
     return _came
 
 

@@ -63,7 +63,7 @@ class Lines:
 
 def _session() -> PromptSession[str]:
     """Return an editor of lines on standard error, because responses go to standard output."""
-    from prompt_toolkit import PromptSession  # takes 0.1 s
+    from prompt_toolkit import PromptSession  # this import takes 0.1 s
     from prompt_toolkit.output import create_output
 
     output = create_output(stdout=sys.stderr)

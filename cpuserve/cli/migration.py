@@ -22,7 +22,7 @@ from cpuserve.config.reference import between
 class OtherServer:
     """A server that users come from.
 
-    commands: its commands with the command of cpuserve, or with the way to the same result.
+    commands: each of its commands, and the command of cpuserve or another way to the same result.
     names: its flags and variables, by subject.
     remarks: differences in the meaning of an option.
     """

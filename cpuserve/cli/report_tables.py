@@ -42,7 +42,7 @@ def metrics() -> str:
         tiers=("disk",),
         drafts=True,
     )
-    server.on_cache_miss("new")  # without one, there is no such family
+    server.on_cache_miss("new")  # the metric of cache misses is listed after the first miss only
     adapters = AdapterMetrics(["a"], ())
     families = [*server_families(server), *adapters.collect(), *HttpMetrics().collect()]
     rows = [["metric", "type", "meaning"]]

@@ -47,9 +47,9 @@ _ALLOWED = {"model", "revision"}
 class ModelWeights:
     """The weights and the KV cache of a model, from its configuration.
 
-    matrices: weights that a format packs.
-    read: those that a decoded token reads.
-    others: weights that stay fp32.
+    matrices: the number of weights in matrices, which are stored in a format.
+    read: the number of these weights that a decoded token reads.
+    others: the number of weights that stay fp32.
     kv_bytes: bytes of a token in the layers that keep all tokens.
     window_bytes: bytes of a sequence in all other layers.
     """

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from cpuserve.sampling.params import SamplingParams
 
 LATE_S = 0.02  # a step waits so long for late bitmasks if no other request can run
-CPU_TIME_S = 0.1  # so much CPU time counts as progress; replies to pings for an hour take less
+CPU_TIME_S = 0.1  # this much CPU time counts as progress; an hour of replies to Pings takes less
 
 log = get_logger("engine")
 
@@ -183,7 +183,10 @@ class EngineCore:
             self.scheduler.add(request)
 
     def _ends_for(self, started: float) -> EndsFor:
-        """Return a thread-safe function: should a request cancel the step begun at `started`?"""
+        """Return a thread-safe function that says whether a new request ends the running step.
+
+        started: the time when the step began.
+        """
 
         def ends_for(message: AddRequest) -> bool:
             elapsed = time.perf_counter() - started

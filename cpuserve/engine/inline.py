@@ -102,7 +102,7 @@ class InlineClient:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Let the engine receive all submissions inside in one step, however busy the machine is.
+        """Let the engine receive all submissions of this block in one step, even on a busy machine.
 
         Only one thread may do this at a time.
         """

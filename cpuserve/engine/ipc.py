@@ -120,7 +120,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
 class Stats(msgspec.Struct, array_like=True):
     """The engine's gauges after a step, and counters since start.
 
-    prefix_queries, prefix_hits: prompt tokens looked up and found.
+    prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found there.
     prompt_rate: prompt tokens computed per second while prompts run, 0 before the first.
     busy_s: seconds in steps.
     weight_bytes: bytes of packed weights that steps read (a step reads all weights once).
@@ -171,7 +171,10 @@ class Pong(msgspec.Struct, tag="pong", array_like=True):
 
 
 class Fatal(msgspec.Struct, tag="fatal", array_like=True):
-    """The engine cannot start or continue; `startup` errors exit 2 with this message."""
+    """The engine cannot start or continue.
+
+    startup: the user can correct the cause, so the command prints `message` and exits with code 2.
+    """
 
     message: str
     startup: bool

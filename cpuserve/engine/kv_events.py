@@ -81,7 +81,7 @@ class KvEventPublisher:
         self._out = self._context.socket(zmq.PUB)
         self._out.set_hwm(settings.hwm)
         self._opening = endpoint = _shifted(settings.endpoint, settings.rank)
-        # As in vLLM: who has a fixed address binds it, and the others connect to it.
+        # As in vLLM: the side with a fixed address binds it, and the other side connects to it.
         binds = "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
         (self._out.bind if binds else self._out.connect)(endpoint)
         self._replay = self._context.socket(zmq.ROUTER)

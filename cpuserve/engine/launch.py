@@ -15,7 +15,8 @@ from cpuserve.log import get_logger, level
 log = get_logger("engine")
 
 CHILD_MODULE = "cpuserve.engine.child"
-# A load waits for room in memory for up to a minute, and models that take turns do so again soon.
+# How long a spare process waits for an engine. A load may wait a minute for memory, and models that
+# take turns in memory soon need the next process.
 LONGEST_S = 300.0
 BOOTSTRAP = "from {module} import exit_now, main; exit_now(main())"
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from cpuserve.quant.base import Weights
     from cpuserve.runtime.executor import Executor
 
-# How long the engine works on a change before it looks for other work: with running streams a small
-# part of the time between two tokens, otherwise as long as a new request may have to wait.
+# How long the engine works on a change before it looks for other work. While streams run, this is a
+# small part of the time between two tokens. Otherwise, a new request waits at most ALONE_S longer.
 BESIDE_STREAMS_S = 0.005
 ALONE_S = 0.03
 CHANGES = ("stage_adapter", "use_adapter", "drop_adapter", "unload_adapter")

@@ -163,7 +163,7 @@ class _Replica:
 
 
 def _add(to: Stats, more: Stats, *, held: bool = False) -> None:
-    """Add the counters of `more` to `to`; held: include the current contents of its tiers."""
+    """Add the counters of `more` to `to`; held: also add what its offload tiers hold now."""
     for name in COUNTERS:
         setattr(to, name, getattr(to, name) + getattr(more, name))
     tiers = dict(to.tiers)

@@ -44,7 +44,7 @@ def with_own_head(config: dict[str, Any], weights: Weights) -> dict[str, Any]:
 
 
 def _names_family(config: Mapping[str, Any]) -> bool:
-    """Whether cpuserve has a family for the config; others run through transformers."""
+    """Whether cpuserve has a family for the config; models without one run through transformers."""
     from cpuserve.models import architecture_of
 
     return bool(read_architectures(config)) and find_model(architecture_of(config)) is not None

@@ -173,7 +173,7 @@ class AdapterReader:
         return (rank, inputs) if side == "A" else (outputs, rank)
 
     def _stored(self, adapter: Adapter) -> dict[str, str]:
-        """Return, for each linear and table that the adapter changes, its module of them."""
+        """Return the module of the adapter for each linear and table that the adapter changes."""
         changed = {module for module, _ in adapter.matrices}
         found = {module: module for module in changed & self._table_modules}
         for name in self.linears:

@@ -32,9 +32,10 @@ MODES = {
 }
 # Activations of Dense modules, by the torch class that their config has.
 ACTIVATIONS = {"Identity": "none", "Tanh": "tanh", "Sigmoid": "sigmoid"}
-# The pooling of Head for each pooling_strategy of SpladePooling, and how often
-# log(1 + x) is applied for each activation_function, which is once more than its name says.
+# Head.pooling for each pooling_strategy of SpladePooling.
 STRATEGIES = {"max": "splade", "sum": "splade_sum"}
+# Head.logs, how often log(1 + x) is applied, for each activation_function. SpladePooling applies it
+# once after every activation, so the number is one more than the name of the function says.
 LOGS = {"relu": 1, "log1p_relu": 2}
 # Modules of sentence-transformers that make sparse vectors from others, or without the model.
 SPARSE = (".SparseAutoEncoder", ".CSRSparsity", ".SparseStaticEmbedding", ".IDF")
@@ -118,7 +119,7 @@ def _own_prompts(path: Path) -> dict[str, str]:
     for folder in _modules_of(path, ".Pooling"):
         config = read_json(folder / "config.json", "pooling config")
         if config.get("include_prompt") is False:
-            return {}  # pooling without the tokens of prompts is not supported
+            return {}  # the pooling would leave out the tokens of prompts: this is not supported
     if default is None:
         return prompts
     if default not in prompts:
@@ -143,7 +144,7 @@ def ranker(config: Mapping[str, Any]) -> str | None:
 
 
 def classifier(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return (pooling, architecture) of a classifier of texts or of tokens; None = it is none."""
+    """Return (pooling, architecture) of a classifier of texts or tokens; None for other models."""
     name = next(iter(read_architectures(config)), "")
     if name in TAGGERS:
         return "token_classify", name

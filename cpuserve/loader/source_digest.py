@@ -38,9 +38,9 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def sampled(file: Path, size: int) -> str:
-    """Return a hash of samples over all of `file`, so close together that each layer has some.
+    """Return a hash of samples that are spread evenly over `file`, with some in each layer.
 
-    A fine-tune may leave most layers of a model unchanged.
+    Samples of a few layers would not do, because a fine-tune may leave most layers unchanged.
     """
     hashed, last = hashlib.sha256(), max(0, size - SAMPLE_BYTES)
     with file.open("rb", buffering=0) as stream:

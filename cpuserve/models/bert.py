@@ -72,14 +72,18 @@ class Bert:
 
 @register_model("RobertaModel", "XLMRobertaModel")
 class Roberta:
-    """RoBERTa and XLM-RoBERTa (bge-m3, multilingual E5): positions follow the padding id.
+    """RoBERTa and XLM-RoBERTa (bge-m3, multilingual E5): positions begin after the padding id.
 
     Source: transformers modeling_xlm_roberta.
     """
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:
-        """The hyperparameters in a RoBERTa config; its max_position_embeddings counts rows."""
+        """The hyperparameters in a RoBERTa config.
+
+        Its max_position_embeddings counts all rows of the table, and the first pad_token_id + 1
+        rows are not used for positions.
+        """
         offset = read_int(config, "pad_token_id", 1, low=0) + 1
         rows = read_int(config, "max_position_embeddings", 512)
         if rows <= offset:

@@ -16,7 +16,7 @@ from cpuserve.program.ops import ValueId
 
 @register_model("CohereForCausalLM")
 class Cohere:
-    """Command R: attention and MLP read the same rows. Source: transformers modeling_cohere."""
+    """Command R: attention and MLP read the same input. Source: transformers modeling_cohere."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

@@ -91,7 +91,7 @@ INDEXER = ("wq_b.weight", "wk.weight", "weights_proj.weight", "k_norm.weight", "
 
 @register_model("DeepseekV32ForCausalLM")
 class DeepseekV32:
-    """V3.2, as far as its indexer keeps all keys: requests are at most index_topk tokens long.
+    """V3.2, for requests of at most index_topk tokens, where its indexer keeps all keys.
 
     Source: transformers modeling_deepseek_v32.
     """

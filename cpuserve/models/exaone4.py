@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after attention and MLP, and layers with a window that alone have a RoPE."""
+"""EXAONE 4: norms after attention and MLP; in models with windows, other layers have no RoPE."""
 
 from __future__ import annotations
 

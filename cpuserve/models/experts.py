@@ -45,7 +45,11 @@ def read_first_dense(config: Mapping[str, Any], default: int) -> tuple[int, ...]
 
 
 def read_groups(config: Mapping[str, Any], default: tuple[int, int], *, best: int) -> Groups | None:
-    """The groups of experts, None if all are kept; default: n_group and topk_group if missing."""
+    """The groups of experts of a router, None if it keeps all groups.
+
+    default: n_group and topk_group if they are missing.
+    best: the score of a group is the sum of this number of its highest scores.
+    """
     count = read_int(config, "n_group", default[0])
     kept = read_int(config, "topk_group", default[1])
     return Groups(count, kept, best) if kept != count else None

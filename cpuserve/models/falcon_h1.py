@@ -20,9 +20,9 @@ from cpuserve.program.parts import rows
 class LayerFactors:
     """The constants that multiply parts of a layer.
 
-    inputs: z, the values, B, C and the step sizes of Mamba2.
-    gate: before the activation of the MLP.
-    attention, mamba, mlp: the results that are added to the rows.
+    inputs: the factors of z, the values, B, C and the step sizes of Mamba2.
+    gate: the factor of the MLP's gate, before the activation.
+    attention, mamba, mlp: the factors of their results, which are added to the residual stream.
     """
 
     inputs: tuple[float, ...]

@@ -127,7 +127,7 @@ def _spec(
 ) -> ModelSpec:
     """The hyperparameters of Gemma 2 and 3.
 
-    pattern: one in so many layers is global if the config has no layer_types.
+    pattern: if the config has no layer_types, every pattern-th layer is global.
     """
     if config.get("use_bidirectional_attention"):
         refuse("use_bidirectional_attention", True, "false: only causal attention is supported")

@@ -23,7 +23,7 @@ POOLS = ("index_kpool_compress_ape", "index_kpool_compress_gate")
 
 @register_model("Glm5NextForCausalLM")
 class Glm5Next:
-    """GLM-5.3-Flash, as far as its indexers keep all keys: index_topk tokens and a part of a pool.
+    """GLM-5.3-Flash, for requests so short that its indexers keep all keys.
 
     Source: transformers modeling_glm5_next. Keys of ModelSpec.extra in addition to the keys
     of DeepSeek and Kimi Linear:

@@ -86,7 +86,7 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
 
 
 def _with_alpha(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config with the base of a RoPE of kind "dynamic" multiplied as `alpha` asks."""
+    """Return the config; `alpha` of a RoPE of kind "dynamic" becomes a factor of its base."""
     given = {**read_object(config, "rope_scaling"), **read_object(config, "rope_parameters")}
     if given.get("rope_type", given.get("type")) != "dynamic" or not given.get("alpha"):
         return config

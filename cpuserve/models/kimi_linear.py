@@ -1,4 +1,4 @@
-"""Kimi Linear: delta nets with a decay by row, latent attention without a RoPE, and experts."""
+"""Kimi Linear: delta nets with a decay for each row of a state, latent attention, and experts."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ def _spec(config: Mapping[str, Any], architecture: str, extra: dict[str, object]
         "conv_bias": read_bool(config, "conv_bias", False),
     }
     tied = read_bool(config, "tie_embedding", read_bool(config, "tie_word_embeddings", True))
-    given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}  # always SiLU
+    # The activation is always SiLU, whatever hidden_act says.
+    given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}
     return read_decoder(
         {"rope_theta": 1e6, "norm_eps": 1e-5, **given, "tie_word_embeddings": tied},
         architecture=architecture,

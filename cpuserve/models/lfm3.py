@@ -28,7 +28,8 @@ class Lfm3:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in an LFM3 config."""
         given = {k: v for k, v in config.items() if v is not None and k != "hidden_act"}
-        config = {"norm_eps": 1e-5, "tie_word_embeddings": True, **given}  # always SiLU
+        # The activation is always SiLU, whatever hidden_act says.
+        config = {"norm_eps": 1e-5, "tie_word_embeddings": True, **given}
         config["head_dim"] = read_int(config, "head_dim", 128)
         kinds = read_kinds(config, "layer_types", KINDS, _default_kind)
         window = read_int(config, "sliding_window", 256)

@@ -254,7 +254,7 @@ def attend(
     """The layer's attention of h, [T, q_heads * head_dim], before its output matrix.
 
     fused: the checkpoint stores q, k and v as one tensor, qkv_proj.
-    paired: its RoPE rotates neighbouring dims.
+    paired: the checkpoint has the row order of a RoPE that rotates neighbouring dims (`unpaired`).
     qk_norm: RMS norm of each q and k head (Qwen3).
     plus_one: the weights of qk_norm are offsets from 1.
     wide_norm: RMS norm of all q heads as one row, and of all k heads (OLMo).

@@ -23,7 +23,8 @@ from cpuserve.program.ops import ValueId
 class Mamba2Sizes:
     """The sizes of Mamba2 layers.
 
-    Heads have states of `state` x `head_dim`; `groups` of them share B and C.
+    A head has a state of `state` x `head_dim`. The heads form `groups` groups; the heads of a group
+    share B and C.
 
     taps: tokens of the convolution.
 

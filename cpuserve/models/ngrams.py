@@ -7,7 +7,7 @@ from math import isqrt
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, the step of SplitMix64
-_LAYER_STEP = 10007  # between the seeds of two tables
+_LAYER_STEP = 10007  # the difference between the seeds of two neighbouring tables
 
 
 def hash_multipliers(vocab: int, longest: int, table: int, seed: int) -> tuple[int, ...]:

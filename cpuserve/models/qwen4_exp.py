@@ -47,7 +47,7 @@ class Ngrams(TypedDict):
 
 @register_model("Qwen4ExpForCausalLM")
 class Qwen4Exp:
-    """Qwen3.8-Flash-Next, as far as its indexers keep all keys; no multi-token prediction.
+    """Qwen3.8-Flash-Next, for requests so short that its indexers keep all keys.
 
     Source: transformers modeling_qwen4_exp. Keys of ModelSpec.extra in addition to the keys
     of Qwen3.5-MoE:

@@ -148,7 +148,10 @@ def _dynamic(params: Params, base: list[float], max_position: int) -> tuple[Rope
 
 
 def _ntk(params: Params, base: list[float], max_position: int) -> tuple[Rope, int]:
-    """Fixed NTK scaling, as in the published code of GTE: a larger base, and a factor for all."""
+    """Fixed NTK scaling, as in the published code of GTE.
+
+    With n frequencies, frequency i is divided by `factor` to the power of (i + 1) / n.
+    """
     if params.get("mixed_b") is not None:
         refuse("mixed_b", params["mixed_b"], "null: mixed NTK scaling is not supported")
     factor, rotary = read_float(params, "factor"), 2 * len(base)

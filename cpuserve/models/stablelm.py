@@ -14,7 +14,7 @@ from cpuserve.program.builder import Builder
 
 @register_model("StableLmForCausalLM")
 class StableLm:
-    """Layer norms; attention and MLP may read the same rows. Source: modeling_stablelm."""
+    """Layer norms; attention and MLP may read the same input. Source: modeling_stablelm."""
 
     @staticmethod
     def spec(config: Mapping[str, Any]) -> ModelSpec:

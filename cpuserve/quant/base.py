@@ -29,7 +29,7 @@ class QuantTensor:
       interleaving of q and k in GGUF files without changing their blocks.
     column_order: weight i of a stored row multiplies input column_order[i] (None = identity). It is
       needed where inputs that share a scale are not neighbours (activation order of GPTQ).
-    release: drops the pages of these bytes from the process after reading (MADV_DONTNEED).
+    release: removes the pages of `data` from this process after reading (MADV_DONTNEED).
     """
 
     name: str
@@ -86,7 +86,7 @@ class BuiltTensor(QuantTensor):
         fields = {"name": name, "shape": shape, "source": source, "row_order": None}
         own = {"release": release, "column_order": column_order, "_build": build, "_size": size}
         for field, value in {**fields, **own}.items():
-            object.__setattr__(self, field, value)  # the base class is frozen
+            object.__setattr__(self, field, value)  # plain assignment fails in a frozen dataclass
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # zero points of 8 rows share a 32-bit word.
 ROWS_OF_WORD = 8
 WITH_VALUES = (("q_proj.weight", "k_proj.weight"), "v_proj.weight")  # vLLM fuses all three
-# vLLM makes these linears without a quantization config, like routers, so they stay dense.
+# Like routers, vLLM creates these linears without a quantization config, so they are not quantized.
 GATES = ("shared_expert_gate.weight",)
 _EXPERT = re.compile(r".*\.experts\.\d+\..*")
 _LAYER = re.compile(r".*?(\blayers\.\d+\..+)")
@@ -208,7 +208,7 @@ def _targets(forms: Mapping[str, Form], present: list[Form]) -> dict[Form, list[
 
 
 def _pattern(module: str, *, every: bool = True) -> str:
-    """Return a pattern for this module in every layer and expert, or (not `every`) for it alone.
+    """Return a pattern that matches this module in every layer and expert; every=False: only here.
 
     The pattern has no prefix, because the prefixes of vLLM and of the file differ in multimodal
     models.

@@ -114,9 +114,9 @@ class CompressedWeights(IntWeights):
         self._block = block
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind; W8A16 matrices get activations with the scales of --quantization int8.
+        """The weight kind. Activations of W8A16 matrices are int8, as with --quantization int8.
 
-        Those are one per 128 inputs, except in the attention output.
+        They have one scale per 128 inputs, or one per row in the attention output.
         """
         kind = super().kind(name, dtype)
         stem = name.removesuffix("weight")

@@ -82,7 +82,7 @@ class GptqWeights(IntWeights):
         return stored.astype(np.float32) + np.float32(self._zero_offset)
 
     def rebuild(self, name: str, stem: str) -> BuiltTensor:
-        """The matrix; its inputs are sorted by group if a group is not of consecutive inputs."""
+        """The matrix; its inputs are sorted by group unless each group has consecutive inputs."""
         order = None
         if self.has(stem, "g_idx"):
             _, k, groups = self.layout(stem)

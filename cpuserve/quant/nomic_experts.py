@@ -1,8 +1,9 @@
 """The experts of nomic-bert as other families store them: a matrix for each.
 
 Published files have all experts of a layer in two matrices [experts * features, width]: w1 with the
-rows of up, and w2 with the transposes of down. A bias is added to the sum of the experts. A Program
-adds it to a copy of the norm before, so that no operation has to.
+rows of up, and w2 with the transposes of down. A bias is added to the sum of the experts. Here the
+bias becomes a part of the norm before the experts: a Program applies that norm a second time, with
+this bias, and adds the experts to the result. So no operation has to add a bias to a mixture.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class NomicExperts:
         return part if match["part"] == "up" else transposed(part)
 
     def _norm(self, name: str) -> QuantTensor:
-        """The weight or bias of the norm, the latter plus the bias of the experts."""
+        """The weight of the norm, or its bias plus the bias of the experts."""
         at, _, kind = name.partition(f".{self._shifted}.")
         norm = self._weights.get(f"{at}.norm1.{kind}")
         if kind == "weight":

@@ -4,7 +4,7 @@ The packers (csrc/kernels/linear) read the rows of the checkpoint and quantize t
 while they pack. This file selects the kind of each matrix. It also has the same arithmetic in
 numpy, for the torch executor and the tests.
 
-int8: one scale per output, the largest magnitude / 127.
+int8: one scale per output, which is its largest magnitude / 127.
 int4: a scale and a minimum per 128 inputs; the range is clipped if that reduces the squared error.
   Both schemes keep the embedding and the output head in int8, since their precision affects the
   choice of every token.
@@ -13,8 +13,9 @@ Activations are int8 rows with one scale per 128 inputs. Losses below are in nat
 with fp32, on SmolLM2-135M over tests/data/fidelity.txt. One activation scale per row is 8 % faster
 with many rows, but added a loss of 0.020 in the down projections, 0.016 in q, k and v, 0.004 in
 gate and up, and nothing measurable in the attention output, so only the attention output uses it.
-Scales per 128 in all layers lost 0.009 (0.006 of it in gate and up), groups of 32 lost 0.003, and
-4-bit weights in groups of 128 lost 0.5. Small models get groups of 32 ("int8_fine", "int4_fine").
+Activation scales per 128 inputs in all layers lost 0.009 (0.006 of it in gate and up), and scales
+per 32 inputs lost 0.003. 4-bit weights in groups of 128 lost 0.5. Small models get groups of 32
+("int8_fine", "int4_fine").
 In the output head, groups of 32 are no more accurate than one scale per output (with int8 they lost
 0.0150 and 0.0136, with int4 0.5534 and 0.5545), but have 6 % more bytes to read in every step.
 Embeddings have the weight kind of the output head, since most heads are tied to them.
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 BLOCK = 32  # group size of the fine schemes
 CUTS = 4  # the number of clipped ranges that 4-bit quantization tries for a group
-CUT_STEP = np.float32(0.05)  # each is narrower than the last by this share of the whole range
+CUT_STEP = np.float32(0.05)  # each is narrower than the one before by this share of the full range
 # Significant bits of a scale with a zero point. A zero point has 4 bits, so scale * zero has at
 # most the 11 bits of fp16: a reader with this product in fp16, or the scale in bf16, is exact.
 SCALE_BITS = 7
@@ -86,7 +87,8 @@ PER_TOKEN = (
     "word_embeddings.weight",
     "tok_embeddings.weight",
 )
-# Small matrices that choose experts: an error there changes which weights a token is multiplied by.
+# Small matrices that choose experts. They are not quantized, because an error in a router changes
+# which experts a token is multiplied by.
 ROUTERS = (
     "mlp.gate.weight",
     "mlp.gate.wg.weight",
@@ -123,7 +125,9 @@ class OnlineWeights:
         return self._weights.get(name)
 
     def kind(self, name: str, dtype: str) -> WeightKind:
-        """The weight kind that the scheme selects; tensors that are quantized keep their kind."""
+        """The weight kind that the scheme selects; a tensor that is quantized in the file keeps its
+        kind.
+        """
         stored = self._weights.kind(name, dtype)
         kept = name.endswith((*ROUTERS, *BY_HEADS)) or NGRAMS in name
         if kept or stored not in DENSE_KINDS.values():
@@ -270,7 +274,7 @@ def quantize_zeros(rows: Float32, group: int, *, symmetric: bool = False) -> Zer
         np.multiply(steps, scale, out=off)
         np.subtract(x, off, out=off)
         error = np.einsum("ij,ij->j", off, off)
-        better = (error < best_error) | (i == 0)  # at i = 0 also an infinite scale is taken
+        better = (error < best_error) | (i == 0)  # i == 0 counts even if its scale is infinite
         best_error[better] = error[better]
         best_scale[better], best_zero[better] = scale[better], zero[better]
     _steps(x, _inverse(best_scale), best_zero, steps)

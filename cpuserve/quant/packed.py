@@ -301,7 +301,7 @@ class IntWeights(PackedWeights):
     def layout(self, stem: str) -> tuple[int, int, int]:
         """The number of outputs, of inputs, and of groups of inputs in a matrix."""
 
-    # The methods below read the given rows alone, which are chosen as for `rebuilt`.
+    # The methods below read only the given rows, which begin and end as described at `rebuilt`.
 
     @abstractmethod
     def packed(self, stem: str, rows: slice) -> Bytes:
@@ -325,7 +325,10 @@ class IntWeights(PackedWeights):
         return self._few_bits(name, stem, FOUR, None)
 
     def _few_bits(self, name: str, stem: str, bits: int, columns: Order | None) -> BuiltTensor:
-        """The matrix of 2 to 4 bits; columns sorts its inputs by group (None: they are sorted)."""
+        """The matrix of 2 to 4 bits.
+
+        columns: the inputs in the order of their groups; None if they are stored in this order.
+        """
         n, k, groups = self.layout(stem)
         small = bits == FOUR and groups > 0 and k // groups % GROUP != 0
         symmetric = small and self._all_zeros_are(stem, SYMMETRIC)

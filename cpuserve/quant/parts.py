@@ -33,7 +33,7 @@ def part_of(name: str, whole: QuantTensor, rows: slice, *, vector: bool) -> Quan
     row_bytes = whole.nbytes // math.prod(whole.shape if vector else whole.shape[:-1])
 
     def build(some: slice) -> Bytes:
-        if vector:  # the numbers together are one row
+        if vector:  # the selected numbers become one row
             return whole.cut(rows, row_bytes).reshape(1, -1)[some]
         wanted = span[some]
         return whole.cut(slice(wanted.start, wanted.stop, wanted.step), row_bytes)
@@ -89,7 +89,7 @@ class PartWeights:
         self._stored = weights.names()
         self._names = set(self._stored)
         self._experts: dict[str, TensorPart] = {}  # by the name of an expert's matrix or bias
-        self._cut: dict[str, QuantTensor] = {}  # their tensors, kept as there may be 20,000
+        self._cut: dict[str, QuantTensor] = {}  # results of `get` for _experts: each is made once
         self._of: dict[str, list[str]] = {}  # by stored stack, the keys of its parts
         self._stacks: dict[str, QuantTensor] = {}
         for name in self._stored:

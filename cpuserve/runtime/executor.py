@@ -38,15 +38,15 @@ class StepArrays:
 
         token_ids, positions    [T]
         query_start             [S + 1]
-        kv_len                  [S] keys after this step
-        seq_slot                [S] all different
+        kv_len                  [S] keys that the sequence has after this step
+        seq_slot                [S] the slot of each sequence, all different
         table_first             [S, G]
         table_start             [S * G + 1]
         table_entries           [B]
         adapters                [A] -1 = none
         adapter_scales          [A] factors of their changes, the bits of floats
         row_token               [R] index into the tokens
-        row_slot                [R]
+        row_slot                [R] the slot with the row's sampler state
         row_target              [R] -1 = sample, -2 = return the row's vector
         row_top                 [R] -1 = no logprobs
         row_draft               [D] the draft token after this row, which the next row belongs to;

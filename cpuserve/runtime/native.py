@@ -273,7 +273,7 @@ class NativeExecutor:
         return self.lowered.read_bytes
 
     def report(self) -> dict[str, object]:
-        """Return the bytes in use, and the CPU on which each thread was last seen."""
+        """Return the memory in use in bytes, and the CPU on which each thread was last seen."""
         seen = self.team.placement()
         wrong = misplaced(self._cpus, seen)
         return {

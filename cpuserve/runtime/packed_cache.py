@@ -72,7 +72,7 @@ class PackedCache:
     """The files with the packed matrices of one engine. `save` may run on another thread.
 
     mapped: the weights are mapped from a file, so the start makes one if there is none (`map`).
-    config: must have no adapters, because they change the packed matrices.
+    config: the settings of the engine. It must have no adapters, as they change packed matrices.
     """
 
     def __init__(self, config: EngineConfig, lowered: Lowered, size: int, extension: Path) -> None:
@@ -214,7 +214,7 @@ class PackedCache:
         if kept >= size:
             return line + "all of them fit in memory, and are read from the disk once"
         line += f"about {format_bytes(kept)} of them stay in memory. "
-        # The weights that every token reads stay; the rest of the memory holds some of the experts.
+        # The weights that every token reads stay in memory. The rest of the memory holds experts.
         always = size - lowered.expert_bytes
         share = min(1.0, (size - kept) / lowered.expert_bytes) if lowered.expert_bytes else 1.0
         a_token = lowered.expert_read_bytes * share + max(0, always - kept)

@@ -37,9 +37,9 @@ class TokenScore:
 def score(logits: Float32, token: int, num_top: int, scored_ids: Sequence[int] = ()) -> TokenScore:
     """Return the score of `token` by unmodified logits [vocab], with `num_top` alternatives.
 
-    Of alternatives with equal logits, the lower id comes first.
+    If alternatives have equal logits, the lower id comes first.
 
-    scored_ids: ids that replace them.
+    scored_ids: ids that are reported as the alternatives in place of the most likely ones.
     """
     top = float(logits.max())
     log_sum = top + float(np.log(np.exp(logits.astype(np.float64) - top).sum()))
@@ -138,7 +138,7 @@ class SlotSampler:
         self._counts[token] += 1
 
     def _adjusted(self, logits: Float32, mask: Int32 | None = None) -> Float32:
-        """Return the logits after steps 2 and 3."""
+        """Return the logits after steps 2 and 3 of sampling.h: barred ids and penalties."""
         return self._penalized(self._barred(logits, mask))
 
     def _barred(self, logits: Float32, mask: Int32 | None) -> Float32:

@@ -205,5 +205,5 @@ def _layers(cache: Any) -> list[Any]:
 
 
 def _pool(state: Tensor, slots: int) -> Tensor:
-    """Return an empty pool [slots, heads, d] for keys or values like `state` [1, heads, 1, d]."""
+    """Return an empty pool [slots, heads, d]; heads, d and dtype as in `state` [1, heads, 1, d]."""
     return torch.empty(slots, state.shape[1], state.shape[3], dtype=state.dtype)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARS = 256
-# A text that tokenizers keep apart from a word after it.
+# A text that no tokenizer joins with the next word into one token.
 _LINE = "\n"
 
 
 def with_bad_word_ids(params: Sequence[SamplingParams], tokenizer: Tokenizer) -> None:
-    """Set the bad_word_ids of all parameters, which have the bad_words of the first.
+    """Set bad_word_ids in all `params`, from the bad_words of the first, which all of them have.
 
     Raises:
       InvalidRequest: there are too many words, or one is too long.

@@ -78,7 +78,7 @@ def chat_items(
 def decision_items(
     context: ModelContext, call: GenerateCall, params: SamplingParams, priority: int = 0
 ) -> tuple[list[BatchItem], list[BatchItem]]:
-    """Return the items of the prompts' shared beginning, which run first, and of all questions.
+    """Return (items of the beginning that all prompts share, which must run first; the questions).
 
     Raises:
         InvalidRequest: the call is invalid, or this model cannot serve it.

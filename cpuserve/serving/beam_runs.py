@@ -80,7 +80,10 @@ def _shown(row: TokenLogprob, num_top: int) -> TokenLogprob:
 
 
 class _Run:
-    """The search for one prompt. scheduled: time.monotonic() when the engine began with it."""
+    """The search for one prompt.
+
+    scheduled: time.monotonic() when the engine first scheduled the prompt, 0.0 before.
+    """
 
     def __init__(
         self, context: ModelContext, sequences: list[SequenceRequest], rules: BeamRules

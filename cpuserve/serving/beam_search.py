@@ -71,7 +71,7 @@ class BeamSearch:
         return self._steps >= self._most or not self.running or self._is_settled()
 
     def take(self, rows: Sequence[TokenLogprob]) -> None:
-        """Do a step; rows: the most likely next tokens of each beam of `running`, in `top`."""
+        """Do a step; rows: for each beam of `running`, its most likely next tokens as `top`."""
         width = self._rules.width
         going: list[tuple[float, int, int, float, int]] = []
         for number, (beam, row) in enumerate(zip(self.running, rows, strict=True)):

@@ -191,13 +191,16 @@ class ModelContext:
 
     @property
     def token_widths(self) -> dict[str, int]:
-        """The lengths of what BGE-M3's heads compute for a token: "weights" 1, "multi" a vector."""
+        """How many numbers each head of BGE-M3 computes for a token, by the head's name.
+
+        The head "weights" computes 1, and "multi" the elements of a vector.
+        """
         found = self.client.info.get("token_widths")
         return found if isinstance(found, dict) else {}
 
     @property
     def abilities(self) -> list[str]:
-        """The model's capabilities as Ollama calls them; it has no word for heads."""
+        """The model's capabilities in Ollama's words; [] for a model that it has no word for."""
         if self.pooling != "none":
             return ["embedding"] if self.embeds else []
         able = {

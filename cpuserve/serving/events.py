@@ -113,7 +113,8 @@ def floats_of(vector: bytes) -> array[float]:
 class Finish(msgspec.Struct, gc=False):
     """The sequence has ended: "stop", "length", "repetition", "tool_calls", "pause" or "abort".
 
-    "pause": the model searched for tools until the limit; a request with the response continues it.
+    "pause": the model searched for tools until the limit. The client continues the response with a
+      further request that contains it.
     stop_reason: the stop string or stop token id that ended it, or REPETITION_FOUND.
     """
 

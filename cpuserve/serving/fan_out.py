@@ -213,7 +213,7 @@ def _num_items(num_prompt: int, params: SamplingParams) -> int:
 
 
 def _interval(call: GenerateCall) -> int:
-    """Return how many tokens are shown together."""
+    """Return SequenceRequest.interval: the least number of tokens in a list of events."""
     interval = call.stream_interval
     if interval is not None and interval < 1:
         msg = f"stream_interval must be at least 1, got {interval}"

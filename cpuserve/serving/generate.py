@@ -143,7 +143,7 @@ async def read_prompts(
     Raises:
       InvalidRequest: the tools, the messages, the template or the prompts are invalid.
     """
-    if call.decisions is not None:  # the first token is read, whatever it begins
+    if call.decisions is not None:  # only the first token counts, even if it begins a tool call
         return None, await prompts_of(context, call, num_bytes)
     tools = tool_use(call, context.learned_format, context.thoughts)
     opening, waits = tools.opening if tools else "", waits_for_thought(call, tools)
@@ -281,7 +281,7 @@ class Generation:
         return as_shown(found, recent.caller, earlier.response_id)
 
     def cache_miss(self) -> dict[str, object] | None:
-        """Return why tokens of an earlier prompt are computed again, or None; see RecentPrompt."""
+        """Return why tokens of an earlier prompt are computed again (RecentPrompt.miss)."""
         return cache_miss(self.sequences[0])
 
     def events(self) -> Events:
@@ -441,7 +441,7 @@ class Generation:
 
 
 def cache_miss(sequence: SequenceRequest) -> dict[str, object] | None:
-    """Return why tokens of an earlier prompt are computed again, or None; see RecentPrompt."""
+    """Return why tokens of an earlier prompt are computed again (RecentPrompt.miss), or None."""
     if sequence.recent is None:
         return None
     # A prompt with logprobs is computed even if it is cached.

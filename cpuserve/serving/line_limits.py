@@ -48,7 +48,7 @@ class LineLimits:
         return text
 
     def flush(self) -> str:
-        """Return the text that was held back, after the last piece."""
+        """Return the text that is still held back; called once, after the last piece."""
         held, self._held = self._held, ""
         return "" if self.ended else held
 

@@ -59,8 +59,8 @@ def results_of(
 ) -> dict[str, Data]:
     """Return the result of each part of a task, from the values that the engine has computed.
 
-    As in vLLM, weights have none of the special tokens around a text, and BGE-M3's vectors of
-    tokens lack the first one.
+    As in vLLM, special tokens around a text have no weight, and BGE-M3 has no vector of the first
+    token.
 
     ids: the tokens of the prompt.
     """
@@ -81,9 +81,10 @@ def results_of(
 
 
 def data_of(task: str, results: dict[str, Data]) -> Data | dict[str, Data]:
-    """Return the data of a task: of "embed&token_classify" one list, as in vLLM.
+    """Return the data of a task from the result of each part.
 
-    Of "embed&token_embed&token_classify" it is the data of each part by its name.
+    As in vLLM, "embed&token_classify" has one list: the embedding, then the weights. The task
+    "embed&token_embed&token_classify" has an object with the data of each part by its name.
     """
     if task == ALL:
         return results
@@ -93,7 +94,7 @@ def data_of(task: str, results: dict[str, Data]) -> Data | dict[str, Data]:
 
 
 def labels_of_task(task: str, values: array[float], tokens: int, activation: str) -> Data:
-    """Return the labels of a text, or of each of its tokens, from their logits.
+    """Return the values of the labels for a text, or for each of its tokens, from their logits.
 
     activation: as in `activated`; tokens: the number of tokens of the prompt.
     """

@@ -42,7 +42,7 @@ class Idleness:
 
     model_s: the time of each model.
     server_s: the time after which all models are unloaded.
-    room_s: how long a request waits for a model in use to make room.
+    room_s: how long a request waits until a model in use becomes idle and can be unloaded for it.
     """
 
     model_s: float = math.inf
@@ -152,7 +152,7 @@ class ModelRegistry:
         yield from (slot.context for slot in self._all() if slot.context is not None)
 
     def expires_s(self, name: str) -> float:
-        """Return the seconds until a loaded model is unloaded if no request comes; infinite=never.
+        """Return the seconds until a loaded model is unloaded if no request comes; inf = never.
 
         While requests use the model, the time is counted from now.
         """
@@ -345,9 +345,10 @@ class ModelRegistry:
         return self.asleep
 
     def _on_release(self, slot: _Slot) -> None:
-        """Start the timers of a model that no request uses any more, and let others take its room.
+        """Start the timers of a model that no request uses any more.
 
-        Requests that failed release their model as well, so it may not be loaded.
+        Requests that wait for memory can now unload it. Requests that failed release their model as
+        well, so it may not be loaded.
         """
         if slot.leases or self._stopping:
             return
@@ -520,7 +521,7 @@ class _Slot:
 
     @property
     def holds_room(self) -> bool:
-        """Whether the model has memory that its end would free."""
+        """Whether the model has memory that unloading it would free."""
         return self.context is not None and self.can_stop
 
     def is_idle(self) -> bool:

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 MAX_BREAKERS = 64
 MAX_BREAKER_CHARS = 40  # limits of llama.cpp: characters of a breaker, and tokens after its first
 MAX_BREAKER_TOKENS = 20
-# The table of prefixes has 4 bytes for each id of the vocabulary, in the message of each sequence.
+# The table of prefixes has 4 bytes for each id of the vocabulary. The message that sends a sequence
+# to the engine contains it.
 MAX_PREFIX_BYTES = 16 << 20
-# A vocabulary takes about a microsecond for each token, on another thread.
+# The time in microseconds to read the texts of a vocabulary, about 1 for each token. It is so long
+# that another thread does this (`run_sized`).
 VOCABULARY_US = 1 << 20
 _KEPT_BREAKERS = 64
 
@@ -45,7 +47,9 @@ def reads_vocabulary(fields: SamplerFields) -> bool:
 
 
 def with_sampler_ids(params: Sequence[SamplingParams], tokenizer: Tokenizer, vocab: int) -> None:
-    """Set the token ids that samplers need in all parameters, which have the fields of the first.
+    """Set the token ids that samplers need in all `params`, from the fields of the first.
+
+    All of them have the same sampler fields.
 
     vocab: the number of token ids of the model.
 
@@ -133,8 +137,8 @@ def sequences(breaker: str, words: Sequence[bytes], tokenizer: Tokenizer) -> lis
 def prefixes(words: Sequence[bytes]) -> bytes:
     """Return for each token the longest other token that its text begins with, or -1.
 
-    words: the text of each token. The result is int32 little-endian. Of equal texts, each begins
-    with the one of the next lower id.
+    words: the text of each token. The result is int32 little-endian. If several tokens have the
+    same text, the result for each of them is the one with the next lower id.
     """
     import numpy as np
 

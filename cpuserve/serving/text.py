@@ -61,7 +61,7 @@ class StopFilter:
         return bool(self._held)
 
     def flush(self) -> str:
-        """Return the text that was held back, after the last piece."""
+        """Return the text that is still held back; called once, after the last piece."""
         held, self._held = self._held, ""
         return held
 
@@ -331,7 +331,7 @@ class TextProcessor:
         return NextTurn.NONE if said else None
 
     def _stopped(self, stops: StopFilter, text: str, event: Text) -> list[Piece]:
-        """Return the pieces of a text up to a stop string; thoughts are searched for none."""
+        """Return the pieces of a text up to a stop string; thoughts may contain stop strings."""
         parser = self._calls
         if parser is None:
             return self._told(stops.push(text), event)

@@ -249,7 +249,10 @@ class Reader:
 
     @staticmethod
     def _conditional(schema: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Return (JSON pointer in this schema, subschema) for those that bind some values only."""
+        """Return (JSON pointer in this schema, subschema) of the subschemas that bind some values.
+
+        These are the subschemas of if, then, else, dependentSchemas and dependencies.
+        """
         some: list[tuple[str, Any]]
         some = [(key, schema[key]) for key in ("if", "then", "else") if key in schema]
         for key in ("dependentSchemas", "dependencies"):
@@ -325,7 +328,10 @@ class Reader:
     # --- propertyNames -----------------------------------------------------------------------
 
     def names(self, schema: Any, at: str) -> bool | list[str] | dict[str, Any]:
-        """Return the names that fit propertyNames: all, none, a list, or the keywords that bind."""
+        """Return which names fit the schema of propertyNames.
+
+        True = all, False = none, a list = these names, a dict = those that fit its keywords.
+        """
         if isinstance(schema, bool):
             return schema
         facts = self.facts(schema, at)

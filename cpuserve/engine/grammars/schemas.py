@@ -170,7 +170,7 @@ class _Place:
 
     @property
     def _branches(self) -> bool:
-        """Whether the alternatives of the only anyOf or oneOf are closed, and not this schema."""
+        """Whether to close each alternative of the only anyOf or oneOf, instead of this schema."""
         return self._parts in (["anyOf"], ["oneOf"])
 
     @property
@@ -221,7 +221,11 @@ class _Place:
         self._out["additionalProperties"] = rest
 
     def _count_members(self) -> None:
-        """Drop minProperties and maxProperties without effect; refuse them if grammars cannot."""
+        """Drop minProperties and maxProperties if they have no effect.
+
+        Raises:
+            SchemaError: one of them has an effect that a grammar cannot enforce.
+        """
         out, facts = self._out, self._facts
         least, most = out.get("minProperties", 0), out.get("maxProperties")
         optional = facts.names.keys() - facts.required

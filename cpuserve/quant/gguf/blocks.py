@@ -136,7 +136,7 @@ def decoded(stored: QuantTensor, dtype: str) -> BuiltTensor:
         wanted = np.arange(len(data))[rows] if order is None else order[rows]
         out = np.empty((len(wanted), k), np.float32)
         kind = gguf.GGMLQuantizationType[dtype]
-        for first in range(0, len(out), DECODED_ROWS):  # gguf copies all that it decodes at once
+        for first in range(0, len(out), DECODED_ROWS):  # gguf makes copies of its whole argument
             some = slice(first, first + DECODED_ROWS)
             out[some] = gguf.quants.dequantize(data[wanted[some]], kind)
         return out.view(np.uint8)

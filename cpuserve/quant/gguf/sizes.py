@@ -1,4 +1,4 @@
-"""The bytes that GGUF types take in memory. The front end needs these alone, and not numpy."""
+"""The bytes that GGUF types take in memory; the front end imports this module without numpy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DECODED = {
     "IQ3_XXS": 98,
     "IQ3_S": 110,
 }
-# Rows of these types cannot be packed as they are stored: they are built when they are read.
+# Rows of these types cannot be packed as they are stored. They are converted when they are read.
 BUILT = (*DECODED, "NVFP4", "TQ1_0", "TQ2_0", "Q1_0")
 # (bytes in the file, bytes in memory) of a block, for types that take more memory: their 4-bit or
 # 6-bit scales get whole bytes, every four blocks of a row get an fp32 scale (NVFP4), or they are

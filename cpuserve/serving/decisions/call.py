@@ -102,7 +102,12 @@ async def decision_prompts(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question's text, its labels, each after tokens that follow the question."""
+    """A question as the prompts ask it.
+
+    text: the question with its labels.
+    labels: one entry for each prompt of the question: tokens that follow the question, and the
+      labels that may come after them.
+    """
 
     text: str
     labels: tuple[tuple[Ids, Labels], ...]
@@ -111,7 +116,11 @@ class _Asked:
     def of(
         context: ModelContext, finder: LabelFinder, tail: str, question: DecisionQuestion
     ) -> _Asked:
-        """Return it for a question in prompts that end with `tail`; InvalidRequest as labels."""
+        """Return the text and labels of a question in prompts that end with `tail`.
+
+        Raises:
+          InvalidRequest: this model's tokenizer has no labels for the options.
+        """
         if not question.as_texts:
             labels = finder.labels(question)
             return _Asked(question_text(question, labels), (((), labels),))

@@ -36,7 +36,8 @@ _SETS: dict[str, tuple[Spellings, ...]] = {
     "score": (_DIGITS, _LETTERS),
     "noul": (*_WORDS, _LETTERS, _DIGITS),
 }
-# Of more labels, a question says only the first and the last one again at its end.
+# The end of a question repeats its labels. If there are more than this number of labels, it repeats
+# only the first and the last one ("one of A to F").
 _MOST_LISTED = 3
 
 

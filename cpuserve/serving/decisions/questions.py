@@ -42,7 +42,7 @@ class Question(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One of the possible results: its name, its description ("" = none), and it as it was sent."""
+    """A possible result: its name, its description ("" = none), and the option as it was sent."""
 
     name: str
     description: str
@@ -62,7 +62,7 @@ class DecisionQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """The questions of a call. mark: stands for the question in the call's messages."""
+    """The questions of a call. mark: the text in the call's messages that a question replaces."""
 
     questions: Sequence[DecisionQuestion]
     mark: str

@@ -63,7 +63,7 @@ def option_texts(tokenizer: Tokenizer, tail: str, question: DecisionQuestion) ->
     for option in question.options:
         text = option.name.strip()
         whole = tokenizer.encode(around + text, add_special_tokens=False)
-        # Where the text would join the last token of the prompt, its own tokens are scored.
+        # If the text would change the last token of the prompt, it is tokenized on its own.
         apart = whole[: len(before)] == before and len(whole) > len(before)
         ids = whole[len(before) :] if apart else tokenizer.encode(text, add_special_tokens=False)
         found.append(tuple(ids))

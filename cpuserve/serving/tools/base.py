@@ -72,7 +72,7 @@ class ToolParser(Protocol):
         """Read the next text; return the pieces that no later text can change."""
 
     def flush(self) -> list[Piece]:
-        """Return the pieces of the text that was held back, after the last text."""
+        """Return the pieces of the text that is still held back; called once, after all text."""
 
 
 class ToolFormat(Protocol):

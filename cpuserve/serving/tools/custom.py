@@ -105,7 +105,7 @@ class CustomCalls:
         return self._read(self._parser.push(text))
 
     def flush(self) -> list[Piece]:
-        """Return the pieces of the text that was held back, after the last text."""
+        """Return the pieces of the text that is still held back; called once, after all text."""
         return [*self._read(self._parser.flush()), *self._end()]
 
     def _read(self, pieces: list[Piece]) -> list[Piece]:
@@ -161,7 +161,7 @@ class InputText:
         return "".join(found)
 
     def flush(self) -> str:
-        """Return the rest of the text, after the last piece."""
+        """Return the rest of the text; called once, after the last piece."""
         held, self._held = self._held, ""
         if self._read == self._inside:
             return "" if held.startswith("\\") else held

@@ -87,7 +87,7 @@ class CallParser(ABC):
         return self._take()
 
     def flush(self) -> list[Piece]:
-        """Return the pieces of the text that was held back, after the last text."""
+        """Return the pieces of the text that is still held back; called once, after all text."""
         if self._state == self._at_start:
             self._state = self._in_text
         if self.in_thought:

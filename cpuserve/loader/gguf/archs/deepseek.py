@@ -26,12 +26,12 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
 
 
 def _dots1(keys: Keys) -> dict[str, Any]:
-    """Return the settings of DeepSeek's router; no layer has a window."""
+    """Return the settings of experts, as in GLM 4; no layer has a sliding window."""
     settings = _glm4_moe(keys)
     return {**settings, "sliding_window": None}
 
 
-# The family for each value of expert_gating_func: 1 is a softmax, 2 a sigmoid.
+# The family for each value of the key expert_gating_func: 1 is a softmax, 2 a sigmoid.
 _GATING = {
     1: {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"},
     2: {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"},

@@ -154,7 +154,7 @@ def _cohere2_moe(keys: Keys) -> dict[str, Any]:
 
 
 def _laguna(keys: Keys) -> dict[str, Any]:
-    """Return settings; the size of a gate says whether it belongs to a head or to a column."""
+    """Return settings; the rows of attn_gate show whether a gate is for a head or for a column."""
     need_sigmoid(keys)
     layers, settings = range(keys.layers()), experts(keys)
     dense = keys.whole("leading_dense_block_count")
