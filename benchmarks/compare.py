@@ -67,7 +67,7 @@ def compared(before: Record, after: Record) -> tuple[Compared, Compared]:
 
 
 def spread(record: Record) -> tuple[float, float]:
-    """Return the range in which noise moves the median: (p5, p95) of the samples of rounds.
+    """Return the range of the median that noise explains: (p5, p95) of the samples of rounds.
 
     Samples that are requests differ for other reasons than noise, so for them the range is the 95 %
     confidence interval of the median.

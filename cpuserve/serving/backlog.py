@@ -113,8 +113,8 @@ class Backlog:
            prompt rate.
         2. The number of waiting sequences times the average time between two starts. This estimate
            matters while long responses occupy all slots.
-        3. The time since the last start, less estimate 1, times the number of rounds in which the
-           waiting sequences can start (`slots` at a time). This estimate matters while sequences
+        3. The time since the last start, less estimate 1, times the number of rounds that the
+           waiting sequences need to start, `slots` at a time. This estimate matters while sequences
            that started together keep all slots, as they may end together.
         """
         if not self.requests:

@@ -14,7 +14,7 @@ namespace {
 
 size_t most_scratch_bytes(const Program& program, KvType type) {
   size_t bytes = std::max(kLinearScratch, kAttentionScratch);
-  for (const CacheLayer& s : program.kv_layers()) {  // attention: its scratch, then its values
+  for (const CacheLayer& s : program.kv_layers()) {  // attention: kernel scratch, then the values
     if (s.latent) bytes = std::max(bytes, kAttentionScratch + kv_chunk_bytes(type, s.hd_pad));
   }
   for (const Value& v : program.values()) {  // norms and activations use a row of floats

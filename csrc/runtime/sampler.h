@@ -57,7 +57,7 @@ class Sampler {
   }
   // The samplers that choose the tokens of the slot; null if the kernels do.
   SamplerChain* chain(int64_t slot) const { return slots_[static_cast<size_t>(slot)].chain.get(); }
-  // The same. Throws std::invalid_argument for a slot that does not exist.
+  // Returns the same as chain(). Throws std::invalid_argument for a slot that does not exist.
   const SamplerChain* checked_chain(int64_t index) { return slot(index).chain.get(); }
   // Returns the id that the chain of the slot samples; see SamplerChain::sample.
   int32_t sample(int64_t slot, const float* logits, const int32_t* mask, int32_t position) noexcept;

@@ -9,10 +9,11 @@ namespace cpuserve {
 namespace {
 
 constexpr float kGreedyBelow = 1e-5f;  // lower temperatures mean greedy sampling, as in sample.h
-// The number of candidates that are sorted at first. If they do not suffice, four times as many
-// are.
+// The number of candidates that are sorted at first. If a sampler needs more in order, four times
+// as many are sorted.
 constexpr size_t kFirstOrdered = 256;
-// Is mixed into the seed, so that xtc draws other random numbers than the choice of the token.
+// This number is mixed into the seed, so that xtc draws other random numbers than the choice of the
+// token.
 constexpr uint64_t kXtcSeed = 0x2545f4914f6cdd1dull;
 constexpr size_t kMirostatTokens = 100;  // m in the paper on mirostat
 constexpr size_t kMergedPrefixes = 256;  // candidates that infill compares in pairs
@@ -160,7 +161,7 @@ double SamplerChain::weigh() noexcept {
   return top + std::log(sum);
 }
 
-// Keeps the order of the candidates.
+// Drops each candidate if `keep` returns false for it. The others stay in their order.
 template <class Keep>
 void SamplerChain::keep_if(const Keep& keep) noexcept {
   size_t kept = 0, in_order = 0;

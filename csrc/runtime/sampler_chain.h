@@ -10,7 +10,7 @@
 
 namespace cpuserve {
 
-// The numbers are the places in STAGES of cpuserve/sampling/chain.py.
+// The samplers of a chain. Their numbers are the indices in STAGES of cpuserve/sampling/chain.py.
 enum class Stage : int32_t {
   penalties,
   dry,

@@ -11,8 +11,8 @@
 #include "base/digest.h"
 
 #ifndef MADV_POPULATE_READ
-// This needs Linux 5.14. Older kernels return EINVAL, and pages are then mapped by page faults, one
-// by one.
+// MADV_POPULATE_READ needs Linux 5.14. Older kernels return EINVAL, and pages are then mapped by
+// page faults, one by one.
 #define MADV_POPULATE_READ 22
 #endif
 

@@ -1,5 +1,5 @@
-// w8_channel and w8_channel_g128: int8 weights with one scale per output column, against int8 rows
-// with one scale per row or per 128 elements of K.
+// w8_channel and w8_channel_g128: int8 weights with one scale per output column, multiplied by int8
+// rows with one scale per row or per 128 elements of K.
 //
 //   row:   f = float(sum_k q_w q_x - zero sum_x) * (s_w s_x), integers over the whole row
 //   g128:  f = fma(float(sum_k q_w q_x - zero sum_x), s_x, f) per group, then f * s_w
@@ -79,9 +79,10 @@ struct Channel {
   static constexpr int64_t kUnitBytes = kPanel * 4;
   static constexpr int64_t kWholeUnits = kGroupQuads ? kGroupQuads : 1;
   static constexpr bool kSharesHeaders = false, kWidens = false;
-  // The loop consists of little more than products, so its speed would be limited by reading rows
-  // and weights from L2, especially while the next block is fetched from memory: on Granite Rapids
-  // 16 to 32 rows run at 1.1 times the rate that they have with K blocks in L2.
+  // A K block stays in L1. The loop of a tile consists of little more than products, so reading
+  // rows and weights from L2 would limit its speed, especially while the next block is fetched from
+  // memory. On Granite Rapids, 16 to 32 rows run at 1.1 times the rate that they have with K blocks
+  // in L2.
   static constexpr bool kNearBlocks = true, kSizesCutPasses = false;
   static constexpr bool kLineUnits = true;
   static constexpr int kSums = kGroupVecs / kVecs;
@@ -95,8 +96,9 @@ struct Channel {
   // At most 12 rows: with 16 rows and one panel, nearly every product would load its operand, and
   // the rate would be 0.9 times the rate of tiles over a strip.
   static constexpr int kStreamRows = kSums >= 24 ? 12 : kRows;
-  // Not three panels: a task has up to four, and the fourth panel alone would have too few sums to
-  // hide the latency of a product (8 rows: 27 instead of 32 GB/s).
+  // A tile has two panels where three would fit the registers. A task has up to four panels, and
+  // after three the fourth panel alone would have too few sums to hide the latency of a product (8
+  // rows: 27 instead of 32 GB/s).
   static constexpr int stream_panels(int rows) {
     const int n = kSums / rows;
     return n > 4 ? 4 : n == 3 ? 2 : n;

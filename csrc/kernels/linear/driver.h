@@ -1,11 +1,12 @@
-// The loops of a linear on vectors, for all weight kinds. The outermost loop is over panels, so
-// that each panel is read from memory once; then comes the loop over rows; the loop over K is
+// The loops of a linear on vectors, for all weight kinds. K is the number of inputs. A panel is 16
+// output columns of the packed weights, and a strip is 4 panels. The outermost loop is over panels,
+// so that each panel is read from memory once; then comes the loop over rows; the loop over K is
 // innermost. A unit is the smallest number of elements of K that a kind processes at once. A kind
 // defines the tile:
 //
 //   struct Kind {
 //     static constexpr int64_t kUnitBytes   bytes of a unit (pair, element, group) in one panel
-//     static constexpr bool kSharesHeaders  units share headers; then kUnitBytes is the most
+//     static constexpr bool kSharesHeaders  units share headers; kUnitBytes is the largest size
 //     static int64_t units(int64_t k)       number of units of K
 //     static constexpr int64_t kWholeUnits  a K block is a multiple of this many units
 //     static constexpr ActFormat kAct
@@ -17,7 +18,9 @@
 //     static constexpr int kRows, kPanels   size of the tile for more rows than kStreamRows
 //     static constexpr int kHalfRows        rows of that tile if it has only two panels
 //     static constexpr bool kLineUnits      a unit has 32 or 64 bytes in a panel: at most a line
-//     static constexpr int kTurns           limit in share_units; not needed with kLineUnits
+//     static constexpr int kTurns           share_units prefetches panels in turn if a block has at
+//                                           most kTurns / 2 calls for each panel; not used with
+//                                           kLineUnits
 //     template <int MR, int NP, bool kNear, int NPF> static void tile(const LinearTile&)
 //   };
 //
@@ -322,7 +325,7 @@ CPUSERVE_INLINE int64_t block_units(int64_t units, const WorkSizes& sizes, bool 
   return round_up((units + blocks - 1) / blocks, Kind::kWholeUnits);
 }
 
-// Returns the most int8 or float rows that take one pass over the weights.
+// Returns the largest number of int8 or float rows that are computed in one pass over the weights.
 template <class Kind>
 CPUSERVE_INLINE int64_t pass_rows(const WorkSizes& sizes) {
   if constexpr (!Kind::kSizesCutPasses) return Kind::kStreamRows;

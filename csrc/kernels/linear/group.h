@@ -255,8 +255,8 @@ struct Grouped {
   static constexpr bool kSizesCutPasses = false, kLineUnits = false;
   // A group of 8-bit codes takes twice as long to read as a group of 4-bit codes, but not longer to
   // multiply, so prefetching panels in turn (share_units) pays off up to more rows. Emulated dot
-  // products take so much longer than reading that turns only cost: on Cascade Lake at AVX-512, 8
-  // to 16 rows of 4-bit kinds run at 1.03 to 1.29 times the rate without them.
+  // products take so much longer than reading that turns only cost time: on Cascade Lake at
+  // AVX-512, 8 to 16 rows of 4-bit kinds run at 1.03 to 1.29 times the rate without turns.
   static constexpr int kTurns = kEmulatesDots                                    ? 0
                                 : W::kQuadsPerLine == 1 && W::kUnit == W::kGroup ? 4
                                                                                  : 3;
@@ -320,7 +320,7 @@ struct Grouped {
     for (int64_t u = t.u0; u < t.u1;) {
       for (const int64_t end = fetch.next(u, at.w, at.ahead); u < end; u++) {
         const uint8_t* header = at.w;
-        // The loop is not unrolled, so that kinds with many groups in a unit have the code of one.
+        // The loop is not unrolled, so that the code has one group even if a unit has many groups.
 #pragma GCC unroll 1
         for (int i = 1; i <= Unit::kGroups; i++) {
           const bool last = i == Unit::kGroups;

@@ -14,7 +14,8 @@
 //
 // With few rows, one pass reads each packed panel once. With many rows, K is divided into blocks
 // that stay in a near cache, and all rows are multiplied by a block of a strip before the next one.
-// The weights of the block are first unpacked to bytes and fp32 scales, unless they are stored so.
+// The weights of the block are first unpacked to bytes and fp32 scales, unless they are stored in
+// this form.
 #pragma once
 #include "kernels/linear/dense.h"
 #include "kernels/linear/mmla/chains.h"

@@ -131,8 +131,8 @@ struct PlaneShape {
   static constexpr bool kWidens = false, kNearBlocks = false, kSizesCutPasses = false;
   static constexpr bool kLineUnits = false;
   // With units of 256 weights, computing takes so much longer than reading that the order of
-  // prefetches makes no difference (q4_k, 9 to 24 rows). With emulated dot products turns only
-  // cost, as in kernels/linear/group.h.
+  // prefetches makes no difference (q4_k, 9 to 24 rows). With emulated dot products, prefetching
+  // panels in turn only costs time (kernels/linear/group.h).
   static constexpr int kTurns = W::kUnit < 256 && !kEmulatesDots ? 3 : 0;
   // Tiles have as many sums as in kernels/linear/group.h. With sanitizers they have fewer rows,
   // because a tile of six rows takes seconds to compile, and ten kinds have a dozen such tiles

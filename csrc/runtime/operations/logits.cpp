@@ -122,8 +122,9 @@ void copy_logits(int64_t r, int64_t row, Worker& w) noexcept {
 }
 
 // Samples a row. If the request has ids to score, their logits are kept in top_logprobs while the
-// row is sampled, because bans change the logits. The logprob of the sampled token then determines
-// the logarithm of the sum.
+// row is sampled, because bans change the logits. Afterwards each becomes a logprob: the logarithm
+// of the sum of exp(logit), which is subtracted, is the logit of the sampled token minus its
+// logprob.
 void sample_row(const Batch& batch, int64_t row, Worker& w) noexcept {
   const int64_t number = batch.first + row;
   const auto r = static_cast<size_t>(number);

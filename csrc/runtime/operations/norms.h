@@ -4,8 +4,8 @@
 
 namespace cpuserve {
 
-// The RMS norm of a row, or of each of `groups` equal parts of it, where the mean square of a part
-// is computed from its own columns.
+// Computes the RMS norm of each row, or of each of `groups` equal parts of a row. The mean square
+// of a part is computed from its own columns.
 struct RmsNormOp {
   static constexpr const char* kName = "rms_norm";
   Id x, out, weight;

@@ -10,7 +10,7 @@ namespace cpuserve {
 namespace {
 
 constexpr float kLengthEps = 1e-6f;  // added to the squared length of a query or key
-constexpr size_t kCarved = 6 * 64;   // a Carver rounds up each of up to six arrays
+constexpr size_t kCarved = 6 * 64;   // most bytes that a Carver adds to align up to six arrays
 
 // Divides x by its Euclidean length and multiplies it by `scale`. There are 16 partial sums, so
 // that compilers use vectors, and they are added in a fixed order.

@@ -18,8 +18,7 @@ struct StateLayer {
 //   conv     a vector [key_heads][taps][channels of a key head: q, k, v]
 //   rates    a vector [value_heads] with -exp(A_log)
 //   tiled    value head v belongs to key head v % key_heads; otherwise the value heads of a key
-//   head
-//            follow one another
+//            head follow one another
 //   beta     a factor: the beta of a token is beta * sigmoid(b)
 //   by_row   each row of a state has a decay of its own (Kimi), so `gates` has b of all heads and
 //            then a of all rows of the states

@@ -11,7 +11,7 @@ constexpr int kStepBytes = 8;                    // bytes of a row or a column i
 constexpr int kOperandBytes = 2 * kStepBytes;    // an operand has two rows or two columns
 constexpr int kColumnPairs = kPanel / 2;         // pairs of columns of a panel
 constexpr int kLineBytes = kPanel * kStepBytes;  // bytes of a panel in one step of K
-constexpr int kBeat = 4;                         // steps between two prefetches
+constexpr int kBeat = 4;                         // steps of K between two prefetches
 constexpr size_t kPreparedBytes = 64 << 10;      // most bytes of prepared rows
 constexpr size_t kUnpackedBytes = 16 << 10;      // most bytes of unpacked weights of a panel
 

@@ -103,8 +103,8 @@ struct RawChannel {
   }
 };
 
-// Unpacks the kinds of linear/planes.h without small factors. Their units have one or several
-// groups of 32.
+// Unpacks the kinds of linear/planes.h without small factors (plane_layout.h). Their units have one
+// or several groups of 32.
 template <class G>
 struct RawPlanes {
   using W = Planes<G>;
