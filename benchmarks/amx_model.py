@@ -2,7 +2,7 @@
 
     python benchmarks/amx_model.py BUILD/CMakeFiles/cpuserve_isa_amx.dir/csrc/kernels/isa/amx.cpp.o
 
-Nothing is measured; docs/performance.md says how far a machine falls short. The inner loops are
+Nothing is measured here; docs/performance.md has the rates of a real machine. The inner loops are
 read from `objdump -d`; their instructions occupy the units of a core as the table RATES says, and a
 piece of work takes as long as the busiest unit. That holds while a piece fits the window of 512
 instructions in flight, so pieces are small: a step of products, the rows of one tile, one row of
@@ -274,7 +274,7 @@ class Model:
         # probabilities, which are written where the scores have just been read.
         l2 = {"L2 bytes": 2 * 256 * hd * 2 + 32 * hd * (2 + 3 * 4) + 32 * 256 * (2 * 4 + 2)}
         of_row = self.softening(kv)
-        lines = 32 * hd / 16  # of results, merged into the chunks before
+        lines = 32 * hd / 16  # lines of results, which are merged with those of earlier chunks
         merged = {"vectors": 2 * lines, "loads": 2 * lines, "stores": lines, "front end": 5 * lines}
         return steps * 64.0, *cycles(add(times(32, of_row), times(steps, step), stored, l2, merged))
 

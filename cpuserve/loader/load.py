@@ -62,7 +62,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def with_built(weights: Weights, config: dict[str, Any]) -> Weights:
-    """The weights for a Program of this config, which may read tensors made of stored ones.
+    """The weights for a Program of this config, with tensors that are built from stored ones.
 
     These are the tables of models with types of tokens (BERT) and the experts of nomic-bert.
     """

@@ -112,7 +112,7 @@ def _gguf_bert(read: Read, _: Mapping[str, Any]) -> Head:
 
 
 def _gguf_modernbert(read: Read, config: Mapping[str, Any]) -> Head:
-    """Pooling is the mean, as in llama.cpp: no key of the file states a pooling."""
+    """The head of ModernBERT. Pooling is the mean, as in llama.cpp: no key of a file states it."""
     norm = VectorNorm(read("cls.norm.weight"), None, read_float(config, "norm_eps", 1e-5))
     layers = _dense(read, "cls", "gelu", bias=False), norm, _dense(read, LAST, "sigmoid")
     return Head("mean", layers, unit=False)

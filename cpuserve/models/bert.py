@@ -182,7 +182,7 @@ def read_encoder_heads(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _layer(b: Builder, s: ModelSpec, at: str, x: ValueId) -> ValueId:
-    """Append x = norm(x + attention(x)), then norm(x + mlp(x)), and return it; x is changed."""
+    """Append x = norm(x + attention(x)), and return norm(x + mlp(x)); the value x changes."""
     names = [f"{at}.attention.self.{part}" for part in ("query", "key", "value")]
     qkv = b.linear(x, names, features=s.width, bias=s.qkv_bias)
     b.linear(b.attend_both_sides(qkv), f"{at}.attention.output.dense", bias=s.out_bias, add_to=x)

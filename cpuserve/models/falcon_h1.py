@@ -89,7 +89,10 @@ class FalconH1:
 
 
 def _read_factors(config: Mapping[str, Any], attention_in: float, proj_bias: bool) -> LayerFactors:
-    """Return the factors of a layer; attention_in multiplies the values, and so the result."""
+    """Return the factors of a layer.
+
+    attention_in: the factor of attention's values, and so of its result.
+    """
     gate, down = _read_list(config, "mlp_multipliers", 2)
     into = read_float(config, "ssm_in_multiplier", 1.0)
     if proj_bias and into != 1.0:

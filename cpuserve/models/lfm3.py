@@ -1,4 +1,4 @@
-"""LFM3: layers of short convolutions, or attention with gates of heads, between two norms."""
+"""LFM3: layers with short convolutions, or with attention and a gate for each head."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class _Run:
         return found
 
     def _begin(self, output: Output) -> None:
-        """Count the sequences as running, from the first output on."""
+        """Count the sequences as running; called for the first output of the search."""
         self.scheduled = output.scheduled
         for sequence in self._sequences:
             sequence.cached_tokens = output.cached_tokens

@@ -76,8 +76,8 @@ class Prompt:
 class Earlier:
     """The token ids of an earlier prompt and response, which go before the new prompt.
 
-    mark: a text in the messages; only the rendered text after it belongs to the new prompt.
-    "" = all of it does, without the tokens that begin a text.
+    mark: a text in the messages. Only the rendered text after it belongs to the new prompt. If the
+    mark is "", all of the rendered text does, without the tokens that begin a text.
     """
 
     ids: tuple[int, ...]

@@ -37,7 +37,7 @@ LARGE_TEXTS_AT_ONCE = 2
 
 @dataclass(slots=True)
 class ActiveCount:
-    """How many sequences run or wait, of a model and of all models made from it."""
+    """The sequences that run or wait, for a model and the created models that share its engine."""
 
     sequences: int = 0
 

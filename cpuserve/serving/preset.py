@@ -20,7 +20,7 @@ class Preset:
     messages: they go before the messages of each request.
     sampling: values of SamplingParams for requests that set none.
     template: the chat template; None = the template of the model that it is made from.
-    created: a Unix time.
+    created: the Unix time when the model was created.
     """
 
     system: str = ""

@@ -480,7 +480,7 @@ class _Slot:
     """One model that is loaded on demand."""
 
     def __init__(self, loader: Loader, keep_s: float, *, can_stop: bool = True) -> None:
-        """keep_s: seconds without requests until it is unloaded. can_stop: whether it ever is."""
+        """keep_s: seconds without requests until it is unloaded. can_stop: False = it never is."""
         self.loader = loader
         self.key = ""  # created models with the same key share this engine
         self.names = (loader.name, *loader.aliases, *loader.adapters)

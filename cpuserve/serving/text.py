@@ -178,7 +178,7 @@ class TextProcessor:
         self._detokenizer.show(shown_ids)
 
     def limit_lines(self, rules: LineRules) -> None:
-        """End the response at the first line that `rules` say, with the finish "length"."""
+        """End the response where LineRules end it; its finish reason is then "length"."""
         self._lines = LineLimits(rules)
 
     def watch_thought(self, budget: int | None, *, waits: bool) -> None:
@@ -353,7 +353,7 @@ class TextProcessor:
         return self._passed(text, event)
 
     def _passed(self, text: str, event: Text) -> list[Piece]:
-        """Return the pieces of a text that LineLimits has passed."""
+        """Return the pieces of the part of a text that LineLimits lets through."""
         if self._calls is not None:
             return self._calls.push(text)
         event.text += text

@@ -111,7 +111,7 @@ def question_text(question: DecisionQuestion, labels: Labels) -> str:
     """Return a question as the prompt has it after the state, with its labels."""
     lines = [question.instructions] if question.instructions else []
     for option, label in zip(question.options, labels.shown, strict=True):
-        if question.kind == "noul" and option.name == label.lower():  # "Yes: yes" says nothing
+        if question.kind == "noul" and option.name == label.lower():  # not "Yes: yes"
             lines += [f"{label}: {option.description}"] if option.description else []
         else:
             described = f": {option.description}" if option.description else ""

@@ -101,7 +101,7 @@ def value_rule(tags: TagTexts, rule: str, schema: Any, of_all: JsonSchema) -> st
 
 
 def _listed(tags: TagTexts, choices: list[Any], types: Types) -> str:
-    """Return a Lark alternative of the values as written without quotes, plus null if allowed."""
+    """Return Lark alternatives for `choices` as the format writes them, and null if allowed."""
     before, behind = tags.quote
     texts = [f"{before}{c}{behind}" if isinstance(c, str) else json.dumps(c) for c in choices]
     return " | ".join(map(json.dumps, dict.fromkeys([*texts, *(["null"] * ("null" in types))])))

@@ -1,8 +1,18 @@
-// The loops of a linear on vectors, for all weight kinds. K is the number of inputs. A panel is 16
-// output columns of the packed weights, and a strip is 4 panels. The outermost loop is over panels,
-// so that each panel is read from memory once; then comes the loop over rows; the loop over K is
-// innermost. A unit is the smallest number of elements of K that a kind processes at once. A kind
-// defines the tile:
+// The loops of a linear on vectors, for all weight kinds. The outermost loop is over panels, so
+// that each panel is read from memory once; then comes the loop over rows; the loop over K is
+// innermost. The files of this folder use these terms:
+//   K        the inputs of a matrix, over which products are summed
+//   panel    16 output columns of the packed matrix, with all of K
+//   strip    4 panels
+//   line     64 bytes of a panel
+//   quad     4 elements of K of one column, the operand of an int8 dot product
+//   unit     the smallest part of K that a kind processes at once: a pair, quad, group or block
+//   tile     some rows by some columns, with their sums in registers
+//   pass     one read of all weights, for so few rows that memory is the limit
+//   K block  units of a strip that stay in a cache while all rows of a block are multiplied by them
+//   terms    the int8 rows, one or two, that add up to a row of activations (table/rows.h)
+//
+// A kind defines the tile:
 //
 //   struct Kind {
 //     static constexpr int64_t kUnitBytes   bytes of a unit (pair, element, group) in one panel

@@ -1,5 +1,5 @@
 // The parameters of a tile of a linear: its rows and weights, the data that it prefetches while it
-// computes, and the width of its sums.
+// computes, and the width of its sums. The terms are in linear/driver.h.
 #pragma once
 #include "kernels/table.h"
 #include "kernels/vec/vec.h"

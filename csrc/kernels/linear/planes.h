@@ -1,6 +1,7 @@
 // The tiles of the kinds with codes stored as planes of bits (linear/plane_layout.h): int8 rows
 // times units of 32 weights (rows are q8g32) or 256 weights (rows are q8g256). Kinds with zero
-// points (rows are q8g32) have units of 32 to 256 weights: one header and then groups of 32.
+// points (rows are q8g32) have units of 32 to 256 weights: one header and then groups of 32. Other
+// terms are in linear/driver.h.
 //
 // A unit of 256 is one step of the fp32 chain: its small scales and minima, and the sums of its
 // rows, are integers, so the sum over all 256 weights is an integer as well.

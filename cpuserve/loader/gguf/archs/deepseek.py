@@ -26,7 +26,7 @@ def _glm4_moe(keys: Keys) -> dict[str, Any]:
 
 
 def _dots1(keys: Keys) -> dict[str, Any]:
-    """Return the settings of experts, as in GLM 4; no layer has a sliding window."""
+    """Return entries of config.json for the experts, as in GLM 4, and no sliding window."""
     settings = _glm4_moe(keys)
     return {**settings, "sliding_window": None}
 
@@ -39,7 +39,7 @@ _GATING = {
 
 
 def _deepseek2(keys: Keys) -> dict[str, Any]:
-    """Return the settings of latent attention, and of the router.
+    """Return entries of config.json for latent attention and the router.
 
     The router of DeepSeek V2 is a softmax; V3 and GLM-4.7-Flash have a sigmoid and a bias. Files
     from before May 2025 have one matrix kv_b, and key_length and value_length are the widths of a
@@ -61,7 +61,7 @@ def _deepseek32(keys: Keys) -> dict[str, Any]:
 
 
 def _kimi_linear(keys: Keys) -> dict[str, Any]:
-    """Return the settings of latent attention and of delta nets, which have no KV heads."""
+    """Return entries of config.json for latent attention, and for delta nets without KV heads."""
     need_sigmoid(keys)
     return {
         **latent_settings(keys),

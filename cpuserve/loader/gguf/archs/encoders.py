@@ -9,7 +9,7 @@ from cpuserve.loader.gguf.keys import Keys
 
 
 def _bert(keys: Keys) -> dict[str, Any]:
-    """Return the settings of BERT.
+    """Return the entries of config.json for BERT.
 
     They are right for files of RoBERTa also: the converter drops the first rows of its position
     table, so that positions begin at row 0 as in BERT.
@@ -19,7 +19,10 @@ def _bert(keys: Keys) -> dict[str, Any]:
 
 
 def _modern_bert(keys: Keys) -> dict[str, Any]:
-    """Return settings of ModernBERT; by default, layers 0, 3, 6 ... attend to all tokens."""
+    """Return the entries of config.json for ModernBERT.
+
+    By default, layers 0, 3, 6 ... attend to all tokens, and the other layers to a window.
+    """
     return {
         "local_attention": keys.count("attention.sliding_window", 128),
         "hidden_activation": keys.raw("hidden_activation") or "gelu",
@@ -37,7 +40,10 @@ def _nomic_bert(keys: Keys) -> dict[str, Any]:
 
 
 def _nomic_bert_moe(keys: Keys) -> dict[str, Any]:
-    """Return settings of mixtures; the converter leaves the common bias of the experts out."""
+    """Return the entries of config.json for mixtures of nomic-bert.
+
+    The converter leaves out the bias that is added to the sum of the experts.
+    """
     return {
         **_nomic_bert(keys),
         "activation_function": "gelu",

@@ -14,7 +14,7 @@ EXPERTS = {
 
 
 def experts(keys: Keys) -> dict[str, Any]:
-    """Return settings: the number of experts, the number for each token, and their width."""
+    """Return entries of config.json: the number of experts, how many a token uses, their width."""
     return {
         "num_experts": keys.count("expert_count"),
         "num_experts_per_tok": keys.count("expert_used_count"),

@@ -47,7 +47,7 @@ def _gemma3(keys: Keys) -> dict[str, Any]:
 
 
 def _gemma_embedding(keys: Keys) -> dict[str, Any]:
-    """Return settings: by default, every sixth layer attends to all tokens.
+    """Return entries of config.json for EmbeddingGemma: by default, every sixth layer is global.
 
     The other layers attend to half of the window on either side.
     """
@@ -59,7 +59,7 @@ def _gemma_embedding(keys: Keys) -> dict[str, Any]:
 
 
 def _gemma3n(keys: Keys) -> dict[str, Any]:
-    """Return settings; files stack the matrices between AltUp streams in one tensor.
+    """Return entries of config.json for Gemma 3n; files stack the matrices between AltUp streams.
 
     The key activation_sparsity_scale has the cutoff of each layer's gates, in standard deviations.
     """
@@ -97,7 +97,10 @@ def _gemma3n(keys: Keys) -> dict[str, Any]:
 
 
 def _gemma4(keys: Keys) -> dict[str, Any]:
-    """Return settings, with sizes by layer; rope_freqs.weight is for global layers only."""
+    """Return entries of config.json for Gemma 4, where sizes differ by layer.
+
+    The factors in rope_freqs.weight are for global layers only.
+    """
     kinds = keys.windows()
     own_kinds, shared = set(kinds), keys.whole("attention.shared_kv_layers")
     if own_kinds != {"full_attention", "sliding_attention"}:

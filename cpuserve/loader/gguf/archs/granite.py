@@ -37,7 +37,10 @@ def _granite_moe(keys: Keys) -> dict[str, Any]:
 
 
 def _granite_hybrid(keys: Keys) -> dict[str, Any]:
-    """Return settings; without experts, feed_forward_length is the width of the shared MLP."""
+    """Return entries of config.json for Granite 4.
+
+    In a model without experts, feed_forward_length is the width of the shared MLP.
+    """
     experts, width = keys.whole("expert_count"), keys.count("embedding_length")
     shared = "expert_shared_feed_forward_length" if experts else "feed_forward_length"
     inner = keys.count("ssm.inner_size")

@@ -53,7 +53,7 @@ def _mellum(keys: Keys) -> dict[str, Any]:
 
 
 def _olmo2(keys: Keys) -> dict[str, Any]:
-    """Return settings; a file with a sliding window is OLMo 3, else OLMo 2.
+    """Return entries of config.json for OLMo 3, if the file has a sliding window, or for OLMo 2.
 
     Without sliding_window_pattern, three of four layers use the window.
     """
@@ -106,7 +106,7 @@ def _afmoe(keys: Keys) -> dict[str, Any]:
 
 
 def _exaone4(keys: Keys) -> dict[str, Any]:
-    """Return settings; files of the small model have no window."""
+    """Return entries of config.json for EXAONE 4; only the large model has sliding windows."""
     if not keys.raw("attention.sliding_window"):
         return {"sliding_window": None}
     return {"layer_types": keys.windows()}
@@ -127,9 +127,10 @@ def _apertus(keys: Keys) -> dict[str, Any]:
 
 
 def _cohere2_moe(keys: Keys) -> dict[str, Any]:
-    """Return settings; all files have the mean of routed and shared experts.
+    """Return entries of config.json for Cohere 2 with experts.
 
-    The first layers, which have a dense MLP, have a RoPE even if they have no window.
+    In all files, the result is the mean of routed and shared experts. The first layers, which have
+    a dense MLP, have a RoPE even if they have no window.
     """
     shared_count = keys.whole("expert_shared_count")
     settings = experts(keys)
@@ -154,7 +155,10 @@ def _cohere2_moe(keys: Keys) -> dict[str, Any]:
 
 
 def _laguna(keys: Keys) -> dict[str, Any]:
-    """Return settings; the rows of attn_gate show whether a gate is for a head or for a column."""
+    """Return entries of config.json for Laguna.
+
+    The number of rows of attn_gate shows whether there is a gate for each head or each column.
+    """
     need_sigmoid(keys)
     layers, settings = range(keys.layers()), experts(keys)
     dense = keys.whole("leading_dense_block_count")

@@ -44,7 +44,7 @@ def _qwen2_moe(keys: Keys) -> dict[str, Any]:
 
 
 def _delta(keys: Keys) -> dict[str, Any]:
-    """Return the settings of gated delta nets, with the kind of each layer."""
+    """Return entries of config.json for gated delta nets, with the kind of each layer."""
     values = keys.count("ssm.time_step_rank")
     width = keys.count("ssm.inner_size")
     if width % values:
