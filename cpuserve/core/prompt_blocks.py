@@ -17,8 +17,8 @@ Restored = Literal["all", "some", "lost"]
 class PromptBlocks:
     """Assigns KV blocks to the tokens that requests have so far, and skips cached tokens.
 
-    prefix_queries: prompt tokens looked up in the prefix cache.
-    prefix_hits: prompt tokens that were found there.
+    prefix_queries: the number of prompt tokens that were looked up in the prefix cache.
+    prefix_hits: the number of prompt tokens that the prefix cache had.
     """
 
     def __init__(self, kv: KvManager, cost: CostModel) -> None:

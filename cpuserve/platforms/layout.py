@@ -264,9 +264,10 @@ def _nodes_of(cores: Sequence[Core]) -> tuple[NodeId, ...]:
 
 
 def _room(host: Host, cores: Sequence[Core]) -> int:
-    """Return the free memory of the socket; under a CPU quota it decides between equal sockets.
+    """Return the free memory of the socket of `cores`, which decides between equal sockets.
 
-    Servers of other containers chose between the same sockets, and the memory shows where they are.
+    Under a CPU quota, servers in other containers have chosen between the same sockets, and the
+    memory that they use shows which ones they have chosen.
     """
     if not quota_shares_cpus(host):
         return 0

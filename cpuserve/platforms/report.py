@@ -64,7 +64,7 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of the data caches of one core; a cache that cores share counts in equal parts. 0 =
+    """Bytes of the data caches that one core can use: its part of a cache that cores share. 0 =
     unknown."""
 
     l1d: int

@@ -187,7 +187,7 @@ class _TagWriter:
     def _tag(
         self, given: Mapping[str, Any], end: str, where: str, depth: int, begun: str = ""
     ) -> str:
-        """begun: the first part of the tag's begin, which has been written."""
+        """Return the expression of a tag; begun: the beginning of its `begin` that others match."""
         begin = _member(given, "begin", str, where).removeprefix(begun)
         ends = given.get("end")
         if isinstance(ends, str):

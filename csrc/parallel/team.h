@@ -20,8 +20,7 @@ class Team {
  public:
   //   cpus           the CPUs that each thread is bound to; empty: threads are not bound
   //   passive_waits  whether threads sleep soon instead of spinning, for a process under a CFS
-  //   quota
-  //                  of CPU time
+  //                  quota of CPU time
   //   ranks          the number of threads of each rank (their sum is `threads`); empty: one rank
   //   complexes      for each thread a number, which is equal for threads on cores that share an L3
   //                  cache; empty: all cores share one L3

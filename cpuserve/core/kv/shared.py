@@ -141,14 +141,14 @@ class SharedFiles:
         return False
 
     def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:  # noqa: ARG002
-        """Return False, and keep nothing."""
+        """Return False without storing the block, because the files belong to others."""
         return False
 
     def filled(self, entry: CachedBlock, group: int) -> None:
         """Do nothing: the file is still valid."""
 
     def close(self, wait_s: float) -> None:
-        """Do nothing."""
+        """Do nothing: there are no writes to finish."""
 
 
 def _sizes(folder: Path, most: int) -> dict[str, int]:

@@ -6,6 +6,9 @@
 //
 // The result of a row for some chunks has three parts: the maximum m of its scores, the sum l of
 // 2^(score - m), and o, the sum of the values times 2^(score - m). The output is o / l.
+//
+// In all attention files, QK is the product of queries and keys, PV is the product of probabilities
+// and values, and hd is head_dim rounded up to a multiple of 16.
 #pragma once
 #include <float.h>
 

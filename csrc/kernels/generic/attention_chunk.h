@@ -1,4 +1,5 @@
-// The data of one tile of attention: the KV blocks of its chunk, its prefetches, and its rows.
+// The data of one tile of attention: the KV blocks of its chunk, its prefetches, and its rows. The
+// terms are in generic/attention.h.
 #pragma once
 #include "kernels/generic/attention_kv.h"
 

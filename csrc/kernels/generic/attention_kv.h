@@ -1,4 +1,5 @@
-// How attention multiplies the elements of each KV cache type, and the layout of probabilities.
+// How attention multiplies the elements of each KV cache type, and the layout of probabilities. The
+// terms are in generic/attention.h.
 #pragma once
 #include "kernels/generic/math.h"
 #include "kernels/table.h"

@@ -1,5 +1,6 @@
 // Attention on matrix tiles (AMX): QK and PV of up to 32 rows at a time. Keys and values are bf16,
-// or 8-bit and widened to bf16 once for all rows that use a chunk.
+// or 8-bit and widened to bf16 once for all rows that use a chunk. The terms are in
+// generic/attention.h.
 //
 // Keys are multiplied in blocks of 32 at absolute positions (32 keys are the K of one matrix tile
 // in PV), so a row's sums do not depend on its neighbours: for a block that only other rows see,

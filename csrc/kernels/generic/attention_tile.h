@@ -1,5 +1,5 @@
 // One tile of attention: R rows and one chunk of kChunk keys. Its result does not include earlier
-// chunks.
+// chunks. The terms are in generic/attention.h.
 //
 // QK has one lane per key, and masked lanes are discarded, so stale keys do no harm there. PV has
 // one lane per output column and sums over keys, so masked keys must be skipped: their values may

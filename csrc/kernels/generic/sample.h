@@ -9,7 +9,7 @@ namespace CPUSERVE_NS {
 
 // The search for the cut of top_p (select.h), if threads share its passes over the row.
 struct SharedCut {
-  bool used;  // whether the row has one
+  bool used;  // whether threads share the search in this row
   MassSearch search;
   Cut cut;
 };
