@@ -9,9 +9,9 @@ instructions in flight, so pieces are small: a step of products, the rows of one
 probabilities.
 
 Costs that the count cannot see are stated by hand: bytes from L2, which follow from the sizes of
-blocks (csrc/kernels/linear/tiles/job.h), and BUBBLE, between the last product of a job and the
-first of the next. Prompts: rows pass from L2, weights come from L1. Decode: a core gets 8 GB/s at 2
-GHz.
+blocks (csrc/kernels/linear/tiles/job.h), and BUBBLE, the cycles between the last product of a job
+and the first product of the next. For prompts, the model reads rows from L2 and weights from L1.
+For decode, a core at 2 GHz reads 8 GB/s from memory.
 """
 
 from __future__ import annotations

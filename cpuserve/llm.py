@@ -222,8 +222,8 @@ class LLM(PoolingMethods):
         """Return the params.beam_width best texts of each prompt; prompts as in `generate`.
 
         use_tqdm: show progress on a terminal.
-        concurrency_limit: search for so many prompts at a time; None = for all, so that each step
-          computes the beams of all prompts.
+        concurrency_limit: the number of prompts that are searched at a time; None = all, so that
+          each step computes the beams of all prompts.
 
         Raises:
             InvalidRequest: a prompt or parameter is invalid.

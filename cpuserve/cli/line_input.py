@@ -62,7 +62,7 @@ class Lines:
 
 
 def _session() -> PromptSession[str]:
-    """Return an editor of lines on standard error, because responses go to standard output."""
+    """Return a line editor that draws on standard error; standard output is for responses."""
     from prompt_toolkit import PromptSession  # this import takes 0.1 s
     from prompt_toolkit.output import create_output
 

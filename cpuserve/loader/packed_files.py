@@ -141,7 +141,8 @@ class PackedFiles:
                 return None
             os.ftruncate(fd, 0)
             self._make_room()
-            # Not sparse: where a disk is full, writing to a mapping ends the process.
+            # Allocate the whole file on the disk. If it were sparse and the disk became full, a
+            # write to its mapping would end the process.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(fd, 0, self._size)
             else:  # macOS

@@ -34,7 +34,7 @@ class HunyuanDense:
 
 @register_model("HunYuanMoEV1ForCausalLM")
 class HunyuanMoe:
-    """Hunyuan A13B: experts chosen by a softmax, and one for all tokens.
+    """Hunyuan A13B: experts chosen by a softmax, and an expert that all tokens share.
 
     Source: transformers modeling_hunyuan_v1_moe.
     """

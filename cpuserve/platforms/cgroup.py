@@ -16,7 +16,7 @@ import msgspec
 
 T = TypeVar("T")
 
-V1_UNLIMITED = 1 << 62  # the kernel writes 9223372036854771712 for "no limit"
+V1_UNLIMITED = 1 << 62  # larger limits mean "no limit": the kernel writes 9223372036854771712
 
 
 class Cgroup(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,9 +10,11 @@ from cpuserve.config.options import EngineOptions
 from cpuserve.config.values import format_bytes
 from cpuserve.errors import ConfigError, TooLittleMemory
 
-SNAPSHOTS_OF_ONE = 2  # after its prompt and its response, as later prompts may begin with these
+# Slots for the snapshots of a request: after its prompt and after its response, because later
+# prompts may begin with these.
+SNAPSHOTS_OF_ONE = 2
 AUTO_SHARE = 4  # states take at most a quarter of the free memory, as keys and values do
-MOST_SHARE = 2  # or half of it, if max_num_seqs was requested
+MOST_SHARE = 2  # if max_num_seqs was requested, states take at most half of the free memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Float32 = npt.NDArray[np.float32]
 
 # fp32 sums of up to 10^4 products in different orders differ by less than 1e-5 of the largest
-# element in the row; the fast exp and erf differ by as much again.
+# element in the row. The fast exp and erf add a difference of the same size.
 SUM_TOLERANCE = 2e-5
 # Relative tolerance for each type of the KV cache. A key or a probability near the middle of two
 # values of the type may be rounded up by one executor and down by the other. This may change all

@@ -18,7 +18,7 @@ class Loader(Protocol):
 
     @property
     def aliases(self) -> Sequence[str]:
-        """Other words for the model in requests."""
+        """Other names of the model in requests."""
 
     @property
     def adapters(self) -> Mapping[str, str]:

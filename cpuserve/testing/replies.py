@@ -39,7 +39,7 @@ class ScriptedReply:
     """A reply of a script; see `reply`, `raw` and `failure`, which make one.
 
     raw: the text as a model generates it, in place of `thought`, `text` and `calls`.
-    error: is raised after the text.
+    error: the error that ends the response after the text.
     """
 
     text: str = ""

@@ -24,7 +24,7 @@ namespace {
 
 struct LevelNeeds {
   const char* level;
-  const char* base;                   // a level: its features are needed as well; or nullptr
+  const char* base;                   // a level with features that this one needs too; or nullptr
   std::vector<const char*> features;  // features that only this level adds
 };
 

@@ -258,7 +258,7 @@ void Team::make_call(Call call) {
     if (!running_.load(std::memory_order_relaxed)) {
       fail_system("a team of ", threads_, " threads works only inside Team.run");
     }
-    if (process_ != getpid()) fail_system(kForked);  // the child's thread has the leader's id
+    if (process_ != getpid()) fail_system(kForked);  // a forked child has the same leader_
     if (leader_ != std::this_thread::get_id()) {
       fail_system("only the thread that called Team.run may use the team");
     }

@@ -53,7 +53,7 @@ double Executor::probe_dot(int kind, double seconds) {
   check_argument(kind >= 0 && kind < kKinds, "unknown dot-product probe ", kind,
                  "; it must be 0 to ", kKinds - 1);
   constexpr int64_t kIterations =
-      200'000;  // less than a millisecond, so that time_passes ends on time
+      200'000;  // they take less than a millisecond, so that time_passes ends on time
   team_->call_all();
   std::vector<double> operations(static_cast<size_t>(team_->threads()));
   const double pass = time_passes(seconds, [&] {

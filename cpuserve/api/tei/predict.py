@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.events import Choice, WholeResponse
     from cpuserve.serving.generate import Generation
 
-# The label of a reranker, which has one output.
+# The label of the only output of a reranker.
 _SCORE = "LABEL_0"
 _NO_INPUT = "inputs must be a text, a pair of texts, or a list of lists with one or two texts each"
 

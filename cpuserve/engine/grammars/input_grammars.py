@@ -129,7 +129,7 @@ def _as_text(rule: str, grammar: LarkGrammar, end: str) -> list[str]:
 
 
 def _as_string(rule: str, grammar: LarkGrammar) -> list[str]:
-    """Return the lines of Lark for a JSON object with the text as its only member, as _as_text."""
+    """Do the same as _as_text for a JSON object that has the text as its only member."""
     writer = _GrammarWriter(grammar, rule, in_json=True)
     mark = writer.mark
     whole = f"{mark}_OPEN {writer.start} {mark}_CLOSE"

@@ -29,8 +29,9 @@ _N = "[0-9]{1,9}"
 _OF_DAY = f"T({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
 _DURATION = f"P(({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)({_OF_DAY})?|{_OF_DAY}|{_N}W)"
 
-# The format of llguidance has x([x-]*x)? for a label of a domain, and its bitmasks take
-# milliseconds, because it does not see that any x may follow. This pattern matches the same labels.
+# llguidance's own pattern for this format has x([x-]*x)? for a label of a domain. Bitmasks then
+# take milliseconds, because llguidance does not see that any x may follow. This pattern matches
+# the same labels.
 _LABEL = "[a-zA-Z0-9]+(-+[a-zA-Z0-9]+)*"
 _ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?\^_`{|}~]+"
 _BYTE = "([0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"

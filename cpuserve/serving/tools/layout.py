@@ -59,8 +59,8 @@ def nine_characters() -> str:
 class CallLayout:
     """The texts around calls, as the template writes them, with ID in place of ids and numbers.
 
-    A response has SECTION BEGIN name MIDDLE arguments END, for each further call BETWEEN BEGIN name
-    MIDDLE arguments END, then CLOSE.
+    A response has SECTION BEGIN name MIDDLE arguments END. Each further call has BETWEEN BEGIN name
+    MIDDLE arguments END. CLOSE follows the last call.
 
     ids: the ids of calls: "" (any id), "nine" (nine characters), "given" (the model writes the id,
       at the first ID) or "indexed" (functions.NAME:ID, as in Kimi).

@@ -18,7 +18,7 @@ from cpuserve.serving.tools.python_calls import PYTHON
 from cpuserve.serving.tools.tag_calls import Tags
 from cpuserve.serving.tools.values import types_of
 
-# Matches a unit of the comparison of texts: a tag, a word, or one other character.
+# Matches one of the units in which texts are compared: a tag, a word, or one other character.
 _ATOMS = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]|\s|[A-Za-z0-9_]+|.", re.DOTALL)
 # How many braces may come between a name and its arguments.
 _MOST_BRACES = 3
@@ -223,7 +223,7 @@ def _tagged(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
 
 
 def _tags(open_: str, heads: dict[str, str], tail: str, text_tail: str) -> Tags:
-    """Return the `Tags` with these texts before (heads, by type) and after (tails) values."""
+    """Return the `Tags` with these texts: heads before values, by type, and tails after values."""
     plain = next(head for kind, head in heads.items() if kind != "string")
     text, quote = heads.get("string", plain), ("", "")
     if text != plain and text.startswith(plain) and text_tail.endswith(tail):

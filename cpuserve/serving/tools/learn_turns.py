@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cpuserve.serving.tools.thoughts import ThinkTags, Turns
 
-# Matches a unit of the comparison of texts: a tag, a word, or one other character.
+# Matches one of the units in which texts are compared: a tag, a word, or one other character.
 _ATOMS = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]|[A-Za-z0-9_]+|.", re.DOTALL)
 _LONGEST, _LONGEST_TAG = 120, 64
 

@@ -53,7 +53,7 @@ inline void take_nibbles(const uint8_t* from, int n, uint8_t* q) {
 template <int kBits>
 inline uint32_t spread_codes(uint32_t bits) {
   constexpr uint32_t kMask = (1u << kBits) - 1;
-  if constexpr (kBits <= 2) {  // the four are in one byte, so shifted copies do not overlap
+  if constexpr (kBits <= 2) {  // the four codes are in one byte, so shifted copies do not overlap
     constexpr int kStep = 8 - kBits;
     const uint32_t b = bits & ((1u << 4 * kBits) - 1);
     return (b | b << kStep | b << 2 * kStep | b << 3 * kStep) & kMask * 0x01010101u;

@@ -1,4 +1,4 @@
-// Attention, and the operations around it.
+// Attention, and the operations that prepare its queries, keys and values.
 #include <algorithm>
 
 #include "base/check.h"

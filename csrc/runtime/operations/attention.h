@@ -1,4 +1,4 @@
-// Attention, and the operations around it.
+// Attention, and the operations that prepare its queries, keys and values.
 #pragma once
 #include "runtime/operations/operation.h"
 

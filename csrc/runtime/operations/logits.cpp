@@ -64,8 +64,9 @@ SampleArgs sample_args(const Batch& batch, int64_t row, Worker& w) noexcept {
   return args;
 }
 
-// Sets how the threads share the work on the rows. All threads must find the same, so they call
-// this between two barriers without sampling, because sampling changes the parameters of the rows.
+// Sets how the threads share the work on the rows. All threads must come to the same result, so
+// they call this between two barriers and sample nothing meanwhile: sampling changes the parameters
+// of the rows.
 void choose_shares(Batch& batch, Worker& w) noexcept {
   batch.shares = batch.count < w.threads && w.logits().width > kLogitPiece;
   for (int64_t row = 0; batch.shares && !batch.cuts && row < batch.count; row++) {
