@@ -116,7 +116,7 @@ def sure_prompts(model, ids):
 
 
 def greedy_of_llama(model, prompt, least=-1.0):
-    """Return (greedy tokens after a prompt, the smallest lead of one over the next, in nats).
+    """Return (greedy tokens after a prompt, the smallest lead of a token over the next, in nats).
 
     It stops after a token that leads by less than `least` nats.
     """

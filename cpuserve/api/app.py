@@ -115,7 +115,7 @@ def create_app(
     app.state.paths = _paths(routers)
     app.state.routes = [*app.routes, *(route for router in routers for route in router.routes)]
     # FastAPI's include_router makes each request try all routes of each router twice, and builds
-    # them again for each app. The routes need nothing of that: they are of no prefix.
+    # them again for each app. The routes need neither, as they have no prefix.
     app.router.routes.extend(app.state.routes[len(app.routes) :])
     install_error_handlers(app)
     install_schema(app, app.state.routes)

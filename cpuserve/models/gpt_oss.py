@@ -33,7 +33,8 @@ class GptOss:
     def spec(config: Mapping[str, Any]) -> ModelSpec:
         """The hyperparameters in a gpt-oss config.
 
-        Layers have a window if layer_types says so; without it, every second layer from the first.
+        Layers have a window if layer_types says so; without layer_types, every second layer has
+        one, beginning with the first.
         """
         for key, built in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
             if read_float(config, key, built) != built:

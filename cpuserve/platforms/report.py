@@ -96,8 +96,8 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     near_bytes: the most bytes that stay in L1 for reuse: rows that were widened to fp32, or a K
       block (see near_blocks).
     ahead_bytes: how many bytes ahead weights are prefetched.
-    float_pass_rows: rows that bf16, f16 or f32 weights multiply in one pass.
-    far_pass_rows: rows of a pass that prefetches to L2 and not to L1.
+    float_pass_rows: the most rows that bf16, f16 or f32 weights multiply in one pass.
+    far_pass_rows: the most rows of a pass that prefetches weights to L2 and not to L1.
     near_blocks: 1 = if there are few rows, or the weights are int8 with one scale per output
       (w8_channel), a K block stays in L1, and the next one is prefetched to L2; 0 = it stays in
       L2, and the next one is prefetched to L1.

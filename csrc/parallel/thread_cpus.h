@@ -31,7 +31,7 @@ class Bind {
   CpuMask before_;
 };
 #else
-struct Bind {  // the operating system places threads
+struct Bind {  // elsewhere, the operating system places the threads
   explicit Bind(const std::vector<int>&) {}
 };
 #endif

@@ -18,7 +18,7 @@ struct StepInput {
   int64_t tokens, seqs, rows, groups;
   const int32_t *token_ids, *positions;                        // [tokens]
   const int32_t* query_start;                                  // [seqs + 1]
-  const int32_t* kv_len;                                       // [seqs] number of keys after it
+  const int32_t* kv_len;                                       // [seqs] keys after the step
   const int32_t* seq_slot;                                     // [seqs] distinct request slots
   const int32_t *table_first, *table_start;                    // [seqs * groups], and one more
   const int32_t* table_entries;                                // new entries of all tables

@@ -60,7 +60,7 @@ def with_definitions(
 
 
 def _told(block: Any, definitions: Mapping[str, dict[str, Any] | None]) -> Any:
-    """Return `block`; one text replaces its references to tools, or its change of the tools."""
+    """Return `block` with one text in place of its references to tools or its change of tools."""
     if isinstance(block, dict) and is_change(block):
         return {"type": "text", "text": _changed(block, definitions)}
     names = list(_names(_parts(block))) if isinstance(block, dict) else []

@@ -68,7 +68,7 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
 }
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-# Value type to struct code.
+# The format character of the module struct for each type of metadata value.
 _SCALARS = {
     0: "<B",
     1: "<b",

@@ -249,7 +249,7 @@ inline void read_shared(const void* row, SourceType type, int64_t k0, int n, flo
     case SourceType::u4m_g128:
       return read_u4m(static_cast<const BlockU4*>(row), k0, n, out);
     default:
-      return;  // types for only one kind; read_floats does not call this function for them
+      return;  // source types of a single kind; read_floats does not call this function for them
   }
 }
 

@@ -54,7 +54,7 @@ class StoredConversation(Entry):
         self.running = True
 
     def check_unlocked(self) -> None:
-        """Raise ConversationLocked if a response extends the conversation."""
+        """Raise ConversationLocked if a running response extends the conversation."""
         if self.running:
             msg = f"A response extends the conversation {self.id[:80]!r} now: wait for its end"
             raise ConversationLocked(msg, param="conversation")
