@@ -67,7 +67,13 @@ _ALSO = {
     "Glm4MoeLiteForCausalLM": "deepseek2",
     "GraniteMoeSharedForCausalLM": "granitemoe",
 }
-_ARCH_OF = {**{arch.family: name for name, arch in ARCHS.items()}, **_ALSO}
+_ARCHS_OF = {
+    **{
+        family: [name for name, arch in ARCHS.items() if arch.family == family]
+        for family in {arch.family for arch in ARCHS.values()}
+    },
+    **{family: [name] for family, name in _ALSO.items()},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +283,7 @@ def _read_gguf(name: str, path: Path, spec: ModelSpec, copy: AnyFile | None) -> 
 
 
 def _arch_of(name: str, file: GgufFile, spec: ModelSpec) -> GgufArch:
-    """The entry for the architecture of the file; ModelError unless the model has the same."""
+    """The entry for the architecture of the file; ModelError unless it is one of the model's."""
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if file.value(key) != wanted:
             fail(name, f"its {key} is {file.value(key)!r:.40}, but it must be {wanted!r}")
@@ -287,10 +293,8 @@ def _arch_of(name: str, file: GgufFile, spec: ModelSpec) -> GgufArch:
     if not isinstance(found, str) or found not in ARCHS:
         supported = ", ".join(ARCHS)
         fail(name, f"its architecture {found!r:.40} is not supported; supported: {supported}")
-    wanted = _ARCH_OF.get(spec.architecture, found)
-    if found != wanted:
-        fail(
-            name,
-            f"it is for another model: its architecture is {found}, that of the model {wanted}",
-        )
+    names = _ARCHS_OF.get(spec.architecture, [found])
+    if found not in names:
+        msg = f"its architecture is {found}, that of the model {' or '.join(names)}"
+        fail(name, f"it is for another model: {msg}")
     return ARCHS[found]
