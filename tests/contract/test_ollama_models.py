@@ -99,7 +99,7 @@ WRONG = {
     "both": ({"files": {"a.gguf": ZEROS}}, 400, "from or files"),
     "unknown": ({"from": "nobody"}, 404, "does not exist"),
     "path": ({"from": "/etc/passwd"}, 400, "no name"),
-    "go": ({"template": "{{ if .Tools }}{{ .Tools }}{{ end }}{{ .Prompt }}"}, 400, "Go"),
+    "go": ({"template": '{{ if .Prompt }}{{ printf "%s" .Prompt }}{{ end }}'}, 400, "Go"),
     "jinja": ({"template": "{% for"}, 400, "template"),
     "parameter": ({"parameters": {"tfs_z": 0.5}}, 400, "tfs_z"),
     "unknown parameter": ({"parameters": {"nonsense": 1}}, 400, "nonsense"),
