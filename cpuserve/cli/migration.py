@@ -229,7 +229,7 @@ def markers(server: OtherServer) -> tuple[str, str]:
 
 
 def replaced(text: str) -> str:
-    """Return `text` with new tables between the markers; ValueError as `reference.between`."""
+    """Return `text` with new tables between its markers; ValueError if they are missing."""
     for server in SERVERS:
         text = between(text, *markers(server), tables(server))
     return text

@@ -112,7 +112,7 @@ def page() -> str:
 
 
 def replaced(text: str) -> str:
-    """Return `text` with new tables between the markers; ValueError as `reference.between`."""
+    """Return `text` with new tables between its markers; ValueError if they are missing."""
     return between(text, BEGIN, END, page())
 
 

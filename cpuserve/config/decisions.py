@@ -36,7 +36,7 @@ class Ledger:
 
 
 def server_decisions(server: ServerOptions, sources: Mapping[str, str]) -> list[Decision]:
-    """Return the settings of the front end, which need no resolution; secrets are not shown."""
+    """Return a Decision for each option of the front end: its value as set; secrets are hidden."""
     found = []
     for field in FIELDS:
         if field.name not in sources:

@@ -33,7 +33,7 @@ def table() -> str:
 
 
 def replaced(text: str) -> str:
-    """Return `text` with a new reference between the markers; ValueError as `between`."""
+    """Return `text` with a new reference between its markers; ValueError if they are missing."""
     return between(text, BEGIN, END, table())
 
 

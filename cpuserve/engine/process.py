@@ -47,8 +47,8 @@ log = get_logger("engine")
 
 EXIT_WAIT_S = 5.0
 POLL_S = 0.01
-# Signals that a process gets for a fault of its own, which it may have reported. Its
-# output before another signal, such as SIGKILL, has nothing to do with the signal.
+# Signals for a fault in the process itself, which its last lines of output may describe. The output
+# before another signal, such as SIGKILL, has nothing to do with that signal.
 _FAULTS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 
 

@@ -514,7 +514,7 @@ class ReplicaClient:
         """Wait until `replica` serves, and restart an engine that dies without an error message.
 
         The system may have killed it while memory was short. An engine that reports an error
-        is not restarted; neither is one after the policy's first_attempts.
+        is not restarted, nor is an engine that has died first_attempts times (RestartPolicy).
         """
         attempts = self._policy.first_attempts if self._policy.enabled else 1
         while True:

@@ -40,7 +40,7 @@ SUM_TOLERANCE = 2e-5
 # values of the type may be rounded up by one executor and down by the other. This may change all
 # elements of the row by one step of the type, relative to their size.
 STEP = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 0.0}
-# The same for 8-bit KV caches, where probabilities are bf16.
+# The tolerances for 8-bit KV caches, where attention rounds probabilities to bf16.
 STEP |= {"int8": 2.0**-6, "fp8_e4m3": 2.0**-4, "fp8_e5m2": 2.0**-3}
 
 

@@ -138,7 +138,7 @@ class Interpreter:
         scaled = max(ends[1]) if self._kv_scaled else 0
         self._row_scales = torch.zeros(self.num_blocks, scaled)
         self._cache: list[Tensor] = []  # by layer: [block, keys or values, token, head, d]
-        self._scales: list[Tensor | None] = []  # the same without d
+        self._scales: list[Tensor | None] = []  # by layer: [block, keys or values, token, head]
         for kv, (values, scales) in zip(self.program.cache, spans, strict=True):
             shape = (self.num_blocks, halves(kv), BLOCK, kv.heads)
             self._cache.append(self._rows[:, values].view(*shape, kv.key_width))

@@ -39,9 +39,9 @@ class TensorPart:
     columns: bool = False
 
     def of(self, shape: tuple[int, ...]) -> slice | None:
-        """Return the rows, counted over all matrices of a tensor of this shape; None if it has not.
+        """Return the rows, counted over all matrices of a tensor of this shape.
 
-        A vector has one number in each row.
+        None if a tensor of this shape does not have the rows. A vector has one number in each row.
         """
         outer = 1 if self.index is None else 2
         if len(shape) < outer or not self.first < self.end <= shape[outer - 1] or self.step < 1:

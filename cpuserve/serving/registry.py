@@ -315,7 +315,7 @@ class ModelRegistry:
             self._retire(earlier)
 
     def drop(self, name: str) -> None:
-        """Stop serving a created model; requests that run may end."""
+        """Stop serving a created model; its running requests may finish."""
         del self._created[name]
         self._retire(self._by_name.pop(name))
 

@@ -1,4 +1,4 @@
-"""POST /api/create: make a model of another one, or of files that were sent to /api/blobs."""
+"""POST /api/create: make a model from another one, or from files that were sent to /api/blobs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class OllamaCreate(msgspec.Struct, kw_only=True):
     pages=False,
 )
 async def create(received: RequestContext, asked: OllamaCreate) -> Response:
-    """Make a model of another model or of files, and serve it under its name."""
+    """Make a model from another model or from files, and serve it under its name."""
     name = checked_name(asked.model or asked.name)
     received.note_model(name)
     created = created_models(received.state)

@@ -82,7 +82,7 @@ async def copy(received: RequestContext, asked: OllamaCopy) -> Response:
 
 @router.delete("/api/delete", openapi_extra=json_body(OllamaDelete, None, OllamaError))
 async def delete(request: Request) -> Response:
-    """Delete a model that a client created or pulled; requests that run may end."""
+    """Delete a model that a client created or pulled; its running requests may finish."""
     refuse_web_page(request)
     form = BodyForm("ollama-", OllamaDelete)
     async with read_call(request, lambda _: form) as (received, asked):

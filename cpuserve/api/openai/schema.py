@@ -31,7 +31,7 @@ class GenerationRequest(CommonFields, kw_only=True):
     return_progress: bool | None = None
     stream_interval: int | None = None
     user: str | None = None
-    # Fields of llama.cpp: repetition_penalty and max_tokens.
+    # The names that llama.cpp has for repetition_penalty and max_tokens.
     repeat_penalty: float | None = None
     n_predict: int | None = None
     best_of: Any = None

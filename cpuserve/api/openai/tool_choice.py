@@ -91,7 +91,7 @@ def note_about(functions: Sized, others: Collection[str], choice: object) -> str
 
 
 def plain_choice(choice: T) -> T | str:
-    """Return `choice`, or "auto" for {"type": "auto"}, which Cursor sends; "none" etc. alike."""
+    """Return `choice`, or its type if that is "none", "auto" or "required" (as Cursor sends it)."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     return kind if kind in ("none", "auto", "required") else choice
 

@@ -71,7 +71,7 @@ def tables() -> str:
 
 
 def replaced(text: str) -> str:
-    """Return `text` with new tables between the markers; ValueError as `between`."""
+    """Return `text` with new tables between its markers; ValueError if they are missing."""
     return between(text, BEGIN, END, tables())
 
 

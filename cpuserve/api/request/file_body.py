@@ -27,7 +27,7 @@ async def receive_body(
 
     most: the most bytes of the body.
     wait_s: how many seconds the client may pause.
-    paused, too_large: the messages of these errors.
+    paused, too_large: the messages of RequestTimeout and of PayloadTooLarge.
 
     Raises:
       PayloadTooLarge: the body has more bytes than `most`.

@@ -49,7 +49,7 @@ def trim_asleep() -> None:
 def _drop_file_pages(
     smaps: str, madvise: Callable[[ctypes.c_void_p, ctypes.c_size_t, int], int]
 ) -> None:
-    """Drop the pages of files that are mapped and that this process cannot change or has not.
+    """Drop the pages of mappings of files that are read-only and have no changed pages.
 
     smaps: the text of /proc/self/smaps.
     """

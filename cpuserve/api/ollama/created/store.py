@@ -88,7 +88,7 @@ class CreatedModels:
         await self.create(msgspec.structs.replace(source, name=name))
 
     def delete(self, name: str) -> None:
-        """Delete a created model; requests that run may end.
+        """Delete a created model; its running requests may finish.
 
         Raises:
           NotFound: there is no such model.

@@ -30,7 +30,7 @@ class BatchChatRequest(ChatFields, kw_only=True):
 
 
 def batch_call(request: BatchChatRequest) -> GenerateCall:
-    """Return the call, which has a prompt for each conversation; InvalidRequest as to_call."""
+    """Return the call, which has a prompt for each conversation; it raises as `to_call` does."""
     if not 0 < len(request.messages) <= MAX_PROMPTS:
         msg = f"messages has {len(request.messages)} conversations: send 1 to {MAX_PROMPTS}"
         raise InvalidRequest(msg, param="messages")

@@ -79,7 +79,7 @@ def _call(call: Any) -> Any:
 
 
 def _part(part: Any, where: str, index: int) -> Any:
-    """Return a ContentPart; an invalid part unchanged."""
+    """Return the part as a ContentPart, or unchanged if it is invalid."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         return part

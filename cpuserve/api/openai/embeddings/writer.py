@@ -47,7 +47,7 @@ class EmbeddingWriter:
 def shortened(values: array[float], dimensions: int | None, *, unit: bool = True) -> array[float]:
     """Return the first `dimensions` values (None: all), divided by their length (Matryoshka).
 
-    unit: False = they are not divided.
+    unit: False = the values are not divided by their length.
     """
     if dimensions is None or dimensions >= len(values):
         return values
