@@ -466,8 +466,8 @@ int64_t ngram_row(const NgramEmbedOp& op, int64_t head, const float* open, const
     const float stored = at >= i ? open[at - i] : kept[orders + at - i];
     const int64_t id = ended || stored == 0.0f ? op.end : static_cast<int64_t>(stored) - 1;
     ended = i > 0 && id == op.end;
-    mixed ^= static_cast<uint64_t>(id) *
-             static_cast<uint64_t>(op.multipliers[static_cast<size_t>(i)]);
+    mixed ^=
+        static_cast<uint64_t>(id) * static_cast<uint64_t>(op.multipliers[static_cast<size_t>(i)]);
   }
   const auto h = static_cast<size_t>(head);
   return op.first[h] + static_cast<int64_t>(mixed % static_cast<uint64_t>(op.sizes[h]));

@@ -157,11 +157,10 @@ struct NgramEmbedOp {
   std::vector<int64_t> first = {};  // the first row of each head
 
   static constexpr auto fields() {
-    return std::make_tuple(field("out", &NgramEmbedOp::out),
-                           field("matrices", &NgramEmbedOp::matrices),
-                           field("sizes", &NgramEmbedOp::sizes),
-                           field("multipliers", &NgramEmbedOp::multipliers),
-                           field("end", &NgramEmbedOp::end));
+    return std::make_tuple(
+        field("out", &NgramEmbedOp::out), field("matrices", &NgramEmbedOp::matrices),
+        field("sizes", &NgramEmbedOp::sizes), field("multipliers", &NgramEmbedOp::multipliers),
+        field("end", &NgramEmbedOp::end));
   }
 
   int64_t longest() const { return static_cast<int64_t>(multipliers.size()); }

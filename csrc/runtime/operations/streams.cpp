@@ -11,7 +11,7 @@
 namespace cpuserve {
 namespace {
 
-constexpr int64_t kColumns = 64;    // columns of each stream that SpreadStreamsOp mixes at a time
+constexpr int64_t kColumns = 64;     // columns of each stream that SpreadStreamsOp mixes at a time
 constexpr float kLeastGate = 1e-6f;  // of GateStreamsOp, before the root
 
 // Checks that x consists of streams as wide as `part`, and returns their number.
