@@ -103,7 +103,8 @@ class Decoder {
 };
 
 // Returns the int32 words of a step (runtime/executor.py: StepArrays) with one sequence: `tokens`
-// tokens after `before` keys. The last token is scored.
+// tokens after `before` keys. Only the last token has logits. Its row has a target (row_target 0),
+// so the step returns the log probability of id 0 and samples nothing.
 std::vector<int32_t> words_of(int32_t tokens, int32_t before) {
   const int32_t keys = before + tokens, blocks = (keys + kBlock - 1) / kBlock;
   std::vector<int32_t> w{tokens, 1, 1, blocks, 0, 0, 0, 0};

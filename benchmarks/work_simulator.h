@@ -51,9 +51,9 @@ struct Machine {
   }
 };
 
-// A server. Its memory has two channels of 30 GB/s for up to 13 cores, and 4.5 GB/s for each core
-// of larger machines (614 GB/s for 128). The other figures are from a Zen 5 core in bf16
-// (docs/performance.md).
+// A server. Its memory delivers 4.5 GB/s for each core (576 GB/s for 128), and at least the 60 GB/s
+// of two channels, which is more for up to 13 cores. The other figures are from a Zen 5 core in
+// bf16 (docs/performance.md).
 inline Machine server(int threads, int ranks) {
   Machine m;
   m.threads = threads;

@@ -378,9 +378,10 @@ class LLM(PoolingMethods):
         return [msgspec.structs.replace(p, adapter=lora_request) for p in params]
 
     def _chat_context(self, source: str | None) -> ModelContext:
-        """Return the context for a chat template (None: the model's); its format is learned once.
+        """Return the ModelContext for a chat template (None: the model's own template).
 
-        If there is no template, or a broken one, rendering a conversation raises the error.
+        The first call for a template learns the format of its thoughts and tool calls. If there is
+        no template, or a broken one, rendering a conversation raises the error.
         """
         from cpuserve.tokenizer.chat import ChatTemplate
         from cpuserve.tokenizer.load import template_source

@@ -265,7 +265,7 @@ class ProcessClient:
     # --- hang detection -----------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Check at every tick, while the engine has work, whether it still responds."""
+        """Schedule the next check whether the engine, while it has work, still responds."""
         if self._ticking is None and self.alive:
             loop = asyncio.get_running_loop()
             delay = self._hang_limits.tick_s

@@ -65,7 +65,10 @@ def read_shared_experts(config: Mapping[str, Any], *, renormalize: bool) -> dict
 
 
 def qwen_mlp(b: Builder, s: ModelSpec, layer: int, h: ValueId, x: ValueId) -> None:
-    """Add the layer's mixture of experts of h to x; in extra["dense_layers"], its dense MLP."""
+    """Add to x the output of the layer's mixture of experts, or of its dense MLP, for the input h.
+
+    The layers in s.extra["dense_layers"] have a dense MLP.
+    """
     if layer in cast("tuple[int, ...]", s.extra["dense_layers"]):
         dense_mlp(b, s, layer, h, x)
         return

@@ -47,7 +47,7 @@ class StepArrays:
         adapter_scales          [A] factors of their changes, the bits of floats
         row_token               [R] index into the tokens
         row_slot                [R] the slot with the row's sampler state
-        row_target              [R] -1 = sample, -2 = return the row's vector
+        row_target              [R] the id to score, -1 = sample, -2 = return the row's vector
         row_top                 [R] -1 = no logprobs
         row_draft               [D] the draft token after this row, which the next row belongs to;
                                 -1 = none

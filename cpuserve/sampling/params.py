@@ -40,8 +40,8 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
     `logprob_token_ids`: the alternatives are these tokens in this order, if logprobs is not None.
     `bad_words`: texts that are not written; the front end sets `bad_word_ids`, their token ids. The
       last token of a word cannot be sampled when the output ends with the tokens before it.
-    `label_ids`: tokens with logprobs that are wanted at the first generated token, whatever their
-      rank; they replace its alternatives.
+    `label_ids`: tokens that the first generated token has as alternatives, with their logprobs, in
+      place of the most likely tokens.
     `cache_salt`: only requests with the same salt share cached prefixes.
     `adapter`: the name of the LoRA adapter that changes the model for this request.
     `adapter_scale`: the factor of the adapter's change of the model.
@@ -181,7 +181,7 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
 
     @property
     def scale_key(self) -> str:
-        """A suffix for the key of the adapter, because scales share no cached prefixes."""
+        """A suffix for the adapter's key: different scales may not share cached prefixes."""
         return "" if self.adapter_scale == 1.0 else f"*{self.adapter_scale}"
 
     @property

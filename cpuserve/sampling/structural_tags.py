@@ -85,7 +85,7 @@ class _TagWriter:
         """Return the expression of a format and the text `end` after it ("" = none).
 
         where: the place of the format, for errors.
-        depth: how many formats it is inside of.
+        depth: the number of formats that contain it.
         """
         if not isinstance(given, Mapping):
             msg = f"{where} must be an object with a type"
@@ -187,7 +187,10 @@ class _TagWriter:
     def _tag(
         self, given: Mapping[str, Any], end: str, where: str, depth: int, begun: str = ""
     ) -> str:
-        """Return the expression of a tag; begun: the beginning of its `begin` that others match."""
+        """Return the expression of a tag without `begun`, the part of its `begin` before it.
+
+        Another expression of the grammar, for the trigger of the tag, matches `begun`.
+        """
         begin = _member(given, "begin", str, where).removeprefix(begun)
         ends = given.get("end")
         if isinstance(ends, str):

@@ -20,9 +20,10 @@ MAX_CHARS = 1 << 18  # characters of a schema, a regular expression, a grammar, 
 MAX_CHOICES = 4096
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
-# Kinds of grammars, for StructuredOutputs.key: a schema, with closed or with open objects; tool
-# calls, alone or in free text; and a response that either has the requested structure or
-# consists of tool calls.
+# Kinds of grammars, for StructuredOutputs.key. JSON, OPEN_JSON: a schema; an object without
+# additionalProperties has no other members (closed), or may have any (open). CALLS: tool calls,
+# or a structural tag, alone or in free text. WITH_CALLS: either the requested structure or tool
+# calls.
 JSON, OPEN_JSON = "json", "open_json"
 CALLS = "calls"
 WITH_CALLS = "with_calls"
@@ -37,8 +38,8 @@ class StructuredOutputs(
 
     grammar: Lark or GBNF.
     structural_tag: see structural_tags.py; an object, or its JSON.
-    disable_additional_properties: an object without a schema for other members has no other
-      members.
+    disable_additional_properties: an object of a schema without `additionalProperties` has only
+      the members that the schema names.
     calls: a Lark grammar of tool calls (it may permit free text); if one of the other fields is set
       as well, the response matches either.
     role: the part of the request that it comes from, for errors: "structured_outputs" or "tools".

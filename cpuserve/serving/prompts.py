@@ -148,7 +148,12 @@ async def _pair_prompts(
 def _listed(
     given: str | list[str | int | list[int]], max_model_len: int, *, embed: bool
 ) -> list[str | list[int]]:
-    """Return `given` as a list of prompts; lists of too many ids are rejected before reading."""
+    """Return `given` as a list of prompts; refuse a list of too many ids before looking at its ids.
+
+    Raises:
+      InvalidRequest: the list is empty, has too many prompts, or mixes ids with texts.
+      PromptTooLong: a prompt has too many ids.
+    """
     if isinstance(given, str):
         return [given]
     kind = "texts" if embed else "prompts"

@@ -22,9 +22,9 @@ namespace {
 // threads of the team wait meanwhile. A thread that wakes up takes the core back at once. While
 // grammars compiled at the lowest priority, the times between tokens of 4 streams of SmolLM2 were
 // 1.35 times as long as normal with 50 us of yields, and 1.2 times without (2 cores, Linux 6.18).
-// Between steps the engine thread needs 100-300 us for Python. Measured: a worker that is awake
-// starts within 3 us of a call, and one that sleeps after 50 us or more. Workers yield for most of
-// the time between steps, so that the front end can use their cores.
+// Between steps the engine thread needs 100-300 us for Python. Measured: after a call, a worker
+// that is awake starts within 3 us, but a sleeping one takes 50 us or more. So workers stay awake
+// between steps. They yield for most of this time, so that the front end can use their cores.
 constexpr int64_t kSpinInStepNs = 100'000;
 // Under a CFS quota of CPU time threads spin for a shorter time, because spinning uses up the quota
 // while the awaited thread is stopped by the quota.
@@ -217,7 +217,7 @@ void Team::lead(const std::function<void()>& main) noexcept {
   } catch (...) {
     error_ = std::current_exception();
   }
-  stop_.store(true, std::memory_order_relaxed);  // published by both signals
+  stop_.store(true, std::memory_order_relaxed);  // epoch_ and recall_ publish it
   epoch_.advance();
   recall_.advance();
 }

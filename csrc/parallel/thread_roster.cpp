@@ -14,7 +14,7 @@ constexpr int64_t kWindow = 30 * kMs;  // period for judging threads: ten schedu
 // absence must not be longer, because a prompt that arrives after the other process has stopped
 // runs at half the possible speed (on two cores) until the thread returns.
 constexpr int64_t kFirstAbsence = 300 * kMs, kLongestAbsence = 2'000 * kMs;
-constexpr int64_t kSoon = 500 * kMs;
+constexpr int64_t kSoon = 500 * kMs;  // at most so long after its return
 // Without one of n threads, a step runs at (n - 1) / n of its speed, or faster if memory is the
 // limit. So a thread is left out if the others lose more than 0.8 / n of their time by waiting for
 // it.

@@ -43,6 +43,7 @@ class ThreadRoster {
   std::vector<int> members_;
   std::vector<int64_t> lost_;  // by thread: time lost in this window
   int64_t wall_ = 0, waited_ = 0;
+  // When the threads that are left out return; when threads last returned; how long an absence is.
   int64_t back_at_ = 0, came_back_at_ = 0, away_for_ = 0;
 };
 

@@ -331,9 +331,10 @@ CPUSERVE_INLINE int sample_ids(const Row& r) {
 }
 
 // Finds the cut of a sample of the row, and chooses four thresholds near it: the logits that are
-// 0.4 and 1.5 % of the sample before and after the cut. The rank of the cut has a standard
-// deviation of at most 1 % of the ids, so the cut of the row is probably between two thresholds,
-// and the ids between them nearly always fit the list. Returns false if the sample is too small, or
+// 0.4 and 1.5 % of the sample before and after the cut. Because this is only a sample, the rank of
+// its cut in the whole row deviates from the rank of the row's cut by about 1 % of the row (one
+// standard deviation). So the row's cut is probably between two thresholds, and the ids between
+// these two nearly always fit the list of kBandIds. Returns false if the sample is too small, or
 // if few ids have most of the mass, because a sample may miss them.
 static inline bool guess_thresholds(const Row& r, double total, double target, float* t) {
   const int n = sample_ids(r);
