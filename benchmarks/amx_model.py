@@ -28,8 +28,9 @@ RATES = {"tile unit": 1 / 16, "loads": 2, "stores": 1, "vectors": 2, "front end"
 # Cache lines that a tile instruction loads or stores. For each line, a load is one operation of the
 # front end, and a store two.
 TILE_LINES = 16
-# {instruction: its operations on the vector units}, if there are several, by LLVM's scheduling
-# model of the CPU. VREDUCEPS is left out, because it was measured to take one on an Ice Lake Xeon.
+# {instruction: its operations on the vector units}, for instructions with several operations in
+# LLVM's scheduling model of the CPU. VREDUCEPS is left out: it took one operation on an Ice Lake
+# Xeon, where it was measured.
 OPERATIONS = {
     "vrndscaleps": 2,
     "vscalefps": 2,
@@ -274,7 +275,7 @@ class Model:
         # probabilities, which are written where the scores have just been read.
         l2 = {"L2 bytes": 2 * 256 * hd * 2 + 32 * hd * (2 + 3 * 4) + 32 * 256 * (2 * 4 + 2)}
         of_row = self.softening(kv)
-        lines = 32 * hd / 16  # lines of results, which are merged with those of earlier chunks
+        lines = 32 * hd / 16  # lines of results, which are merged with results of earlier chunks
         merged = {"vectors": 2 * lines, "loads": 2 * lines, "stores": lines, "front end": 5 * lines}
         return steps * 64.0, *cycles(add(times(32, of_row), times(steps, step), stored, l2, merged))
 

@@ -35,7 +35,7 @@ from cpuserve.cli.bench_flags import number
 from cpuserve.loader.builtin import DEFAULT
 
 HERE = Path(__file__).parent
-SETTLE_S = 0.5  # seconds from the time when all streams have begun to the measurement
+SETTLE_S = 0.5  # how long all streams have run when the measurement begins
 TOKENS = "vllm:generation_tokens_total"
 
 SCHEMA = {

@@ -151,7 +151,8 @@ void pack_weights(const LinearKernel& kernel, PackedWeight& w, uint8_t* to, int6
     row[i] = static_cast<float>(i * 2654435761u % 1000) / 1000.0f - 0.5f;
   const SourceType source = only_source(w.kind);
   std::vector<uint8_t> blocks(source_row_bytes(source, w.k));
-  for (size_t i = 0; i < blocks.size(); i++) {  // 32 to 95: no half of them is a NaN or denormal
+  // Two bytes from 32 to 95 are never the fp16 of a NaN or of a denormal number.
+  for (size_t i = 0; i < blocks.size(); i++) {
     blocks[i] = static_cast<uint8_t>(32 + (i * 2654435761u >> 8) % 64);
   }
   const void* rows[kPanel];

@@ -293,8 +293,8 @@ class Bench {
     return seconds;
   }
 
-  // Seconds per token, as the mean of a whole chunk of tokens. The last token of the chunk computes
-  // the next checkpointed states as well.
+  // Seconds per token, as the mean of a whole chunk of tokens. The last token of the chunk also
+  // closes the states: it updates them by the whole chunk (kernels/table/recurrent.h).
   double decode_chunked() const {
     const double seconds = time_threads([&](int thread, int threads) {
       for (int64_t t = 0; t < kStateChunk; t++) {
@@ -331,8 +331,8 @@ class Bench {
     });
   }
   // Returns the number of operations, two for each multiply-add: products of q (and k) with the
-  // state and with the rows up to the token, products of these results with u, and the computation
-  // of the next checkpointed states.
+  // state and with the rows up to the token, products of these results with u, and the update of
+  // the closed states by each whole chunk.
   double prefill_operations() const {
     const RecurrentShape& s = shape_.unit;
     const double vectors = s.delta ? 2 : 1, depth = s.key_width, width = s.value_width;

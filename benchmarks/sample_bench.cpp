@@ -42,9 +42,9 @@ double thread_us() {
   return 1e6 * static_cast<double>(t.tv_sec) + 1e-3 * static_cast<double>(t.tv_nsec);
 }
 
-// Microseconds of a barrier when all threads arrive at once: they count one after another in their
-// complex, then the complexes do, and the released value returns the same way. parallel/barrier.h
-// has the times of an arrival.
+// Microseconds of a barrier when all threads arrive at once. The threads of a complex (cores that
+// share an L3) count one after another, then the complexes count one after another. The value that
+// releases the threads reaches them in the same way. parallel/barrier.h has the time of an arrival.
 double barrier_us(int threads) {
   constexpr int kComplex = 8;
   constexpr double kNear = 0.03, kFar = 0.1;

@@ -139,7 +139,7 @@ double predict_linear(const Matrix& matrix, const LinearKernel& kernel, int64_t 
   Machine m = machine_of(2);
   m.tile_rows = kernel.tile_rows;
   m.tile_panels = kernel.tile_panels;
-  if (rows <= LinearPlan::kFewRows) {  // reading is the limit, of one thread at the rate it showed
+  if (rows <= LinearPlan::kFewRows) {  // limited by reads: `alone` shows the rate of one thread
     m.linear_seconds = 0;
     m.core_read = static_cast<double>(matrix.bytes()) / alone;
     m.memory_read = std::min(bandwidth, 2 * m.core_read);

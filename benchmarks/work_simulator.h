@@ -8,7 +8,8 @@
 // threads that still work. So a waiting thread costs nothing while the others keep the memory busy,
 // but its whole arithmetic rate is lost if arithmetic is the limit.
 // The idle share of an operation is the part of its time that an even division of the same work
-// over all threads would save: 1 - max(bytes / bandwidth, seconds / threads) / end.
+// over all threads would save: 1 - max(bytes / bandwidth, seconds / threads) / end. `bytes` and
+// `seconds` are sums over all claims, and the last thread finishes at `end`.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -266,7 +267,7 @@ struct LinearSize {
 };
 
 // The bytes that each task reads from memory. Consecutive tasks of one core complex that have the
-// same panels read them once: a task fetches the data of the next one, so the bytes count evenly.
+// same panels read them once, and an equal part of these bytes counts for each of the tasks.
 inline std::vector<double> reads_of(const Machine& m, const LinearPlan& plan, int crew,
                                     double panel_bytes) {
   std::vector<double> bytes(static_cast<size_t>(plan.tasks()));

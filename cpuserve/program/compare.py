@@ -150,8 +150,8 @@ def _gather(
 ) -> tuple[list[Float32], Float32]:
     """Return (inputs, output) of the executor ops `taps` as if they were one op.
 
-    The inputs are those of the first op, and the value that a later op adds to, if one does. The
-    output is the output of the last op.
+    The inputs are the inputs of the first op, and the value that a later op adds to, if one does.
+    The output is the output of the last op.
     """
     inputs, got = executor.tap(arrays, taps[0])
     for tap in taps[1:]:

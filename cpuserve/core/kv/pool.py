@@ -9,8 +9,9 @@ from cpuserve.ids import BlockId
 
 # A cached block has a weight, which is a power of two and is stored as its exponent (level): the
 # heavier block is evicted later. Nobody notices that a prompt of 500 tokens is computed again, but
-# 30,000 tokens take minutes, so a prompt that is 8 times longer has twice the weight. Besides, a
-# token of a long prompt takes more time, since it attends to all tokens before it.
+# 30,000 tokens take minutes, so a prompt that is 8 (2 ** _STEP_BITS) times longer has twice the
+# weight. Prompts below _SHORT tokens have the weight 1, and the greatest weight is 2 ** _MOST_COST.
+# Besides, a token of a long prompt takes more time, since it attends to all tokens before it.
 _SHORT, _STEP_BITS, _MOST_COST = 1024, 3, 3
 # A block of a conversation that goes on counts as 8 times younger than a block of any other prompt,
 # because most other prompts never come again.

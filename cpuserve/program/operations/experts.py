@@ -172,7 +172,9 @@ class ExpertLinear(Op, frozen=True):
 
 
 class Combine(Op, frozen=True):
-    """out[t] = the sum of token t's routed rows of x times their weights; with `add`, out[t] += it.
+    """out[t] = the sum of token t's routed rows of x times their weights.
+
+    With `add`, out[t] is the sum plus its previous value.
 
     The terms are added to `out` (or 0) one after another, in the order that the experts were
     chosen, each product rounded before it is added.

@@ -1,7 +1,7 @@
 """The reference of short convolutions and Mamba2, in torch: closed states and open rows.
 
-As in DeltaStates, a layer keeps the state at the last multiple of 16 tokens ("closed"), and data of
-each token since then ("open rows").
+As in DeltaStates (recurrent.py), a layer keeps the state at the last multiple of 16 tokens
+("closed"), and data of each token since then ("open rows").
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from cpuserve.program.reference.recurrent import ChunkRows
 
 
 class ConvInputs:
-    """Inputs of a short convolution, by state slot: the last before the chunk, and open tokens."""
+    """The inputs that a short convolution keeps in each state slot.
+
+    They are the last inputs before the chunk (16 tokens), and one input for each open token.
+    """
 
     def __init__(self, channels: int, taps: int, slots: int, dilation: int = 1) -> None:
         self._taps, self._dilation = taps, dilation

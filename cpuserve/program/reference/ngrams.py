@@ -10,7 +10,9 @@ from cpuserve.program.reference.recurrent import ChunkRows
 
 
 class LastIds:
-    """Token ids by state slot: the last before the chunk, and the ids of open tokens.
+    """The token ids that each state slot keeps.
+
+    They are the last ids before the chunk (16 tokens), and the id of each token since then.
 
     An id is stored plus 1; a token before the sequence is 0.
     """

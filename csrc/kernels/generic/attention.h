@@ -167,8 +167,8 @@ CPUSERVE_INLINE void advance(RowPlace& p, int group) {
   }
 }
 
-// Prefetches the queries of rows [first, first + n). Blocks of at most one tile do without it: so
-// few queries are still in a near cache.
+// Prefetches the queries of rows [first, first + n). The caller does so only for more rows than one
+// tile, because fewer queries are still in a cache near the core.
 template <class Kv>
 static inline void fetch_queries(const AttentionArgs& a, int kv_head, int64_t first, int n) {
   const size_t element = a.q.format == ActFormat::bf16 ? sizeof(uint16_t) : sizeof(float);

@@ -33,7 +33,7 @@ struct Fetch {
   const uint8_t* stop;
   size_t step;                             // bytes to the next line; 0: nothing left
   const uint8_t* piece[4 * kChunkBlocks];  // pieces of this chunk, then of the next one
-  int index, count, now;                   // index of the piece; all pieces; this chunk
+  int index, count, now;                   // current piece; all pieces; pieces of this chunk
   size_t bytes;                            // bytes of a piece
   const uint8_t* idle;                     // a line to prefetch when nothing is left
 };

@@ -19,8 +19,8 @@ template <int kMantissa, int kBias>
 CPUSERVE_INLINE uint8_t to_fp8(float x) {
   constexpr int kDrop = 23 - kMantissa;
   constexpr uint32_t kLeast = static_cast<uint32_t>(128 - kBias) << 23;  // smallest normal number
-  // The bits of a float with a last mantissa bit of the same value as the smallest step of the
-  // code.
+  // The bits of a power of two. Its last mantissa bit has the value of the smallest step of the
+  // code, so adding it to a value below the normal numbers rounds the value to whole steps.
   constexpr uint32_t kMagic = static_cast<uint32_t>(128 - kBias + kDrop) << 23;
   const uint32_t bits = float_bits(x), size = bits & 0x7fffffff;
   float magnitude, magic;

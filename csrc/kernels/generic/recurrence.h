@@ -1,4 +1,5 @@
-// The memory of a unit of recurrent layers (recurrent.h): addresses, open rows and prefetching.
+// The memory of a unit of recurrent layers (recurrent.h): addresses, open rows and prefetching. The
+// terms are in kernels/table/recurrent.h.
 #pragma once
 #include "kernels/generic/convert.h"
 #include "kernels/generic/math.h"

@@ -1,4 +1,5 @@
-// Gated delta nets and Mamba2: kernels/table/recurrent.h has the formulas.
+// Gated delta nets and Mamba2. kernels/table/recurrent.h has the formulas, and the terms chunk,
+// closed state and open row. generic/recurrence.h has the arrays of a call, such as kk and fade.
 //
 // A vector register has neighbouring columns of the state S, one in each lane. S^T k and S^T q are
 // then computed as in a linear: each lane adds its products in ascending order of the elements of k

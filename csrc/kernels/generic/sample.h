@@ -414,7 +414,7 @@ static inline void sample_tally(const SampleArgs& a, int32_t begin, int32_t end)
   }
 }
 
-// Ends the search.
+// Ends the search: computes the cut from the tallies of all blocks.
 static inline void sample_cut(const SampleArgs& a) noexcept {
   const SampleScratch s = carve_sample_scratch(a.scratch, a.vocab);
   if (!s.shared->used) return;

@@ -4,8 +4,8 @@
 //   row:   f = float(sum_k q_w q_x - zero sum_x) * (s_w s_x), integers over the whole row
 //   g128:  f = fma(float(sum_k q_w q_x - zero sum_x), s_x, f) per group, then f * s_w
 //
-// q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows, and sum_x is the
-// sum of q_x over the same elements (table/weights.h).
+// q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows, and sum_x is
+// the sum of q_x over the same elements (table/weights.h).
 //
 // The tile keeps the int32 sums of MR rows x NP panels in registers and processes a quad (4
 // elements of K) at a time. With one scale per row the loop contains only products. With a scale

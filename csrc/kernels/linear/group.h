@@ -4,8 +4,8 @@
 //   f = fma(float(sum_k q_w q_x - zero sum_x), s_w s_x, f)      then, with a minimum,
 //   f = fma(min, s_x float(sum_x), f)
 //
-// q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows, and sum_x is the
-// sum of q_x over the group (table/weights.h). The other terms are in linear/driver.h.
+// q_w and s_w are codes and scales of weights, q_x and s_x codes and scales of rows, and sum_x is
+// the sum of q_x over the group (table/weights.h). The other terms are in linear/driver.h.
 //
 // A unit of a panel is { header of 16 scales and minima; lines of one or several groups }. A kind W
 // defines kAct, kGroup, kUnit (weights of a column in a unit), kUnitBytes, kMinBytes, least() and

@@ -113,7 +113,7 @@ struct AttentionArgs {
   KvLayer kv;
   int32_t kv_head, group;      // group = q_heads / kv_heads
   int64_t row0, rows;          // the unit has rows [row0, row0 + rows); row 0 belongs to token t0
-  int64_t t0;                  // step token index of the sequence's first query token
+  int64_t t0;                  // index of the sequence's first token in the tokens of the step
   int32_t pos0;                // absolute position of token t0
   const int32_t* block_table;  // the blocks of the sequence
   int32_t chunk0, chunk1;      // chunks to visit; chunk = absolute position / kChunk
@@ -123,8 +123,9 @@ struct AttentionArgs {
   const float* sinks;          // [q_heads] attention sinks (logit) or nullptr
   // The result. If `partial` is null, the unit merges its chunks and writes rows of `out`, in the
   // input format of the output projection. Otherwise it writes one partial result for each row and
-  // chunk, { max m, sum l, 14 unused, o[hd_pad] } floats, at index r * chunks + c - chunk0 of
-  // `partial`, and attention_merge computes `out` from them.
+  // chunk: the floats { m, l, 14 unused, o[hd_pad] }, where m, l and o are as in
+  // generic/attention.h. Row row0 + r and chunk c have result r * stride + c - chunk0 (stride: see
+  // partial_stride), and attention_merge computes `out` from the results.
   Rows out;        // [T, q_heads * head_dim]; q8g32 only where head_dim % 32 == 0
   float* partial;  // the partial result of the first row and chunk0
   void* scratch;   // kAttentionScratch bytes

@@ -63,10 +63,10 @@ constexpr int sample_block(int vocab) {
 // ids. They first call sample_scan for all ids, and then sample_weigh for all ids. If shares_cut()
 // holds for the row, they may also share the cut of top_p: one thread calls sample_guess, all call
 // sample_tally for all ids, one thread calls sample_cut, and all call sample_drop for all ids. At
-// the end one thread calls `sample` with `prepared` set (and `cut`, if the row has been through
-// these four), which leaves the passes out. A call that gets ids [begin, end), which must be whole
-// blocks, computes these, and writes to the scratch. The sums of blocks are added in a fixed order,
-// so the result does not depend on the number of threads.
+// the end one thread calls `sample` with `prepared` set (and `cut`, if these four have run for the
+// row), so that `sample` leaves out these passes. A call for ids [begin, end), which must be whole
+// blocks, writes its results for these ids to the scratch. The sums of blocks are added in a fixed
+// order, so the result does not depend on the number of threads.
 struct SampleArgs {
   float* logits;  // [vocab]; overwritten
   int32_t vocab;

@@ -149,7 +149,7 @@ CPUSERVE_INLINE F load_f16(const uint16_t* p) {
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m256i bits =
       _mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), 23);
-  const __m256i least = _mm256_set1_epi32(1 << 22);  // byte 0 is 2^-127, a denormal float
+  const __m256i least = _mm256_set1_epi32(1 << 22);  // 2^-127 (a denormal), the float of byte 0
   return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_max_epi32(bits, least)), _mm256_set1_ps(0.5f));
 }
 CPUSERVE_INLINE F load_s8(const uint8_t* p) {

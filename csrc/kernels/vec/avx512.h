@@ -146,7 +146,7 @@ CPUSERVE_INLINE F load_nibbles(const uint8_t* p, int) {
 CPUSERVE_INLINE F load_e8m0(const uint8_t* p) {
   const __m512i bits =
       _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)), 23);
-  const __m512i least = _mm512_set1_epi32(1 << 22);  // byte 0 is 2^-127, a denormal float
+  const __m512i least = _mm512_set1_epi32(1 << 22);  // 2^-127 (a denormal), the float of byte 0
   return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_max_epi32(bits, least)), _mm512_set1_ps(0.5f));
 }
 // The bits of the code are moved into an fp16. The exponent keeps the bias 7 of E4M3, while fp16
