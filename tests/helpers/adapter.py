@@ -58,7 +58,7 @@ def tensors_of(model: Path) -> dict[str, torch.Tensor]:
 
 @functools.cache
 def merged(model: Path, adapter: Path, scale: float = 1.0) -> Path:
-    """A copy of the model whose weights contain `scale` times the adapter."""
+    """A copy of the model with `scale` times the adapter added to its weights."""
     directory = Path(tempfile.mkdtemp(dir=model.parent, prefix="merged-")) / "model"
     shutil.copytree(model, directory)
     changes = load_file(adapter / "adapter_model.safetensors")
@@ -79,7 +79,8 @@ def merged(model: Path, adapter: Path, scale: float = 1.0) -> Path:
 def as_gguf(adapter: Path, arch: str, path: Path, types: str = "F32", **changes: object) -> Path:
     """Write an adapter of a tiny model as llama.cpp's convert_lora_to_gguf.py does.
 
-    types: of the tensors. changes: metadata, where __ stands for a dot; None leaves a key out.
+    types: the type of the tensors.
+    changes: metadata, with __ in place of a dot in a key; None leaves the key out.
     """
     model = gguf_convert.checkpoint_of(arch)
     config = json.loads((model / "config.json").read_text())

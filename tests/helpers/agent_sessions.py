@@ -50,9 +50,9 @@ def schema(chance: random.Random, num_chars: int) -> dict[str, Any]:
 
 
 class Agent:
-    """A session. scale: the lengths of the texts, 1 = those of the real client.
+    """A session of `turns` requests; the model calls a tool in each turn except the last.
 
-    The model is asked `turns` times: in each turn but the last it calls a tool.
+    scale: a factor of the lengths of all texts; 1 = the lengths of the real client.
     """
 
     path = ""
@@ -65,7 +65,7 @@ class Agent:
         self.known: list[dict[str, Any]] = []
 
     def text(self, num_chars: int) -> str:
-        """A text of the length that this text has, at this scale."""
+        """Return a text for one that has `num_chars` characters in the real client."""
         return words(self.chance, int(num_chars * self.scale))
 
     def reply(self) -> str:

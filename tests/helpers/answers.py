@@ -2,7 +2,7 @@
 
 
 def exact(output):
-    """(tokens, logprobs of all reported alternatives) of each completion of a RequestOutput."""
+    """Return (tokens, logprobs of all reported alternatives) of each completion of `output`."""
     return [
         (c.token_ids, [{t: p.logprob for t, p in row.items()} for row in c.logprobs or ()])
         for c in output.outputs
@@ -10,6 +10,6 @@ def exact(output):
 
 
 def exact_answers(llm, prompts, params):
-    """The same of all completions of all prompts, one after another; params as in LLM.generate."""
+    """Return `exact` of all completions of all prompts, in one list; params as in LLM.generate."""
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [completion for output in outputs for completion in exact(output)]

@@ -32,7 +32,7 @@ class SayingModel(FakeModel):
 class CachedEngine:
     """An EngineClient over an EngineCore with `num_tokens` tokens of KV cache.
 
-    It runs one request at a time. says: the next responses; `ends` is appended to each.
+    It runs one request at a time. saying: the ids of the next response, before the id `end`.
     """
 
     alive, ended, trouble, replicas = True, False, "", ()

@@ -1,6 +1,7 @@
 """Chat templates that write calls in the ways of model families."""
 
-# A ChatML template with the families' ways of writing calls: CALLS writes those of `m`, after TEXT.
+# A ChatML template. `chatml` replaces TEXT, which writes the text of message m, and CALLS, which
+# writes its calls.
 CHATML = """{%- if tools %}{{- '<|im_start|>system\\nTOOLS ' }}{{- tools | tojson }}
 {{- '<|im_end|>\\n' }}{%- endif %}{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}TEXT
 {%- for c in m.tool_calls or [] %}{%- set f = c.function %}CALLS{%- endfor %}

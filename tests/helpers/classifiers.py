@@ -30,7 +30,7 @@ PROMPTS = ["The quick brown fox", "jumps over", "the lazy dog \u00e9, \u6f22\u5b
 
 @functools.cache
 def classifier(kind: str, *, tokens: bool = False, labels: int = 3, problem: str = "") -> Path:
-    """The directory of a tiny classifier of this kind, whose head has random weights."""
+    """The directory of a tiny classifier of this kind, with random weights in its head."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

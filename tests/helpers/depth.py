@@ -42,7 +42,7 @@ def mark_matrices(items) -> None:
         if item.get_closest_marker("matrix") and hasattr(item, "callspec"):
             cases.setdefault((item.path, item.originalname), []).append(item)
     for group in cases.values():
-        # What this CPU cannot run shows no value.
+        # Cases that this CPU skips test no values, so they are covered separately.
         for skips in (False, True):
             part = [item for item in group if skipped(item) == skips]
             kept = set(covering([values_of(item) for item in part]))
@@ -66,7 +66,7 @@ def is_not_read(path: Path, config) -> bool:
 
 
 def skipped(item) -> bool:
-    """Whether a condition of the test's own already says that it will be skipped."""
+    """Whether a skipif mark of the test already has a condition that is true."""
     return any(True in mark.args for mark in item.iter_markers("skipif"))
 
 
@@ -90,7 +90,7 @@ def covering(cases):
 
 
 def leave_out_deep(config, items) -> None:
-    """Deselect deep tests where nobody has named tests, words or marks."""
+    """Deselect deep tests unless the command line names tests, words (-k) or marks (-m)."""
     if names_tests(config) or config.option.markexpr or config.option.keyword:
         return
     kept, deep = [], []

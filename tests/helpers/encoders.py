@@ -94,7 +94,7 @@ def with_modules(family: str, mode: str = "mean_tokens") -> tuple[Path, tuple]:
 
 
 def projected(row: np.ndarray, layers: tuple) -> np.ndarray:
-    """What these Dense modules make of a mean, of length 1."""
+    """Return the output of these Dense modules for the input `row`, scaled to length 1."""
     (first, _), (second, bias) = layers
     out = torch.tanh(second.double() @ (first.double() @ torch.from_numpy(row)) + bias)
     return (out / out.norm()).numpy()

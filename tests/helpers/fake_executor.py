@@ -88,20 +88,21 @@ def reference(
 
 
 def widest(windows: Sequence[int]) -> int:
-    """The widest of `windows`, of which 0 is wider than any."""
+    """Return the widest of `windows`; 0 means all tokens."""
     return 0 if 0 in windows else max(windows)
 
 
 def stored(token: int, group: int) -> int:
-    """What a block of `group` holds for `token`."""
+    """Return the number that a block of cache group `group` holds for `token`."""
     return token + group * 10 * VOCAB
 
 
 class FakeModel:
-    """Runs StepBatches; also the scheduler's SlotHost. Asserts all an executor would check.
+    """Runs StepBatches; also the scheduler's SlotHost. Asserts all that an executor would check.
 
-    windows: for each cache group, the tokens that its layers see at most (0 = all). Blocks hold
-    what `stored` gives, which tells groups apart. num_states, state_chunk: as in KvManager.
+    windows: for each cache group, the most tokens that its layers see (0 = all). Blocks hold the
+      results of `stored`, which differ between groups.
+    num_states, state_chunk: as in KvManager.
     """
 
     def __init__(
@@ -183,7 +184,10 @@ class FakeModel:
                     self.kv[block][position % self.block_size] = -7
 
     def _history(self, chunk: SeqChunk, end: int) -> list[int]:
-        """What the tokens up to `end` see: the same in all groups, as far as they reach."""
+        """Return the tokens before `end` that the model reads from its blocks.
+
+        Asserts that the tokens in the windows of all groups agree.
+        """
         seen = [
             [token - stored(0, group) for token in self._read(table, window, end)]
             for group, (table, window) in enumerate(
@@ -205,7 +209,7 @@ class FakeModel:
         return kept
 
     def _rows(self, chunk: SeqChunk) -> StepResult:
-        """The results of `chunk`; those behind the first draft that was wrong have no token."""
+        """Return the results of `chunk`; results after the first wrong draft have no token."""
         results: StepResult = []
         drafts = [row.draft for row in chunk.rows if row.draft != -1]
         assert drafts == chunk.token_ids[len(chunk.token_ids) - chunk.num_drafts :]
@@ -240,7 +244,7 @@ class FakeModel:
 
 
 class FakeStates:
-    """The states of a recurrent layer: all tokens up to the last closed chunk, and the open ones.
+    """The states of a recurrent layer: all tokens up to the last full state chunk, and later ones.
 
     A slot is read and written where the kernels read and write it, so a state that a later step
     has changed, or that belongs to other tokens, is noticed. It has no slots for other models.

@@ -112,7 +112,7 @@ GEMMA4 = {
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "router.proj": "ffn_gate_inp",
 }
-# Those without a suffix.
+# Tensors of Gemma 4 by the last part of their name, and their full names in GGUF.
 GEMMA4_BARE = {
     "correct_output_scale": "altup_correct_scale.weight",
     "layer_scalar": "layer_output_scale.weight",
@@ -305,10 +305,10 @@ NAMES["kimi-linear"] = KIMI
 NAMES["mixtral"] = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
 NAMES["minimax-m2"] = NAMES["mixtral"]
 FULL = ["full_attention"] * 4
-# Files of llama.cpp have a layer without a window last before those that share its cache.
+# In files of llama.cpp, the last layer before the layers that share caches has no window.
 GEMMA_KINDS = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention", "full_attention"]
 MIXTRAL_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
-# llama.cpp has one width for keys and values.
+# GGUF has a single width for the keys and the values of a gated delta net.
 DELTA_CHANGES = {
     "linear_num_value_heads": 6,
     "linear_key_head_dim": 32,
@@ -371,9 +371,10 @@ NEMOTRON_KEYS = {
     "ssm.time_step_rank": 8,
     "ssm.inner_size": 128,
 }
-# Family of the tiny model, changes of its config, and what the file says besides the sizes.
 # Sections of the RoPE for time, height and width; and how many layers read features of images.
 VL_KEYS = {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 1}
+# By architecture: the family of the tiny model, changes of its config, and metadata keys of the
+# file besides the sizes of the model.
 ARCHS = {
     "llama": ("llama", {}, {}),
     "mixtral": ("mixtral", {"sliding_window": None}, {}),
@@ -717,7 +718,7 @@ ARCHS = {
         {"expert_gating_func": 2, "expert_feed_forward_length": 96},
     ),
 }
-# The architecture that files of variants have.
+# The names above that are variants, and the architecture that their files name.
 FILE_ARCHS = {
     "mixtral": "llama",
     "bert-roberta": "bert",
@@ -742,7 +743,8 @@ CHOSEN_KEYS = (
     "moe_k",
     "moe_topk",
 )
-INTERLEAVED = ("llama", "arcee", "mistral3", "mixtral", "smollm3")  # and those of Granite
+# The architectures with interleaved rows in q and k; the ones of Granite have them as well.
+INTERLEAVED = ("llama", "arcee", "mistral3", "mixtral", "smollm3")
 ADDED_NORMS = (
     "gemma2",
     "gemma3",
@@ -776,4 +778,5 @@ LAYER_NORM = (
         "falcon-40b",
     ),
 )
-OTHER_KEYS = ("gpt2", "falcon", "falcon-40b", *BERTS)  # of the sizes in config.json
+# The architectures where config.json has other names for the sizes than Llama's.
+OTHER_KEYS = ("gpt2", "falcon", "falcon-40b", *BERTS)

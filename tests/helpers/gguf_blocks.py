@@ -9,7 +9,8 @@ from cpuserve.quant.gguf.blocks import BLOCKS, QUANTIZED
 from cpuserve.quant.gguf.converted import CONVERTED
 from cpuserve.quant.gguf.sizes import DECODED
 
-# Where a block has its fp16 factors, if not one at its beginning; the second is of the minima.
+# The byte offsets of the fp16 factors in a block: first the factor of the scales, then the factor
+# of the minima. Types that are not listed have one factor, at the beginning.
 HALVES = {
     "gguf_q4_1": (0, 2),
     "gguf_q5_1": (0, 2),
@@ -20,7 +21,7 @@ HALVES = {
     "gguf_q6_k": (208,),
     "gguf_mxfp4": (),
 }
-# The factor of minima that gives weights a mean of 0, by that of the scales.
+# (factor of the minima) / (factor of the scales) that gives the weights a mean of 0.
 CENTER = {"gguf_q4_1": -7.5, "gguf_q5_1": -15.5, "gguf_q4_k": 7.5, "gguf_q5_k": 15.5}
 CENTER["gguf_q2_k"] = 1.5
 
@@ -56,7 +57,7 @@ def random_rows(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.n
 
 
 def random_vectors(dtype: str, rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """The same in a type whose codes stand for vectors."""
+    """As random_rows, in a type where a code stands for a vector of weights."""
     data = rng.integers(0, 256, (rows, k // 256, DECODED[dtype]), dtype=np.uint8)
 
     def put(factor: float) -> None:
@@ -64,7 +65,7 @@ def random_vectors(dtype: str, rows: int, k: int, rng: np.random.Generator) -> n
         if dtype != "IQ1_M":
             data[:, :, :2] = half[..., None].view(np.uint8)
             return
-        # Its factor lies in the upper four bits of four numbers of 16 bits behind the codes.
+        # IQ1_M has its factor in the upper four bits of each of the last four 16-bit numbers.
         for i in range(4):
             part = (half.view(np.uint16) >> 4 * i & 15).astype(np.uint8) << 4
             data[:, :, 49 + 2 * i] = data[:, :, 49 + 2 * i] & 15 | part
@@ -77,7 +78,7 @@ def random_vectors(dtype: str, rows: int, k: int, rng: np.random.Generator) -> n
 
 
 def random_q1_0(rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """The same in Q1_0, whose blocks are a factor of 16 bits and 128 signs."""
+    """As random_rows, in Q1_0. A block has a factor of 16 bits and 128 signs."""
     data = rng.integers(0, 256, (rows, k // 128, 18), dtype=np.uint8)
     factors = rng.uniform(0.7, 1.3, (rows, k // 128, 1)) / k**0.5
     data[:, :, :2] = factors.astype("<f2").view(np.uint8)
@@ -85,7 +86,7 @@ def random_q1_0(rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def random_nvfp4(rows: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """The same in NVFP4; without their scales, the codes have a variance of 8.6."""
+    """As random_rows, in NVFP4. Without their scales, the codes have a variance of 8.6."""
     data = rng.integers(0, 256, (rows, k // 64, 36), dtype=np.uint8)
     scale = rng.uniform(0.7, 1.3, (rows, k // 64, 4)) / (8.6 * k) ** 0.5
     data[:, :, :4] = gguf.quants.NVFP4.fp32_to_ue4m3(scale.astype(np.float32))
@@ -97,8 +98,8 @@ def write_model(
 ) -> None:
     """A random llama, or a qwen3moe of `experts` experts.
 
-    types: the GGUF type of the tensors whose name ends so, "" of the others. Matrices of NVFP4 have
-    scales of their own.
+    types: the GGUF type of the tensors with this end of their name; "" = of all other tensors.
+    Matrices of NVFP4 have scales of their own.
     """
     rng = np.random.default_rng(5)
     writer = gguf.GGUFWriter(path, "qwen3moe" if experts else "llama")

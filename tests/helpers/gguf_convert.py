@@ -56,9 +56,11 @@ def checkpoint_of(arch):
 def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
     """Write the tiny checkpoint of an architecture as a GGUF file of fp32 weights.
 
-    types: pairs of a part of a name and the type of the tensors that have it in their names.
-    changes: values of keys, which may be wrong. last: the same for keys of layers that differ.
-    more: further tensors. source: another checkpoint of the same architecture.
+    types: pairs of a text and the type of the tensors with this text in their name.
+    last: metadata keys that are written after all others, such as lists with a value per layer.
+    more: further tensors.
+    source: another checkpoint of the same architecture.
+    changes: values of metadata keys, which may be wrong.
     """
     source = source or checkpoint_of(arch)
     config = json.loads((source / "config.json").read_text())
@@ -162,7 +164,7 @@ def convert(arch, path, types=(), last=None, more=None, source=None, **changes):
 
 
 def _factor(config, name):
-    """What a tensor of Falcon-H1 is multiplied by."""
+    """Return the factor of a tensor of Falcon-H1, which the converter multiplies into it."""
     into = config["attention_in_multiplier"]
     if ".mamba.in_proj" in name:
         groups = config["mamba_n_groups"] * config["mamba_d_state"]
@@ -183,7 +185,7 @@ def _factor(config, name):
 
 
 def _add_gemma4(writer, config):
-    """Write what layers of Gemma 4 differ in, and return the factors of global layers' RoPE."""
+    """Write the keys that differ between layers of Gemma 4; return the RoPE factors as a tensor."""
     local = [kind == "sliding_attention" for kind in config["layer_types"]]
     shared, wide = config.get("num_kv_shared_layers", 0), config["global_head_dim"]
     first, width = len(local) - shared, config["intermediate_size"]
@@ -213,7 +215,7 @@ def _add_xielu(writer, tensors, layers):
 
 
 def _sizes(spec):
-    """The sizes in a config under Llama's keys."""
+    """Return the sizes of a model under the keys of Llama's config.json."""
     return {
         "hidden_size": spec.width,
         "intermediate_size": spec.intermediate,
@@ -225,7 +227,7 @@ def _sizes(spec):
 
 
 def renamed(arch, tensors, heads, kv):
-    """The tensors under llama.cpp's names and in its order; the matrices of experts as stacks."""
+    """Return the tensors with llama.cpp's names and row order, and stacks of experts' matrices."""
     out, stacks = {}, {}
     if arch.startswith("gemma4"):
         tensors = stack_experts(tensors)
@@ -315,7 +317,7 @@ def _add_latent(writer, config, attends, joined):
 
 
 def _split_kv_b(tensors, heads, values):
-    """The tensors with each kv_b as two, the first of them transposed."""
+    """Return the tensors with kv_b split into k_b, which is transposed, and v_b."""
     out = {}
     for name, tensor in tensors.items():
         if "attn_kv_b" not in name:
@@ -328,7 +330,10 @@ def _split_kv_b(tensors, heads, values):
 
 
 def _guesser(tensors, layers):
-    """A block behind the others that guesses a further token: a copy of the last one, and more."""
+    """Return the tensors of a block that predicts a further token, after all other blocks.
+
+    It has copies of the tensors of the last block, and the tensors that only such a block has.
+    """
     last, width = f"blk.{layers - 1}.", len(tensors["output_norm.weight"])
     block = {n.removeprefix(last): t for n, t in tensors.items() if n.startswith(last)}
     block["nextn.eh_proj.weight"] = np.ones((width, 2 * width), np.float32)
@@ -337,7 +342,7 @@ def _guesser(tensors, layers):
 
 
 def _split_qkvz(tensors):
-    """The tensors with Qwen3-Next's ssm_in as two, as converters have written it later."""
+    """Return the tensors with Qwen3-Next's ssm_in split into two, as newer converters write it."""
     keys, heads = DELTA_KEYS["ssm.group_count"], DELTA_KEYS["ssm.time_step_rank"]
     key = value = DELTA_KEYS["ssm.state_size"]
     ends = np.cumsum([key, key, heads // keys * value])
@@ -354,9 +359,11 @@ def _split_qkvz(tensors):
 
 
 def _tiled(part, value):
-    """A tensor with value heads in llama.cpp's order: the first of each key head, then the second.
+    """Return a tensor with its value heads in llama.cpp's order.
 
-    part: of a block, "attn_qkv" and so on.
+    The first value head of each key head comes first, then the second value head of each.
+
+    part: the name of the tensor in its block, such as "attn_qkv".
     """
     keys, heads = DELTA_KEYS["ssm.group_count"], DELTA_KEYS["ssm.time_step_rank"]
     width = DELTA_KEYS["ssm.state_size"]

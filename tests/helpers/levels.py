@@ -9,7 +9,7 @@ LEVELS = _C.isa_levels()
 
 
 def each_level(test):
-    """Run `test` with `isa` set to each level of this build; those beyond this CPU are skipped."""
+    """Run `test` with `isa` set to each level of this build; skip levels that this CPU lacks."""
     parameters = []
     for level in _C.compiled_isa_levels():
         reason = f"this CPU cannot run level {level}"

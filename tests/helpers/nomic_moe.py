@@ -15,7 +15,7 @@ from torch.nn.functional import gelu, layer_norm, linear
 from tests.helpers.tiny import tiny_model
 
 EXPERTS, CHOSEN, EVERY, HEADS, BASE = 4, 2, 2, 4, 10000.0
-# Keys of Nomic's config, and those of transformers.
+# Keys of Nomic's config, and the keys of transformers for the same values.
 KEYS = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",

@@ -22,7 +22,7 @@ from in_cgroups import Memory
 
 NAME = "cpuserve"
 GROUP = f"cpuserve-test-{os.getpid()}"
-PERIOD_US = 100_000  # in which a quota of CPU time counts
+PERIOD_US = 100_000  # the period of a quota of CPU time
 REFUSED = (
     "bpf", "get_mempolicy", "io_uring_enter", "io_uring_register", "io_uring_setup", "keyctl",
     "mbind", "migrate_pages", "mount", "move_pages", "perf_event_open", "pivot_root", "ptrace",
@@ -31,7 +31,7 @@ REFUSED = (
 MASKED = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware")
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 SHM_KIB = 65_536  # what Docker gives without --shm-size
-# What /proc/PID/status has to say of every process in the container.
+# The fields of /proc/PID/status, and the values that every process in the container must have.
 RIGHTS = {"CapEff": "0" * 16, "CapBnd": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"}
 
 

@@ -59,8 +59,9 @@ def _double(tensor):
 def precise_torch():
     """Let torch executors that are made meanwhile, in this process, compute in fp64.
 
-    Their sums depend on the rows of a step. In fp32 that may decide between two tokens that are
-    hardly apart, once in some ten thousand tokens, and on another CPU at another place.
+    In torch, the order of a sum depends on the number of rows in a step. In fp32 this may change
+    the result if two tokens have nearly equal logits: about once in ten thousand tokens, and at
+    another token on another CPU.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cpuserve.program.interpret.Interpreter", PreciseInterpreter)
@@ -118,7 +119,7 @@ def transformers_logits(path: Path, tokens: list[int]) -> torch.Tensor:
 
 @functools.cache
 def _precise_transformers_of(path: Path):
-    """The same model in fp64. Constants that transformers keeps in fp32 are rounded to it."""
+    """Return transformers_of(path) in fp64; constants that it computes in fp32 stay rounded."""
     return copy.deepcopy(transformers_of(path)).double()
 
 

@@ -160,11 +160,12 @@ def _asymmetric(bits, group):
 
 
 def inputs_of(stem):
-    """A name for what a matrix multiplies; others of the layer may multiply the same."""
+    """Return a name for the input of a matrix; matrices with the same input get the same name."""
     return re.sub(r"(q|k|v|qkv|gate|up|gate_up)_proj\.$", "", stem)
 
 
-# By format: the function that quantizes a matrix also gets this of the stem of its name.
+# By format: a function of the stem of a matrix's name. The function that quantizes the matrix gets
+# its result, and equal results give the columns the same order.
 ORDERED = {
     "gptq": inputs_of,
     "gptq of 8 bits": inputs_of,
@@ -244,7 +245,7 @@ FORMATS = {
 
 
 def quantized_copy(model: Path, name: str, to: Path) -> Path:
-    """A copy of a checkpoint, the matrices of whose layers are quantized in format `name`."""
+    """A copy of a checkpoint with the matrices of its layers quantized in format `name`."""
     pack, settings = FORMATS[name]
     tensors = {}
     for file in sorted(model.glob("*.safetensors")):

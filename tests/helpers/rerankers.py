@@ -51,7 +51,8 @@ DOCUMENTS = [
 INSTRUCTION = "Find the passage that answers"
 
 
-# Keys of the models below the heads. The question of Qwen3-Reranker alone has hundreds of tokens.
+# Changes of the configs of the models below the heads. Positions must suffice for the prompt of
+# Qwen3-Reranker, which has hundreds of tokens without the texts.
 BASES = {
     "modernbert-mean": {"attention_bias": True, "mlp_bias": True},
     "qwen3": {"max_position_embeddings": 1024},
@@ -96,7 +97,7 @@ def as_gguf(kind: str, path: Path) -> Path:
 
 @functools.cache
 def reranker(kind: str, labels: int = 1) -> Path:
-    """The directory of a tiny reranker of this kind, whose head has random weights."""
+    """The directory of a tiny reranker of this kind, with random weights in its head."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

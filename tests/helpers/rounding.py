@@ -114,7 +114,7 @@ def assert_likeliest(tokens: Sequence[int], logits: torch.Tensor, bound: float) 
 
 
 def assert_same_choices(got, want, bound: float) -> None:
-    """Compare completions of `tests.helpers.answers.exact`, whose tokens are the likeliest.
+    """Compare completions of `tests.helpers.answers.exact` with greedy decoding.
 
     Tokens and logprobs are equal within `bound` of the largest logprob, up to a place where the two
     likeliest tokens are so close that either is right: from there on the texts may differ.

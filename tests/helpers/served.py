@@ -25,7 +25,7 @@ DEFAULT_MODEL = "smollm2:135m"
 
 @functools.cache
 def _fetched() -> Path | str:
-    """Where the default model is, downloaded now if need be, or why it cannot be had."""
+    """Return the path of the default model, downloaded if needed, or why it is not available."""
     from cpuserve.errors import ModelError
     from cpuserve.loader.hub import resolve_model
 

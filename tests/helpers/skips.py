@@ -2,13 +2,13 @@
 
 A skipped test is easily overlooked: a machine that lost a program, the network or the extension
 would pass with whole modules unrun. So under `.ci/run`, which sets CI_HAS_EVERYTHING because it
-installs whatever a test needs, a skip whose reason is not listed here fails.
+installs whatever a test needs, a skip fails unless its reason is listed here.
 """
 
 import os
 import re
 
-# A regular expression for the whole reason, and why nothing is lost where a test says it.
+# A regular expression for the whole reason of a skip, and why nothing remains untested then.
 ALLOWED = {
     r"ray is not installed: run \.ci/run ray": (
         "Ray is large and pins versions of its own, so the step `ray` installs it after the other "
@@ -49,7 +49,7 @@ ALLOWED = {
 
 
 def in_ci() -> bool:
-    """Whether everything a test needs must be here."""
+    """Whether the tests run in `.ci/run`, where all programs and packages are installed."""
     return bool(os.environ.get("CI_HAS_EVERYTHING"))
 
 
@@ -59,7 +59,7 @@ def is_allowed(reason: str) -> bool:
 
 
 def forbid(report) -> None:
-    """Make a failure of a pytest report of a skip that is not allowed in CI."""
+    """Turn the pytest report of a skip that is not allowed in CI into a failure."""
     if not in_ci() or not report.skipped or hasattr(report, "wasxfail"):
         return
     where, line, text = report.longrepr

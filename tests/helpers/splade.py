@@ -23,7 +23,7 @@ HEADS = ("cls", "lm_head", "vocab_")
 
 @functools.cache
 def splade(kind: str, *, tied: bool = True) -> Path:
-    """The directory of a tiny model of this kind, whose head has random weights."""
+    """The directory of a tiny model of this kind, with random weights in its head."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

@@ -33,7 +33,7 @@ def make_model_module() -> ModuleType:
     return module
 
 
-# Families whose programs have ops, or ways to use them, that those before have not.
+# One family for each op, and for each way to use an op, in the programs of all families.
 KINDS = (
     "llama",
     "llama3",
@@ -69,7 +69,7 @@ KINDS = (
     "opt",
     "opt-350m",
 )
-# A few of them with unlike layers, for laws of all families that take long.
+# A few families with different layers, for slow tests of facts that hold for all families.
 SAMPLE = (
     "llama",
     "qwen3-moe",
@@ -142,7 +142,7 @@ def tiny_model(family: str, *, dtype: str = "float32", seed: int = 0, **override
 
 
 def tiny_end_ids(family: str) -> frozenset[int]:
-    """The ids at which the engine ends an answer of that model, from where the engine has them."""
+    """Return the ids that end a response of tiny_model(family), from the files the engine reads."""
     from cpuserve.loader.load import read_config
     from cpuserve.models import spec_from_config
     from cpuserve.tokenizer.ends import end_ids

@@ -8,17 +8,20 @@ from typing import Any
 
 from cpuserve.serving.events import Text, ToolCallDelta
 
-INDEX = 3  # of the choice
+INDEX = 3  # the index of the choice in the response
 Found = list[str | list[str]]
 
 
 def new_ids() -> Callable[[], str]:
-    """What gives the ids id0, id1 and so on."""
+    """Return a function that returns the ids id0, id1 and so on."""
     return map("id{}".format, itertools.count()).__next__
 
 
 def check_what_is_closed(parser: Any, call: str, cut: int) -> None:
-    """Check what a parser says of one call, of a second up to `cut`, and of that one whole."""
+    """Check num_closed and last_closed of a parser: after a call, within a second, and after it.
+
+    cut: the number of characters of the second call that the parser gets first.
+    """
     assert (parser.num_closed, parser.last_closed) == (0, False)
     for text, known in ((call, (1, True)), (call[:cut], (1, False)), (call[cut:], (2, True))):
         parser.push(text)
@@ -26,9 +29,10 @@ def check_what_is_closed(parser: Any, call: str, cut: int) -> None:
 
 
 def told(parser: Any, texts: Iterable[str]) -> Found:
-    """Text, and [name, arguments] of calls, in order, neighbours joined.
+    """Return the texts and the calls [name, arguments] in order, with the pieces of each joined.
 
-    parser: of choice `INDEX`, with the ids of `new_ids`. Each of `texts` is a piece of it.
+    parser: a parser for choice `INDEX` that gets ids from `new_ids`.
+    texts: the pieces of the response.
     """
     pieces = [piece for text in texts for piece in parser.push(text)] + parser.flush()
     assert all(piece.index == INDEX for piece in pieces)

@@ -15,7 +15,7 @@ SOURCE = (
 
 
 def turned(begun, text, thought, end, call, last):
-    """A template with the header `begun` and what follows it before a text and a thought."""
+    """Return a template; `begun` starts a header, `text` and `thought` end it for their part."""
     parts = {"BEGUN": begun, "TEXT": text, "THOUGHT": thought, "END": end, "LAST": last}
     source = SOURCE.replace("CALL", call)
     for name, part in parts.items():

@@ -34,11 +34,11 @@ PAGE, HUGE = 4096, 2 << 20
 TINY, WIDE, SMOLLM2 = "/models/tiny", "/models/wide", "/models/smollm2.gguf"
 PORT = 8000
 READY_S = 900  # on a busy machine an emulated CPU gets a quarter of a core
-ROUNDS, TOKENS = 2, 4  # of a comparison of rates: rounds, and the length of an answer
+ROUNDS, TOKENS = 2, 4  # the rounds of a comparison of rates, and the length of a response
 
 
 def main(arguments: list[str]) -> None:
-    """Do one job, say whether it passed, and switch the machine off."""
+    """Do one job, print whether it passed, and switch the machine off."""
     try:
         prepare()
         job, ranks = arguments
@@ -82,7 +82,7 @@ def mount(kind: str, where: str) -> None:
 
 
 def set_balancing(on: bool) -> None:
-    """Whether the kernel moves pages between nodes."""
+    """Set whether the kernel moves pages between nodes."""
     Path("/proc/sys/kernel/numa_balancing").write_text(str(int(on)))
 
 
@@ -179,15 +179,15 @@ def post(path: str, port: int = PORT, **body: object) -> Any:
 
 
 def check(holds: bool, otherwise: str) -> None:
-    """SystemExit with `otherwise` unless it holds."""
+    """Raise SystemExit with the text `otherwise` unless `holds`."""
     if not holds:
         raise SystemExit(f"FAILED: {otherwise}")
 
 
 def refuse_placement() -> None:
-    """In a child before its program: system calls that place memory get EPERM from now on.
+    """Make system calls that place memory fail with EPERM, in a child before it runs its program.
 
-    What the default filter of container engines does to a program without CAP_SYS_NICE.
+    The default filter of container engines does this to programs without CAP_SYS_NICE.
     """
     calls = (MBIND, SET_MEMPOLICY, GET_MEMPOLICY, MOVE_PAGES)
     load, equal, give = 0x20, 0x15, 0x06
@@ -234,7 +234,7 @@ def pages_on(pid: int, low: int, high: int) -> Counter[int]:
 
 
 def check_threads(pid: int, bind: str) -> list[int]:
-    """Every CPU of `bind` has one thread, which runs there; the node of each rank, -1 = several."""
+    """Check that a thread runs on each CPU of `bind`; return each rank's node, -1 = several."""
     pinned = Counter()
     for task in Path(f"/proc/{pid}/task").glob("*"):
         allowed = re.search(r"Cpus_allowed_list:\t(\S+)", (task / "status").read_text())
@@ -269,7 +269,10 @@ def check_memory(pid: int, live: dict[str, Any], ranks: list[int]) -> None:
 
 
 def ranks_job(counts: str, refuse: bool) -> None:
-    """Every number of ranks answers from memory of its own nodes; who started us compares."""
+    """Serve with each number of ranks, and check that memory is on their nodes.
+
+    The program that started this machine compares the responses.
+    """
     for count in map(int, counts.split(",")):
         print(f"tensor-parallel-size {count}", flush=True)
         mode = "none" if count == 1 else "first_touch" if refuse else "bind"
@@ -297,31 +300,31 @@ def interleave() -> None:
 
 
 def question(model: str = TINY, port: int = PORT, length: int = 150) -> Any:
-    """A greedy answer and all that is told of it."""
+    """Return a greedy response with its logprobs."""
     prompt = [(i * 37 + i * i * 5) % 380 + 3 for i in range(length)]
     body = {"prompt": prompt, "max_tokens": 12, "logprobs": 5, "temperature": 0, "echo": True}
     return post("/v1/completions", port, model=model, **body)["choices"][0]
 
 
 def show(answer: Any) -> None:
-    """Print what identifies all bits of an answer."""
+    """Print a line that differs if any bit of a response differs."""
     count = len(answer["logprobs"]["tokens"])
     last = answer["logprobs"]["token_logprobs"][-1]
     print(f"{ANSWER}{digest(answer)} ({count} tokens, last {last})")
 
 
 def digest(answer: Any) -> str:
-    """A number of all bits of an answer: floats are in JSON as they are."""
+    """Return a hash of all bits of a response; JSON has every digit of its floats."""
     return hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()
 
 
 def numa() -> None:
-    """Every layout answers with the same bits; their bytes by node and their rates are shown.
+    """Check that all layouts give the same bits; print their bytes by node and their rates.
 
-    The small model gets an engine on each node by default and the wide one a rank. Each of the two
-    CPUs has a core of the machine that emulates them, but all memory is equally near, so the rates
-    show what layouts cost, not what they gain. That `auto` has the layout of the best one is what
-    the machine can show: engines with the same ranks on the same CPUs, and memory on their nodes.
+    By default the small model gets an engine on each node, and the wide model a rank. Each of the
+    two emulated CPUs has a core of the real machine, but all memory is equally near. So the rates
+    show only the costs of layouts, not their gains. The job also checks that `auto` has the layout
+    of the mode that is best for the model: the same engines on the same CPUs and nodes.
     """
     for model, expected in ((TINY, "replicas"), (WIDE, "tp")):
         with ExitStack() as stack:
@@ -417,7 +420,7 @@ def rate(model: str, port: int, streams: int) -> float:
 
 
 def quota() -> None:
-    """Servers under quotas that sum to the CPUs each compute their share of all prompts."""
+    """Check that servers with equal quotas that add up to all CPUs compute equally many prompts."""
     sizes = ["--rounds", "2", "--seconds", "30", "--prompt-tokens", "32", "--vocab-size", "380"]
     for count in (2, 4, 8):
         command = [sys.executable, "-m", "benchmarks.bench_quota", TINY, "--max-num-seqs=8"]
@@ -430,7 +433,7 @@ def quota() -> None:
 
 
 def doctor() -> None:
-    """With the kernel moving pages, doctor says so and what helps; without, it does not."""
+    """Check that doctor reports a problem and its remedy only if the kernel moves pages."""
     for on in (True, False):
         set_balancing(on)
         command = [sys.executable, "-m", "cpuserve", "doctor", "--json", "--no-roofline"]

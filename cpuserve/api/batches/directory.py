@@ -81,7 +81,7 @@ class FileDirectory:
         return self._files / f"{file_id}.data"
 
     def used_bytes(self) -> int:
-        """Return the bytes of all files, including those that are being written."""
+        """Return the bytes of all files, including files that are still being written."""
         return sum(path.stat().st_size for path in self._files.glob("*.data"))
 
     def check_room(self, num_bytes: int, new_files: int = 0) -> None:

@@ -34,7 +34,7 @@ class EngineSleeper:
         await self._client.sleep()
 
     async def rest(self, context: ModelContext) -> None:
-        """End the processes of templates and spares, and return free memory to the system."""
+        """End template renderers and spare processes, and return free memory to the system."""
         self._spare.close()
         await asyncio.to_thread(RENDERER.close)
         context.get_tokenizer().unload()

@@ -1,4 +1,4 @@
-"""Middleware: requests need an API key, except those for public routes."""
+"""Middleware: requests need an API key, except on public routes."""
 
 from __future__ import annotations
 

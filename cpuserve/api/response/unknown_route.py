@@ -67,7 +67,7 @@ def allowed_methods(path: str, routes: Iterable[BaseRoute]) -> list[str]:
 
 
 def missing_method(method: str, path: str, allowed: str) -> str:
-    """Return the error message for a method that `path` does not have; allowed: those it has."""
+    """Return the error message for a method that `path` does not have; allowed: its methods."""
     return f"{method} is not allowed on {path}: use {allowed}{_FIXED.get((method, path), '')}"
 
 

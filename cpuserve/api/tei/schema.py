@@ -88,7 +88,7 @@ class SparseValue(msgspec.Struct):
 
 
 class SimilarityInput(msgspec.Struct, kw_only=True):
-    """A sentence and those that it is compared with."""
+    """A sentence, and the sentences that it is compared with."""
 
     source_sentence: str
     sentences: list[str]
@@ -195,7 +195,7 @@ def embed_sparse_call(request: EmbedSparseRequest, context: ModelContext) -> Gen
 
 
 def similarity_call(request: SimilarityRequest) -> GenerateCall:
-    """Return the call that embeds the sentence and, after it, those that it is compared with."""
+    """Return the call that embeds the sentence and, after it, the sentences to compare it with."""
     asked, given = request.parameters or SimilarityParameters(), request.inputs
     check_inputs("sentences", given.sentences)
     fields = TeiFields(
