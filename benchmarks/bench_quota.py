@@ -14,7 +14,7 @@ each server has a request, divided by the rate of one server alone: 2 if neither
 
 With --servers N, N servers have equal quotas that add up to all CPUs, and compute prompts at the
 same time for --seconds in each round. `part_of_share` is the share of one server in all computed
-prompt tokens, divided by its share of the quotas: 1 if each server gets the CPU time of its quota.
+prompt tokens, divided by its share of the quotas. It is 1 if each server gets its CPU time.
 """
 
 import argparse

@@ -258,7 +258,7 @@ class Simulation:
         """A step ends: users read finished responses, and the next step begins."""
         for turn in server.end(now):
             conversation = turn.conversation
-            # After the end of the time nobody writes again.
+            # No user writes a further turn after the simulated time.
             if conversation.turns and now < self.seconds:
                 pause = conversation.chance.expovariate(1 / self.workload.reading_s)
                 self.at(now + pause, self.arrive, conversation)

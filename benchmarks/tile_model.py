@@ -8,8 +8,8 @@ product instructions alone. If a product of bytes takes several instructions, th
 of the level's probe (csrc/kernels/generic/probe.h). Nothing is measured, and llvm-mca knows no
 caches: it assumes that operands come from L1.
 
-A loop over a scale's group consists of a loop of products and the rest; the two are added as if
-they did not overlap, so real CPUs lose less to scales.
+A loop over the group of a scale consists of a loop of products and other instructions. The model
+adds the cycles of both, as if they did not overlap, so the cost of scales is lower on real CPUs.
 """
 
 from __future__ import annotations

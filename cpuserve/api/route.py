@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=msgspec.Struct)
 N = TypeVar("N", bound=Named)
-# The priority of requests that others go before; a higher number means a later turn.
+# The priority of requests that wait for all other requests; a higher number means a later turn.
 LOWEST_PRIORITY = 2**31 - 1
 Handler = Callable[[RequestContext, T], Awaitable[Response]]
 

@@ -20,7 +20,8 @@ from cpuserve.config.missing import why_unread
 from cpuserve.config.nearest import nearest
 
 PREFIX = "CPUSERVE_"
-# Variables of other servers. Those of Ollama are for its clients as well, so only some get a note.
+# Prefixes of other servers' variables, which get a note. The prefix of Ollama is not among them,
+# because clients of Ollama read its variables as well: only some of these get a note.
 OF_SERVERS = ("VLLM_", "LLAMA_ARG_")
 # Kubernetes sets these in every pod of a namespace that has a Service called "cpuserve".
 KUBERNETES = re.compile(r"CPUSERVE_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$")

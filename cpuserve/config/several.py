@@ -100,7 +100,7 @@ def created_model(
 
 
 def _as_first(asked: Asked, first: NamedModel) -> Asked:
-    """Return the options of a model of the file as those of the first model.
+    """Return the options of the server if a model of the file is its first model.
 
     Flags about one model, such as --served-model-name, apply to the first model.
     """

@@ -22,7 +22,7 @@ class SlotHost(Protocol):
         output: list[int],
         stop_ids: list[int],
     ) -> None:
-        """(Re)set the sampler state of `slot`."""
+        """Create the sampler state of `slot`, or replace it."""
 
     def release(self, slot: int) -> None:
         """Forget `slot`: its sampler state and block tables."""

@@ -16,12 +16,13 @@
 namespace cpuserve {
 namespace {
 
-// Inside a step the next barrier is microseconds away, and a wake-up from the futex costs 5-50 us.
-// So threads spin for 100 us at most, and then sleep. They do not yield: a background thread that
-// gets the core by a yield keeps it until the next timer tick of the kernel (up to 4 ms), and all
-// threads of the team wait meanwhile. A thread that wakes up takes the core back at once. While
-// grammars compiled at the lowest priority, the times between tokens of 4 streams of SmolLM2 were
-// 1.35 times as long as normal with 50 us of yields, and 1.2 times without (2 cores, Linux 6.18).
+// Inside a step the next barrier is microseconds away, and a wake-up from the futex costs from 5 to
+// more than 50 us. So threads spin first, and sleep after 100 us. They do not yield: a background
+// thread that gets the core by a yield keeps it until the next timer tick of the kernel (up to 4
+// ms), and all threads of the team wait meanwhile. A thread that wakes up takes the core back at
+// once. While grammars compiled at the lowest priority, the times between tokens of 4 streams of
+// SmolLM2 were 1.35 times as long as normal with 50 us of yields, and 1.2 times without (2 cores,
+// Linux 6.18).
 // Between steps the engine thread needs 100-300 us for Python. Measured: after a call, a worker
 // that is awake starts within 3 us, but a sleeping one takes 50 us or more. So workers stay awake
 // between steps. They yield for most of this time, so that the front end can use their cores.

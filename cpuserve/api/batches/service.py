@@ -326,7 +326,7 @@ class BatchService:
         self._end(record, "expired" if expired else "completed")
 
     def _left(self, record: BatchRecord, source: BinaryIO, done: set[str]) -> Iterator[BatchLine]:
-        """Yield the lines that have no result yet; after the window, they are errors."""
+        """Yield the lines without a result; after the batch's window, they get errors instead."""
         batch = record.batch
         for line in read_lines(source, (batch.endpoint,), self._longest_line()):
             if result_id(batch.id, line.number) in done:

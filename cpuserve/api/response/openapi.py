@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # The media types of streams, and of texts.
 EVENTS, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 
-# The types in the schema, by their place. Classes of several modules may be called the same.
+# All types in the schema, by their module and name: classes of several modules may have one name.
 _TYPES: dict[str, Any] = {}
 # The statuses of errors of every route, and more statuses of routes that read a body.
 _ERRORS = (400, 401, 403, 404, 500, 503)

@@ -32,7 +32,7 @@ class ModelActivity(msgspec.Struct, frozen=True, kw_only=True):
     kv_usage: the share of kv_bytes in use.
     busy_s: seconds in steps.
     weight_bytes: packed weights that steps read.
-    roofline_bytes_per_s: the measured memory bandwidth, null before that.
+    roofline_bytes_per_s: the memory bandwidth, null until it is measured.
     """
 
     model: str

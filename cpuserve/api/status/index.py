@@ -14,7 +14,7 @@ from cpuserve.version import version
 router = APIRouter()
 # The body that clients of Ollama expect, to find out whether a server runs.
 _RUNS = b"Ollama is running"
-# Who accepts one of these by name wants the description: browsers, and clients of the API.
+# Clients that accept one of these types by name get the description: browsers, clients of the API.
 _DESCRIBED = ("text/html", "application/json")
 
 

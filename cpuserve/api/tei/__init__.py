@@ -1,1 +1,1 @@
-"""The API of Hugging Face's text-embeddings-inference (TEI), and its clients' other tasks."""
+"""The API of text-embeddings-inference (TEI), and other tasks of Hugging Face's clients."""

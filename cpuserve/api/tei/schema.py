@@ -51,7 +51,7 @@ class TeiFields(msgspec.Struct, kw_only=True):
 class _EmbedFields(TeiFields, kw_only=True):
     """The fields of endpoints that embed texts.
 
-    prompt_name: the one of the checkpoint's prompts that goes before each text.
+    prompt_name: the name of a prompt of the checkpoint, which goes before each text.
     """
 
     inputs: Inputs

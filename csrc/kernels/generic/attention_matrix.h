@@ -89,8 +89,8 @@ static inline PairBlocks pair_blocks(const ChunkBlocks<Kv>& c, int first, int la
 
 // Returns the number of cache lines to prefetch with a step of products that reads `lines` lines of
 // bf16. 8-bit blocks have half as many lines in the KV cache. widen_half prefetches half of these
-// lines, and the steps prefetch a little more than the other half, so that the first chunk catches
-// up.
+// lines. The steps prefetch a little more than the other half, so that the prefetches of the first
+// chunk, which begin late, catch up.
 template <class Kv, Ahead kAhead>
 CPUSERVE_INLINE int step_fetches(int lines) {
   if (kAhead == Ahead::light) return kLightLines;

@@ -151,7 +151,8 @@ static inline void value_tile(const Tile<Kv>& t, const ChunkBlocks<Kv>& c, int R
   clear_rows(t, R, c.hd, false);
 }
 
-// Prefetches the scales of 8-bit values: they are used before the values, but stored after them.
+// Prefetches the scales of 8-bit values. They are used before the values but stored after them, so
+// prefetches in the order of memory (Fetch) would come too late.
 template <class Kv>
 static inline void fetch_value_scales(const ChunkBlocks<Kv>& c) {
   for (const typename Kv::Elem* v : c.v) {
