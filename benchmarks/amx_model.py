@@ -9,8 +9,9 @@ instructions in flight, so pieces are small: a step of products, the rows of one
 probabilities.
 
 Costs that the count cannot see are stated by hand: bytes from L2, which follow from the sizes of
-blocks (csrc/kernels/linear/tiles/job.h), and BUBBLE, the cycles between the last product of a job
-and the first product of the next. For prompts, the model reads rows from L2 and weights from L1.
+blocks (csrc/kernels/linear/tiles/job.h), the instructions around the inner loops (numbers for the
+front end, such as 60 and 80), and BUBBLE, the cycles between the last product of a job and the
+first product of the next job. For prompts, the model reads rows from L2 and weights from L1.
 For decode, a core at 2 GHz reads 8 GB/s from memory.
 """
 
@@ -55,7 +56,7 @@ GROUPS = [
     ("4-bit, scales for 32 (Q4_0)", "W4Group<false>", 32, 288),
 ]
 
-Use = dict[str, float]
+Use = dict[str, float]  # {unit of RATES: operations, cache lines or bytes that it has to process}
 
 
 def add(*uses: Use) -> Use:
@@ -154,7 +155,10 @@ def read(path: str) -> list[Function]:
 
 
 def counted(code: list[Instruction], per: str, units: int = 1) -> tuple[Use, int]:
-    """Return (use of a loop's body for `units` instructions `per`, number of such sets in it)."""
+    """Return (use, sets): a pass of a loop has `sets` sets of `units` instructions `per`.
+
+    use: the part of the pass that belongs to one set.
+    """
     here = sum(i.name.startswith(per) for i in code)
     return times(units / here, add(*(i.use() for i in code))), here // units
 
@@ -247,7 +251,11 @@ class Model:
         return cycles(add(times(2, of_group), added))[0]
 
     def attention_step(self, hd: int, kv: str) -> float:
-        """Return the cycles of 8 rows and a chunk of 256 keys in decode; hd: the head size."""
+        """Return the cycles of 8 rows and a chunk of 256 keys in decode.
+
+        hd: the head size.
+        kv: the C++ struct of the cache type.
+        """
         soften, steps = self.softening(kv), 16 * hd / 32
         step = {"tile unit": 2, "loads": 3 * TILE_LINES + 40, "front end": 3 * TILE_LINES + 130}
         use = add(times(8, soften), times(steps, step), {"stores": (8 + hd / 32) * 2 * TILE_LINES})
@@ -271,7 +279,7 @@ class Model:
         step["front end"] = 4 * TILE_LINES + 4 + 90
         steps = 16 * hd / 32
         stored = {"stores": (8 + hd // 32) * 4 * TILE_LINES}
-        # Keys, values, rows of q, o and results; scores (4 bytes, twice), and
+        # In L2: keys, values, rows of q, o and results; scores (4 bytes, written and read), and
         # probabilities, which are written where the scores have just been read.
         l2 = {"L2 bytes": 2 * 256 * hd * 2 + 32 * hd * (2 + 3 * 4) + 32 * 256 * (2 * 4 + 2)}
         of_row = self.softening(kv)

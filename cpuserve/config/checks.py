@@ -15,7 +15,7 @@ def length(value: int) -> None:
 
 
 def zero_as_own(text: str) -> str:
-    """Convert 0, in llama.cpp the context of the model, to -1, which means the same here."""
+    """Convert 0 to -1: in llama.cpp 0 means the context of the model, and -1 means that here."""
     return "-1" if text.strip() == "0" else text
 
 

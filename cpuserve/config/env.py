@@ -25,7 +25,7 @@ PREFIX = "CPUSERVE_"
 OF_SERVERS = ("VLLM_", "LLAMA_ARG_")
 # Kubernetes sets these in every pod of a namespace that has a Service called "cpuserve".
 KUBERNETES = re.compile(r"CPUSERVE_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)$")
-# Other packages read these through `environment()`; they are not options of the engine.
+# Other modules of cpuserve read these through `environment()`; they are not options of the engine.
 OTHERS = ("CPUSERVE_CONFIG", "CPUSERVE_CACHE")
 
 

@@ -148,7 +148,7 @@ class CostModel:
             error = _damped(seconds / (decode + prompt) - 1.0) * (decode + prompt)
             self._fit_prompt(work, error, with_base=True)
         else:
-            # The prompt tokens took at least a tenth of the step, even if `decode` is too high.
+            # Assume that prompt tokens took a tenth of the step at least: `decode` may be too high.
             took = max(seconds - decode, 0.1 * seconds)
             error = self._prompt_error(took / prompt - 1.0) * prompt
             self._fit_prompt(work, error, with_base=False)

@@ -88,7 +88,7 @@ class NgramIndex:
                 self._after[tuple(ids[at - size : at])] = at
 
     def _add_all(self, ids: Sequence[int]) -> None:
-        """Do the same as `_add` for every token, by loops in C."""
+        """Record the n-grams of all tokens, as `_add` does for one, by loops in C."""
         for size in self._sizes:
             grams = zip(*(ids[first:-1] for first in range(size)), strict=False)
             self._after.update(zip(grams, range(size, len(ids)), strict=False))

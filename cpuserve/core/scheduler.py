@@ -56,8 +56,9 @@ class Scheduler:
     moving_s: how many seconds `schedule` may move blocks from and to offload tiers if no stream
     waits for the step. The move that is under way is finished, so one block may exceed this time.
     drafter: proposes draft tokens after decode rows; None = there are no drafts.
-    whole_prompts: a prompt is computed in one step, because its tokens attend to those after them
-    (encoders). No request may be longer than max_num_batched_tokens, and none generates tokens.
+    whole_prompts: a prompt is computed in one step, because its tokens attend to later tokens as
+    well (encoders). No request may be longer than max_num_batched_tokens, and none generates
+    tokens.
     """
 
     def __init__(

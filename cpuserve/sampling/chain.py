@@ -44,7 +44,8 @@ class SamplerFields(msgspec.Struct, kw_only=True):
       probability.
     min_keep: the fewest tokens that typical_p, top_p, min_p and xtc keep.
     top_n_sigma: keep logits of at least the largest minus so many standard deviations.
-    dynatemp_range, dynatemp_exponent: the temperature moves within this range with the entropy.
+    dynatemp_range, dynatemp_exponent: the temperature is from temperature - range (at entropy 0) to
+      temperature + range. In between it follows (entropy / its maximum) ** exponent.
     xtc_probability, xtc_threshold: with this chance, drop all tokens that reach the threshold
       except the least likely of them.
     repeat_last_n: penalties count only the last tokens of prompt and output; -1 = all, 0 = no
@@ -54,7 +55,7 @@ class SamplerFields(msgspec.Struct, kw_only=True):
       dry_sequence_breakers.
     mirostat: 1 or 2 = keep the surprise of the tokens near mirostat_tau, with steps of
       mirostat_eta.
-    post_sampling_probs: logprobs are those after all samplers.
+    post_sampling_probs: logprobs are computed from the probabilities after all samplers.
     """
 
     samplers: str | list[str] | None = None

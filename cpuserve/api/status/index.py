@@ -1,4 +1,4 @@
-"""GET and HEAD /: the chat page for browsers, else what this server is and where its API is."""
+"""GET and HEAD /: the chat page for browsers, else a description of the server and its routes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ from cpuserve.serving.threads import run_sized
 from cpuserve.tokenizer.tokenizer import Tokenizer
 
 router = APIRouter()
-# The transformers class for tokenizers that their files describe completely, as for all here.
+# The class of transformers for tokenizers that files describe completely. All tokenizers of this
+# server are of this kind.
 _CLASS = "PreTrainedTokenizerFast"
 
 

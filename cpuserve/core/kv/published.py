@@ -78,7 +78,7 @@ class PublishedBlocks:
                 self._forget(entry)
 
     def clear(self) -> None:
-        """Remove all blocks from the index; those that sequences use stay theirs."""
+        """Remove all blocks from the index; sequences keep the blocks that they use."""
         self._forget_all(list(self.index))
         self._evicted.clear()
         if self.index.events is not None:

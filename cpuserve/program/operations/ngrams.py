@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cpuserve.program.lower import Lowering
     from cpuserve.program.reference.ngrams import LastIds
 
-MOST_IDS = 1 << 24  # token ids are kept as fp32
+MOST_IDS = 1 << 24  # states keep token ids as fp32, which has all integers up to 2^24
 
 
 class NgramEmbed(Op, frozen=True):

@@ -11,8 +11,8 @@ namespace CPUSERVE_NS {
 CPUSERVE_INLINE F clamp(F x, float lo, float hi) { return min(set1(hi), max(set1(lo), x)); }
 
 // Sets n = round(x / ln 2), and returns exp(f) for f = x - n ln 2 as 1 + f + f^2 p(f), within
-// 1.1e-7 for |f| <= ln(2) / 2. ln 2 is the sum of two constants, such that n times the first one is
-// exact.
+// 1.1e-7 for |f| <= ln(2) / 2. n ln 2 is subtracted in two steps, because ln 2 is the sum of two
+// constants: n times the first constant is exact.
 CPUSERVE_INLINE F exp_reduced(F x, F* n) {
   *n = round(mul(x, set1(1.44269504f)));
   const F f = fnma(*n, set1(-2.12194440e-4f), fnma(*n, set1(0.693359375f), x));
