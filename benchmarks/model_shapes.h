@@ -14,7 +14,7 @@ struct ModelShape {
 
   int64_t qkv() const { return int64_t{q_heads + 2 * kv_heads} * head_dim; }
   int64_t attended() const { return int64_t{q_heads} * head_dim; }
-  // The number of weights of a layer, and below of all layers.
+  // The number of weights of a layer. weights() returns the number in all layers.
   int64_t layer_weights() const {
     return width * (qkv() + attended() + (gated ? 3 : 2) * intermediate);
   }

@@ -13,8 +13,8 @@
 //     [--batch N] [--layers N] [--rounds N] [--small-pages] [--compact]
 //
 // By default, the k, q, v and results of a unit are parts of the long rows of a layer, which
-// prefill finds in L3. With --compact, the rows of all chunks share one small buffer, as in the
-// engine, where the convolution writes each chunk just before.
+// prefill finds in L3. With --compact, the rows of all chunks share one small buffer. That is as in
+// the engine, where the convolution writes each chunk just before the unit reads it.
 #include <omp.h>
 #include <sys/mman.h>
 #include <time.h>

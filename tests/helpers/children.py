@@ -11,7 +11,8 @@ import tests
 def child_options(**environment: str) -> dict[str, Any]:
     """Arguments of subprocess.Popen for a Python child that finds the cpuserve under test.
 
-    Not in the current directory, which `-c` and `-m` put in front of everything else.
+    The child starts in the checkout, not in the current directory: `-c` and `-m` put the directory
+    of the start first in sys.path.
     """
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path)
     return {

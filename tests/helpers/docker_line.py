@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "docs/serving.md", "Dockerfile.cpu")
-# Rights and sizes that vLLM's image needs and this one does not: no line may ask for them.
+# Flags that vLLM's image needs and this image does not: no line may have them.
 UNNEEDED = ("--cap-add", "--security-opt", "--shm-size", "--privileged", "--ipc")
 
 BARE = ("--rm", "--read-only")
@@ -37,7 +37,7 @@ def documented_lines() -> list[str]:
 
 
 def parse(line: str) -> DockerRun:
-    """Return what a line asks for; ValueError for a flag that no document needs."""
+    """Return the parts of a line; ValueError for a flag that no document needs."""
     words = shlex.split(line.removeprefix("docker run"))
     given: dict[str, list[str]] = {flag: [] for flag in WITH_VALUE}
     while words and words[0].startswith("-"):

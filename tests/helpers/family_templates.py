@@ -90,7 +90,8 @@ CDATA = (
     "{%- else %}{{- v | string }}{%- endif %}{{- '</param>' }}{%- endfor %}{{- '</function>' }}"
 )
 SEED = TAGS.replace("tool_call>", "seed:tool_call>").replace("VALUE", "v | string")
-# Its name, the calls as the template writes them, and the way of writing that is found.
+# By name of the family: how its template writes calls, and the `kind` of writing that the server
+# learns from it.
 LEARNED = {
     "GLM 4.5": (XML.replace("BREAK", "'\\n'"), "tags"),
     "GLM 4.7": (XML.replace("BREAK", "''"), "tags"),

@@ -12,7 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 @functools.cache
 def stacked(path: Path) -> Path:
-    """A checkpoint like that at `path`, which has a tensor for each expert's matrix."""
+    """Return a copy of the checkpoint `path` with one tensor for all experts of a layer.
+
+    The original has a tensor for each expert's matrix.
+    """
     to = Path(tempfile.mkdtemp(dir=path.parent, prefix="stacked-"))
     for file in path.iterdir():
         if file.suffix == ".json":
@@ -23,7 +26,7 @@ def stacked(path: Path) -> Path:
 
 
 def stack_experts(tensors):
-    """The tensors with experts.gate_up_proj and experts.down_proj in place of each expert's."""
+    """Return `tensors` with experts.gate_up_proj and experts.down_proj for all experts together."""
     out, experts = {}, {}
     for name, value in tensors.items():
         at, found, rest = name.partition(".experts.")

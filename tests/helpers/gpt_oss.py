@@ -19,9 +19,10 @@ PARTS = ("gate", "up", "down")
 
 @functools.cache
 def published(path: Path, *, packed: bool = False, bias: float = 1.0) -> Path:
-    """A checkpoint like that at `path` in the published layout; packed: its experts are MXFP4.
+    """Return a copy of the checkpoint `path` in the published layout.
 
-    bias: a factor of the experts' biases, which takes gates and ups beyond their clamp.
+    packed: the experts are stored as MXFP4.
+    bias: a factor of the experts' biases; a large one makes gates and ups exceed their limits.
     """
     to = Path(tempfile.mkdtemp(dir=path.parent, prefix="published-"))
     for file in path.iterdir():

@@ -7,7 +7,7 @@ from tests.helpers.tiny import tiny_end_ids, tiny_model
 
 @pytest.fixture(scope="module")
 def allows():
-    """Whether a grammar allows a text as a whole."""
+    """Return a function (form, text) that tells whether the grammar of `form` allows `text`."""
     from cpuserve.engine.grammars.compiler import Compiler
     from cpuserve.tokenizer.tokenizer import Tokenizer
 

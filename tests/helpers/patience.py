@@ -28,7 +28,7 @@ async def until(condition, poll_s=0.005):
 
 
 def wait_gone(pid):
-    """Return when the process `pid` has ended, whether or not somebody has asked how."""
+    """Return when the process `pid` has ended, even if its parent has not waited for it."""
     wait_until(lambda: not _runs(pid), f"process {pid} did not end")
 
 

@@ -40,7 +40,10 @@ def fp8(w, size=128):
 
 
 def gptq(w, of, bits=4, group=GROUP):
-    """Codes in groups of inputs that are not consecutive; `of` decides which they are."""
+    """Return w in GPTQ's format, in groups of inputs that are not consecutive.
+
+    of: a text from which the groups of the inputs follow; equal texts give equal groups.
+    """
     k = w.shape[1]
     stream = np.random.default_rng(zlib.crc32(of.encode()))
     order = torch.from_numpy(stream.permutation(np.arange(k) // group))

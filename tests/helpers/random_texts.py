@@ -10,7 +10,7 @@ from tests.helpers.tiny import tiny_end_ids, tiny_model
 
 VOCAB = 512
 ENDS = sorted(tiny_end_ids("llama"))
-# After so many tokens a walk prefers what ends texts, lists and objects.
+# After so many tokens a walk prefers the tokens that end texts, lists and objects.
 FREE_TOKENS = 60
 MOST_TOKENS = 3000
 
@@ -28,7 +28,7 @@ class Walker:
         self._closing = [of[text] for text in (b'"', b"}", b"]", b"@", b":")]
 
     def matcher(self, kind, text):
-        """The matcher of a form, after its first mask; GrammarError if it has none."""
+        """Return the matcher of a grammar; GrammarError if its first mask cannot be computed."""
         matcher = self.compiler.compile(self.compiler.prepare(kind, text))
         self.compiler.fill(matcher.deep_copy(), np.zeros(self.compiler.words, np.int32), ())
         return matcher

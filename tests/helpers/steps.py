@@ -14,7 +14,7 @@ BLOCK = 32
 
 @dataclass
 class Sequence:
-    """Tokens of one sequence, how many have run, and the KV blocks it was given.
+    """The tokens of one sequence, how many of them have run (`done`), and its KV blocks.
 
     first_state: for models with recurrent layers, the number of KV blocks. Block i then has state
     slot i.

@@ -34,7 +34,7 @@ REPEATED = (
     "{{- '<|model|>' + f.name + '<|call|>{\"name\": \"' + f.name + '\", \"args\": ' }}"
     f"{ARGUMENTS}{{{{- '}}<|end_message|>' }}}}"
 )
-# How the families write headers, and the way of writing the arguments that is found.
+# By name of the family: its template, and the `kind` of writing arguments that the server learns.
 TURNS = {
     "Functionary 3.2": (
         turned(">>>", "all\\n", "", "", marked(">>>", "'\\n'", ""), "<|eot_id|>"), "named_json"),

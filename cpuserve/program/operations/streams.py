@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cpuserve.program.lower import Lowering
 
 MOST_STREAMS = 8  # kMaxStreams in csrc/runtime/operations/streams.h
-LEAST_GATE = 1e-6  # kLeastGate in csrc/runtime/operations/streams.cpp
+LEAST_GATE = 1e-6  # the least |d| of GateStreams, kLeastGate in csrc/runtime/operations/streams.cpp
 
 
 class StreamWeights(Op, frozen=True):
