@@ -14,7 +14,8 @@ from cpuserve.serving.call import MAX_PROMPTS, GenerateCall, unsupported
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
-# How the texts are used, and the prompts for it in checkpoints.
+# By input_type, the use of the texts: the names of its prompt in checkpoints. The first name that
+# the checkpoint has is used.
 INPUT_TYPES = {
     "search_query": ("search_query", "query", "retrieval.query"),
     "search_document": ("search_document", "document", "passage", "retrieval.passage"),

@@ -57,7 +57,8 @@ class ApiKeys:
         key = _key(scope)
         if not key:
             return Unauthorized("Missing API key: send the header Authorization: Bearer KEY")
-        # Comparing digests of equal length, with all keys, takes a time that reveals nothing.
+        # The time of the comparison does not depend on the key: all digests have the same length,
+        # and the digest is compared with all of them.
         digest = _digest(key)
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if any(matches):

@@ -101,7 +101,7 @@ def _near(path: str, known: Sequence[str]) -> str | None:
     for route in others:
         if route.startswith(f"{lowered}/"):
             return route
-    # The base that all routes of an API share is removed before spellings are compared.
+    # The base of an API, which all its routes share, is removed before spellings are compared.
     known_bare = {_bare(route): route for route in others}
     close = difflib.get_close_matches(_bare(lowered), known_bare, n=1, cutoff=0.75)
     if not close:

@@ -6,7 +6,7 @@
 namespace CPUSERVE_NS {
 
 // y = map(tile + bias), or with glu map(gate + bias) * other(up + bias), where panels alternate
-// between gate and up.
+// between gate and up. with_activation (activation.h) chooses map and other.
 template <class Map, class Other>
 CPUSERVE_INLINE void finish_columns(const Epilogue& ep, int64_t panel0, int panels,
                                     const float* tile, size_t ld, float* y, Map map, Other other) {

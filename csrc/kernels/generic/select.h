@@ -215,7 +215,8 @@ static inline void spread_thresholds(const Band& b, int round, float* t) {
   }
 }
 
-// Narrows the band by the tally of the thresholds t.
+// Narrows the band by the tally of the thresholds t: it then lies between two of these thresholds,
+// or between a threshold and an end of the band.
 static inline void narrow_band(const Tally& tally, const float* t, double target, Band& band) {
   int a = 0;
   while (a < kThresholds && tally.weight[a] < target) a++;
