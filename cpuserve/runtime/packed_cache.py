@@ -234,7 +234,7 @@ class PackedCache:
             "tokens use all experts alike"
         )
 
-    # --- both ----------------------------------------------------------------------------------
+    # --- for both kinds of files ---------------------------------------------------------------
 
     def close(self) -> None:
         """End `save`, and unlock the file."""

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
 MAX_BREAKERS = 64
-MAX_BREAKER_CHARS = 40  # limits of llama.cpp: characters of a breaker, and tokens after its first
+# Limits of llama.cpp for one sequence breaker (DRY): its characters, and the tokens that may follow
+# the token with its beginning.
+MAX_BREAKER_CHARS = 40
 MAX_BREAKER_TOKENS = 20
 # The table of prefixes has 4 bytes for each id of the vocabulary. The message that sends a sequence
 # to the engine contains it.

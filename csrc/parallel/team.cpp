@@ -229,8 +229,9 @@ void Team::work(int thread) noexcept {
   uint64_t seen = first_epoch_;
   while (true) {
     const uint64_t call = recall_.load();
-    if (stop_.load(std::memory_order_relaxed))
-      return;  // stop_ is visible once recall_ has its last value
+    // If `call` is the last value of recall_ (see lead), no advance would end the wait below. stop_
+    // was stored before that advance, so this load sees it.
+    if (stop_.load(std::memory_order_relaxed)) return;
     if (slot.joins.load(std::memory_order_acquire) == kNever) {
       recall_.wait_while(call, slot.between_steps);
     } else {

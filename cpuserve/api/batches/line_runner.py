@@ -143,7 +143,8 @@ def _scope(caller: str, line: BatchLine, request_id: str) -> dict[str, Any]:
             (b"content-length", str(len(line.body)).encode()),
             (b"x-request-id", request_id.encode()),
         ],
-        "client": (caller, 0),  # the caller of the requests; see RequestIds
+        # In place of an address: RequestIds takes the caller of a request from here.
+        "client": (caller, 0),
         "server": ("127.0.0.1", 0),
         LOW_PRIORITY: True,
     }

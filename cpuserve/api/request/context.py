@@ -208,7 +208,8 @@ async def _model_of_large(received: RequestContext, body: bytearray) -> ModelCon
 def _most_objects(max_model_len: int) -> int:
     """Return the limit on JSON lists, objects and strings in a conversation.
 
-    A short message has 5 lists, objects and strings, and takes at least one token of the context.
+    A short message has 5 of them: an object, and the names and values of role and content. With
+    nearly all templates it takes two tokens or more (its text and a marker), so 4 a token suffice.
     """
     return MAX_OBJECTS + 4 * max_model_len
 

@@ -72,7 +72,7 @@ def content_text(content: Content | None) -> str:
     """Return a text unchanged and None as "", and anything else as JSON in one line.
 
     Raises:
-      InvalidRequest: it cannot be JSON, in a call from Python.
+      InvalidRequest: JSON cannot represent `content`. Only a call from Python can cause this.
     """
     if content is None or isinstance(content, str):
         return content or ""

@@ -1,5 +1,6 @@
-// The families in the list of weight kinds (CPUSERVE_WEIGHT_KINDS in kernels/table/weights.h), and
-// the kernels that this unit has for a kind. A family has
+// The families of weight kinds. A family is a class with the kernels that a translation unit (one
+// ISA level) has for a kind; CPUSERVE_WEIGHT_KINDS in kernels/table/weights.h lists the family of
+// each kind. A family has
 //   kDot         the type of its products: f32, bf16 or int8
 //   kMmla        whether it has kernels on matrix products of Arm
 //   vectors()    the kernel on vectors
