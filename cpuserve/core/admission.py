@@ -27,13 +27,13 @@ ANY_ROWS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of this engine that every sequence has to keep.
+    """The limits of this engine for every sequence.
 
     kv_tokens: capacity of the whole KV cache in tokens.
-    max_top: most alternatives with a logprob that a request may ask for per token.
+    max_top: most alternatives with a logprob that a request may ask for at one token.
     vocab: number of token ids.
     eos_ids: the tokens that end a text.
-    max_rows: most logit rows of a step.
+    max_rows: most rows of logits that one step computes.
     """
 
     max_model_len: int
@@ -47,27 +47,27 @@ class Limits:
 def output_limit(num_prompt: int, params: SamplingParams, limits: Limits) -> int:
     """Return how many tokens the request may generate, limited by the context and the KV cache.
 
-    The last generated token needs no room in the KV cache, because no token attends to it. So
-    prompt and output together may have kv_tokens + 1 tokens.
+    No token attends to the last generated token, so it needs no room in the KV cache.
+    Prompt and output together may therefore have kv_tokens + 1 tokens.
     """
     most = min(limits.max_model_len, limits.kv_tokens + 1) - num_prompt
     return most if params.max_tokens is None else min(params.max_tokens, most)
 
 
 def check_request(prompt: Ids, params: SamplingParams, limits: Limits) -> None:
-    """Raise InvalidRequest if this request could not run even if it were the only one."""
+    """Raise InvalidRequest if the engine could not run this request even without other requests."""
     check_prompt(prompt, params, limits)
     check_params(params, limits)
 
 
 def check_prompt(prompt: Ids, params: SamplingParams, limits: Limits) -> None:
-    """Do the part of check_request that depends on one prompt of a request."""
+    """Check the length and the token ids of one prompt: the first part of check_request."""
     _check_length(len(prompt), params, limits)
     _check_ids("prompt", prompt, limits.vocab)
 
 
 def check_params(params: SamplingParams, limits: Limits) -> None:
-    """Raise InvalidRequest if parameters that all prompts of a request share are not possible."""
+    """Raise InvalidRequest if the sampling parameters of a request are not possible."""
     _check_ids("logit_bias", params.logit_bias or (), limits.vocab)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab)
     _check_ids("logprob_token_ids", params.scored_ids, limits.vocab)
@@ -91,7 +91,7 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
 
 
 def _check_labels(ids: list[int], limits: Limits) -> None:
-    """Raise InvalidRequest unless a step can score all labels, each in a row of its own."""
+    """Raise InvalidRequest if a step has too few logit rows to score all labels."""
     _check_ids("label_ids", ids, limits.vocab)
     if len(ids) >= limits.max_rows:
         msg = (
@@ -102,7 +102,7 @@ def _check_labels(ids: list[int], limits: Limits) -> None:
 
 
 def _check_choice(params: SamplingParams, limits: Limits) -> None:
-    """Raise InvalidRequest if no token can be the first one, whatever the prompt."""
+    """Raise InvalidRequest if the parameters exclude every first token, whatever the prompt is."""
     if params.max_tokens == 0 or params.masks_tokens:
         return
     stops = stop_ids(params, limits.eos_ids) if params.min_tokens else frozenset()

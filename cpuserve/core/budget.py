@@ -13,16 +13,17 @@ from cpuserve.core.cost import COARSE, FINE, LEAST_CHUNK
 from cpuserve.core.request import Request
 
 OLDEST_SHARE = 4  # 1 / OLDEST_SHARE of a step is reserved for the oldest prompt
-# A step without running streams completes prompts with at most SHORT remaining tokens, and computes
-# a part of longer ones. Parts of 64 tokens are large enough to amortize reading the weights: they
-# are 7 % slower than whole prompts (SmolLM2-135M on two AVX2 cores), and parts of 256 tokens 2 %.
+# A step without running streams completes prompts with at most SHORT remaining tokens.
+# It computes a part of longer prompts. Parts of 64 tokens are large enough to amortize reading the
+# weights: they are 7 % slower than whole prompts, and parts of 256 tokens are 2 % slower
+# (SmolLM2-135M on two AVX2 cores).
 SHORT = COARSE
 LEAST_PART, MOST_PART = 64, COARSE
 # A prompt of at most TOGETHER tokens takes little longer than one token, because every step reads
 # all weights.
 TOGETHER = 16
-# A step may be ended early when a short prompt arrives. The step's prompts then compute the same
-# tokens again: in total at most 1 / LOSS_SHARE of each prompt.
+# When a short prompt arrives, the running step may be ended early. Its prompts then compute the
+# same tokens again, but at most 1 / LOSS_SHARE of the tokens of each prompt are lost in this way.
 LOSS_SHARE = 6
 
 
@@ -34,16 +35,16 @@ def may_lose(request: Request) -> float:
 def part_of(request: Request) -> int:
     """Return how many tokens of a long prompt to compute in a step without running streams.
 
-    A step that is ended early loses the tokens that it computed. So a part has at most as many
-    tokens as the prompt may still lose (`may_lose`), but at least LEAST_PART, because so short a
-    step need not be ended.
+    A step that is ended early loses the tokens that it computed.
+    So a part has no more tokens than the prompt may still lose (`may_lose`).
+    But it has at least LEAST_PART tokens, because a step of this length need not be ended early.
     """
     most = int(may_lose(request)) // FINE * FINE
     return min(max(most, LEAST_PART), MOST_PART)
 
 
 def only_decisions(prompts: Iterable[Request]) -> bool:
-    """Whether all prompts are decisions, so that none has to wait for a later step."""
+    """Whether every prompt is a decision (Request.decides), so that none waits for a later step."""
     return all(request.decides for request in prompts)
 
 
@@ -51,17 +52,16 @@ def only_decisions(prompts: Iterable[Request]) -> bool:
 class PromptBudget:
     """The tokens and the time that a step still has for prompts.
 
-    seconds: infinite if no stream runs.
-    least: tokens that may be computed even if no time remains.
-    short: prompts with at most so many remaining tokens are completed.
-    long: tokens for all longer prompts together.
-    alone: no stream runs, so a prompt that this step completes waits only for the other prompts of
-      the step.
-    finishing: tokens of all prompts that the step completes.
-    shortest: tokens of the first prompt that it completes, 0 = none yet.
-    closed: no further prompt gets tokens in this step.
-    restored: the step has restored a block from an offload tier, which is progress even if the step
-      computes nothing.
+    seconds: the time left for prompts; infinite if no stream runs.
+    least: number of prompt tokens that may be computed even if no time remains.
+    short: prompts with at most this number of remaining tokens are completed in this step.
+    long: number of tokens that all longer prompts may compute together.
+    alone: whether no stream runs: a prompt then waits only for the other prompts of the step.
+    finishing: number of tokens of all prompts that the step completes.
+    shortest: number of tokens of the first prompt that the step completes, 0 = none yet.
+    closed: whether no further prompt gets tokens in this step.
+    restored: whether the step has restored a block from an offload tier, which is progress even if
+      the step computes nothing.
     """
 
     tokens: int
@@ -81,11 +81,11 @@ class PromptBudget:
         return self.closed or self.tokens <= 0 or (self.seconds <= 0.0 and not self.least)
 
     def finishes(self, left: int) -> bool:
-        """Whether this step may complete a prompt with `left` tokens, if its budget suffices.
+        """Whether this step may complete a prompt with `left` remaining tokens.
 
-        All prompts of a step get their first token at its end. Without running streams, a step may
-        be long. So a prompt that is much longer than the shortest prompt of the step is not
-        completed in it: the shortest one would have to wait.
+        All prompts of a step get their first token when the step ends, and a step may be long if no
+        stream runs. A prompt that is much longer than the shortest prompt of the step is therefore
+        not completed in this step, because the shortest prompt would have to wait for it.
         """
         most = self.short
         if self.alone and self.shortest:
@@ -93,11 +93,11 @@ class PromptBudget:
         return left <= most
 
     def holds_up(self, left: int) -> bool:
-        """Whether a prompt with `left` remaining tokens would delay prompts that this step ends."""
+        """Whether a prompt with `left` remaining tokens delays prompts that the step completes."""
         return self.alone and self.shortest > 0 and not self.finishes(left)
 
     def keep_back(self) -> PromptBudget:
-        """Remove the share of the oldest prompt from this budget and return it."""
+        """Move the share that is reserved for the oldest prompt out of this budget; return it."""
         kept = PromptBudget(
             max(self.tokens // OLDEST_SHARE, 1),
             self.seconds / OLDEST_SHARE,
@@ -113,7 +113,7 @@ class PromptBudget:
         return kept
 
     def give_back(self, kept: PromptBudget) -> None:
-        """Add the share `kept` of the oldest prompt again, just before this prompt is served."""
+        """Return the share `kept` to this budget, just before the oldest prompt is served."""
         self.tokens += kept.tokens
         self.seconds += kept.seconds
         self.least += kept.least
@@ -126,8 +126,8 @@ class PromptBudget:
     def most(self, left: int, labels: int = 0) -> int:
         """Return how many of a prompt's `left` remaining tokens may run, not counting the time.
 
-        labels: how many rows score labels, besides a row for each token at most. A step has at most
-        as many logit rows as tokens.
+        labels: number of logit rows that score labels. A step has at most as many logit rows as
+          tokens.
         """
         most = min(left, self.tokens - labels)
         return most if most == left and self.finishes(left) else min(most, self.long)

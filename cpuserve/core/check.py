@@ -1,4 +1,4 @@
-"""Check the scheduler's requests and their block tables: AssertionError if they disagree."""
+"""Check that the scheduler's requests and their block tables agree; raise AssertionError if not."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
 """Predict how long a step takes on this host, learning from the steps that have run.
 
-    seconds = base + row x decode rows + key x keys they read + draft x drafts
-              + token x prompt tokens + pair x (query, key) pairs of the prompt chunks
-              + score x prompt tokens scored
+    seconds = base + row x (decode rows) + key x (keys that these rows read)
+              + draft x (draft tokens) + token x (prompt tokens)
+              + pair x ((query, key) pairs of the prompt chunks)
+              + score x (scored prompt tokens)
 
-The weights (base, row, ...) are fitted online by normalized least mean squares. This method takes a
-few multiplications per step, stores no history, and adapts when other programs slow the machine.
+The weights base, row, key and so on are fitted online by normalized least mean squares.
+This method needs a few multiplications per step, stores no history, and adapts when other
+programs slow the machine.
 """
 
 from __future__ import annotations
@@ -17,37 +19,38 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cpuserve.core.kv.prefix import RestorePlan
 
-# Prompt chunks end at a multiple of FINE tokens (a KV block), or of COARSE tokens (an attention
-# chunk) if they are long, because kernels are fastest there.
+# Prompt chunks end at a multiple of FINE tokens (a KV block), because kernels are fastest there.
+# Long prompt chunks end at a multiple of COARSE tokens (an attention chunk).
 FINE, COARSE = 32, 256
 # A prompt chunk has at least this many tokens: a smaller one would read all weights of the model
 # for almost no progress.
 LEAST_CHUNK = 8
-# The latency target should hold even for the slowest steps. Therefore chunks are sized for the
-# target divided by a quantile of (measured / predicted) time, within bounds. Steps above the upper
-# bound do not count: a step that was interrupted for long is late whatever its size.
+# The latency target should hold for slow steps as well. Chunks are therefore sized for the target
+# divided by a quantile of (measured time / predicted time), which stays within two bounds. A step
+# above the upper bound is not counted, because an interrupted step is late whatever its size.
 SPREAD_QUANTILE, SPREAD_GAIN = 0.98, 0.05
 LEAST_SPREAD, FIRST_SPREAD, MOST_SPREAD = 1.1, 1.2, 1.5
-# Bounds for the time of a step with prompt tokens, as multiples of its time without them. If
-# decoding alone takes most of the target, prompts may still add two thirds of a decode step. If
-# decoding is far below the target, a step must not look like a pause to the running streams.
+# Bounds for the time of a step with prompt tokens, as multiples of its time without prompt tokens.
+# The first one lets prompts add two thirds of a decode step when decoding takes most of the target.
+# The second one keeps a step short enough that running streams do not seem to pause.
 LEAST_STRETCH, MOST_STRETCH = 1.67, 2.5
-# A chunk next to running streams has at most this many tokens, or twice the longest one so far.
+# In a step with running streams, a prompt chunk has at most FIRST_CHUNK tokens, or twice as many
+# tokens as the longest chunk so far.
 FIRST_CHUNK = 64
-# Each weight of the cost model is the seconds for so many rows, keys, tokens, pairs, scores or
-# drafts: `row` for 16 decode rows, `key` for 16384 keys, and so on.
+# The units of the weights of the cost model: `row` is the seconds of 16 decode rows, `key` is the
+# seconds of 16384 keys, and so on.
 _ROWS, _KEYS, _TOKENS, _PAIRS = 16.0, 16384.0, 256.0, 256.0 * 16384.0
-# Few prompts are scored (logprobs), so most of the error of a scored prompt is assigned to `score`.
+# Few requests score their prompt (for logprobs), so `score` gets most of the error of such a step.
 _SCORES = 64.0
 _DRAFTS = 4.0
 # Until a step has had drafts, a draft is predicted to take this fraction of `base`.
 _FIRST_DRAFT = 1.0 / 8
 _GAIN, _MOST_ERROR = 0.4, 0.5
 _TRAINED = 8
-# If prompts arrive without a pause, every step has decode rows and prompt tokens, and its time
-# shows only their sum: an error in the decode time would never be corrected. Therefore one step in
-# _MIXED_STEPS gets a chunk of a different length, which separates the two. With the shortest chunk
-# that costs 2 % of the prompt throughput.
+# If prompts arrive without a pause, every step has decode rows and prompt tokens. Its time is only
+# the sum of both, so an error in the predicted decode time would never be corrected. Therefore one
+# step in _MIXED_STEPS gets a prompt chunk of another length, which separates the two times.
+# This costs 2 % of the prompt throughput if the chunk is as short as possible.
 _MIXED_STEPS, _USUAL_GAIN = 24, 0.2
 _RATE_GAIN = 0.2
 _RESTORE_GAIN = 0.2
@@ -56,14 +59,14 @@ _FORGIVING = 0.98
 
 @dataclass(slots=True)
 class StepWork:
-    """The work of a step.
+    """The numbers of rows, keys and tokens that decide how long a step takes.
 
     rows: number of decode rows.
     keys: number of keys that the decode rows read.
     tokens: number of prompt tokens.
     pairs: number of (query, key) pairs in the attention of the prompt tokens.
-    scores: prompt tokens with requested log probabilities; each needs logits.
-    drafts: draft tokens that the step verifies; they follow the token of their decode row.
+    scores: number of prompt tokens with requested log probabilities; each needs a row of logits.
+    drafts: number of draft tokens that the step verifies.
     """
 
     rows: int = 0
@@ -83,8 +86,8 @@ class StepWork:
 class CostModel:
     """Predicts step times. The initial weights predict more seconds than any machine should need.
 
-    restore_s: seconds to restore one block, for each kind of block (RestorePlan.kind: the tier's
-    name and whether it has states). A kind that was never restored counts as 0 seconds.
+    restore_s: seconds to restore one block from an offload tier, by kind of block
+      (RestorePlan.kind). A kind of block that was never restored counts as 0 seconds.
     """
 
     def __init__(self) -> None:
@@ -119,15 +122,15 @@ class CostModel:
         return linear + self.pair * (pairs / _PAIRS)
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Learn from a step that took `seconds`."""
+        """Correct the weights after a step with this work took `seconds`."""
         decode = self.decode_seconds(work.rows, work.keys)
         prompt = self.prompt_seconds(work.tokens, work.pairs, work.scores)
         if not work.tokens:
             if work.rows:
                 self._decode_steps += 1
                 self._mixed_steps = 0
-                # Only an error that two steps in a row have is corrected. A step with drafts is
-                # compared with the last one with drafts, as steps without drafts often run between.
+                # An error is corrected only if two steps in a row have it. A step with drafts is
+                # compared with the last step with drafts, as other steps often run between them.
                 agreed = self._decode_error
                 if work.drafts:
                     agreed, decode = self._draft_error, decode + self.draft_seconds(work.drafts)
@@ -189,7 +192,7 @@ class CostModel:
 
     @property
     def other_chunk(self) -> int:
-        """The tokens of the next chunk if its length has to differ from the usual one; else 0."""
+        """The tokens of the next prompt chunk if it must not have the usual length; else 0."""
         if self._mixed_steps < _MIXED_STEPS:
             return 0
         usual = round(self._usual_tokens)
@@ -199,8 +202,8 @@ class CostModel:
         return 2.0 * abs(tokens - self._usual_tokens) >= LEAST_CHUNK
 
     def _fit_shares(self, work: StepWork, error: float, prompt: float) -> None:
-        # The prediction is right for steps of the usual length and has to stay so: the time per
-        # prompt token is multiplied by (1 + turn), and the decode time shrinks by the difference.
+        # The prediction is right for steps of the usual length, and has to stay so. The time of a
+        # prompt token is therefore multiplied by (1 + turn), and the decode time is reduced.
         usual = prompt * self._usual_tokens / work.tokens
         turn = max(self._share_error(error / (prompt - usual)), -_MOST_ERROR)
         self.token *= 1.0 + turn
@@ -217,14 +220,14 @@ class CostModel:
         seconds = sum(self.restore_s.get(plan.kind(block), 0.0) for block in blocks)
         if seconds <= self.prompt_seconds(tokens, tokens * (start + 0.5 * tokens)):
             return True
-        # The disk may have been busy only for a moment: forget the time slowly, to try it again
-        # after some dozens of refusals.
+        # Reduce the learned time a little at each refusal, because the disk may have been busy only
+        # for a moment. After some dozens of refusals, blocks are restored again.
         for kind in {plan.kind(block) for block in blocks} & self.restore_s.keys():
             self.restore_s[kind] *= _FORGIVING
         return False
 
     def observe_restore(self, kind: str, seconds: float) -> None:
-        """Learn that restoring a block of this kind (RestorePlan.kind) took `seconds`."""
+        """Update the learned time for this kind of block, after restoring one took `seconds`."""
         before = self.restore_s.get(kind)
         gain = _RESTORE_GAIN if before is not None else 1.0
         self.restore_s[kind] = (before or 0.0) + gain * (seconds - (before or 0.0))
@@ -241,7 +244,7 @@ class CostModel:
         """Return the most prompt tokens from position `start` that take at most `seconds`."""
         if seconds <= 0.0:
             return 0
-        # pair / _PAIRS (n start + n^2 / 2) + token / _TOKENS n = seconds, solved for n.
+        # Solve for n: pair / _PAIRS * (n * start + n^2 / 2) + token / _TOKENS * n = seconds.
         square, linear = 0.5 * self.pair / _PAIRS, self.token / _TOKENS + self.pair / _PAIRS * start
         count = 2.0 * seconds / (linear + math.sqrt(linear * linear + 4.0 * square * seconds))
         return min(int(count), max(FIRST_CHUNK, 2 * self.longest_chunk))

@@ -1,9 +1,9 @@
 """Draft tokens: proposed tokens in the rows after a decode row, which the same step verifies.
 
-A draft token adds a row to the step. It pays if its chance of being accepted, divided by the time
-of a row, exceeds the tokens per second of the step without it. A step of one sequence is limited by
-reading the weights, so a row costs little, and even uncertain drafts pay. A step of many sequences
-is limited by arithmetic, so only drafts that are almost certainly right pay.
+A draft token adds a row to the step. It is worth this row if the probability that it is accepted,
+divided by the time of a row, exceeds the tokens per second of the step without the draft.
+Reading the weights limits a step of one sequence: a row costs little, so uncertain drafts pay.
+Arithmetic limits a step of many sequences, so only drafts that are almost certainly right pay.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from cpuserve.core.step import LogitRow, SeqChunk
 class DraftBudget:
     """The tokens and the time that a step has left for drafts.
 
-    given: tokens that the step is expected to yield with the drafts so far.
-    took_s: seconds that the step is expected to take with them.
-    draft_s: seconds that one more draft adds.
-    spent: number of drafts so far.
+    given: number of tokens that the step is expected to generate, with the drafts so far.
+    took_s: seconds that the step is expected to take, with the drafts so far.
+    draft_s: seconds that one more draft token adds to the step.
+    spent: number of draft tokens in the step so far.
     """
 
     tokens: int
@@ -37,7 +37,7 @@ class DraftBudget:
 
     @classmethod
     def after(cls, work: StepWork, cost: CostModel, tokens: int, target_s: float) -> DraftBudget:
-        """Return the budget after the decode rows of `work`; target_s = 0: no limit of the time."""
+        """Return the budget that the decode rows of `work` leave; target_s = 0: no time limit."""
         return cls(
             tokens,
             seconds=cost.allowance(work.rows, work.keys, target_s) if target_s else math.inf,
@@ -47,11 +47,11 @@ class DraftBudget:
         )
 
     def pays(self, chance: float) -> bool:
-        """Whether a draft that is right with this chance is worth its seconds."""
+        """Whether a draft token that is right with this probability is worth its time."""
         return chance * self.took_s > self.given * self.draft_s
 
     def take(self, index: NgramIndex, most: int) -> int:
-        """Return how many of the first `most` draft tokens of `index` pay, and spend their cost."""
+        """Take draft tokens of `index` that are worth their time; return how many of `most`."""
         count, chance = 0, 1.0
         while count < min(most, self.tokens) and self.draft_s <= self.seconds:
             chance *= index.chance(count)
@@ -70,7 +70,7 @@ class Drafter:
     """Proposes up to `num_tokens` draft tokens, found by n-grams of `least` to `most` tokens.
 
     num_drafts: how often a sequence got draft tokens.
-    num_draft_tokens: the number of draft tokens.
+    num_draft_tokens: the number of draft tokens that were verified.
     num_accepted_tokens: the number of draft tokens that were sampled.
     """
 
@@ -82,7 +82,7 @@ class Drafter:
         self._chances = first_chances()
 
     def extend(self, request: Request, chunk: SeqChunk, budget: DraftBudget) -> None:
-        """Add drafts that are worth their time to the decode row `chunk`, with blocks for them."""
+        """Append draft tokens that are worth their time to the decode row `chunk`."""
         if request.masked:
             return  # the bitmask of a grammar is known for the next token only
         ids, tables = request.token_ids, request.tables
@@ -109,7 +109,7 @@ class Drafter:
     def _guess(self, request: Request, index: NgramIndex) -> list[int]:
         """Return draft tokens; none of them can be the last token of the response.
 
-        The row after the last draft yields a token as well, which may end the response.
+        The row after the last draft token samples one more token, which may end the response.
         """
         left = request.max_tokens - request.num_output
         most = min(self._num_tokens, left - 1)

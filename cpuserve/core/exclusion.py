@@ -9,7 +9,7 @@ from cpuserve.sampling.params import SamplingParams
 
 
 def stop_ids(params: SamplingParams, eos_ids: Iterable[int]) -> frozenset[int]:
-    """Return the tokens that end a text of the request, and that min_tokens excludes."""
+    """Return the ids of tokens that end the text of a request, and that min_tokens excludes."""
     goes_on = params.ignore_eos and not params.masks_tokens
     eos = frozenset() if goes_on else frozenset(eos_ids)
     return eos | frozenset(params.stop_token_ids)
@@ -18,7 +18,7 @@ def stop_ids(params: SamplingParams, eos_ids: Iterable[int]) -> frozenset[int]:
 def excludes_all(params: SamplingParams, stops: frozenset[int]) -> bool:
     """Return whether no token can be sampled, whatever the model's logits are.
 
-    stops: the tokens that would end the text, if the text has fewer than min_tokens; else empty. A
+    stops: the ids of tokens that would end a text with fewer than min_tokens tokens; else empty. A
     grammar is not taken into account: the text ends where the grammar allows no further token.
     """
     barred = _barred(params) | {word[0] for word in params.bad_word_ids if len(word) == 1}
@@ -27,10 +27,10 @@ def excludes_all(params: SamplingParams, stops: frozenset[int]) -> bool:
 
 
 def excluding_fields(params: SamplingParams, stops: frozenset[int]) -> list[str]:
-    """Return the request fields that together can exclude every token; [] if one is surely left.
+    """Return the request fields that may exclude every token; [] if a token certainly remains.
 
-    stops: the tokens that min_tokens excludes now. A grammar alone is not listed: it always leaves
-    a token, or else the engine ends the request.
+    stops: the ids of tokens that min_tokens excludes now. A grammar alone is not listed, because
+    it always allows a token, or else the engine ends the request.
     """
     form = params.structured_outputs if params.masks_tokens else None
     allowed = params.allowed_token_ids
@@ -51,7 +51,7 @@ def excluding_fields(params: SamplingParams, stops: frozenset[int]) -> list[str]
 
 
 def no_token_left(fields: list[str]) -> str:
-    """Return the message of the error for a request with `fields` that exclude every token."""
+    """Return the error message for a request that has these fields, which exclude every token."""
     exclude, omit = ("excludes", "it")
     if len(fields) > 1:
         exclude, omit = ("together exclude", "one of the fields")

@@ -10,10 +10,10 @@ class Pooler(Protocol):
     """Collects the vectors of one sequence, in the order of its tokens; see runtime/pooling.py."""
 
     reads_prefixes: bool
-    """Whether tokens whose keys are cached need not be computed."""
+    """Whether tokens need not be computed if the prefix cache has their keys."""
 
     def positions(self, start: int, end: int, length: int) -> range:
-        """Return the positions in start .. end - 1 with vectors that the result needs.
+        """Return the positions in start .. end - 1 with a vector that the result needs.
 
         length: the number of tokens of the sequence.
         """
@@ -24,6 +24,6 @@ class Pooler(Protocol):
     def result(self) -> bytes | None:
         """Return the result in fp32: an embedding, a score or logits, or a row for each token.
 
-        It is scaled to norm 1 if the head asks for this (Head.unit). None: a value is not finite,
-        or a vector to be scaled is all zeros.
+        The result is scaled to norm 1 if the head of the model asks for this (Head.unit). None: a
+        value is not finite, or a vector that should be scaled is all zeros.
         """

@@ -1,4 +1,4 @@
-"""PromptBlocks: the KV blocks of prompts, shared if cached, restored from offload tiers, or new."""
+"""PromptBlocks: assign cached, restored or new KV blocks to prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Restored = Literal["all", "some", "lost"]
 
 
 class PromptBlocks:
-    """Assigns KV blocks to the tokens that requests have so far, and skips cached tokens.
+    """Assigns KV blocks to the tokens that a request has so far, and skips cached tokens.
 
     prefix_queries: the number of prompt tokens that were looked up in the prefix cache.
     prefix_hits: the number of prompt tokens that the prefix cache had.
@@ -30,9 +30,9 @@ class PromptBlocks:
     def match(self, request: Request, num_running: int) -> PrefixMatch | None:
         """Return the cached prefix of `request` if there are blocks for all its present tokens.
 
-        A group with a sliding window needs only the blocks of the window and of the next step. One
-        block of each group is kept free per running request: with it, a request can decode
-        block_size tokens before a preemption, which bounds recomputation in an almost full cache.
+        A group with a sliding window needs only the blocks of the window and of the next step.
+        One block of each group stays free for each running request. With this block, a request can
+        decode block_size tokens before a preemption, so an almost full cache recomputes little.
         """
         kv, ids = self.kv, request.token_ids
         reads = request.reads_prefixes
@@ -43,7 +43,7 @@ class PromptBlocks:
         return match if kv.can_admit(match, len(ids), spare=spare) else None
 
     def take(self, request: Request, budget: PromptBudget, num_running: int) -> bool:
-        """Take blocks for all present tokens of `request`, shared if cached; False if it waits."""
+        """Take blocks for all tokens that `request` has so far; False if it has to wait."""
         match = self.match(request, num_running)
         if match is None or not self._vacate(match, len(request.token_ids), budget):
             return False
@@ -58,7 +58,7 @@ class PromptBlocks:
         return True
 
     def _vacate(self, match: PrefixMatch, num_tokens: int, budget: PromptBudget) -> bool:
-        """Evict blocks for a request; False if time ran out, so that the next step continues.
+        """Evict blocks for a request; False if time ran out, so that the next step has to continue.
 
         Evicted blocks are saved to the offload tiers, the last blocks of a prefix first. Streams
         must not wait until all blocks are saved, so the eviction stops when the budget is used up.
@@ -73,7 +73,7 @@ class PromptBlocks:
         return done
 
     def catch_up(self, request: Request) -> None:
-        """Skip tokens with blocks that other requests have published since `request` started."""
+        """Skip tokens of `request` that other requests have published since it started."""
         if request.reads_prefixes:
             ids, computed = request.token_ids, request.num_computed
             skipped = self.kv.catch_up(request.tables, request.chain, ids, computed)
@@ -85,10 +85,12 @@ class PromptBlocks:
         """Restore blocks from offload tiers where that is faster than computing them.
 
         Returns "all" if no block is left to restore, so that the remaining tokens can be computed.
-        Returns "some" if this step has no time for all blocks. Then the next steps restore the rest
-        before they compute tokens of this request, and later requests wait for that as they wait
-        for the chunks of a prompt. Returns "lost" if no tier has a planned block any more and the
-        request has to start again, because it lacks earlier blocks of windows, or earlier states.
+
+        Returns "some" if this step has no time for all blocks. The next steps then restore the
+        other blocks before they compute tokens of this request, and later requests wait meanwhile.
+
+        Returns "lost" if no tier has a planned block any more, and the model has windows or states.
+        The request then starts again, as it lacks earlier blocks of windows, or earlier states.
         """
         kv, size, offload = self.kv, self.kv.block_size, self.kv.offload
         tables, chain, ids = request.tables, request.chain, request.token_ids
@@ -122,7 +124,7 @@ class PromptBlocks:
         return "all"
 
     def _count_hits(self, request: Request, tokens: int) -> None:
-        """Count a request's cache hits, unless its prompt was counted before (counts_prompt)."""
+        """Count the cached tokens of a request, unless its prompt was counted before."""
         if request.counts_prompt:
             request.cached_tokens += tokens
             self.prefix_hits += tokens

@@ -14,23 +14,27 @@ Policy = Literal["fcfs", "priority"]
 QueueRank = tuple[float, int]
 
 AGING_S = 30.0
-# How many waiting requests a step searches for a short prompt; the limit keeps long queues cheap.
+# A step searches this many waiting requests for a short prompt, so that long queues stay cheap.
 LOOK_AHEAD = 32
-# About how many callers without waiting requests the queue remembers before it forgets some.
+# The queue remembers about this many callers without waiting requests before it forgets some.
 _IDLE_CALLERS = 64
-# The rank of requests that continue a response that has begun. It is before the first turn, 1.
+# The rank of requests that continue a response. It is less than the rank of the first turn, 1.
 _GOES_ON = 0.0
 
 
 def rank_of(request: Request, policy: Policy, turn: int = 0) -> QueueRank:
     """Return the sort key of a request: the smallest key goes first, and no two keys are equal.
 
-    turn: WaitingQueue.turn_of the request's caller. "fcfs": requests are sorted by turn, then by
-    arrival. With a single caller this is the order of arrival. Requests that continue a response
-    come first, because their clients wait for its next token. "priority": a request of priority
-    p > 0 is treated as if it had arrived 30 s x log2(1 + p) later (p = 1: 30 s, 3: 60 s, 7: 90 s),
-    and one of p < 0 as if it had arrived earlier by the same time. So a request that has waited for
-    half an hour overtakes new requests of any priority, and ranks never change.
+    turn: WaitingQueue.turn_of the request's caller.
+
+    With the policy "fcfs", requests are sorted by turn, then by arrival: with a single caller this
+    is the order of arrival. Requests that continue a response come first, because their clients
+    wait for its next token.
+
+    With "priority", a request of priority p > 0 is treated as if it had arrived
+    30 s x log2(1 + p) later (p = 1: 30 s, 3: 60 s, 7: 90 s), and a request of priority p < 0 as if
+    it had arrived earlier by the same time. A request that has waited for half an hour therefore
+    overtakes new requests of any priority. The rank of a request never changes.
     """
     if policy == "fcfs":
         return _GOES_ON if request.continues else float(turn), request.order
@@ -46,8 +50,8 @@ def by_rank(request: Request) -> QueueRank:
 def next_requests(waiting: Iterable[Request], slots: int) -> Iterator[Request]:
     """Yield the first waiting requests that a step may start: at most LOOK_AHEAD, and decisions.
 
-    slots: how many requests can start. Decisions are not counted, because a client waits for all
-    questions of its request.
+    slots: how many requests can start. Decisions (Request.decides) are not counted, because a
+    client waits for all questions of its request.
     """
     counted = 0
     for request in islice(waiting, slots):
@@ -58,12 +62,12 @@ def next_requests(waiting: Iterable[Request], slots: int) -> Iterator[Request]:
 
 
 class WaitingQueue:
-    """Requests sorted by rank, so a preempted request returns to its old place.
+    """Waiting requests sorted by rank: a preempted request returns to its old place.
 
-    The queue numbers the turns as well. A request gets a later turn than the last request of its
-    caller, and a later turn than all turns that are over. So a caller with many waiting requests
-    delays the first request of another caller by one request only, and a caller that pauses does
-    not collect turns.
+    The queue also numbers the turns of the callers. A request gets a later turn than the last
+    request of its caller, and a later turn than all turns that are over. A caller with many waiting
+    requests therefore delays the first request of another caller by one request only.
+    A caller that pauses does not collect turns.
     """
 
     def __init__(self) -> None:
@@ -76,7 +80,7 @@ class WaitingQueue:
         over = self._turn
         first = next((r.rank[0] for r in self._requests if r.rank[0] > _GOES_ON), None)
         if first is not None:
-            # A short request may start before a long one of an earlier turn. That turn is not over.
+            # The turn of a waiting request is not over, even if a later request has started.
             over = min(over, int(first) - 1)
         if len(self._last_turn) > 2 * len(self._requests) + _IDLE_CALLERS:
             kept = {name: turn for name, turn in self._last_turn.items() if turn > over}

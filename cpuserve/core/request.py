@@ -1,4 +1,4 @@
-"""Request: the state of one sequence in the engine. Delta: the results that one step adds to it."""
+"""Request: the state of one sequence in the engine. Delta: the results of a step for a request."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ NO_SLOT = SlotId(-1)
 class Request:
     """One sequence. The KV cache holds the first `num_computed` of its `token_ids`.
 
-    token_ids: prompt, then output.
+    token_ids: token ids of the prompt, then of the output.
     max_tokens: most tokens to generate (admission.output_limit).
-    eos_ids: tokens that end the output, without a Delta.stop_id; tokens of params.stop_token_ids
-      end it with one.
-    num_top: alternatives to report for each output token, -1 = no logprobs.
-    prompt_rows: None, or one entry per scored prompt token; entry 0 is None (nothing predicts the
-      first token).
+    eos_ids: tokens that end the output. Tokens of params.stop_token_ids end it as well, and are
+      reported in Delta.stop_id.
+    num_top: number of alternatives to report for each output token, -1 = no logprobs.
+    prompt_rows: None, or the result for each scored prompt token. Entry 0 is None, because no
+      logits predict the first token.
     arrival, scheduled: time.monotonic() when the request arrived, and when it first got a slot.
-    progress: report a Delta after each chunk of the prompt.
-    continues: the request goes on with the response of an earlier request.
+    progress: whether to report a Delta after each chunk of the prompt.
+    continues: whether the request continues the response of an earlier request.
     rank: sort key of the queue (queue.rank_of).
-    num_lost: prompt tokens computed in vain, because their step was ended early.
-    ngrams: the index for drafts, None before it is needed.
-    pooler: computes an embedding or a score from the vectors of the prompt; such a request
+    num_lost: number of prompt tokens that were computed in steps that were ended early.
+    ngrams: the index that proposes draft tokens, None before it is needed.
+    pooler: computes an embedding or a score from the vectors of the prompt; the request then
       generates no tokens.
     adapter: the slot of the LoRA adapter, -1 = none.
     salt: requests with different salts share no cached prefixes; None = params.cache_salt.
-    ready: whether the request may start; the scheduler passes over a request with a grammar that is
-      still being compiled, until `Scheduler.make_ready`.
+    ready: whether the request may start: False while its grammar is being compiled
+      (`Scheduler.make_ready`).
 
-    Text with a grammar (params.structured_outputs) ends where nothing can follow, even with
-    ignore_eos.
+    A text with a grammar (params.structured_outputs) ends where the grammar allows no more text,
+    even with ignore_eos.
     """
 
     id: RequestId
@@ -101,12 +101,12 @@ class Request:
 
     @property
     def decides(self) -> bool:
-        """Whether the request is a decision: it scores labels and samples a single token."""
+        """Whether the request is a decision: it scores labels and samples one token."""
         return bool(self.params.label_ids) and self.max_tokens == 1
 
     @property
     def num_labels(self) -> int:
-        """How many rows score labels at the next generated token, before the row that samples."""
+        """Number of rows that score labels, before the row that samples the first token."""
         return 0 if self.num_output else len(self.params.label_ids)
 
     @property
@@ -121,18 +121,18 @@ class Request:
 
     @property
     def reads_prefixes(self) -> bool:
-        """Whether prompt tokens in cached blocks need not run, as no result for them is wanted."""
+        """Whether cached prompt tokens need not run, as the request needs no result for them."""
         if self.pooler is not None:
             return self.pooler.reads_prefixes
         return self.prompt_rows is None or len(self.prompt_rows) >= self.num_prompt
 
     def chunk(self, tokens: list[int], start: int, rows: list[LogitRow]) -> SeqChunk:
-        """Return the chunk of a step with these tokens, the first at position `start`."""
+        """Return the chunk of a step for these tokens; the first one has position `start`."""
         scale = self.params.adapter_scale
         return SeqChunk(self.slot, tokens, start, self.tables, rows, 0, self.adapter, scale)
 
     def rows(self, end: int) -> list[LogitRow]:
-        """Return a LogitRow for each token of num_computed .. end - 1 with a wanted result."""
+        """Return a LogitRow for each token from num_computed to end - 1 that needs a result."""
         start, ids = self.num_computed, self.token_ids
         if self.pooler is not None:
             return [
@@ -141,7 +141,7 @@ class Request:
         rows: list[LogitRow] = []
         if self.prompt_rows is not None:
             num_top = self.params.prompt_logprobs or 0
-            # prompt_rows[p + 1] comes from position p; a preemption keeps the known results.
+            # prompt_rows[p + 1] is the result of position p; results from before a preemption stay.
             first = max(start, len(self.prompt_rows) - 1)
             last = min(end, self.num_prompt - 1)
             rows = [LogitRow(p - start, ids[p + 1], num_top) for p in range(first, last)]
@@ -153,7 +153,7 @@ class Request:
 
     @property
     def excluding_fields(self) -> list[str]:
-        """The request fields that can exclude every token of the next row; see exclusion.py."""
+        """The request fields that can exclude every token of the next row (exclusion.py)."""
         stops = self.stop_ids if self.num_output < self.params.min_tokens else frozenset()
         return excluding_fields(self.params, stops)
 
@@ -174,14 +174,14 @@ class Request:
 
 
 class Delta(msgspec.Struct):
-    """The results that one step adds to one request.
+    """The results of one step for one request.
 
-    rows: results for `tokens` if logprobs were requested.
-    prompt_rows: results for the whole prompt, in a single delta, when the prompt has been scored.
+    rows: the results for `tokens`, if the request asks for logprobs.
+    prompt_rows: the results for the whole prompt, in a single Delta when the prompt is scored.
     stop_id: the token of params.stop_token_ids that ended the output.
-    processed: prompt tokens computed so far, in a delta that reports only progress.
-    vector: the embedding, fp32 little-endian, when it is complete.
-    fault: the field of the request that is the cause of `error`.
+    processed: number of prompt tokens computed so far, in a Delta that reports only progress.
+    vector: the complete embedding, fp32 little-endian.
+    fault: the request field that caused `error`.
     """
 
     request: Request

@@ -20,7 +20,7 @@ NO_VECTOR = "there is no embedding: the model's results are NaN, infinite or all
 
 
 class ResultProcessor:
-    """Turns the results of a request's rows in a step into a Delta.
+    """Turns the results of one request's rows into a Delta.
 
     drop: a function that removes an ended request from the scheduler, with its blocks and slot.
     """
@@ -91,9 +91,9 @@ class ResultProcessor:
 
         scored: a token could be sampled, but the logprob of a token of the prompt is NaN.
         """
-        # If the request's own parameters can exclude all tokens, only its own blocks are
-        # unpublished: other requests must not lose prefixes because of it. Otherwise the blocks
-        # that it shares may hold broken keys or values, and are unpublished as well.
+        # If the parameters of this request can exclude all tokens, only the blocks that it
+        # published leave the prefix cache: other requests must not lose prefixes because of it.
+        # Otherwise the blocks that it shares may hold broken keys or values, so they leave it too.
         if request.params.bars_tokens:
             self.kv.published.unpublish_own(request.chain)
         else:
@@ -105,14 +105,14 @@ class ResultProcessor:
         return delta
 
     def _pool(self, request: Request, pooler: Pooler, results: list[RowResult]) -> Delta | None:
-        """Add the vectors to the pooler; return the embedding or score after the last token."""
+        """Pass the vectors to the pooler; after the last token, return its embedding or score."""
         vectors = [row.vector for row in results if isinstance(row, VectorResult)]
         assert len(vectors) == len(results), "the row of an embedding has no vector"
         pooler.add(vectors)
         if request.num_computed < request.num_prompt:
             return None
         vector = pooler.result()
-        if vector is None:  # keys and values may be broken as well
+        if vector is None:  # the keys and values in its blocks may be broken as well
             self.kv.published.unpublish(self.kv.held(request.tables))
             self._drop(request)
             return Delta(request, [], "error", error=NO_VECTOR)

@@ -1,23 +1,24 @@
 """Scheduler: choose the tokens of the next step.
 
-There is no prefill phase and no decode phase. Each request has `num_computed` tokens, which catch
-up with `len(token_ids)`, and one token budget per step covers decode rows and prompt chunks. Decode
-rows are scheduled first. While there are any, the cost model limits the prompt chunks, so that
-running streams keep their inter-token latency.
+There is no prefill phase and no decode phase. The tokens of a request from `num_computed` on have
+to run, and one token budget per step covers decode rows and prompt chunks. Decode rows are
+scheduled first. If a step has decode rows, the cost model limits its prompt chunks, so that running
+streams keep their inter-token latency.
 
-The prompts of a step share its budget (budget.py): the one with the fewest remaining tokens is
-served first, and a part is reserved for the oldest. If no stream runs, a step is short or can be
-ended early (`ends_for`, `rewind`), so that a new short request does not wait for a long prompt.
+The prompts of a step share its budget (budget.py): the prompt with the fewest remaining tokens is
+served first, and a part is reserved for the oldest prompt. If no stream runs, a step is short or
+can be ended early (`ends_for`, `rewind`),
+so that a new short request does not wait for a long prompt.
 
-`running` and `waiting` are sorted by rank (queue.rank_of): turns of the callers, or priority with
-aging. A request never takes blocks that an earlier request in `waiting` needs, and the last request
-of `running` is preempted first. So the first request always advances, and there is no livelock. The
-scheduler passes over requests with a grammar that is still being compiled, until `make_ready`; they
-keep their rank.
+`running` and `waiting` are sorted by rank (queue.rank_of): by turns of the callers, or by priority
+with aging. A request never takes blocks that an earlier request in `waiting` needs.
+The last request of `running` is preempted first. So the first request always advances, and there
+is no livelock. The scheduler passes over requests with a grammar that is still being compiled;
+they keep their rank (`make_ready`).
 
-Blocks of a prompt are published when its chunk is scheduled, before it has run. An executor stores
-the keys of all tokens of a step before any token attends (or runs sequences in batch order), so
-requests that arrive together share prefixes.
+Blocks of a prompt are published when its chunk is scheduled, before it has run. This is safe
+because an executor stores the keys of all tokens of a step before any token attends (or runs
+sequences in batch order). Requests that arrive together can therefore share prefixes.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from cpuserve.core.slots import SlotHost, keep_state
 from cpuserve.core.step import SeqChunk, StepBatch, StepResult
 from cpuserve.ids import BlockId, RequestId, SlotId
 
-# While the engine moves blocks from or to offload tiers it takes no messages and cannot be
-# interrupted, but a client that disconnects should be noticed within 50 ms.
+# While the engine moves blocks from or to offload tiers, it takes no messages and cannot be
+# interrupted. This limits the pause, so that it notices within 50 ms that a client has left.
 MOVING_S = 0.03
 
 
@@ -53,12 +54,12 @@ class Scheduler:
 
     itl_target_s: longest time of a step with decode rows, 0 = no limit.
     long_prefill_token_threshold: most tokens of one prompt in a step, 0 = no limit.
-    moving_s: how many seconds `schedule` may move blocks from and to offload tiers if no stream
-    waits for the step. The move that is under way is finished, so one block may exceed this time.
-    drafter: proposes draft tokens after decode rows; None = there are no drafts.
-    whole_prompts: a prompt is computed in one step, because its tokens attend to later tokens as
-    well (encoders). No request may be longer than max_num_batched_tokens, and none generates
-    tokens.
+    moving_s: seconds that `schedule` may spend on moving blocks from and to offload tiers if no
+    stream waits for the step. A move that has begun is finished, so one block may exceed this time.
+    drafter: proposes draft tokens after decode rows; None = there are no draft tokens.
+    whole_prompts: a prompt is computed in one step, because its tokens attend to later tokens
+    as well (encoders). No request may then be longer than max_num_batched_tokens, and no request
+    generates tokens.
     """
 
     def __init__(
@@ -102,11 +103,11 @@ class Scheduler:
         self._num_added = 0
         self._batch: list[SeqChunk] = []
         self._batch_requests: list[Request] = []
-        self._marks: list[ChainMark] = []  # positions of the prompts' prefix chains before the step
+        self._marks: list[ChainMark] = []  # positions of the prefix chains before the step
         self._refused: list[Delta] = []
         self._num_unready = 0
-        # Whether the grammars' bitmasks for the next step are not ready: then requests that need
-        # a bitmask are passed over.
+        # Whether the grammar bitmasks for the next step are still being computed. Requests that
+        # need a bitmask are then passed over.
         self.masks_late = False
 
     # --- requests in and out ------------------------------------------------------------------
@@ -124,7 +125,7 @@ class Scheduler:
         self._num_unready += not request.ready
 
     def make_ready(self, request: Request) -> None:
-        """Let a waiting request start, at its place in the queue, which it has kept."""
+        """Let a waiting request start; it keeps its place in the queue."""
         assert not request.ready, f"request {request.id} is ready"
         request.ready = True
         self._num_unready -= 1
@@ -150,7 +151,7 @@ class Scheduler:
 
     @property
     def _startable(self) -> Iterator[Request]:
-        """The waiting requests that are ready, in order."""
+        """The waiting requests that may start now, sorted by rank."""
         if self.masks_late:
             return (r for r in self.waiting if r.ready and not r.masked)
         return (r for r in self.waiting if r.ready) if self._num_unready else iter(self.waiting)
@@ -165,8 +166,8 @@ class Scheduler:
     def schedule(self) -> StepBatch:
         """Choose the tokens of the next step; `update`, `fail` or `abandon` must follow.
 
-        The batch may be empty while blocks are moved from or to offload tiers: the next call
-        continues with that.
+        The batch may be empty while blocks are moved from or to offload tiers; the next call then
+        continues to move them.
         """
         assert not self._batch, "the last step was not finished"
         self.work = StepWork()
@@ -182,7 +183,7 @@ class Scheduler:
         elif prompts:
             budget = self._prompt_budget(prompts)
             if self.kv.offload is not None and budget.seconds < math.inf:
-                # The streams wait for this step anyway, so all of its time may be used.
+                # The streams wait for this step in any case, so moves may use all of its time.
                 self.kv.offload.left_s += budget.seconds - self._moving_s
             self._schedule_prompts(prompts, budget)
         if self.drafter is not None and self.work.rows and not self.work.tokens:
@@ -241,7 +242,7 @@ class Scheduler:
             never_written.update(blocks)
         for request in requests:
             self._drop(request)
-        # A request outside the step may have found blocks that the step was going to compute.
+        # Other requests may have adopted blocks that this step was going to compute.
         for request in [r for r in self.running if _uses(r, never_written)]:
             self._preempt(request)
         return requests
@@ -255,9 +256,9 @@ class Scheduler:
     def ends_for(self, request: Request, elapsed: float) -> bool:
         """Whether the step that has run for `elapsed` seconds should end early for `request`.
 
-        `request` is new and has not been added. A step is ended only if it has no decode rows, its
-        prompts lose few computed tokens, and `request` would have to wait for the end of the step
-        more than half as long as its own prompt takes. If this is True, `rewind` must follow.
+        `request` is new and has not been added. A step is ended only if it has no decode rows and
+        its prompts lose few computed tokens. The wait of `request` for the end of the step must
+        also be more than half the time of its own prompt. After True, `rewind` must follow.
         """
         if self.work.rows or not self._itl_target_s or not request.ready:
             return False
@@ -287,7 +288,7 @@ class Scheduler:
             self.kv.published.unpublish_since(request.chain, mark)
             never_written.update(self._blocks_from(request, chunk.start))
             request.num_lost += done * len(chunk.token_ids)
-        # A request may have skipped tokens that another one was going to compute in this step.
+        # A request may have skipped tokens that another request was going to compute in this step.
         for request in list(self.running):
             if _uses(request, never_written, request.num_computed // self.kv.block_size):
                 self._preempt(request)
@@ -302,7 +303,7 @@ class Scheduler:
 
     @property
     def _loss_allowed(self) -> float:
-        """The fraction of the step's computed tokens that may be lost by ending it early."""
+        """The fraction of the step's computed tokens that may be lost if it is ended early."""
         pairs = zip(self._batch_requests, self._batch, strict=True)
         return min((may_lose(r) / len(c.token_ids) for r, c in pairs), default=0.0)
 
@@ -321,14 +322,14 @@ class Scheduler:
     def _schedule_decodes(self) -> list[Request]:
         """Schedule one token of each generating request; return the running requests with prompts.
 
-        The returned requests have prompt tokens left, or more than one token to compute, as a
-        preempted request has when it starts again. Their tokens are scheduled in chunks.
+        The returned requests have more than one token to compute: prompt tokens, or all tokens of a
+        preempted request that starts again. They are scheduled in chunks.
         """
         prompts: list[Request] = []
         block_size, slides = self.kv.block_size, self.kv.slides
         batch, batch_requests, running = self._batch, self._batch_requests, self.running
         index = keys = 0
-        # This is no for loop, because preemption removes requests from the end of `running`.
+        # This is not a for loop, because preemption removes requests from the end of `running`.
         while index < len(running):
             request = running[index]
             index += 1
@@ -336,9 +337,9 @@ class Scheduler:
                 continue
             ids, start, tables = request.token_ids, request.num_computed, request.tables
             if start + 1 < len(ids) or start < request.num_prompt:
-                # The block that leaves the window is usually freed, and the next chunk takes one in
-                # its place. While other requests share that block, it is not freed. So take a block
-                # here, where other requests can be preempted: chunks do not preempt any.
+                # A block that leaves the window is usually freed, and the next chunk takes a block
+                # in its place. It is not freed while other requests share it. So a block is taken
+                # here, where other requests can be preempted: prompt chunks preempt no request.
                 if slides and not self._get_blocks(request):
                     break
                 prompts.append(request)
@@ -352,9 +353,9 @@ class Scheduler:
         return prompts
 
     def _schedule_drafts(self, drafter: Drafter) -> None:
-        """Add drafts to decode rows, as far as tokens, time and blocks are left.
+        """Add draft tokens to decode rows, as far as tokens, time and blocks are left.
 
-        A step with prompt tokens has no drafts: the time that it has left belongs to the prompts.
+        A step with prompt tokens has no draft tokens: its remaining time belongs to the prompts.
         """
         tokens = self.max_num_batched_tokens - self.work.rows
         budget = DraftBudget.after(self.work, self.cost, tokens, self._itl_target_s)
@@ -363,7 +364,7 @@ class Scheduler:
         self.work.drafts = budget.spent
 
     def _candidates(self) -> list[Request]:
-        """Return waiting requests that may start now, and take no blocks that earlier ones need."""
+        """Return waiting requests that may start now without the blocks that earlier ones need."""
         found: list[Request] = []
         groups = self.kv.num_groups
         free = self.kv.num_free - groups * len(self.running)
@@ -377,7 +378,7 @@ class Scheduler:
         return found
 
     def _prompt_budget(self, prompts: Sequence[Request]) -> PromptBudget:
-        """Return the tokens for prompts in this step, and the seconds if streams wait for it."""
+        """Return the budget for prompts: tokens, and a time limit if streams wait for this step."""
         work, target = self.work, self._itl_target_s
         tokens, seconds, least = self.max_num_batched_tokens - work.rows, math.inf, 0
         if target and not work.rows:
@@ -391,9 +392,9 @@ class Scheduler:
         return PromptBudget(tokens, seconds, least, tokens, tokens, alone=False)
 
     def _schedule_prompts(self, prompts: list[Request], budget: PromptBudget) -> None:
-        """Schedule the shortest remaining prompts first, with a share reserved for the oldest.
+        """Schedule the shortest remaining prompts first; reserve a share for the oldest prompt.
 
-        Decisions alone are scheduled by rank, because a client waits for all of its questions.
+        If all prompts are decisions, they run by rank: a client waits for all of its questions.
         """
         prompts.sort(key=by_rank)
         while prompts and not self._start(prompts[0], budget):
@@ -433,12 +434,12 @@ class Scheduler:
                 return
             if request.is_running:
                 self.blocks.catch_up(request)
-            # The tokens left are counted again, as this step may already compute a shared prefix.
+            # Count the remaining tokens again: this step may already compute a shared prefix.
             if not budget.holds_up(self._tokens_left(request)) and self._start(request, budget):
                 self._proceed(request, budget)
 
     def _tokens_left(self, request: Request) -> int:
-        """Return how many tokens of `request` still have to run, as far as is known."""
+        """Return how many tokens of `request` have to run, besides those in the prefix cache."""
         num_tokens = len(request.token_ids)
         if request.is_running:
             return num_tokens - request.num_computed
@@ -458,7 +459,7 @@ class Scheduler:
         return True
 
     def _make_way(self) -> None:
-        """Preempt requests of lower priority if that lets the head of the queue start."""
+        """Preempt requests of lower priority if the first waiting request can start then."""
         head, kv = next(self._startable, None), self.kv
         if head is None:
             return
@@ -474,7 +475,7 @@ class Scheduler:
         return bool(self._free_slots) and self.blocks.match(request, len(self.running)) is not None
 
     def _proceed(self, request: Request, budget: PromptBudget) -> None:
-        """Skip cached and offloaded tokens of `request`, and schedule a part of the rest."""
+        """Skip cached and offloaded tokens of `request`, and schedule some of the others."""
         self.blocks.catch_up(request)
         restored = self.blocks.restore(request, budget)
         if restored == "all" or (restored == "lost" and self._start_again(request, budget)):
@@ -483,7 +484,7 @@ class Scheduler:
     def _start_again(self, request: Request, budget: PromptBudget) -> bool:
         """Let `request` compute all tokens after the last block that every cache group has.
 
-        The request lacks blocks of windows, or states, before the block that a tier has lost.
+        `request` lacks blocks of windows, or states, before the block that a tier has lost.
         Returns False if the request has to wait for blocks.
         """
         self._preempt(request)
@@ -500,7 +501,7 @@ class Scheduler:
             count = min(most, max(fitting, budget.least, 1))
         if count <= 0:
             return
-        # If a prompt gets fewer tokens than it needs, too little is left to start another prompt.
+        # A prompt that gets fewer tokens than it needs leaves too few for another prompt.
         budget.closed = count < min(left, self._chunk_limit, room)
         if count < left:
             count = rounded_chunk(start, count)
@@ -584,7 +585,7 @@ class Scheduler:
         return taken
 
     def check_invariants(self) -> None:
-        """AssertionError unless queue, running set, slots and KV blocks agree (between steps)."""
+        """Raise AssertionError unless requests, slots and KV blocks agree between two steps."""
         running, waiting = self.running, list(self.waiting)
         check_requests(running, waiting, self.requests)
         slots = [*(r.slot for r in running), *self._free_slots]
@@ -594,5 +595,5 @@ class Scheduler:
 
 
 def _uses(request: Request, blocks: set[BlockId], end: int | None = None) -> bool:
-    """Whether one of the first `end` blocks of any table of `request` is among `blocks`."""
+    """Whether any table of `request` has one of `blocks` among its first `end` entries."""
     return any(not blocks.isdisjoint(table[:end]) for table in request.tables)

@@ -25,14 +25,14 @@ class SlotHost(Protocol):
         """Create the sampler state of `slot`, or replace it."""
 
     def release(self, slot: int) -> None:
-        """Forget `slot`: its sampler state and block tables."""
+        """Delete the sampler state and the block tables of `slot`."""
 
     def mirostat_mu(self, slot: int) -> float:
-        """Return the state of mirostat for `slot`; 0 without it."""
+        """Return the state mu of the mirostat sampler for `slot`; 0 without mirostat."""
 
 
 def keep_state(slots: SlotHost, request: Request) -> None:
-    """Keep the state of mirostat, which does not follow from the request's tokens."""
+    """Copy the state of mirostat to the request, because it does not follow from the tokens."""
     if request.params.mirostat:
         mu = slots.mirostat_mu(request.slot)
         request.params = msgspec.structs.replace(request.params, mirostat_mu=mu)

@@ -17,15 +17,15 @@ SAMPLE, HIDDEN = -1, -2  # targets of rows that are not scored
 
 
 class LogitRow(msgspec.Struct):
-    """A token of a step that the executor returns a result for.
+    """A token of a step that the executor has to return a result for.
 
     index: index into the `token_ids` of the sequence's chunk.
     target: SAMPLE = sample a token with the slot's parameters; HIDDEN (embedding models) = return
-      the vector; else the token id to score.
-    num_top: alternatives to report, -1 = no logprobs.
-    draft: the draft token after this token, -1 = none. The next row, which belongs to the draft, is
-      sampled only if this row samples `draft`.
-    masked: sample only ids that the slot's bitmask allows.
+      the hidden vector; another value = the token id to score.
+    num_top: number of alternatives to report, -1 = no logprobs.
+    draft: the draft token after this token, -1 = none. The next row belongs to the draft token, and
+      is sampled only if this row samples `draft`.
+    masked: whether only ids that the slot's bitmask allows may be sampled.
     """
 
     index: int
@@ -38,10 +38,10 @@ class LogitRow(msgspec.Struct):
 class SeqChunk(msgspec.Struct):
     """The tokens of one sequence in this step: positions start .. start + len(token_ids) - 1.
 
-    tables: the block table for each cache group.
-    num_drafts: how many of the last tokens are drafts, which the rows before them verify.
+    tables: the block table of the sequence in each cache group.
+    num_drafts: how many of the last tokens are draft tokens; the rows before them verify them.
     adapter: the slot of the sequence's LoRA adapter, -1 = none.
-    adapter_scale: the factor of the adapter's change.
+    adapter_scale: the factor of the adapter's output.
     """
 
     slot: SlotId
@@ -69,7 +69,7 @@ class StepBatch:
 class RowResult(msgspec.Struct):
     """The result of one LogitRow; results are in the order of the batch's rows.
 
-    token -1: no token could be sampled, or the row before it rejected its draft.
+    token -1: no token could be sampled, or the row before this one rejected its draft token.
     """
 
     token: int
@@ -79,7 +79,7 @@ class RowResult(msgspec.Struct):
 
 
 class VectorResult(RowResult):
-    """The result of a HIDDEN row: its vector, which request.pooler reads."""
+    """The result of a HIDDEN row: the hidden vector, which request.pooler reads."""
 
     vector: object = None
 

@@ -12,19 +12,19 @@ from cpuserve.core.kv.prefix import BlockHash
 from cpuserve.core.kv.tier import Data, TierNeeds
 
 MAGIC = b"cpuskv1\n"
-# After a read error with one of these codes, the file still exists and may be readable later.
+# A file still exists and may be readable later if reading it fails with one of these codes.
 TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 SEED_BYTES = 32
-# The head has a magic number, the fingerprint, the key, the key of the parent (zeros for the first
-# block of a text), the hash of seed and salt, the number of bytes of the tokens, the number of
-# bytes of the data, and a CRC-32 of the head before this field, the tokens and the data.
+# The head has a magic number, the fingerprint, the key of the block, the key of its parent (zeros
+# for the first block of a text), and the hash of seed and salt. The number of bytes of the tokens
+# and of the data follow, then a CRC-32 of the tokens, the data and the head before this field.
 HEAD = struct.Struct("<8s32s32s32s32sQQI")
 _HEAD_BEFORE_CRC = HEAD.size - 4
 
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """The fields of a file's head that identify its block; size: the bytes of its data."""
+    """The fields in a file's head that identify its block; size: number of bytes of its data."""
 
     key: bytes
     parent: bytes
@@ -34,7 +34,7 @@ class BlockName:
 
 
 class BlockFormat:
-    """The format of the files with blocks of one model and its settings, which share a folder.
+    """The format of block files for one model with its settings; such files share a folder.
 
     seed: the bytes that the keys of the blocks start from.
     """
@@ -55,7 +55,7 @@ class BlockFormat:
         return BlockName(file_key(key, group), parent or bytes(32), root, content, size)
 
     def root(self, salt: str) -> bytes:
-        """Return the 32 bytes from which the chained keys of texts with this salt start."""
+        """Return the 32 bytes that the chained keys of texts with this salt start from."""
         return hashlib.sha256(self.seed + salt.encode("utf-8", "surrogatepass")).digest()
 
     def pack(self, name: BlockName, data: Data) -> tuple[Data, ...]:
@@ -88,7 +88,7 @@ class BlockFormat:
 
 
 def file_key(key: BlockHash | bytes, group: int) -> bytes:
-    """Return the key of the file for block `key` of a cache group; group 0 keeps `key` itself."""
+    """Return the key of the file for block `key` in a cache group; it is `key` in group 0."""
     return hashlib.sha256(key + group.to_bytes(2, "little")).digest() if group else key
 
 

@@ -1,7 +1,7 @@
 """The folder inside the user's directory that holds the prefix cache, and nothing else.
 
-cpuserve removes files only in a folder that it has marked, and only files that
-it has named, because other programs may use the same directory.
+Other programs may use the same directory. cpuserve therefore removes files only in a folder that it
+has marked, and only files with names that it uses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from cpuserve.errors import ConfigError
 
 FOLDER = "cpuserve-prefix-cache"
-# A file of this name and first line keeps the folder out of backups: https://bford.info/cachedir/
+# A file with this name and first line excludes the folder from backups
+# (https://bford.info/cachedir/).
 MARK = "CACHEDIR.TAG"
 MARK_TEXT = b"""Signature: 8a477f597d28d172789f06886806bc55
 # The prefix cache of cpuserve. What is in this folder may be removed at any time.
@@ -23,10 +24,10 @@ _BEING_MARKED = re.compile(r"\.mark-[0-9a-f]{16}\.tmp")
 
 
 def claim(directory: Path) -> Path:
-    """Return the cache's folder in `directory`; create both if needed, and mark the folder.
+    """Return the cache's folder in `directory`; create and mark the folder if needed.
 
     Raises:
-        ConfigError: the folder's name is in use for a file, or for a folder of another program.
+        ConfigError: the name of the folder belongs to a file, or to a folder of another program.
         OSError: the directory cannot be used.
     """
     folder = directory / FOLDER
@@ -35,7 +36,7 @@ def claim(directory: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if is_marked(folder):
         return folder
-    # Another process may be marking the folder at this moment.
+    # Another process may be writing the mark at this moment.
     names = sorted(path.name for path in folder.iterdir())
     others = [name for name in names if not _BEING_MARKED.fullmatch(name)]
     if others and not is_marked(folder):

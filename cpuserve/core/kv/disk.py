@@ -6,13 +6,14 @@ FOLDER/CACHEDIR.TAG          marks the folder as made by cpuserve
 FOLDER/seed                  32 random bytes that block hashes start from, so that nobody can
                              prepare prompts with colliding hashes
 FOLDER/FINGERPRINT/KEY.kv    one block of a model and its settings (block_file.py).
-                             KEY is the hash of the block; after the first cache group, a hash of it
-                             and the group
+                             KEY is the hash of the block; in every cache group but the first
+                             one, KEY is a hash of this hash and the group
 
 A file is written under a temporary name and then renamed. A file that is incomplete, damaged or
-from other settings is removed when it is read; the first one is logged. The least recently used
-files are removed when the size limit is reached. Several processes may share a directory and its
-limit; each may exceed it by up to a sixteenth. No failure here fails a request: it is a cache miss.
+written with other settings is removed when it is read; the first such file is logged. The least
+recently used files are removed when the size limit is reached. Several processes may share a
+directory and its limit; each process may exceed the limit by up to a sixteenth.
+If reading or writing fails, no request fails: the block counts as a cache miss.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
 from cpuserve.log import get_logger
 
-# A process rescans the folder for files of other processes after it has written 1/16 of the limit.
+# After writing 1/16 of the size limit, a process rescans the folder for files of other processes.
 _RESCANS = 16
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -51,9 +52,9 @@ log = get_logger("kv")
 class DiskCache:
     """Keeps blocks in `directory`, at most `max_bytes` of files for all models.
 
-    queue_bytes: memory for blocks that wait to be written (at least one block); blocks beyond this
-      limit are not saved.
-    cpus: CPUs of the writing thread; empty = the CPUs of the creating thread.
+    queue_bytes: memory for blocks that wait to be written (at least one block); further blocks are
+      not saved while the queue is full.
+    cpus: CPUs of the writing thread; empty = the CPUs of the thread that creates this object.
     `seed`: the bytes that block hashes start from.
 
     Raises:
@@ -104,7 +105,7 @@ class DiskCache:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks of all models and settings, which `num_bytes` counts as well."""
+        """The number of blocks of all models and settings (`num_bytes` is their size)."""
         return len(self._files)
 
     # --- reading ------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ class DiskCache:
         try:
             raw = path.read_bytes()
         except OSError as error:
-            # The file is gone or the disk fails: do not wait for it a second time.
+            # The file is gone or the disk fails: the next request does not wait for it again.
             if error.errno not in TEMPORARY:
                 self._files.forget(path)
             log.debug("%s cannot be read: %s", path, error)
@@ -169,7 +170,7 @@ class DiskCache:
     def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:
         """Queue `data`, the content of the block of `entry` in a cache group, for writing.
 
-        wait_s: how long to wait while the queue is full. Returns False if it is still full then.
+        wait_s: seconds to wait while the queue is full. Returns False if it is still full then.
         """
         parent = entry.parent.key if entry.parent is not None else b""
         name = self._format.name(entry.key, group, parent, entry.salt, entry.content)
@@ -185,7 +186,7 @@ class DiskCache:
         """Keep the file, which is still valid."""
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Write the queued blocks; wait at most `wait_s` seconds until that is done."""
+        """Write the queued blocks to disk; stop waiting for that after `wait_s` seconds."""
         self._queue.put(None)
         self._thread.join(wait_s)
 
@@ -205,8 +206,8 @@ class DiskCache:
                 self._room.notify()
 
     def _write(self, name: BlockName, data: Data) -> None:
-        # This thread must survive every error, even a lack of memory: when the queue is full, `put`
-        # waits until this thread has removed a block from it.
+        # This thread must survive every error, even a lack of memory: if the queue is full, `put`
+        # waits for this thread to remove a block from it.
         try:
             self._store_or_repair(self._path(name.key), self._format.pack(name, data))
         except Exception as error:
@@ -232,7 +233,7 @@ class DiskCache:
     def _shrink(self, size: int) -> bool:
         """Lower the limit to the current size, because the disk is full.
 
-        Returns False if a file of `size` bytes would exceed that limit by itself.
+        Returns False if a single file of `size` bytes would exceed the new limit.
         """
         self._rescan()
         if size > self.num_bytes:
@@ -271,7 +272,7 @@ class DiskCache:
         self._rescan()
 
     def _free_space(self, size: int) -> bool:
-        """Remove files until a new file of `size` bytes fits; False if it exceeds the limit."""
+        """Remove files until a new file of `size` bytes fits; False if the limit is smaller."""
         if self._written * _RESCANS >= self._max_bytes:
             self._rescan()
         self._files.trim(self._max_bytes - size)

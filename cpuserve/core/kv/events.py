@@ -1,4 +1,4 @@
-"""Events of the prefix cache, for routers outside of the server.
+"""Events about changes of the prefix cache, for routers outside of the server.
 
 The events and their encoding as msgpack arrays follow vLLM (distributed/kv_events.py, v0.30), so
 that llm-d, AIBrix and Dynamo can read them.
@@ -12,19 +12,20 @@ from typing import Protocol
 
 import msgspec
 
-# In vLLM this is the memory that the engine computes with, on CPUs as well. "CPU" is a tier of
-# offloaded blocks, which routers value less.
+# vLLM uses this name for the memory that the engine computes with, on CPUs as well. In vLLM "CPU"
+# is a tier of offloaded blocks, which routers value less.
 MEDIUM = "GPU"
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True):
-    """Consecutive blocks of a text are in the cache now.
+    """The event that consecutive blocks of a text have been added to the cache.
 
-    block_hashes: their keys; each includes all tokens before the block.
-    parent_block_hash: the key of the block before the first one; None = the text begins there.
+    block_hashes: the keys of these blocks;
+      each key depends on all tokens up to the end of its block.
+    parent_block_hash: the key of the block before the first one; None = the text begins with it.
     token_ids: the tokens of all these blocks.
-    extra_keys: the adapter of each block and, at the beginning of a text, its cache_salt; None
-      where it has neither.
+    extra_keys: for each block, the name of its adapter and, at the beginning of a text, its
+      cache_salt; None for a block without both.
     """
 
     block_hashes: list[bytes]
@@ -38,14 +39,14 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
-    """These blocks are not in the cache any more."""
+    """The event that these blocks have been removed from the cache."""
 
     block_hashes: list[bytes]
     medium: str | None
 
 
 class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
-    """The cache is empty."""
+    """The event that the cache is empty."""
 
 
 class IndexEntry(Protocol):
@@ -68,19 +69,20 @@ CacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class CacheEvents:
-    """Collects the changes of a prefix index until `take`.
+    """Collects the changes of a prefix index until `take` returns them.
 
-    adapter_name: returns the name of the LoRA adapter with a fingerprint. A salt of the index is
-    the client's cache_salt, after the adapter's fingerprint and "@" if there is an adapter.
+    adapter_name: a function that returns the name of the LoRA adapter with a fingerprint. A salt of
+    the index is the client's cache_salt,
+    after the fingerprint of the adapter and "@" if there is one.
     """
 
     def __init__(self, block_size: int, adapter_name: Callable[[str], str] = str) -> None:
         self._block_size = block_size
         self._adapter_name = adapter_name
-        # The first event clears the index of the receivers, because an engine that is restarted has
-        # lost its cache.
+        # The first event makes receivers clear their index, because an engine that was restarted
+        # has lost its cache.
         self._events: list[CacheEvent] = [AllBlocksCleared()]
-        self._last: IndexEntry | None = None  # the last entry, if the last event stored it
+        self._last: IndexEntry | None = None  # the last entry, if the last event is BlockStored
 
     def stored(self, entry: IndexEntry) -> None:
         """Record that `entry` was added to the index."""
@@ -113,7 +115,7 @@ class CacheEvents:
         self._last = None
 
     def cleared(self) -> None:
-        """Record that the index is empty; the events before do not matter any more."""
+        """Record that the index is empty, and drop the earlier events."""
         self._events = [AllBlocksCleared()]
         self._last = None
 

@@ -18,13 +18,14 @@ from typing import TypeVar
 from cpuserve.core.kv.cache_folder import FOLDER, is_marked
 from cpuserve.log import get_logger
 
-# Other names are ignored: _MODEL is a folder for one model with its settings, _BLOCK a file of a
-# block in such a folder, and _TEMPORARY a file that is still being written.
+# Files and folders with other names are ignored. _MODEL is a folder for one model with its
+# settings, _BLOCK is the file of a block in such a folder,
+# and _TEMPORARY is a file that is being written.
 _MODEL = re.compile(r"[0-9a-f]{32}")
 _BLOCK = re.compile(r"(?:[0-9a-f]{2})+\.kv")
 _TEMPORARY = re.compile(r"\.\d+-[0-9a-f]{8}\.tmp")
 ITEMS_AT_ONCE = 256  # Python handles 256 items in a tenth of a millisecond
-_STALE_S = 3600.0  # an older temporary file was left by a process that died
+_STALE_S = 3600.0  # an older temporary file was left by a process that has ended
 
 T = TypeVar("T")
 _Found = tuple[int, int, Path, int]  # time of use in ns, index in the old list, path, bytes
@@ -35,8 +36,8 @@ log = get_logger("kv")
 class BlockFiles:
     """The block files below `root`, a claimed folder where other processes write as well.
 
-    Its list has the files of the last rescan and this process's own changes since then. The methods
-    are thread-safe.
+    The list has the files of the last rescan, and the changes that this process made since then.
+    The methods are thread-safe.
 
     num_bytes: size of all files.
     num_own: number of files in the folder `own`.
@@ -49,8 +50,9 @@ class BlockFiles:
         self._own = own
         self._lock = threading.Lock()
         self._sizes: OrderedDict[Path, int] = OrderedDict()
-        # None except during a rescan, while _sizes must not change. Then it has the sizes of the
-        # files that were used since the rescan began, and None for each file removed since then.
+        # None except during a rescan, while _sizes must not change. During a rescan: the sizes of
+        # the files that were used since it began,
+        # and None for each file that was removed since then.
         self._since: OrderedDict[Path, int | None] | None = None
         self.rescan()
 
@@ -84,7 +86,7 @@ class BlockFiles:
             os.utime(path)
 
     def forget(self, path: Path) -> None:
-        """Remove `path`, which does not exist any more, from the list."""
+        """Remove `path` from the list, because the file does not exist any more."""
         with self._lock:
             self._pop(path)
 
@@ -103,16 +105,16 @@ class BlockFiles:
         """Read the folders again.
 
         Other threads may change the list meanwhile. They never wait for the disk or for the scan
-        of a long list: this method takes the lock only to begin and, at the end, to apply their
-        changes to the new list, and it releases the GIL every few files. Only one thread may call
-        `add`, `trim` and `rescan`.
+        of a long list: this method takes the lock only to begin, and at the end to apply their
+        changes to the new list. It also releases the GIL after every few files. Only one thread may
+        call `add`, `trim` and `rescan`.
         """
         with self._lock:
             self._since = OrderedDict()
         known = {path: place for place, path in enumerate(_unhurried(self._sizes))}
         sizes: OrderedDict[Path, int] = OrderedDict()
         num_bytes = num_own = 0
-        # File times are coarse: files with equal times keep this process's order of use.
+        # File times are coarse: files with equal times stay in the order of use by this process.
         found = ((age, known.get(path, -1), path, size) for age, path, size in self._scan())
         for *_, path, size in _in_order(_unhurried(found)):
             sizes[path] = size
@@ -127,11 +129,11 @@ class BlockFiles:
                     self._pop(path)
                 elif path in sizes:
                     sizes.move_to_end(path)
-        del old  # a long list is freed without the lock
+        del old  # freeing a long list takes time, so the lock is not held here
 
     def _scan(self) -> Iterator[tuple[int, Path, int]]:
         """Yield (time of use, path, bytes) of every block file; remove stale temporary files."""
-        # Each of several engines has its own folder (platforms/replicas.py); all share the limit.
+        # Each engine has its own folder (platforms/replicas.py), and all engines share the limit.
         replicas = self._root.parent.glob(f"replica-*/{FOLDER}")
         for root in (self._root, *filter(is_marked, replicas)):
             for folder in _folders(root):
@@ -142,7 +144,7 @@ class BlockFiles:
                             yield seen
 
     def _size(self, path: Path) -> int | None:
-        """Return the size of file `path`, or None if the list of this object does not have it."""
+        """Return the size of the file `path`; None if the list does not have it."""
         since = self._since
         if since is not None and path in since:
             return since[path]
@@ -160,9 +162,9 @@ class BlockFiles:
 
 
 def _unhurried(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items, and release the GIL after every ITEMS_AT_ONCE of them.
+    """Yield the items, and release the GIL after every ITEMS_AT_ONCE items.
 
-    Otherwise a thread that waits for the GIL waits for sys.getswitchinterval(), 5 ms.
+    Without this, a thread that waits for the GIL waits for sys.getswitchinterval(), 5 ms.
     """
     for i, item in enumerate(items):
         yield item
@@ -171,7 +173,7 @@ def _unhurried(items: Iterable[T]) -> Iterator[T]:
 
 
 def _in_order(items: Iterator[_Found]) -> Iterator[_Found]:
-    """Yield the items in ascending order. A single sort of all would hold the GIL until its end."""
+    """Yield the items in ascending order; sorting all at once would hold the GIL until the end."""
     runs: list[list[_Found]] = []
     while run := sorted(islice(items, ITEMS_AT_ONCE)):
         runs.append(run)

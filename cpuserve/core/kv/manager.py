@@ -1,23 +1,23 @@
-"""KvManager: allocate KV blocks for sequences, and share blocks with equal prefixes.
+"""KvManager: allocate KV blocks for sequences, and share the blocks of equal prefixes.
 
-The layers of a model form cache groups, and a sequence has a block table for each (`Tables`). Any
-block can serve any group. A group keeps the keys of all tokens, or only the keys that a sliding
+The layers of a model form cache groups. A sequence has a block table for each group (`Tables`), and
+any block can serve any group. A group keeps the keys of all tokens, or only the keys that a sliding
 window of `window` tokens sees: blocks before the window are freed while their sequence runs. Their
-entries in the table then refer to block `num_blocks`, which is not in the pool and never written.
+entries in the table are then set to block `num_blocks`, which is not in the pool and never written.
 
-The states of recurrent layers are one more group, the last one. Its blocks are the slots of a pool
-of their own (ids after all others): a slot is as large as hundreds of blocks. The slot of
-block i holds the state at the last multiple of `state_chunk` tokens in that block, and the data of
-the tokens since then; once the block is full, the slot holds the state at the end of the block. A
-block without a slot of its own uses the slot of the next block that has one. So a sequence needs
-two slots: one for the last full block, where a prefix can end, and one for the block in progress.
+The states of recurrent layers form one more cache group, the last one. Its blocks are the slots of
+a separate pool, with ids after all KV blocks, because a slot is as large as hundreds of blocks.
+The slot of block i holds the state at the last multiple of `state_chunk` tokens in that block, and
+the data of the tokens since then. Once the block is full, the slot holds the state at its end.
+A block without a slot of its own uses the slot of the next block that has one. A sequence therefore
+needs two slots: one for the last full block, where a prefix can end, and one for the current block.
 Only the states at the end of a prompt or a response, and at the token where two prompts begin to
 differ, are published ("snapshots").
 
-An entry of the prefix index has a block for each group. If a block of a group that keeps all tokens
-is evicted, the entry is removed, since no prefix beyond it could be used. A block of a group with a
-window can be evicted alone: a prefix can then be used only if it is so long that these tokens are
-before its window.
+An entry of the prefix index has a block for each group. If a group that keeps all tokens loses its
+block by eviction, the entry is removed, since no prefix with this block could be used. A group with
+a window may lose its block alone: a prefix can then be used only if it is so long that this block
+is before its window.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ Tables = list[BlockTable]
 
 
 class KvManager:
-    """Allocates, shares and frees the blocks of block tables, which the requests own.
+    """Allocates, shares and frees blocks; the requests own the block tables with these blocks.
 
-    With `prefix_caching`, full blocks are published under a hash of their tokens, and stay cached
-    after their last use until their memory is needed. `offload` may keep them for longer.
+    With `prefix_caching`, full blocks are published under a hash of their tokens. They stay cached
+    after their last use until their memory is needed. `offload` may keep their content for longer.
 
     use: the cache groups and their windows; None = one group that keeps all tokens.
-    num_states: slots for the states of recurrent layers, 0 = the model has no such layers.
+    num_states: number of slots for the states of recurrent layers,
+      0 = the model has no such layers.
     state_chunk: a stored state is updated every state_chunk tokens; it divides block_size.
-    events: records changes of the prefix index.
+    events: records the changes of the prefix index.
     """
 
     def __init__(
@@ -75,13 +76,13 @@ class KvManager:
         self.block_size = block_size
         self.has_states = num_states > 0
         self.state_chunk = state_chunk
-        # A token needs the state at the end of the block before its own, at most block_size tokens
-        # back, so states have a window of block_size + 1 tokens.
+        # A token needs the state at the end of the block before its own block, at most block_size
+        # tokens back. The states therefore have a window of block_size + 1 tokens.
         self.windows = self.use.windows + (block_size + 1,) * self.has_states
         self.slides = any(self.windows)
         # For each group: whether a restored prefix needs all its blocks of this group. A group with
         # a window needs only the blocks that later tokens see. If all groups have windows, the
-        # first group still needs all, because an entry of the index must have at least one block.
+        # first group still needs all blocks, because an index entry must have at least one block.
         self._whole = [not window for window in self.windows]
         self._whole[0] |= not any(self._whole)
         self.gone = BlockId(num_blocks)
@@ -101,7 +102,7 @@ class KvManager:
 
     @property
     def num_free(self) -> int:
-        """Number of blocks that can be allocated now, including cached ones."""
+        """Number of blocks that can be allocated now: free and cached ones."""
         return self.pool.num_free
 
     @property
@@ -124,11 +125,11 @@ class KvManager:
         return [BlockTable() for _ in self.windows]
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks of a group hold `num_tokens` tokens."""
+        """Return how many blocks of one cache group hold `num_tokens` tokens."""
         return self.use.blocks_for(num_tokens)
 
     def needs(self, num_tokens: int) -> int:
-        """Return the most blocks, summed over all groups, that a sequence of this length holds."""
+        """Return the most blocks that a sequence of this length holds in all groups together."""
         return self.use.needs(num_tokens)
 
     def _first(self, group: int, num_tokens: int) -> int:
@@ -149,9 +150,9 @@ class KvManager:
     # --- prefixes -----------------------------------------------------------------------------
 
     def match_prefix(self, chain: PrefixChain, token_ids: Sequence[int]) -> PrefixMatch:
-        """Return the longest cached prefix of `token_ids` that every group can serve.
+        """Return the longest cached prefix of `token_ids` that every cache group has.
 
-        The last token is left out: it has to run in any case, since its logits are needed.
+        The last token is left out: it has to run in any case, because its logits are needed.
         """
         found = self._cached(chain, token_ids)
         entries = found.entries[: found.served]
@@ -169,7 +170,7 @@ class KvManager:
         return self._cached(chain, token_ids).served * self.block_size
 
     def _cached(self, chain: PrefixChain, token_ids: Sequence[int]) -> FoundPrefix:
-        """Return the longest cached prefix, and how much of it every cache group can serve."""
+        """Return the longest cached prefix, and how many of its blocks every cache group has."""
         if not self.prefix_caching:
             return FoundPrefix()
         most = (len(token_ids) - 1) // self.block_size
@@ -180,9 +181,9 @@ class KvManager:
         return found
 
     def _served(self, entries: Sequence[CachedBlock], begin: int) -> int:
-        """Return the longest prefix, in blocks, that every group can serve.
+        """Return the length, in blocks, of the longest prefix that every cache group has.
 
-        The sequence already holds its first `begin` blocks; `entries` belong to the next blocks.
+        The sequence already has its first `begin` blocks; `entries` belong to the next blocks.
         Groups without a window have a block in every entry.
         """
         end = begin + len(entries)
@@ -190,8 +191,8 @@ class KvManager:
             return end
         windows = [group for group, window in enumerate(self.windows) if window]
         while end > begin:
-            # If a block inside the window is missing, every shorter prefix that still contains the
-            # block also has it in its window. The next candidate ends just before that block.
+            # If a block inside the window is missing, every shorter prefix with this block also has
+            # it in its window. The next candidate therefore ends just before that block.
             missing = end
             for group in windows:
                 first = max(begin, self._first(group, end * self.block_size))
@@ -205,7 +206,7 @@ class KvManager:
         return begin
 
     def adopt(self, tables: Tables, chain: PrefixChain, match: PrefixMatch) -> None:
-        """Start the empty `tables` with the shared blocks of `match`."""
+        """Let the empty `tables` begin with the shared blocks of `match`."""
         assert not any(tables), "only a new sequence can adopt a prefix"
         self.published.judge(chain, match.entries)
         self._share(match.blocks)
@@ -220,7 +221,7 @@ class KvManager:
     ) -> int:
         """Replace blocks after `computed` tokens by blocks that other sequences have published.
 
-        Returns how many tokens need not run any more (the last token always has to run).
+        Returns how many tokens need not run any more. The last token always has to run.
         """
         size = self.block_size
         begin = chain.num_entries
@@ -240,7 +241,7 @@ class KvManager:
         return (end - begin) * size
 
     def _put(self, table: BlockTable, index: int, block: BlockId) -> None:
-        """Make `block` the entry `index` of `table`: it replaces another block or is appended."""
+        """Make `block` entry `index` of `table`: it replaces the block there, or is appended."""
         if block != self.gone:
             self._share((block,))
         if index == len(table):
@@ -266,12 +267,12 @@ class KvManager:
         *,
         computed: bool,
     ) -> None:
-        """Publish the full blocks of the first `num_tokens` tokens, so other sequences find them.
+        """Publish the full blocks of the first `num_tokens` tokens for other sequences.
 
-        computed: the tokens have been computed. A computed block is replaced by a published block
-        with equal content. A block that is not computed is kept, because the next step writes to
-        it. States are published only after they are computed: a request that found a state earlier
-        would read it in the same step that computes it.
+        computed: whether the tokens have been computed. A computed block is replaced by a published
+        block with equal content. A block that is not computed yet stays in the table, because the
+        next step writes to it. States are published only after they are computed: a request that
+        found a state earlier would read it in the same step that computes it.
         """
         if not self.prefix_caching or (self.has_states and not computed):
             return
@@ -298,9 +299,9 @@ class KvManager:
         chain.own += made
 
     def _leave_out(self, blocks: list[BlockId], chain: PrefixChain) -> bool:
-        """Replace each block of the next `blocks` of `chain` that cannot be published by FORGOTTEN.
+        """Replace by FORGOTTEN each of `blocks`, the next blocks, that cannot be published.
 
-        Returns whether any block is left that can be published.
+        Returns whether a block remains that can be published.
         """
         for group, block in enumerate(blocks):
             if block == self.gone:
@@ -312,7 +313,7 @@ class KvManager:
     def publish_end(self, tables: Tables, chain: PrefixChain, computed: int) -> None:
         """Publish the state at the end of the last full block of a sequence that is about to end.
 
-        computed: how many tokens of the sequence have run.
+        computed: number of tokens of the sequence that have run.
         """
         entry, index = chain.last, chain.num_entries - 1
         if not self.has_states or not self.prefix_caching or entry is None or entry.forgotten:
@@ -322,8 +323,8 @@ class KvManager:
         if entry.blocks[-1] != FORGOTTEN or computed // self.block_size != index + 1:
             return
         own = next((s for s in tables[-1][index:] if s != self.gone), self.gone)
-        # If this block and the next one share a slot, the first full chunk of state_chunk tokens in
-        # the next block has overwritten the state.
+        # If this block and the next one share a slot, the first full state chunk (state_chunk
+        # tokens) of the next block has overwritten the state.
         if tables[-1][index] == self.gone and computed % self.block_size >= self.state_chunk:
             return
         if own != self.gone:
@@ -333,9 +334,9 @@ class KvManager:
         return group == self.num_groups
 
     def _unite(self, tables: Tables, chain: PrefixChain, entry: CachedBlock) -> None:
-        """Use the published blocks of `entry`, the chain's next entry, in place of equal own ones.
+        """Replace the own blocks of the chain's next entry by the published blocks of `entry`.
 
-        For a group without a published block (it was evicted), the own block is published.
+        If a group has no published block, because it was evicted, the own block is published.
         """
         index = chain.num_entries
         for group, table in enumerate(tables):
@@ -356,7 +357,7 @@ class KvManager:
     ) -> RestorePlan | None:
         """Return a plan to restore blocks after `computed` tokens (never the last token), or None.
 
-        A sequence can continue only after tokens that every group has. A group that keeps all
+        A sequence can continue only after tokens that every cache group has. A group that keeps all
         tokens needs all its blocks before the next token, a group with a window needs the blocks in
         the window, and the group of states needs the last block.
         """
@@ -380,8 +381,8 @@ class KvManager:
     ) -> RestorePlan | None:
         """Return the plan for the most blocks that can be restored, up to block `most` - 1.
 
-        entry: the index's entry for the next block of `chain`, if there is one. Returns None if the
-        cache alone can serve all groups: `catch_up` takes such blocks.
+        entry: the index's entry for the next block of `chain`, or None. Returns None if the cache
+        has the blocks of all groups, which `catch_up` takes.
         """
         begin = chain.num_entries
         held_from = [0] * len(self.windows)  # per group: it has all blocks from this index on
@@ -411,7 +412,7 @@ class KvManager:
     def restore(self, tables: Tables, chain: PrefixChain, plan: RestorePlan) -> bool:
         """Restore the next block of `chain` as planned; False if the block is gone or damaged.
 
-        The sequence cannot continue until all blocks of the plan are restored (`PrefixChain.plan`).
+        The sequence cannot continue before all blocks of `plan` are restored.
         """
         assert self.offload is not None, "nothing to restore from"
         index = chain.num_entries
@@ -425,7 +426,7 @@ class KvManager:
             if held[group] != FORGOTTEN:
                 self._put(table, index, held[group])
                 continue
-            if index >= len(table):  # the table of a window could not grow in a full cache
+            if index >= len(table):  # in a full cache, the table of a window could not grow
                 return False
             block = self._block_to_fill(group, table, index)
             found, known = self.offload.restore(chain, group, block)
@@ -448,7 +449,7 @@ class KvManager:
     def _block_to_fill(self, group: int, table: BlockTable, index: int) -> BlockId:
         """Return block `index` of `table`; in the group of states, take a slot for it if needed.
 
-        Earlier slots are freed then, so the sequence holds at most STATES_OF_ONE slots.
+        Earlier slots are freed then, so that the sequence has at most STATES_OF_ONE slots.
         """
         if self._is_state(group) and table[index] == self.gone:
             self.states.release(table.leave(index, self.gone))
@@ -458,18 +459,18 @@ class KvManager:
     # --- blocks -------------------------------------------------------------------------------
 
     def _missing(self, match: PrefixMatch, num_tokens: int) -> int:
-        """Return how many new blocks a sequence of `num_tokens` that adopts `match` takes."""
+        """Return how many new blocks a sequence needs after it has adopted `match`."""
         have = len(match.entries)
         return sum([max(0, end - have) for end in self._ends(match.num_tokens, num_tokens)])
 
     def can_admit(self, match: PrefixMatch, num_tokens: int, *, spare: int = 0) -> bool:
-        """Whether a sequence of `num_tokens` that adopts `match` leaves `spare` free blocks."""
+        """Whether `spare` blocks stay free if a sequence of `num_tokens` adopts `match`."""
         references = self.pool.references
         idle = sum(not references(block) for block in match.blocks if block < self.gone)
         return self._missing(match, num_tokens) + spare <= self.pool.num_free - idle
 
     def vacate(self, match: PrefixMatch, num_tokens: int) -> bool:
-        """Evict blocks for a sequence of `num_tokens` that adopts `match`.
+        """Evict blocks for a sequence of `num_tokens` tokens that adopts `match`.
 
         Returns False if there was no time to save all of them to offload tiers: call again later.
         """
@@ -487,8 +488,8 @@ class KvManager:
     ) -> bool:
         """Extend `tables` to `num_tokens` tokens; False, without a change, if blocks are missing.
 
-        Tables of windows are extended as far as the next step needs after `computed` tokens.
-        snapshots: new blocks that keep the state at their end.
+        Tables of windows are extended only as far as the step after `computed` tokens needs.
+        snapshots: indices of new blocks that keep the state at their end.
         """
         ends = self._ends(computed, num_tokens)
         missing = [max(0, end - len(table)) for end, table in zip(ends, tables, strict=False)]
@@ -502,9 +503,9 @@ class KvManager:
         return True
 
     def _grow_states(self, table: BlockTable, num_tokens: int, snapshots: Iterable[int]) -> None:
-        """Add blocks; only the last block, the last full block and `snapshots` get their own slots.
+        """Append blocks; only the last, the last full one and `snapshots` get their own slots.
 
-        There are enough slots: STATES_OF_ONE for each request that can run.
+        There are enough slots: the pool has STATES_OF_ONE slots for each request that can run.
         """
         end = self.blocks_for(num_tokens)
         wanted = {end - 1, num_tokens // self.block_size - 1, *snapshots}
@@ -512,10 +513,10 @@ class KvManager:
             table.append(self.states.take(1)[0] if index in wanted else self.gone)
 
     def snapshots_of(self, match: PrefixMatch, num_tokens: int) -> frozenset[int]:
-        """Return the blocks where a sequence that adopts `match` keeps its states.
+        """Return the indices of blocks where a sequence that adopts `match` keeps its states.
 
-        These blocks are the last full one of its `num_tokens` tokens, and the last one in common
-        with another sequence, if it has no state yet: a third sequence may begin like these two.
+        These are the last full block of its `num_tokens` tokens, and the last block in common with
+        another sequence if it has no state yet, because a third sequence may begin like these two.
         """
         if not self.has_states:
             return frozenset()
@@ -539,9 +540,9 @@ class KvManager:
             self._pools[group].release(reversed(left))
 
     def reach(self, tables: Tables, computed: int, num_tokens: int) -> int:
-        """Free blocks as `slide` does, and extend `tables` to `num_tokens` tokens if possible.
+        """Free blocks as `slide` does, and extend `tables` up to `num_tokens` tokens if possible.
 
-        Returns for how many tokens the tables then have blocks: at least `computed`.
+        Returns the number of tokens that the tables then have blocks for: at least `computed`.
         """
         if not self.slides:
             return num_tokens
@@ -553,21 +554,21 @@ class KvManager:
         return max(num_tokens, computed)
 
     def held(self, tables: Sequence[list[BlockId]]) -> list[BlockId]:
-        """Return the blocks of `tables` that have not been freed by a sliding window."""
+        """Return the blocks in `tables`, without entries that a sliding window has freed."""
         return [block for table in tables for block in self._held(table)]
 
     def _held(self, table: list[BlockId]) -> list[BlockId]:
         return [block for block in table if block != self.gone] if self.slides else table
 
     def num_held(self, tables: Tables) -> int:
-        """Return how many KV blocks `tables` hold; slots of states are not counted."""
+        """Return the number of KV blocks in `tables`; slots of states are not counted."""
         return sum(block < self.gone for table in tables for block in table)
 
     def free(self, tables: Tables, *, continues: bool = False) -> None:
         """Free the blocks of `tables` and empty the tables.
 
-        continues: the sequence is a turn of a conversation, so its blocks stay cached longer. The
-        last block is freed first, so that a block is evicted after the blocks that follow it.
+        continues: the sequence is a turn of a conversation, so its blocks stay cached longer.
+        Blocks are freed from the last to the first, so that a block is evicted after its followers.
         """
         level = level_of(len(tables[0]) * self.block_size, continued=continues) if tables else 0
         for pool, table in zip(self._pools, tables, strict=True):
@@ -575,7 +576,7 @@ class KvManager:
             table.cut(0)
 
     def check_invariants(self, tables: Iterable[Tables]) -> None:
-        """Raise AssertionError unless all blocks are free, cached, or used by `tables`."""
+        """Raise AssertionError unless each block is free, cached, or in one of `tables`."""
         held = [block for each in tables for block in self.held(each)]
         self.states.check_invariants(block for block in held if block > self.gone)
         uses = [block for block in held if block < self.gone]

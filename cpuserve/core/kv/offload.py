@@ -16,7 +16,7 @@ PATIENCE_S = 0.01
 
 
 class BlockBytes(Protocol):
-    """Reads and writes the content of blocks as bytes; it is called only between steps."""
+    """Reads and writes the content of blocks as bytes, between steps."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ class Offload:
     """The offload tiers below the KV cache, the fastest one first.
 
     seconds: total time spent on moving bytes.
-    left_s: time that may still be spent before the engine takes its messages again.
+    left_s: seconds that may still be spent before the engine takes its messages again.
     num_saved: number of blocks saved.
     hits: number of blocks restored, by the name of the tier.
     """
@@ -64,7 +64,7 @@ class Offload:
 
     @property
     def seed(self) -> bytes | None:
-        """The bytes that the hashes of block keys must start from; None = any."""
+        """The bytes that the hashes of block keys must start from; None = any bytes."""
         return next((tier.seed for tier in self.tiers if tier.seed is not None), None)
 
     def added(self, entry: CachedBlock, group: int) -> None:
@@ -86,7 +86,7 @@ class Offload:
     def evicted(self, entry: CachedBlock, group: int) -> None:
         """Save the block of `entry` in `group`, which is about to be reused.
 
-        Its content is lost if there is no time left to save it.
+        The content of the block is lost if there is no time left to save it.
         """
         self._unsaved.pop((entry, group), None)
         takers = [tier for tier in self.tiers if tier.ready(group) and tier.wants(entry, group)]
@@ -114,7 +114,7 @@ class Offload:
     def find(self, chain: PrefixChain, index: int, group: int) -> int | None:
         """Return the index in `tiers` of the first tier that has block `index` of `chain`, or None.
 
-        The block comes after the chain's entries.
+        Block `index` comes after the last block of `chain` that has an entry in the prefix index.
         """
         found = (i for i, tier in enumerate(self.tiers) if tier.find(chain, index, group))
         return next(found, None)
@@ -122,9 +122,10 @@ class Offload:
     def restore(
         self, chain: PrefixChain, group: int, block: BlockId
     ) -> tuple[bool, CachedBlock | None]:
-        """Fill `block` with the next block of `chain`.
+        """Fill `block` with the content of the next block of `chain`.
 
-        Returns (whether a tier had the block, the block's evicted entry if the tier has kept it).
+        Returns (whether a tier had the block,
+        the evicted entry of the block if the tier has kept it).
         """
         began = time.perf_counter()
         loaded = None
@@ -151,7 +152,7 @@ class Offload:
         return {**sizes, "blocks_saved": self.num_saved, "blocks_restored": self.num_restored}
 
     def close(self, wait_s: float = 3.0) -> None:
-        """Save blocks that are not in the durable tiers yet, for at most `wait_s` seconds."""
+        """Save blocks that the durable tiers do not have yet, for at most `wait_s` seconds."""
         end = time.monotonic() + wait_s
         while self.tidy() and time.monotonic() < end:
             pass

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 
 from cpuserve.ids import BlockId
 
-# A cached block has a weight, which is a power of two and is stored as its exponent (level): the
-# heavier block is evicted later. Nobody notices that a prompt of 500 tokens is computed again, but
-# 30,000 tokens take minutes, so a prompt that is 8 (2 ** _STEP_BITS) times longer has twice the
-# weight. Prompts below _SHORT tokens have the weight 1, and the greatest weight is 2 ** _MOST_COST.
-# Besides, a token of a long prompt takes more time, since it attends to all tokens before it.
+# A cached block has a weight, a power of two that is stored as its exponent (level). A heavier
+# block is evicted later. Nobody notices that a prompt of 500 tokens is computed again, but 30,000
+# tokens take minutes. A token of a long prompt also takes more time, since it attends to all tokens
+# before it. So the weight doubles when a prompt is 8 (2 ** _STEP_BITS) times longer: prompts below
+# _SHORT tokens have the weight 1, and the greatest weight is 2 ** _MOST_COST.
 _SHORT, _STEP_BITS, _MOST_COST = 1024, 3, 3
-# A block of a conversation that goes on counts as 8 times younger than a block of any other prompt,
-# because most other prompts never come again.
+# A block of a conversation counts as 8 (2 ** _CONTINUED) times younger than other blocks, because
+# most prompts outside of conversations never come again.
 _CONTINUED = 3
 _LEVELS = _MOST_COST + _CONTINUED + 1
 
 
 def level_of(num_tokens: int, *, continued: bool) -> int:
-    """Return the level of the blocks of a sequence with `num_tokens` tokens.
+    """Return the level (exponent of the weight) for blocks of a sequence of `num_tokens` tokens.
 
     continued: the sequence continues another one, as the turns of a conversation do.
     """
@@ -31,19 +31,19 @@ def level_of(num_tokens: int, *, continued: bool) -> int:
 class BlockPool:
     """Owns the block ids first .. first + num_blocks - 1.
 
-    A block is in use (it has references), cached (it has none, but its content is kept: see `keep`)
-    or free. `take` hands out free blocks first and then evicts cached blocks; it calls
+    A block is in use (it has references), cached (it has no references, but `keep` has kept its
+    content) or free. `take` hands out free blocks first. Then it evicts cached blocks: it calls
     `on_evict(block)` before it reuses a block. `continuations(block)` returns the blocks that
-    follow `block` in longer prefixes, each after its predecessors. They cannot be used without
-    `block`, so they are evicted before it.
+    follow `block` in longer prefixes, each after its predecessors. These blocks cannot be used
+    without `block`, so they are evicted before it.
 
-    The block with the greatest age / 2 ** level is evicted first. Its age is the number of blocks
-    that were taken since its last release, and its level is the highest of the sequences that have
-    released it: see `level_of`.
+    The block with the greatest age / 2 ** level is evicted first. The age of a block is the number
+    of blocks that were taken since its last release. The level of a block is the highest level of
+    the sequences that have released it (`level_of`).
 
-    The free list is a stack that starts with the low ids on top. Memory of a KV block is committed
-    when the block is first used, so reusing the block that was freed last keeps it in the CPU's
-    caches and the resident size small.
+    The free list is a stack that starts with the low ids on top. The memory of a KV block is
+    committed when the block is first used. Reusing the block that was freed last keeps it in the
+    caches of the CPU, and keeps the resident size small.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._first, end = first, first + num_blocks
         self._free = [BlockId(i) for i in range(end - 1, first - 1, -1)]
-        # For each level its cached blocks, least recently released first, with the value that
-        # _num_taken had when the block was released.
+        # The cached blocks of each level, the least recently released block first. The values are
+        # _num_taken at the time of the release.
         self._cached: list[OrderedDict[BlockId, int]] = [OrderedDict() for _ in range(_LEVELS)]
         self._num_cached = 0
         self._num_taken = 0
-        self._references = [0] * end  # by block id; entries below `first` are not used
+        self._references = [0] * end  # counts by block id; entries below `first` are unused
         self._kept = bytearray(end)
         self._level = bytearray(end)
         self._on_evict = on_evict
@@ -74,7 +74,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """The number of cached blocks: without references, but with their content kept."""
+        """The number of cached blocks: they have no references, but their content is kept."""
         return self._num_cached
 
     def references(self, block: BlockId) -> int:
@@ -108,7 +108,7 @@ class BlockPool:
     def release(self, blocks: Iterable[BlockId], level: int = 0) -> None:
         """Remove a reference from each of `blocks`; blocks without references can be reused.
 
-        level: `level_of` the sequence that held the blocks.
+        level: the level of the sequence that held the blocks (`level_of`).
         """
         references, levels = self._references, self._level
         for block in blocks:
@@ -126,7 +126,7 @@ class BlockPool:
                 self._free.append(block)
 
     def keep(self, blocks: Iterable[BlockId]) -> None:
-        """Cache `blocks`, which are in use, at their last release instead of freeing them."""
+        """Let the last release of `blocks`, which are in use, cache them, not free them."""
         for block in blocks:
             assert self._references[block] > 0, f"block {block} is not in use"
             self._kept[block] = 1
@@ -140,12 +140,12 @@ class BlockPool:
             self._free.append(block)
 
     def vacate(self, count: int, kept: Sequence[BlockId], go_on: Callable[[], bool]) -> bool:
-        """Evict cached blocks, but none of `kept`, until `count` are free.
+        """Evict cached blocks until `count` blocks are free, but no block of `kept`.
 
         Returns False if `go_on()` returned False before that; blocks evicted by then stay free.
         kept: the blocks of a prefix, in order; blocks of another pool are ignored.
         """
-        # References protect the kept blocks from eviction.
+        # A reference to each kept block protects it from eviction.
         end = len(self._references)
         own = [block for block in kept if self._first <= block < end]
         idle = [block for block in own if not self._references[block]]
@@ -160,7 +160,7 @@ class BlockPool:
             self.release(reversed(idle))
 
     def _evict(self) -> BlockId:
-        """Evict the block with the greatest age / 2 ** level, or a cached continuation of it."""
+        """Evict the block with the greatest age / 2 ** level, or a cached block after it."""
         victims, most, now = self._cached[0], -1, self._num_taken
         for level, cached in enumerate(self._cached):
             if cached:

@@ -1,9 +1,9 @@
 """Keys (hashes) of KV blocks, and the index from keys to blocks.
 
 The key of a full block is a hash of its tokens and of all tokens before it. The hash alone is not
-trusted: a hit also requires that the block's own tokens are equal, and that the entry's parent is
-the entry found for the block before. By induction the whole prefix is then equal, so a hash
-collision cannot show a request the KV of other tokens.
+trusted: a hit also requires equal tokens in the block, and that the parent of its entry is the
+entry that was found for the block before. By induction the whole prefix is then equal, so a hash
+collision cannot show a request the keys and values of other tokens.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ BlockHash = NewType("BlockHash", bytes)
 Digest = Callable[[bytes], bytes]
 
 FORGOTTEN = BlockId(-1)
-NAMED_AT_ONCE = 64  # how many block keys one call computes, since each call has a fixed cost
+NAMED_AT_ONCE = 64  # how many block keys one call computes, as each call has a fixed cost
 
 
 def sha256(data: bytes) -> bytes:
-    """Return the SHA-256 digest, from which the keys of blocks are made."""
+    """Return the SHA-256 digest of `data`; block keys are made from it."""
     return hashlib.sha256(data).digest()
 
 
 class CachedBlock(msgspec.Struct, eq=False):
-    """An entry of the index: the tokens of a full block, their key, and the blocks that hold them.
+    """An entry of the index: the tokens of a full block, their key, and the blocks with their KV.
 
-    blocks: the block of each cache group, FORGOTTEN where it was freed.
-    children: the entries for blocks that follow this one.
-    forgotten: the entry is not in the index any more.
-    continued: some sequence had a cached prefix that ended with this entry.
+    blocks: the KV block in each cache group, FORGOTTEN in a group where it was freed.
+    children: the entries for blocks that follow this block.
+    forgotten: whether the entry has been removed from the index.
+    continued: whether the cached prefix of some sequence ended with this entry.
     """
 
     blocks: list[BlockId]
@@ -54,7 +54,7 @@ class CachedBlock(msgspec.Struct, eq=False):
 
     @property
     def held(self) -> list[BlockId]:
-        """The blocks that hold these tokens."""
+        """The KV blocks that hold the keys and values of these tokens."""
         return [block for block in self.blocks if block != FORGOTTEN]
 
 
@@ -65,11 +65,11 @@ ChainMark = tuple[int, CachedBlock | None, int]
 class FoundPrefix:
     """The result of the last search for the prefix of a waiting sequence.
 
-    entries: the entries of its first blocks; each is the parent of the next.
+    entries: the entries of the first blocks of the sequence; each is the parent of the next entry.
     revivals: `PrefixIndex.revivals` at the time of the search.
     served: how many of these blocks every cache group has.
     served_of: the last entry, `revivals` and `PrefixIndex.alterations` when `served` was counted;
-      it is counted again if one of them has changed.
+      `served` is counted again if one of them has changed.
     """
 
     entries: list[CachedBlock] = field(default_factory=list)
@@ -85,12 +85,12 @@ class FoundPrefix:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The entries with the blocks of the first `num_tokens` tokens of a sequence.
+    """The cached blocks for the first `num_tokens` tokens of a sequence, and their entries.
 
     tables: the beginning of the block table of each cache group.
-    blocks: the cached blocks in them.
-    branch: how many entries the index has for the beginning of the sequence. `entries` has fewer of
-      them if a cache group has lost blocks.
+    blocks: the cached blocks in `tables`.
+    branch: how many entries the index has for the beginning of the sequence. `entries` has fewer
+      entries if a cache group has lost blocks.
     """
 
     entries: list[CachedBlock] = field(default_factory=list)
@@ -102,11 +102,11 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """The blocks begin .. end - 1 of a sequence, which come from the cache or an offload tier.
+    """The blocks begin .. end - 1 of a sequence, to be taken from the cache or an offload tier.
 
     tier: the slowest tier that one of these blocks is restored from.
-    has_state: the states of recurrent layers at the end of the last block are restored from a tier
-      as well.
+    has_state: whether the states of recurrent layers at the end of the last block are restored
+      from a tier as well.
     """
 
     begin: int
@@ -115,30 +115,30 @@ class RestorePlan:
     has_state: bool = False
 
     def kind(self, block: int) -> str:
-        """Return the kind of a block for the cost model: its tier, and whether a state comes too.
+        """Return the kind of a block for the cost model: its tier, and whether a state is restored.
 
-        A state is far larger than a block. Blocks of one kind should take the same time to restore.
+        A state is far larger than a block, and all blocks of a kind should take the same time.
         """
         return f"{self.tier} state" if self.has_state and block == self.end - 1 else self.tier
 
 
 @dataclass(slots=True, eq=False)
 class PrefixChain:
-    """The keys of one sequence's full blocks, each computed once, and its place in the index.
+    """The keys of the full blocks of one sequence, and the place of the sequence in the index.
 
-    Sequences with a different `salt` share no blocks. The first `num_entries` blocks of the
-    sequence's block table have entries in the index; `last` is the last of these entries, and `own`
-    lists the entries that this sequence has created.
+    Each key is computed once. Sequences with a different `salt` share no blocks. The first
+    `num_entries` blocks in the sequence's block table have entries in the index; `last` is the last
+    of these entries, and `own` lists the entries that this sequence has created.
 
-    snapshots: the indices of the blocks with states of recurrent layers at their end that are kept
-      for other sequences.
+    snapshots: the indices of the blocks that keep the states of recurrent layers at their end for
+      other sequences.
     found: the result of the last search, until the sequence adopts that prefix.
-    plan: the blocks that are being restored; until all of them are restored, a cache group may lack
+    plan: the blocks that are being restored. Until all of them are restored, a cache group may lack
       keys for the next token.
-    failed: a block of a tier was gone or damaged, so no further block is restored for this
+    failed: whether a tier had lost or damaged a block; no further block is then restored for this
       sequence.
-    continues: the blocks of the sequence stay in the cache longer, because it is a turn of a
-      conversation (PublishedBlocks.judge).
+    continues: whether the sequence is a turn of a conversation, so that its blocks stay in the
+      cache longer (PublishedBlocks.judge).
     """
 
     salt: str = ""
@@ -154,7 +154,7 @@ class PrefixChain:
     continues: bool = False
 
     def reset(self) -> None:
-        """Go back to the beginning, because the sequence lost its blocks; the keys stay valid."""
+        """Go back to the beginning after the sequence has lost its blocks; the keys stay valid."""
         self.num_entries, self.last, self.plan = 0, None, None
         self.own.clear()
 
@@ -181,14 +181,14 @@ class PrefixChain:
 class PrefixIndex:
     """Maps keys to blocks. Tests pass a weak `digest` to get collisions.
 
-    The parent of every entry is in the index: a lookup starts at the beginning of a text, so
-    it could never reach an entry without its parent, and that entry would prevent others from
+    The parent of every entry is in the index. A lookup starts at the beginning of a text, so it
+    could never reach an entry without its parent, and this entry would prevent others from
     inserting the same tokens.
 
-    seed: the bytes that hashes start from; random per process unless keys must outlive it.
-    revivals: how many evicted entries were inserted again, perhaps under another parent.
+    seed: the bytes that hashes start from; random per process unless keys must outlive the process.
+    revivals: how many evicted entries were inserted again, perhaps with another parent.
     alterations: how often an entry of the index lost or received the block of one cache group.
-    events: records added and removed entries; None = nobody asks for them.
+    events: records added and removed entries; None = nobody reads such events.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class PrefixIndex:
     def find(
         self, chain: PrefixChain, index: int, parent: CachedBlock | None
     ) -> CachedBlock | None:
-        """Return the entry of block `index` of `chain` with this parent, or None."""
+        """Return the entry of block `index` of `chain` if it has this parent; else None."""
         entry = self._by_key.get(chain.keys[index])
         if entry is None or entry.parent is not parent:
             return None
@@ -245,12 +245,12 @@ class PrefixIndex:
         return entry if same else None
 
     def search(self, chain: PrefixChain, token_ids: Sequence[int], most: int) -> FoundPrefix:
-        """Return the entries of the first blocks of a sequence, at most `most`.
+        """Return the index entries of the first blocks of a sequence, at most `most` entries.
 
         It continues where the last search ended, because every step searches for each waiting
         sequence. An entry is evicted only after its children, so the result is still valid if its
-        last entry is in the index. An entry that is inserted again may have another parent: then
-        the search starts again.
+        last entry is in the index. An entry that was inserted again may have another parent: the
+        search then starts from the beginning.
         """
         found = chain.found
         entries = found.entries
@@ -272,7 +272,7 @@ class PrefixIndex:
     ) -> list[CachedBlock]:
         """Return the entries of the blocks from `begin` to `most` - 1 that follow `parent`.
 
-        Keys are computed only for the blocks that are looked up: for 128k tokens they take 5 ms.
+        A key is computed only when its block is looked up: the keys of 128k tokens take 5 ms.
         """
         entries: list[CachedBlock] = []
         for index in range(begin, most):
@@ -295,13 +295,13 @@ class PrefixIndex:
     def insert(
         self, chain: PrefixChain, blocks: list[BlockId], old: CachedBlock | None = None
     ) -> CachedBlock | None:
-        """Return the entry for the next block of `chain`: one that exists, or a new one.
+        """Return the entry for the next block of `chain`: an existing entry, or a new one.
 
         Returns None if an entry is impossible: other content has the same hash, the parent's entry
         was evicted, or one of `blocks` belongs to another entry.
 
-        old: an evicted entry of the same tokens, which is reused, so that its children can be found
-          again.
+        old: an evicted entry of the same tokens. It is used again, so that its children can be
+        found again.
         """
         parent, index = chain.last, chain.num_entries
         if _forgotten(parent):
@@ -325,7 +325,7 @@ class PrefixIndex:
         return entry
 
     def fill(self, entry: CachedBlock, group: int, block: BlockId) -> bool:
-        """Add `block` to `entry`, which has none in `group`; False if `block` has another entry."""
+        """Add `block` to `entry` in `group`; False if `block` belongs to another entry."""
         if block in self._by_block:
             return False
         entry.blocks[group] = block
@@ -334,7 +334,7 @@ class PrefixIndex:
         return True
 
     def empty(self, entry: CachedBlock, group: int) -> None:
-        """Remove the block of `group` from `entry`; the entry stays in the index without it."""
+        """Remove the block in `group` from `entry`, which stays in the index without this block."""
         del self._by_block[entry.blocks[group]]
         entry.blocks[group] = FORGOTTEN
         self.alterations += 1
@@ -351,7 +351,7 @@ class PrefixIndex:
         return found
 
     def forget(self, entry: CachedBlock) -> list[BlockId]:
-        """Remove `entry` from the index, after all its children, and return its blocks."""
+        """Remove `entry`, which must have no children, from the index, and return its blocks."""
         assert not entry.children, "an entry is removed before its children"
         held = entry.held
         for block in held:

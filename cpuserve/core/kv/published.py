@@ -1,4 +1,4 @@
-"""PublishedBlocks: the prefix index, and the pools and offload tiers that follow its changes."""
+"""PublishedBlocks: the prefix index, with the pools and offload tiers that follow its changes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class PublishedBlocks:
     """Adds and removes entries of the index together with their blocks in the pools.
 
     windows: the window of each cache group in tokens, 0 = the group keeps all tokens. If num_states
-      > 0, the last group has the states, in a pool of its own.
-    gone: the id of freed blocks in block tables. It equals the number of KV blocks, and ids of
-      states are greater.
+      > 0, the last group has the states of recurrent layers, in a pool of its own.
+    gone: the id that replaces freed blocks in block tables. It equals the number of KV blocks, and
+      the ids of states are greater.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class PublishedBlocks:
         self.windows = windows
         self.gone = gone
         has_states = num_states > 0
-        # The keys of the last evicted entries, at most as many as the cache has blocks.
+        # The keys of the entries that were evicted last, at most as many as the cache has blocks.
         self._evicted: OrderedDict[BlockHash, None] = OrderedDict()
         self._chance = random.Random(0)
         self.pools = [self.pool] * (len(windows) - has_states) + [self.states] * has_states
 
     def pool_of(self, block: BlockId) -> BlockPool:
-        """Return the pool that `block` belongs to: the one of states or the one of KV blocks."""
+        """Return the pool of `block`: the pool of states or the pool of KV blocks."""
         return self.states if block > self.gone else self.pool
 
     def keep(self, entries: Sequence[CachedBlock]) -> None:
-        """Keep the content of the blocks of new `entries` when no request uses them any more."""
+        """Keep the content of the blocks of new `entries` after all requests have released them."""
         for group, pool in enumerate(self.pools):
             blocks = [entry.blocks[group] for entry in entries]
             pool.keep([block for block in blocks if block != FORGOTTEN])
@@ -71,7 +71,7 @@ class PublishedBlocks:
                 self.offload.filled(entry, group)
 
     def unpublish(self, blocks: Iterable[BlockId]) -> None:
-        """Remove these blocks from the index, because their step failed."""
+        """Remove `blocks` from the index, because the step that should compute them failed."""
         for block in blocks:
             entry = self.index.entry(block)
             if entry is not None:
@@ -85,7 +85,7 @@ class PublishedBlocks:
             self.index.events.cleared()
 
     def unpublish_own(self, chain: PrefixChain) -> None:
-        """Remove the blocks that this sequence has published from the index, no others."""
+        """Remove only the blocks that this sequence has published from the index."""
         self._forget_all(chain.own)
         chain.own.clear()
 
@@ -99,7 +99,7 @@ class PublishedBlocks:
                 self._forget(entry)
 
     def _forget(self, entry: CachedBlock) -> None:
-        """Remove `entry` and all entries that continue it; their keys depend on its content."""
+        """Remove `entry` and its descendants: their keys depend on the content of `entry`."""
         parent = entry.parent
         for each in (*reversed(self.index.continuations(entry)), entry):
             if self.offload is not None:
@@ -109,14 +109,14 @@ class PublishedBlocks:
         self._prune(parent)
 
     def _prune(self, entry: CachedBlock | None) -> None:
-        """Remove `entry` and its ancestors, as far as they have neither blocks nor children."""
+        """Remove `entry` and its ancestors, as long as they have neither blocks nor children."""
         while entry is not None and not entry.forgotten and not entry.children and not entry.held:
             parent = entry.parent
             self.index.forget(entry)
             entry = parent
 
     def evicted(self, block: BlockId) -> None:
-        """Remove a block and the entries that need it from the index, because it will be reused."""
+        """Remove a block that will be reused, and the entries that need it, from the index."""
         entry = self.index.entry(block)
         assert entry is not None, "a cached block has no name"
         group = entry.blocks.index(block)
@@ -140,16 +140,16 @@ class PublishedBlocks:
             self._evicted.popitem(last=False)
 
     def judge(self, chain: PrefixChain, entries: Sequence[CachedBlock]) -> None:
-        """Find out whether a sequence continues a conversation, which should stay in the cache.
+        """Set chain.continues: whether the sequence is a turn of a conversation.
 
         entries: the cached prefix of the sequence. The sequence is a turn of a conversation if it
-        is the first one to continue after exactly this prefix. Many sequences continue after a
-        common system prompt, but they are not the turns of one conversation.
+        is the first sequence that continues after exactly this prefix. Many sequences continue
+        after a common system prompt, but they are not the turns of one conversation.
 
         If the next block of the sequence was evicted lately, the cache has no room for all
         conversations. If each conversation replaced the oldest one, none would be in the cache when
-        its next turn comes. So such a sequence counts as a turn only with a probability of one
-        half, and blocks of other conversations stay in the cache.
+        its next turn comes. Such a sequence therefore counts as a turn only with a probability of
+        one half, and blocks of other conversations stay in the cache.
         """
         end = len(entries)
         if end < len(chain.keys) and chain.keys[end] in self._evicted:
@@ -162,8 +162,8 @@ class PublishedBlocks:
     def _continuations(self, block: BlockId) -> list[BlockId]:
         """Return the blocks that can only be used together with `block`, each after its parent.
 
-        A sequence frees its last block first, so a block is usually freed before its parent. It is
-        freed after its parent if another sequence has shared the block but not the parent.
+        A sequence frees its last block first, so a block is usually freed before its parent. But if
+        another sequence has shared the block and not the parent, the parent is freed first.
         """
         entry = self.index.entry(block)
         assert entry is not None, "a cached block has no name"

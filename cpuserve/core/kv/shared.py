@@ -1,9 +1,9 @@
-"""SharedFiles: KV blocks in files that another server has written; they are never changed.
+"""SharedFiles: read-only KV blocks in files that another server has written.
 
-`shared=DIR` finds the prefixes that a server with `--prefix-cache-dir DIR` has kept: a copy of its
-directory in a container image, or the directory itself on a network file system. The keys of these
-blocks start from that directory's own seed, so it can be combined with any other tier. The list of
-files is read once, at the start.
+`shared=DIR` finds the prefixes that a server with `--prefix-cache-dir DIR` has kept. DIR is a copy
+of that directory in a container image, or the directory itself on a network file system. The keys
+of its blocks start from the seed in DIR, so this tier can be combined with any other tier.
+The list of files is read once, at the start.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from cpuserve.core.kv.prefix import BlockHash, CachedBlock, PrefixChain
 from cpuserve.core.kv.tier import Data, TierBlock, TierNeeds
 from cpuserve.log import get_logger
 
-# How many block keys are kept: a key takes about 200 bytes and saves a microsecond of SHA-256.
+# How many block keys stay in memory:
+# a key takes about 200 bytes and saves a microsecond of SHA-256.
 _MOST_KEYS = 1 << 16
-# The most bytes of the tokens in a file. A file with more bytes than head, data of a block and
-# tokens may have does not belong to this model.
+# The most bytes of the tokens in a file. A larger file than the head, the data of a block and this
+# number of bytes does not belong to this model.
 _MOST_TOKEN_BYTES = 1 << 16
 
 log = get_logger("kv")
@@ -119,8 +120,9 @@ class SharedFiles:
     def _key(self, chain: PrefixChain, index: int) -> bytes:
         """Return the key of block `index` of `chain` in this directory.
 
-        Keys are chained hashes, and the hashes of this directory start from another seed than the
-        hashes of the engine. self._keys maps the engine's key of a block to its key here.
+        Keys are chained hashes. The hashes of this directory start from another seed than the
+        hashes of the engine, so self._keys maps the engine's key of a block to the key in this
+        directory.
         """
         if len(self._keys) > _MOST_KEYS:
             self._keys.clear()
@@ -133,15 +135,15 @@ class SharedFiles:
         return key
 
     def ready(self, group: int) -> bool:  # noqa: ARG002
-        """Return False, because the files belong to others."""
+        """Return False, because the files belong to another server."""
         return False
 
     def wants(self, entry: CachedBlock, group: int) -> bool:  # noqa: ARG002
-        """Return False, because the files belong to others."""
+        """Return False, because the files belong to another server."""
         return False
 
     def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:  # noqa: ARG002
-        """Return False without storing the block, because the files belong to others."""
+        """Return False without storing the block, because the files belong to another server."""
         return False
 
     def filled(self, entry: CachedBlock, group: int) -> None:

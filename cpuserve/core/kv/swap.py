@@ -1,4 +1,4 @@
-"""SwapSpace: copies of KV blocks that were evicted from the KV cache, in other memory."""
+"""SwapSpace: memory outside of the KV cache with copies of KV blocks that were evicted from it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from cpuserve.core.kv.tier import Data, TierBlock
 class SwapSpace:
     """Holds at most `max_bytes` of evicted blocks; a new block replaces the oldest.
 
-    sizes: bytes of a block of each cache group. A block that is restored to the cache is removed
-    here. As in PrefixIndex, the hash alone is not trusted: the tokens of the block and all tokens
-    before it are compared.
+    sizes: bytes of a block of each cache group.
+
+    A block that is restored to the KV cache is removed from this space. The hash alone is not
+    trusted, as in PrefixIndex: the tokens of the block and all tokens before it are compared.
     """
 
     name = "swap"
@@ -39,7 +40,7 @@ class SwapSpace:
         return len(self._blocks)
 
     def ready(self, group: int) -> bool:  # noqa: ARG002
-        """Return True, because memory takes a block at once."""
+        """Return True, because memory can store a block at any time."""
         return True
 
     def wants(self, entry: CachedBlock, group: int) -> bool:  # noqa: ARG002
@@ -64,7 +65,7 @@ class SwapSpace:
         return data
 
     def find(self, chain: PrefixChain, index: int, group: int) -> bool:
-        """Whether block `index` of `chain`, which follows the chain's entries, is here."""
+        """Whether this space has block `index` of `chain`, which follows the chain's entries."""
         return self._entry(chain, index, group) is not None
 
     def load(self, chain: PrefixChain, index: int, group: int) -> TierBlock | None:
@@ -75,25 +76,25 @@ class SwapSpace:
     def _entry(self, chain: PrefixChain, index: int, group: int) -> CachedBlock | None:
         """Return the entry of block `index` of `chain`, which follows the chain's entries.
 
-        For the first block after these entries, all tokens before it are compared as well.
+        The first block after the chain's entries matches only if all tokens before it are equal.
         """
         parent = chain.last
         entry, _ = self._blocks.get((chain.keys[index], group), (None, b""))
         if entry is None or entry.content != chain.contents[index] or entry.salt != chain.salt:
             return None
-        if index > chain.num_entries:  # the block before has no entry, so no prefix to compare
+        if index > chain.num_entries:  # the block before it has no entry to compare
             return entry
         if not _same_prefix(entry.parent, parent):
             return None
-        entry.parent = parent  # so that the next comparison ends at once
+        entry.parent = parent  # the next comparison then ends at once
         return entry
 
     def filled(self, entry: CachedBlock, group: int) -> None:
-        """Remove the block of `entry` in `group`, because the KV cache has computed it again."""
+        """Remove the block of `entry` in `group`, because the KV cache has its content again."""
         self._take(entry.key, group)
 
     def close(self, wait_s: float) -> None:
-        """Do nothing: the memory ends with the process."""
+        """Do nothing: the memory is freed when the process ends."""
 
 
 def _same_prefix(a: CachedBlock | None, b: CachedBlock | None) -> bool:

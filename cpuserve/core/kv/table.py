@@ -1,4 +1,4 @@
-"""BlockTable: the blocks of a sequence in one cache group, and how many the executor knows."""
+"""BlockTable: the blocks of a sequence in a cache group, and which entries the executor has."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from cpuserve.ids import BlockId
 class BlockTable(list[BlockId]):
     """A list of blocks that knows which entries changed since it was last sent to the executor.
 
-    An executor keeps the table of each sequence, and each step sends it the entries from `sent` on
-    (runtime/pack.py). So blocks may be added as to any list, but other changes have to be made by
-    the methods below.
+    An executor stores the table of each sequence, and each step sends it the entries from `sent` on
+    (runtime/pack.py). Blocks may therefore be appended as to any list, but other changes must use
+    the methods of this class.
     """
 
     __slots__ = ("_left", "sent")
 
     def __init__(self, blocks: Iterable[BlockId] = ()) -> None:
         super().__init__(blocks)
-        self.sent = 0  # the executor has this many of the first entries
+        self.sent = 0  # how many of the first entries the executor has
         self._left = 0  # `leave` has replaced all entries before this index
 
     def put(self, index: int, block: BlockId) -> None:
-        """Make `block` entry `index`."""
+        """Replace or append entry `index` by `block`."""
         self[index] = block
         self.sent = min(self.sent, index)
         self._left = min(self._left, index)
 
     def leave(self, end: int, gone: BlockId) -> list[BlockId]:
-        """Replace all entries before `end` by `gone`; return the blocks that were there."""
+        """Replace all entries before `end` by `gone`; return the blocks that they had."""
         begin = self._left
         if begin >= end:
             return []
@@ -41,7 +41,7 @@ class BlockTable(list[BlockId]):
         return left
 
     def cut(self, end: int) -> None:
-        """Remove the entries from `end` on."""
+        """Remove all entries from index `end` on."""
         del self[end:]
         self.sent = min(self.sent, end)
         self._left = min(self._left, end)

@@ -21,7 +21,7 @@ class TierNeeds:
     """The facts that a tier needs about the model and its settings.
 
     sizes: bytes of a block of each cache group.
-    fingerprint: 32 bytes that differ if equal tokens could have different keys, values or states.
+    fingerprint: 32 bytes that differ if equal tokens could have other keys, values or states.
     """
 
     sizes: tuple[int, ...]
@@ -29,7 +29,7 @@ class TierNeeds:
 
 
 class Tier(Protocol):
-    """Keeps blocks, each for an entry of the prefix index and a cache group.
+    """Stores blocks; each block belongs to an entry of the prefix index and to a cache group.
 
     A block is found by its key, but the key alone is not trusted: the tokens of the block and all
     tokens before it must be equal.
@@ -37,8 +37,8 @@ class Tier(Protocol):
     A failure of a tier never fails a request.
 
     name: the tier's name in metrics and in the cost model.
-    durable: the blocks of the tier outlive the process, so they are saved before they are evicted.
-    num_blocks, num_bytes: contents of the tier, with blocks of other engines and models.
+    durable: whether its blocks outlive the process; they are then saved before they are evicted.
+    num_blocks, num_bytes: content of the tier, including blocks of other engines and models.
     """
 
     name: str
@@ -46,23 +46,23 @@ class Tier(Protocol):
 
     @property
     def seed(self) -> bytes | None:
-        """The bytes that the hashes of block keys must start from; None = any."""
+        """The bytes that the hashes of block keys must start from; None = any bytes."""
 
     def __len__(self) -> int:
         """Return the number of blocks that this engine can use."""
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks."""
+        """The number of blocks in the tier."""
 
     @property
     def num_bytes(self) -> int:
-        """The size of these blocks in bytes."""
+        """The size of all blocks in the tier, in bytes."""
 
     def find(self, chain: PrefixChain, index: int, group: int) -> bool:
         """Whether the tier has block `index` of `chain`, which follows the chain's entries.
 
-        All earlier tokens have to be compared only for the first block after these entries.
+        All earlier tokens need to be compared only for the first block after these entries.
         """
 
     def load(self, chain: PrefixChain, index: int, group: int) -> TierBlock | None:
@@ -72,19 +72,19 @@ class Tier(Protocol):
         """
 
     def ready(self, group: int) -> bool:
-        """Whether `put` takes a block of a cache group at once."""
+        """Whether `put` can store a block of a cache group without waiting."""
 
     def wants(self, entry: CachedBlock, group: int) -> bool:
         """Whether `put` should be called: the tier does not have the block and can keep it."""
 
     def put(self, entry: CachedBlock, group: int, data: Data, wait_s: float = 0.0) -> bool:
-        """Keep `data`, the content of the block of `entry`.
+        """Store `data`, the content of the block of `entry`.
 
-        wait_s: how long to wait until the tier is ready. Returns False if it is not ready then.
+        wait_s: seconds to wait until the tier is ready. Returns False if it is not ready then.
         """
 
     def filled(self, entry: CachedBlock, group: int) -> None:
-        """Note that the KV cache has the block of `entry` again."""
+        """React to the fact that the KV cache has the block of `entry` again."""
 
     def close(self, wait_s: float) -> None:
-        """Finish the writes, within about `wait_s` seconds."""
+        """Finish the writes within about `wait_s` seconds."""
