@@ -1,1 +1,1 @@
-"""From a neutral call to its events, for every dialect; it knows no HTTP."""
+"""Turns a GenerateCall into events, in the same way for every dialect, and without HTTP."""

@@ -17,9 +17,9 @@ _PRIOR_TOKENS, _WINDOW_TOKENS = 4096.0, 131072.0
 class Backlog:
     """Counts sequences from their arrival to their first output.
 
-    The limits are for all callers together. While others have filled the backlog, a caller with
-    less than its share (a limit divided by the number of callers) is admitted nevertheless, so the
-    backlog may hold up to twice its limits. The caller "" (unknown) has no share.
+    The limits apply to all callers together. If other callers have filled the backlog, a caller
+    with less than its share (a limit divided by the number of callers) is admitted nevertheless, so
+    the backlog may hold up to twice its limits. The caller "" (unknown) has no share.
 
     prompt_rate() returns how many prompt tokens the engine computes per second, 0.0 while unknown.
     slots: how many sequences can run at the same time.
@@ -41,9 +41,9 @@ class Backlog:
         self._prompt_rate = prompt_rate
         self._clock = clock
         self._slots = slots
-        # All three describe the time since the backlog was last empty. `_since` is when the latest
-        # sequence started to run or, while none has (`_started` is False), when the first sequence
-        # began to wait. `_gap_s` is the moving average of the seconds between two starts.
+        # The next three attributes describe the time since the backlog was last empty. `_since` is
+        # when the latest sequence started to run or, while none has (`_started` is False), when the
+        # first sequence began to wait. `_gap_s` averages the seconds between two starts.
         self._since = 0.0
         self._started = False
         self._gap_s = 0.0
@@ -70,8 +70,8 @@ class Backlog:
     def start(self, tokens: int, computed: int, caller: str = "") -> None:
         """Remove a sequence at its first output; `computed`: prompt tokens not in the cache."""
         self.leave(tokens, caller)
-        # The first of several sequences with the same prompt counts its tokens. `tokens` is 0 for
-        # the others, so the few prompt tokens that each of them computes again do not count.
+        # Several waiting sequences may have the same prompt. Only the first one counts its tokens:
+        # `tokens` is 0 for the others, although each of them computes a few prompt tokens again.
         self._learn_share(tokens, min(computed, tokens))
         now = self._clock()
         if self._started:
@@ -86,7 +86,7 @@ class Backlog:
     def has_share(self, caller: str) -> bool:
         """Return whether several callers wait, and this one has less than its share of both limits.
 
-        The result is False for every caller if the backlog has twice its limits.
+        The result is False for every caller if the backlog has reached twice its limits.
         """
         callers = len(self._of) + (caller not in self._of)
         requests, tokens = self._of.get(caller, (0, 0))

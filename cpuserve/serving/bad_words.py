@@ -21,7 +21,7 @@ _LINE = "\n"
 
 
 def with_bad_word_ids(params: Sequence[SamplingParams], tokenizer: Tokenizer) -> None:
-    """Set bad_word_ids in all `params`, from the bad_words of the first, which all of them have.
+    """Set bad_word_ids in all `params`; all of them have the bad_words of the first one.
 
     Raises:
       InvalidRequest: there are too many words, or one is too long.

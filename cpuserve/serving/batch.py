@@ -1,4 +1,4 @@
-"""Run many prompts to their ends on an engine in this process: the serving pipeline of `LLM`."""
+"""Run many prompts on an engine in this process: the serving pipeline of `LLM`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Ended = Callable[[int, Choice], None]
 class BatchItem:
     """The sequences of one prompt; `run_batch` fills in `choices` and `cached_tokens`.
 
-    tools: how thoughts and tool calls are read; None = the response is only text.
+    tools: how to find thoughts and tool calls in the response; None = the response is only text.
     """
 
     sequences: Sequence[SequenceRequest]
@@ -78,7 +78,9 @@ def chat_items(
 def decision_items(
     context: ModelContext, call: GenerateCall, params: SamplingParams, priority: int = 0
 ) -> tuple[list[BatchItem], list[BatchItem]]:
-    """Return (items of the beginning that all prompts share, which must run first; the questions).
+    """Return the item of the beginning that all prompts share, and the items of the questions.
+
+    The first list must have ended before the second one runs.
 
     Raises:
         InvalidRequest: the call is invalid, or this model cannot serve it.

@@ -28,7 +28,7 @@ def search_batch(
 ) -> list[list[Beam]]:
     """Return the best responses to each prompt; a step computes the beams of all prompts.
 
-    params: max_tokens, ignore_eos and stop_token_ids count; nothing is sampled.
+    params: only max_tokens, ignore_eos and stop_token_ids have an effect; nothing is sampled.
 
     Raises:
         InvalidRequest: a prompt is empty, or too long for the context.

@@ -30,7 +30,7 @@ async def beam_events(
     rules: BeamRules,
     tools: ToolUse | None,
 ) -> list[Event]:
-    """Return the events of the admitted sequences of one prompt: the best one comes first.
+    """Search for the best responses to one prompt; return their events, the best response first.
 
     Cancelling this coroutine aborts the search.
 
@@ -66,7 +66,7 @@ async def beam_events(
 
 
 def _output(beam: Beam, eos_ids: frozenset[int], num_top: int | None) -> Output:
-    """Return a whole response as the engine sends one."""
+    """Return the Output that the engine would send for the whole response of a beam."""
     finish = "length" if beam.end is None else "stop"
     stop_id = None if beam.end is None or beam.end in eos_ids else beam.end
     rows = None

@@ -18,9 +18,9 @@ from cpuserve.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """The tokens of a response, their logprobs, and the sum of these.
+    """A beam: the tokens of a response, their logprobs, and `total`, the sum of the logprobs.
 
-    score: the sum divided by the length to the power of the length penalty.
+    score: the total divided by the length to the power of the length penalty.
     end: the token that ended the response, which is its last one; None = it has not ended.
     """
 
@@ -49,8 +49,9 @@ class BeamSearch:
     """The search for the best responses to one prompt.
 
     Like vLLM and transformers, each step takes the 2 * width most likely tokens of each beam. A
-    token that ends a text completes a response, and the best `width` others go on. The search ends
-    when no beam can become better than the best `width` responses, or after max_tokens.
+    token that ends a text completes a response. The best `width` other continuations are the beams
+    of the next step. The search ends after max_tokens, or when no beam can become better than the
+    best `width` responses.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class BeamSearch:
         self._steps += 1
 
     def best(self, count: int) -> list[Beam]:
-        """Return the best responses, the best one first; those that max_tokens has cut included."""
+        """Return the best responses, best first, including those that max_tokens has cut."""
         return _best([*self._ended, *self.running], count)
 
     def _grown(
@@ -103,7 +104,7 @@ class BeamSearch:
     ) -> Beam:
         entry = TokenLogprob(token, logprob, rank, row.top)
         tokens, total = [*beam.tokens, token], beam.total + logprob
-        # As in transformers, the token that ends a text does not count.
+        # As in transformers, the token that ends a text does not count for the length.
         score = self._score(total, len(tokens) - (end is not None))
         return Beam(tokens, [*beam.logprobs, entry], total, score, end)
 

@@ -34,15 +34,15 @@ NO_LIMIT = 2**31 - 1  # as max_tokens: up to the end of the context, instead of 
 def thinking_variables(on: bool) -> dict[str, Any]:
     """Return the template variables that switch thinking on or off; a template reads one of them.
 
-    Templates of Qwen and GLM read the first one, templates of DeepSeek and Granite the second.
+    Templates of Qwen and GLM read enable_thinking, templates of DeepSeek and Granite thinking.
     """
     return {"enable_thinking": on, "thinking": on}
 
 
 # Template variables that keep the thoughts of earlier turns in the prompt; a template reads one of
-# them, or none. Templates of Qwen and LFM read the first one, templates of GLM the second. Without
-# them the prompt loses thoughts when the user writes again, and all tokens after the first thought
-# are computed again.
+# them, or none. Templates of Qwen and LFM read preserve_thinking, templates of GLM clear_thinking.
+# Without these variables the prompt loses thoughts when the user writes again, and all tokens after
+# the first thought are computed again.
 KEEPS_THOUGHTS = {"preserve_thinking": True, "clear_thinking": False}
 
 
@@ -55,10 +55,10 @@ class Prompt:
     waits: the forced beginning of the response is not in the prompt; it comes after the model's
       thought, if the model thinks.
     rendered: the messages as the chat template wrote them.
-    opening: the beginning of the response, which the prompt has after `rendered`.
+    opening: the beginning of the response, which follows `rendered` in the prompt.
     labels: the labels of a decision's question.
-    shared: the tokens that all prompts of the call begin with, in whole blocks, if they are to be
-      computed once.
+    shared: how many tokens at the beginning are the same in all prompts of the call, in whole KV
+      blocks, if they are to be computed once; else 0.
     """
 
     ids: list[int]
@@ -76,8 +76,8 @@ class Prompt:
 class Earlier:
     """The token ids of an earlier prompt and response, which go before the new prompt.
 
-    mark: a text in the messages. Only the rendered text after it belongs to the new prompt. If the
-    mark is "", all of the rendered text does, without the tokens that begin a text.
+    mark: a text in the messages. Only the rendered text after the mark belongs to the new prompt.
+      If the mark is "", all rendered text belongs to it, without the tokens that begin a text.
     """
 
     ids: tuple[int, ...]
@@ -89,9 +89,9 @@ class CommonFields(SamplerFields, kw_only=True):
 
     response_format, structured_outputs: see serving/response_format.py. Dialects that ask for a
       structured output in another field set response_format to StructuredOutputs.
-    truncate_prompt_tokens: prompts and pairs are cut to this number of tokens; -1 = to the context,
-      with room for max_tokens.
-    truncation_side: "left" (the default for prompts of generated text) or "right".
+    truncate_prompt_tokens: prompts and pairs are cut to this number of tokens; -1 = to the context
+      length less max_tokens.
+    truncation_side: "left" (the default if text is generated) or "right".
     """
 
     model: str | None = None

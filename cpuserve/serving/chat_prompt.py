@@ -55,7 +55,7 @@ async def chat_prompt(
         ids = await continued(context, call.earlier, text + begun)
         return Prompt(ids, thinks=thinks, waits=waits, opening=begun)
     ids = await chat_tokens(context, call, text, begun, most)
-    # If the prompt was cut, `text` is longer than its tokens, so it is not kept.
+    # A prompt that was cut has fewer tokens than `text`, so it has no `rendered` text.
     shown = text if call.truncate_prompt_tokens is None else None
     return Prompt(
         ids, thinks=thinks, continues=continues, waits=waits, rendered=shown, opening=begun

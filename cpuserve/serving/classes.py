@@ -12,7 +12,7 @@ def activated(logits: Sequence[float], activation: str) -> list[float]:
 
     activation: "softmax", "sigmoid", "tanh", "gelu" or "none".
 
-    The sums are exact, so a value depends on these logits only.
+    math.fsum makes the sums exact, so a value depends on the logits only, not on their order.
     """
     if activation == "softmax":
         most = max(logits)

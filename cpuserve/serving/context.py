@@ -46,7 +46,7 @@ class ActiveCount:
 class ModelContext:
     """One served model: its engine's client, tokenizer, template, limits, backlog and defaults.
 
-    default_sampling: applies to requests that set no values of their own.
+    default_sampling: the sampling parameters of requests that do not set them.
     tokenizer: None until it is loaded.
     loading, failed: the progress of loading, and the reason why the engine is gone; see
       `unavailable`.
@@ -121,7 +121,7 @@ class ModelContext:
     ) -> None:
         """Make the endpoints available, after tokenizer and engine are loaded.
 
-        learned_format: the format of the template; None = find it now.
+        learned_format: how the template writes thoughts and tool calls; None = find it out now.
         """
         self.tokenizer = tokenizer
         self.chat_template = chat_template
@@ -193,14 +193,14 @@ class ModelContext:
     def token_widths(self) -> dict[str, int]:
         """How many numbers each head of BGE-M3 computes for a token, by the head's name.
 
-        The head "weights" computes 1, and "multi" the elements of a vector.
+        The head "weights" computes one number for a token, and the head "multi" a vector.
         """
         found = self.client.info.get("token_widths")
         return found if isinstance(found, dict) else {}
 
     @property
     def abilities(self) -> list[str]:
-        """The model's capabilities in Ollama's words; [] for a model that it has no word for."""
+        """The model's capabilities in Ollama's words; [] if Ollama has no word for them."""
         if self.pooling != "none":
             return ["embedding"] if self.embeds else []
         able = {

@@ -47,5 +47,5 @@ async def continued(context: ModelContext, earlier: Earlier, rendered: str) -> l
         ids = ids[len(first) :]
     before = list(earlier.ids)
     if mark and before[-1] in context.bounds.eos_ids:
-        before.pop()  # the template writes the end of the earlier response
+        before.pop()  # the rendered text after the mark begins with this end token
     return [*before, *ids]

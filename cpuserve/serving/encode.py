@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
     from cpuserve.tokenizer.tokenizer import TokenSpan
 
-# Of texts with more characters than this, only LARGE_TEXTS_AT_ONCE are tokenized at the same time,
-# because it takes much memory.
+# Only LARGE_TEXTS_AT_ONCE texts with more characters than this are tokenized at the same time,
+# because tokenizing takes much memory.
 LARGE_TEXT_CHARS = 1 << 17
-# A text that is only counted may have at least this many tokens, for any model. Each token takes
-# about 300 bytes for a moment.
+# A request that only counts the tokens of a text may always have a text of this many tokens. Each
+# token takes about 300 bytes while it is counted.
 _MOST_COUNTED = 1 << 17
 # Bytes per token in most texts, to estimate in an error how many tokens an untokenized text has.
 _USUAL_BYTES = 4
@@ -71,7 +71,7 @@ async def encode(
 async def encode_spans(
     context: ModelContext, texts: list[str], *, add_special_tokens: bool = True
 ) -> list[list[TokenSpan]]:
-    """Return the tokens of each text with their places; long texts are read on another thread.
+    """Return the tokens of each text with their positions; long texts are read on another thread.
 
     Raises:
       InvalidRequest: a text certainly has more than most_counted(context) tokens.
@@ -92,7 +92,7 @@ async def encode_spans(
 
 
 def cut_of(context: ModelContext, call: GenerateCall) -> Cut | None:
-    """Return how the prompts of a call are cut; None = they are not.
+    """Return how the prompts of a call are cut; None = they are not cut.
 
     Raises:
       InvalidRequest: truncate_prompt_tokens or truncation_side is invalid.

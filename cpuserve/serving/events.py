@@ -115,7 +115,7 @@ class Finish(msgspec.Struct, gc=False):
 
     "pause": the model searched for tools until the limit. The client continues the response with a
       further request that contains it.
-    stop_reason: the stop string or stop token id that ended it, or REPETITION_FOUND.
+    stop_reason: the stop string or stop token id that ended the sequence, or REPETITION_FOUND.
     """
 
     index: int

@@ -149,7 +149,7 @@ def sequences_of(
 def shared_beginning(sequences: Sequence[SequenceRequest]) -> SequenceRequest | None:
     """Return the sequence that computes the beginning of all prompts; None = they share none.
 
-    It generates no tokens. The others find its blocks in the prefix cache, and then also the
+    It generates no tokens. The other sequences find its KV blocks in the prefix cache, and also the
     states of recurrent layers, which are found only at the end of a prompt that has run.
     """
     first = sequences[0]

@@ -153,7 +153,7 @@ async def read_prompts(
 async def prompt_ids(context: ModelContext, call: GenerateCall, num_bytes: int) -> list[int]:
     """Return the token ids of the prompt of a call with messages, without a generation.
 
-    The prompt may be longer than the context, up to most_counted tokens.
+    The prompt may be longer than the context, but not longer than most_counted(context) tokens.
 
     num_bytes: the size of the request's body.
 
@@ -189,7 +189,7 @@ _SPARSE = ("sparse embeddings", "/embed_sparse or /pooling")
 _CLASSES = ("labels of texts", "/classify")
 _TOKEN_CLASSES = ("labels of tokens", "/pooling")
 _TEXT = ("text", "/v1/chat/completions or /v1/completions")
-# How to serve a model so that it has this output, for the error of a model that generates text.
+# Hints for the error of a model that generates text: how to serve a model with each other output.
 _SERVED_AS = {
     _VECTORS: "To get embeddings, serve a model with --pooling last or mean",
     _SCORES: "To get scores, serve a reranker (--pooling rank makes one of Qwen3-Reranker) or an "
@@ -206,7 +206,7 @@ _GIVES = {
 
 
 def _check_kind(context: ModelContext, call: GenerateCall) -> None:
-    """Raise InvalidRequest unless the model can output text, vectors or scores as asked."""
+    """Raise InvalidRequest unless the model can output what the call needs, such as text."""
     gives = _GIVES.get(context.pooling, _VECTORS)
     wants = _SCORES if call.pairs is not None else _VECTORS if call.embed else _TEXT
     if call.vectors == "words":
@@ -302,7 +302,7 @@ class Generation:
         return self._one(self.sequences[0]) if len(self.sequences) == 1 else self._several()
 
     async def folded(self) -> WholeResponse:
-        """Run all sequences to their ends and return their events joined to a whole response."""
+        """Run all sequences until they have ended, and join their events to a whole response."""
         choices = [
             Choice(
                 sequence.index,
@@ -388,12 +388,12 @@ class Generation:
             for search in searches:
                 search.cancel()
             await asyncio.gather(*searches, return_exceptions=True)
-            for sequence in sequences:  # a search that never started has dismissed none
+            for sequence in sequences:  # its search may never have started
                 dismiss(context, sequence)
         yield [self.usage()]
 
     def _shorten_timeout(self, later: SequenceRequest) -> None:
-        """Let the timeout of the response end a later round as well."""
+        """Reduce the timeout of a later round by the time that the earlier rounds have taken."""
         first = self.sequences[0]
         if first.timeout_s is not None:
             later.timeout_s = max(1e-3, first.timeout_s - (later.started - first.started))
@@ -435,7 +435,7 @@ class Generation:
         finally:
             for sequence, task in zip(sequences, tasks, strict=True):
                 task.cancel()
-                dismiss(context, sequence)  # a task that never started has not done so
+                dismiss(context, sequence)  # a task that never started does not do this itself
             await asyncio.gather(*tasks, return_exceptions=True)
         yield [self.usage()]
 

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 _json = msgspec.json.Encoder(enc_hook=str).encode
 # How many tokens of a prompt are compared per microsecond with all earlier prompts of its caller.
 _COMPARED_PER_US = 8
-# A template may write a response with more characters than the model generated. The search for its
-# end stops after _TIMES_LONGER times as many and _CHARS_LONGER more: a client could send millions.
+# A template may write a response with more characters than the model generated. The search for the
+# end of the response stops after _TIMES_LONGER times as many characters plus _CHARS_LONGER, because
+# a client could send millions of them.
 _TIMES_LONGER, _CHARS_LONGER = 4, 1024
 # Session ids with more characters are ignored: ids stay in memory, and the memory limit of
 # RecentPrompts does not include them.
@@ -75,7 +76,7 @@ async def chat_tokens(
 
 
 def _is_repeatable(context: ModelContext, call: GenerateCall) -> bool:
-    """Return whether the request has a seed or is greedy: earlier requests must not change it."""
+    """Return whether earlier requests must not change the response: it has a seed or is greedy."""
     usual = context.default_sampling
     temperature = usual.get("temperature", 1) if call.temperature is None else call.temperature
     most = usual.get("top_k", 0) if call.top_k is None else call.top_k
@@ -101,7 +102,7 @@ async def explain(context: ModelContext, call: GenerateCall, prompt: Prompt) -> 
         session=session if len(session) <= _LONGEST_SESSION else "",
     )
     size = len(prompt.ids) // _COMPARED_PER_US
-    others = recent.of(made.caller, made.scope)  # not in the thread, because more may be added
+    others = recent.of(made.caller, made.scope)  # read here: it may grow while the thread runs
     await run_sized(size, lambda: compare(made, others, decoder(context)))
     return made
 
@@ -190,7 +191,7 @@ def _said(context: ModelContext, earlier: RecentPrompt, text: str) -> tuple[obje
 def _arguments(written: str) -> str:
     """Return JSON arguments of a call in one spelling, in their order; other texts unchanged."""
     try:
-        return repr(json.loads(written, object_pairs_hook=tuple))  # in Python, 1 == True
+        return repr(json.loads(written, object_pairs_hook=tuple))  # repr, as 1 == True in Python
     except (ValueError, RecursionError):
         return written
 
@@ -209,5 +210,5 @@ def _shape(call: GenerateCall) -> PromptShape:
 def _digest(value: Sequence[object] | None) -> bytes:
     try:
         return hashlib.blake2b(_json(value), digest_size=16).digest()
-    except (ValueError, RecursionError):  # half of a surrogate pair, in a field that no one reads
+    except (ValueError, RecursionError):  # half of a surrogate pair, in a field that is not used
         return b""

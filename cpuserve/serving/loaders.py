@@ -14,7 +14,7 @@ class Loader(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in requests."""
+        """The name that requests use for the model."""
 
     @property
     def aliases(self) -> Sequence[str]:
@@ -40,7 +40,7 @@ class Loader(Protocol):
 
 
 class Sleeper(Protocol):
-    """Ends the engines of the first model and starts them again; its context stays."""
+    """Ends the engines of the first model and starts them again; its ModelContext stays."""
 
     async def sleep(self) -> None:
         """End the engines, which frees their memory."""

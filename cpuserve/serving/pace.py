@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class EventPace:
     """Joins lists of events of one sequence until they have `interval` tokens.
 
-    The first list with tokens and the last list are shown at once.
+    The first list with tokens and the last list are shown without a delay.
     """
 
     def __init__(self, interval: int) -> None:

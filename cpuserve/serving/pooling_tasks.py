@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-# Numbers, or a row of them for each token.
+# The numbers of a text, or a row of numbers for each of its tokens.
 Data = list[float] | list[list[float]]
 TOKEN_TASKS = ("token_embed", "token_classify")
 # Tasks of models with the heads of BGE-M3, which compute several results in one pass.

@@ -17,7 +17,7 @@ class Preset:
     """Messages, a template and sampling defaults that apply to requests for a created model.
 
     system: the system message of requests without one.
-    messages: they go before the messages of each request.
+    messages: messages that go before the messages of each request.
     sampling: values of SamplingParams for requests that set none.
     template: the chat template; None = the template of the model that it is made from.
     created: the Unix time when the model was created.

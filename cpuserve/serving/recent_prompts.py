@@ -6,7 +6,7 @@ there, its response explains why.
 
 A caller only ever gets its own texts. Without API keys a caller is an address, which clients of a
 proxy share. Its earlier texts are then shown only to a request of the same session, or with the id
-of the earlier response, if others cannot guess these (`as_shown`).
+of the earlier response, if others cannot guess these ids (`as_shown`).
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def compare(prompt: RecentPrompt, others: Sequence[RecentPrompt], decode: Decode
         if common > most:
             most, earlier = common, other
             if common >= other.num_prompt:
-                break  # it continues this conversation
+                break  # `prompt` continues the conversation of `other`
     if earlier is None:
         earlier = next((other for other in others if other.is_in(prompt)), None)
     if earlier is None:

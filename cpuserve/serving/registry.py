@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = get_logger("serve")
 
-# The pause in seconds before a model that could not be loaded is tried again. It doubles each time.
+# Seconds until a model that could not be loaded is loaded again; doubled after each failure.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 # The longest name of a model in a request, if the first model serves every name (ANY_NAME).
 MAX_NAME = 256
@@ -40,8 +40,8 @@ DEFAULT_TAG = ":latest"
 class Idleness:
     """How many seconds without a request models stay loaded; infinite = until memory is short.
 
-    model_s: the time of each model.
-    server_s: the time after which all models are unloaded.
+    model_s: the time without requests for a model after which this model is unloaded.
+    server_s: the time without any request after which all models are unloaded.
     room_s: how long a request waits until a model in use becomes idle and can be unloaded for it.
     """
 
@@ -166,7 +166,7 @@ class ModelRegistry:
         yield from self._slots.values()
 
     def resolve(self, name: str | None) -> str:
-        """Return the served name that a request means; no name means the first.
+        """Return the served name that a request means; no name means the first model.
 
         If the first model serves every name, an unknown name is returned as it is.
 
@@ -223,7 +223,7 @@ class ModelRegistry:
         return context if created is None or context is None else created.view(context)
 
     def _slot(self, known: str) -> _Slot:
-        # Adapters that clients load belong to the first model, and are in no table.
+        # Adapters that clients have loaded belong to the first model, and are not in _by_name.
         return self._by_name.get(known, self._first)
 
     async def find(self, name: str | None) -> Served:
@@ -299,7 +299,7 @@ class ModelRegistry:
         self._add(CreatedName(name, preset, adapter), slot)
 
     def create_with(self, name: str, preset: Preset, loader: Loader, key: str) -> None:
-        """Serve a created model with an engine of its own, which others with this key share."""
+        """Serve a created model with an engine that only created models with this key share."""
         slot = self._slots.get(key)
         if slot is None:
             slot = self._slots[key] = _Slot(loader, self._idleness.model_s)
@@ -366,7 +366,7 @@ class ModelRegistry:
                 await self._end(slot)
 
     async def _end(self, slot: _Slot) -> None:
-        """Unload a model, and the shared processes with the last one; the caller holds the lock."""
+        """Unload a model, and with the last one the processes that models share; needs the lock."""
         await slot.unload()
         if slot.key and slot not in self._by_name.values():
             self._slots.pop(slot.key, None)
@@ -434,7 +434,7 @@ class ModelRegistry:
                     raise slot.failed(msg, self._clock()) from error
                 else:
                     slot.set_loaded(context, self._clock())
-                    self._on_release(slot)  # the clients that asked for it may have left
+                    self._on_release(slot)  # the clients that asked for it may have disconnected
                     log.info("model %s is loaded", name)
                     return context
 
@@ -542,7 +542,7 @@ async def _close_engines(context: ModelContext) -> None:
 class _FirstLoader:
     """Loads the first model again after it has slept."""
 
-    adapters: Mapping[str, str] = {}  # its context has them
+    adapters: Mapping[str, str] = {}  # the ModelContext has the adapters of the first model
 
     def __init__(self, context: ModelContext, sleeper: Sleeper | None) -> None:
         self.name, *self.aliases = context.model_names

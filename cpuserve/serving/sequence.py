@@ -29,7 +29,7 @@ class SequenceRun:
     """The next engine request for a sequence, and the events of its outputs.
 
     ids, params: the prompt and the parameters of the request.
-    is_first: it is the first request.
+    is_first: whether this is the first engine request of the sequence.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SequenceRun:
             self._held += events
             self._num_held += count
             return [], 0
-        if self._processor.turn is NextTurn.NONE:  # the response begins again, structured
+        if self._processor.turn is NextTurn.NONE:  # the response is generated again, structured
             self._held.clear()
             return [], 0
         if self._held:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from cpuserve.config.engine import EngineConfig
 
-# The task of requests without one, as in vLLM.
+# The task of requests that set no task, as in vLLM.
 DEFAULT = "retrieval"
 
 
@@ -37,7 +37,7 @@ def tasks_of(config: EngineConfig) -> dict[str, Task]:
     for name, path in config.adapters.items():
         if Path(path) == model / FOLDER / name:  # jina-embeddings v5
             found[name] = Task(name, None)
-        elif Path(path) == model:  # v3
+        elif Path(path) == model:  # jina-embeddings v3
             found[name] = Task(name, name)
     if DEFAULT in found:
         found |= _WITH_PROMPT

@@ -116,9 +116,9 @@ class _Match:
 class NextTurn(Enum):
     """Why a sequence must go on as another engine request (see sequence.py).
 
-    ENDED: its thought has ended.
-    OPEN: the server must end its thought.
-    NONE: it has no thought.
+    ENDED: the thought of the sequence has ended.
+    OPEN: the server must end the thought.
+    NONE: the sequence has no thought.
     """
 
     ENDED = "ended"
@@ -168,10 +168,10 @@ class TextProcessor:
     def find_calls(
         self, parser: ToolParser, shown_ids: frozenset[int], *, tells_thoughts: bool = True
     ) -> None:
-        """Find thoughts and tool calls in the text; the sequence ends where the parser is full.
+        """Find thoughts and tool calls in the text; parser.most_calls calls end the sequence.
 
         shown_ids: special tokens that the parser must see as text.
-        tells_thoughts: False = thoughts are counted, and left out.
+        tells_thoughts: False = no events for thoughts, but their tokens are counted.
         """
         self._calls = parser
         self._tells_thoughts = tells_thoughts
@@ -190,7 +190,7 @@ class TextProcessor:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a forced beginning or a grammar waits, and a thought may still come before it."""
+        """Whether a forced beginning or a grammar waits for a thought that may still begin."""
         return self._waits and self.turn is None and not self._thought
 
     def go_on(self, ids: Sequence[int], opening: str, *, is_last: bool) -> list[Event]:
@@ -312,7 +312,7 @@ class TextProcessor:
         return self._waits or self._budget is not None
 
     def _turn(self, pieces: list[Piece]) -> NextTurn | None:
-        """Return why another engine request must follow the last token; None = it need not.
+        """Return why another engine request must follow the last token; None = none must follow.
 
         Text before a structured output that waits for the end of the thought is dropped.
         """

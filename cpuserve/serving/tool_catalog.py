@@ -18,7 +18,7 @@ MOST_FOUND = 5
 _LONGEST_PATTERN = 200
 _LONGEST_TEXT = 8192  # characters of a description that are searched; clients may send millions
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_]+")
-# The usual constants of BM25: how much repetitions of a word count, and the length of a text.
+# The usual constants of BM25: the weight of repeated words, and of the length of a text.
 _K1, _B = 1.2, 0.75
 _BY_PATTERN = (
     "Search for further tools, which you can call after that. The query is a regular expression "
@@ -42,7 +42,7 @@ class ToolSearch:
     """A search among `tools`, functions in the format of chat completions.
 
     name: the function that the model calls.
-    by_pattern: a query is a regular expression, else words.
+    by_pattern: whether a query is a regular expression; False = a query is a list of words.
     about: further text for the model about the tools.
     most: how many searches one response may make; None = any number.
     """
@@ -100,7 +100,7 @@ class ToolSearch:
         return [name for name, _ in zip(found, range(MOST_FOUND), strict=False)]
 
     def _by_words(self, query: str) -> list[str]:
-        """Rank the tools by BM25."""
+        """Return the names of the best tools for the words of a query, ranked by BM25."""
         counts = [Counter(_words(" ".join(_texts_of(tool)))) for tool in self.tools]
         mean = sum(count.total() for count in counts) / max(len(counts), 1) or 1.0
         scores = [0.0] * len(counts)

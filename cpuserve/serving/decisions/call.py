@@ -21,8 +21,8 @@ from cpuserve.serving.tools.thoughts import THINK, begins_thought
 if TYPE_CHECKING:
     from cpuserve.serving.context import ModelContext
 
-# Characters of all prompts of a call together, each with the state: their tokens take about 40
-# bytes each in this process, so 160 MB.
+# The most characters in all prompts of a call, each with the state. They make a quarter as many
+# tokens, which take 40 bytes each in this process, so 160 MB.
 MAX_CHARS = 1 << 24
 # A decision is the distribution of the next token, and the most likely token.
 GREEDY: dict[str, Any] = {
@@ -102,7 +102,7 @@ async def decision_prompts(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question as the prompts ask it.
+    """A question in the words of its prompts.
 
     text: the question with its labels.
     labels: one entry for each prompt of the question: tokens that follow the question, and the
@@ -175,8 +175,8 @@ def _num_shared(context: ModelContext, ids: Sequence[list[int]]) -> int:
     """Return how many tokens at the beginning of all prompts are equal, in whole KV blocks.
 
     These tokens are computed once. If the prompts differ within a block, the equal tokens at its
-    beginning (at most 31) are computed again for each question. 0: there is only one prompt, or
-    prefixes are not cached.
+    beginning (at most 31) are computed again for each question. The result is 0 if there is only
+    one prompt, or if prefixes are not cached.
     """
     info = context.client.info
     block = info.get("block_size")

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from cpuserve.serving.decisions.texts import OptionTexts
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-# For each option of a question the spellings of its label, the one that the prompt shows first.
+# The spellings of the label of each option of a question; the prompt shows the first spelling.
 Spellings = tuple[tuple[str, ...], ...]
 
 _LETTERS: Spellings = tuple((letter,) for letter in string.ascii_uppercase)
 _DIGITS: Spellings = tuple((digit,) for digit in string.digits)
-# Models that are asked for "yes" often write "Yes", so both count.
+# Models that are asked for "yes" often write "Yes", so both spellings count.
 _WORDS: tuple[Spellings, ...] = (
     (("yes", "Yes"), ("no", "No")),
     (("yes",), ("no",)),
@@ -43,9 +43,10 @@ _MOST_LISTED = 3
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The labels of a question's options: as the prompt shows them, and the ids of each.
+    """The labels of a question's options: their texts in the prompt, and the token ids of each.
 
-    texts: the options whose tokens these labels are; None = each option has a label.
+    texts: if options are scored as texts, the texts that these labels are tokens of; None = each
+      option has a label.
     """
 
     shown: tuple[str, ...]
@@ -108,10 +109,10 @@ class LabelFinder:
 
 
 def question_text(question: DecisionQuestion, labels: Labels) -> str:
-    """Return a question as the prompt has it after the state, with its labels."""
+    """Return the text of a question with its labels, which follows the state in the prompt."""
     lines = [question.instructions] if question.instructions else []
     for option, label in zip(question.options, labels.shown, strict=True):
-        if question.kind == "noul" and option.name == label.lower():  # not "Yes: yes"
+        if question.kind == "noul" and option.name == label.lower():  # avoids "Yes: yes"
             lines += [f"{label}: {option.description}"] if option.description else []
         else:
             described = f": {option.description}" if option.description else ""

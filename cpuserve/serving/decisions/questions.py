@@ -13,13 +13,13 @@ import msgspec
 from cpuserve.errors import InvalidRequest
 
 Kind = Literal["choice", "score", "noul"]
-# A text, or JSON that the prompt has as its text.
+# A text, or JSON that is written into the prompt as text.
 Content = str | int | float | bool | list[Any] | dict[str, Any]
 
 MAX_QUESTIONS = 1024
-MAX_OPTIONS = 26  # of a choice: its labels are letters
+MAX_OPTIONS = 26  # options of a choice, because its labels are letters
 MAX_TEXTS = 256  # options of a choice that are scored as texts
-LEAST_LEVELS, MAX_LEVELS = 2, 10  # of a score: its labels are digits
+LEAST_LEVELS, MAX_LEVELS = 2, 10  # levels of a score, because its labels are digits
 # The last character of a question, which comes before the end of the user's turn.
 BEFORE = "."
 # Messages quote at most so many characters of an id or a name.
@@ -31,7 +31,7 @@ class Question(msgspec.Struct, forbid_unknown_fields=True):
 
     criteria: {name: description or null} of a choice; the ordered list of levels of a score, the
       lowest first; descriptions of {"true", "false"}, or nothing, for a noul (yes or no).
-    as_texts: the options have no labels, and each has the probability of its text.
+    as_texts: the options have no labels, and are scored by the probabilities of their texts.
     """
 
     type: Kind
@@ -96,8 +96,8 @@ def questions_from(questions: Any) -> dict[str, Question]:
 def questions_of(raw: msgspec.Raw) -> dict[str, Question]:
     """Return the questions in JSON; InvalidRequest as questions_from, or for a repeated name.
 
-    A JSON object may repeat a name. Decoders keep one of the two, so that a question or an option
-    would be lost without a word.
+    A JSON object may repeat a name. A decoder keeps only one of its values, so a question or an
+    option would be lost without an error.
     """
     try:
         found = json.loads(bytes(raw), object_pairs_hook=_unique)

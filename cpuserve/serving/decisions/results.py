@@ -1,4 +1,4 @@
-"""From the logprobs of labels to the results of questions."""
+"""Turns the logprobs of labels into the results of questions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ChoiceResult(msgspec.Struct, tag_field="type", tag="choice"):
-    """The most likely option, and the probability of each.
+    """The most likely option, and the probability of each option.
 
     confidence: the probability of the most likely option over the whole vocabulary.
     """
@@ -127,7 +127,7 @@ def _result(
 
 
 def probabilities(logprobs: Sequence[Sequence[float]]) -> list[float]:
-    """Return the softmax over the labels; an option has the sum of its spellings."""
+    """Return the probability of each option: the softmax over all labels, added by option."""
     most = max(max(some) for some in logprobs)
     weights = [math.fsum(math.exp(logprob - most) for logprob in some) for some in logprobs]
     total = math.fsum(weights)

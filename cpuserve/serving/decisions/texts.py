@@ -2,7 +2,7 @@
 
 The logprob of a text is the sum of the logprobs of its tokens after the question. The texts of a
 question form a tree of tokens. Each inner node is a prompt, and the labels of this prompt are the
-tokens that may follow there. So each distribution is computed once, whatever the texts share.
+tokens that may follow there. Texts with the same beginning therefore share its distributions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OptionTexts:
 
     @property
     def nodes(self) -> dict[Ids, list[int]]:
-        """For each beginning of a text, () first, the tokens that follow it in some text."""
+        """{beginning of a text: the tokens that follow it in some text}; the first key is ()."""
         found: dict[Ids, list[int]] = {}
         for ids in self.ids:
             for at, token in enumerate(ids):
@@ -74,7 +74,7 @@ def option_texts(tokenizer: Tokenizer, tail: str, question: DecisionQuestion) ->
 
 
 def text_question(question: DecisionQuestion) -> str:
-    """Return a question as the prompt has it after the state, with the texts of its options."""
+    """Return the text of a question with its options, which follows the state in the prompt."""
     lines = [question.instructions] if question.instructions else []
     for option in question.options:
         described = f": {option.description}" if option.description else ""

@@ -12,5 +12,5 @@ from cpuserve.serving.tools.qwen3_coder import QWEN3_CODER
 if TYPE_CHECKING:
     from cpuserve.serving.tools.base import ToolFormat
 
-# The first one that can read the output of the template is used.
+# The first format that can read the output of the chat template is used.
 FORMATS: tuple[ToolFormat, ...] = (QWEN3_CODER, HERMES, LLAMA3_JSON, HARMONY)

@@ -24,7 +24,7 @@ class ToolParser(Protocol):
 
     The pieces together, with neighbours of one type joined, do not depend on where the text is cut.
 
-    most_calls: after this many complete calls the parser ignores the rest; None = never.
+    most_calls: the parser ignores the text after this many complete calls; None = no limit.
     """
 
     most_calls: int | None
@@ -88,7 +88,7 @@ class ToolFormat(Protocol):
 
     @property
     def reads_schemas(self) -> bool:
-        """Whether the text alone does not show the types of the arguments."""
+        """Whether the parser needs schemas, because the text does not show types of arguments."""
 
     @property
     def forces(self) -> bool:
@@ -112,10 +112,10 @@ class ToolFormat(Protocol):
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening(function)`; whole: including it.
+        """Return the Lark grammar of the text after `opening`, or with `whole` of all the text.
 
         The text ends with the call or, if `several`, with the last one of any number of calls.
-        schemas: the JSON schema of the arguments of each function that may be called; None = free.
+        schemas: the JSON schema of the arguments of each function; None = any arguments.
         """
 
     def text_grammar(self, schemas: OptionalSchemas) -> str:
@@ -143,12 +143,12 @@ class ToolFormat(Protocol):
 
 
 class UnforcedCalls:
-    """The part of a ToolFormat that has no grammars, so that no call can be forced."""
+    """The methods of a ToolFormat that has no grammars, so that it cannot force calls."""
 
     forces = False
 
     def opening(self, function: str | None) -> NoReturn:
-        """Not implemented."""
+        """Raise NotImplementedError: a call cannot be forced without a grammar."""
         raise NotImplementedError
 
     def grammar(
@@ -159,11 +159,11 @@ class UnforcedCalls:
         several: bool,
         whole: bool = False,
     ) -> NoReturn:
-        """Not implemented."""
+        """Raise NotImplementedError: this format has no grammar."""
         raise NotImplementedError
 
     def text_grammar(self, schemas: OptionalSchemas) -> NoReturn:
-        """Not implemented."""
+        """Raise NotImplementedError: this format has no grammar."""
         raise NotImplementedError
 
 

@@ -36,7 +36,7 @@ class Braces:
         return frozenset({self.mark})
 
     def fixed(self, text: str) -> list[str]:
-        """Return all chunks of a text around a call: none of them is JSON."""
+        """Return all chunks of a text of the layout, which has no JSON around the arguments."""
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> NoReturn:

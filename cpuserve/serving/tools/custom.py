@@ -195,7 +195,7 @@ class InputText:
         return found
 
     def _other(self) -> str:
-        """Keep an object with other members up to its end."""
+        """Store an object with other parameters until it has ended."""
         self._raw.append(self._held)
         self._held = ""
         return ""

@@ -45,13 +45,13 @@ def element(key: str, value: Any, tags: TagTexts) -> str:
 
 
 def json_of_elements(text: str, tags: TagTexts, schema: Any, root: JsonSchema) -> str:
-    """Return a value as JSON, with the types in its schema."""
+    """Return JSON for a value that is written as tags, with the types of its schema."""
     nodes = _nodes(text, tags)
     return _plain(text, schema, root) if nodes is None else _json(nodes, tags, schema, root)
 
 
 def _nodes(text: str, tags: TagTexts) -> list[TagNode] | None:
-    """Return the tags that a text consists of, or None if it is plain."""
+    """Return the tags that a text consists of, or None if it also has text outside of tags."""
     begin, end = tags.inner.open, tags.inner.heads[0][1]
     top: TagNode = ("", [], [])
     stack, place = [top], 0
@@ -127,7 +127,7 @@ def nested_rule(
 ) -> str:
     """Return the Lark rule of a list or an object, and of the tail after it.
 
-    value_rule: returns the rule of a value inside.
+    value_rule: a function that returns the rule of an item or a member.
 
     Raises:
       ValueError: a grammar cannot express the schema.

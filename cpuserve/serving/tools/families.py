@@ -1,7 +1,7 @@
 """The table of formats by model family; each has the name of the vLLM tool parser.
 
 Most templates show how calls are written, and need no entry. The entries are for
---tool-call-parser, and for templates that do not show it: `hinted` recognizes these by a text in
+--tool-call-parser, and for templates that show no calls: `hinted` recognizes these by a text in
 the template or by a special token.
 """
 

@@ -31,12 +31,12 @@ _FINAL = f"{CHANNEL}final{MESSAGE}"
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _FUNCTION = re.compile(r"\bto=functions\.([A-Za-z0-9_.:-]{1,128})")
 _RECIPIENT = re.compile(r"\bto=")
-_BEGINNINGS = (START, CHANNEL, MESSAGE, "to=")  # of a header; the prompt ends with the first START
+_BEGINNINGS = (START, CHANNEL, MESSAGE, "to=")  # beginnings of headers; START may be in the prompt
 _LONGEST_HEADER = 1024
 
 
 class Harmony(UnforcedCalls):
-    """The format. calls: False = the request has no tools, so calls are left out."""
+    """The format of gpt-oss. calls: False = the request has no tools, so calls are left out."""
 
     name = "harmony"
     reads_schemas = False
@@ -74,7 +74,7 @@ HARMONY = Harmony()
 
 
 class HarmonyParser(CallParser):
-    """A parser. Its states: in a header, in a body, before the arguments of a call, or in them."""
+    """A parser with four states: in a header, in a body, before a call's arguments, or in them."""
 
     markers = ENDS
 
@@ -155,7 +155,7 @@ class HarmonyParser(CallParser):
         is_told = _RECIPIENT.search(header) is None
         self._shows = is_told and named in ("final", "commentary")
         self._thinks = is_told and named == "analysis"
-        self._in_words = False  # so that a break divides the texts of two messages
+        self._in_words = False  # so that a line break divides the texts of two messages
         self._state = self._in_body
         return True
 

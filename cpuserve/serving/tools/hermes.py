@@ -35,7 +35,7 @@ _ASKED = re.compile(rf"{OPEN}\s*\{{+\s*[\"']?(name|arguments)\b")
 
 
 class Hermes:
-    """The format."""
+    """The format of Hermes: a JSON object between <tool_call> and </tool_call>."""
 
     name = "hermes"
     reads_schemas = False
@@ -47,7 +47,7 @@ class Hermes:
         return _ASKED.search(instructions) is not None
 
     def opening(self, function: str | None) -> str:
-        """Return the beginning of a call; usual calls have a token boundary at its end."""
+        """Return the beginning of a call, up to a place where models usually begin a new token."""
         if function is None:
             return f'{OPEN}\n{{"name": "'
         return f'{OPEN}\n{{"name": {json.dumps(function)}, "arguments":'
@@ -60,7 +60,7 @@ class Hermes:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening(function)`; whole: including it."""
+        """Return the Lark grammar of the text after `opening`, or with `whole` of all the text."""
         rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
         return call_grammar(rule, schemas, function, "arguments")
 
@@ -89,7 +89,7 @@ class HermesParser(JsonCallParser):
     markers = (OPEN,)
 
     def _end(self) -> None:
-        """Report the held text, or as text an incomplete call without a name."""
+        """Report the held text, and an incomplete call without a name, as text."""
         if self._call is not None and not self._call.name:
             self._say_lead("".join(self._call.raw))
         if self._state != self._after_call:

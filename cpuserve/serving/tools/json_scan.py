@@ -15,7 +15,7 @@ class ObjectScanner:
     members: the characters of each value so far, by key, without white space around the value.
     ended: the key of the value that ended with the last character, or None.
     closed: the object has ended.
-    broken: the last character is not valid there.
+    broken: the last character is invalid at its place.
     may_close: "}" may end the object here.
     """
 
@@ -38,7 +38,7 @@ class ObjectScanner:
         return self._expects == "value" and bool(self._value) and not inside
 
     def read(self, text: str) -> int:
-        """Read up to the object's end or an invalid character; return how many are valid."""
+        """Read up to the object's end or an invalid character; return the number of characters."""
         # The text is read by single characters, so that the result does not depend on its pieces.
         for at, char in enumerate(text):
             self.push(char)

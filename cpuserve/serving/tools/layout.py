@@ -34,7 +34,7 @@ _CHUNKS = re.compile(
 )
 # Matches the parts of a text that may contain special tokens.
 _RUNS = re.compile(r"[^\s\x00\x01]{3,}")
-# Matches in a chunk that is rare in other texts, so that the chunk can show a call's beginning.
+# Matches in chunks that are so rare in other texts that they show the beginning of a call.
 _MARKER = re.compile(r"<[^<>\s]*>|\w\w|\[[A-Z_]+\]|[^\w\s]{2}")
 _NINE = string.ascii_letters + string.digits
 
@@ -96,7 +96,7 @@ class Writing(Protocol):
 
     @property
     def reads_schemas(self) -> bool:
-        """Whether the text alone does not show the types of the arguments."""
+        """Whether the parser needs schemas, because the text does not show types of arguments."""
 
     @property
     def forces(self) -> bool:
@@ -148,7 +148,7 @@ class LayoutFormat:
 
     @property
     def reads_schemas(self) -> bool:
-        """Whether the text alone does not show the types of the arguments."""
+        """Whether the parser needs schemas, because the text does not show types of arguments."""
         return self.writing.reads_schemas
 
     @property
@@ -158,11 +158,11 @@ class LayoutFormat:
 
     @cached_property
     def opens(self) -> list[str]:
-        """The chunks before the first call; the first one shows that a call begins."""
+        """The chunks before the name of the first call; the first one shows that a call begins."""
         text = self.layout.section + self.layout.begin
         found = self.writing.fixed(text)
         while len(found) > 1 and not _MARKER.search(found[0]) and found[0] + found[1] in text:
-            found[:2] = [found[0] + found[1]]  # one sign alone occurs in many texts
+            found[:2] = [found[0] + found[1]]  # a single sign occurs in many other texts
         return found
 
     @cached_property
@@ -191,12 +191,12 @@ class LayoutFormat:
         return bool(self.opens) and self.opens[0] in instructions
 
     def opening(self, function: str | None) -> str:
-        """Return the beginning of a call; usual calls have a token boundary at its end."""
+        """Return the beginning of a call, up to a place where models usually begin a new token."""
         layout = self.layout
         begin = layout.opening
         if function is not None:
             begin += function + layout.middle.replace(NAME, function)
-            if layout.ids == "indexed":  # the model writes the number
+            if layout.ids == "indexed":  # the model writes the number of the call
                 return begin[: begin.index(ID)]
         while ID in begin:
             begin = begin.replace(ID, layout.new_id() if layout.ids else "0", 1)
@@ -210,7 +210,7 @@ class LayoutFormat:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening(function)`; whole: including it."""
+        """Return the Lark grammar of the text after `opening`, or with `whole` of all the text."""
         layout = self.layout
         before = lark(layout.opening) if whole else ""
         if not whole and function is None and layout.opening.endswith(" "):

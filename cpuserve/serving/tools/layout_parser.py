@@ -42,7 +42,7 @@ class LayoutParser(CallParser):
         self._then: Callable[[], bool] = self._in_text  # the state after these chunks
         self._name = ""
         self._given = ""  # the id that the model has written
-        self._is_in_section = False  # a further call needs no beginning of a section
+        self._is_in_section = False  # True: a further call may follow without the section's text
         super().__init__(index, opening, self._id, around)
 
     def may_stop(self, char: str) -> bool:
@@ -58,7 +58,7 @@ class LayoutParser(CallParser):
         return self._format.layout.new_id()
 
     def _end(self) -> None:
-        """Report the held text, or as text the beginning of an incomplete call."""
+        """Report the held text, and the beginning of an incomplete call, as text."""
         undecided = (self._in_fixed, self._at_call, self._at_arguments)
         if self._state in (self._in_text, self._in_thought, *undecided):
             self._say_lead(self._held)
@@ -94,14 +94,14 @@ class LayoutParser(CallParser):
         return True
 
     def _skip_space(self) -> None:
-        """Skip white space before a part of a call; `_lead` keeps it in case this is text."""
+        """Skip white space before a part of a call; `_lead` has it in case no call follows."""
         rest = self._held.lstrip(SPACE)
         if len(rest) < len(self._held):
             self._lead.append(self._held[: len(self._held) - len(rest)])
             self._held = rest
 
     def _text_again(self) -> bool:
-        """Report as text the beginning of something that is not a call."""
+        """Report the possible beginning of a call as text, because no call follows."""
         self._is_in_section = False
         self._say_lead()
         self._state = self._in_text
@@ -154,5 +154,5 @@ class LayoutParser(CallParser):
                     self._expect(found.again[1:], self._at_call)
                 return True
         if any(chunk.startswith(held) for chunk in (again, *found.tails) if chunk):
-            return False  # it may become a chunk, even if `held` is empty
+            return False  # more text may complete the chunk
         return self._text_again()

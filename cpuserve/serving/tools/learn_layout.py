@@ -39,10 +39,10 @@ def layouts(probe: CallProbe) -> Iterator[LayoutFormat]:
 
 
 def _divided(layout: CallLayout, writing: Writing) -> tuple[CallLayout, Writing]:
-    """Return both, changed so that a parser can distinguish a further argument from the end.
+    """Return the layout and writing, changed so that a further argument differs from the end.
 
-    If an argument and the end of a call begin with the same text, this text becomes the end of what
-    comes before: of the text before the first argument, and of the text after each argument.
+    If an argument and the end of a call begin with the same text, this text is moved to the end of
+    the text before the first argument, and to the end of the text after each argument.
     """
     if not isinstance(writing, Tags):
         return layout, writing
@@ -106,7 +106,7 @@ def _finished(layout: CallLayout, probe: CallProbe) -> CallLayout | None:
 
 def _with_ids(text: str, probe: CallProbe) -> str:
     """Return `text` with ID in place of the ids of the probe's calls."""
-    for one in probe.ids:  # an id that contains the name is "indexed"
+    for one in probe.ids:  # if an id contains the function's name, the ids are "indexed"
         text = text.replace(one, ID)
     return re.sub(r"(?<=:)\d+(?=<)", ID, text)  # the 0 of functions.NAME:0
 
@@ -187,7 +187,7 @@ def _named_json(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
 
 
 def _tagged(text: str, at: int, probe: CallProbe) -> FoundArguments | None:
-    """Find a key and a value for each argument after the name."""
+    """Find arguments after the name, written as a key and a value with tags for each argument."""
     begin = at + len(probe.names[0])
     heads: dict[str, str] = {}
     gaps: list[str] = []

@@ -37,7 +37,7 @@ _SPACE = " \t\r\n"
 
 
 class Llama3Json:
-    """The format."""
+    """The format of Llama 3: a response that is one JSON object, or several in a row."""
 
     name = "llama3_json"
     reads_schemas = False
@@ -49,7 +49,7 @@ class Llama3Json:
         return _MARK in instructions
 
     def opening(self, function: str | None) -> str:
-        """Return the beginning of a call; usual calls have a token boundary at its end."""
+        """Return the beginning of a call, up to a place where models usually begin a new token."""
         if function is None:
             return '{"name": "'
         return f'{{"name": {json.dumps(function)}, "parameters":'
@@ -62,7 +62,7 @@ class Llama3Json:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening(function)`; whole: including it."""
+        """Return the Lark grammar of the text after `opening`, or with `whole` of all the text."""
         if whole:
             return _whole_calls(schemas, several=several)
         between = f"; {self.opening(None)}" if several else ""
@@ -128,7 +128,7 @@ class Llama3JsonParser(JsonCallParser):
     _parted = False  # a semicolon has followed the call
 
     def _end(self) -> None:
-        """Report the held text, or as text an object that did not become a call."""
+        """Report the held text, and an object that did not become a call, as text."""
         call, self._call = self._call, None
         if call is None or not call.told:
             self._say_lead(("" if call is None else "".join(call.raw)) + self._held)
@@ -154,7 +154,7 @@ class Llama3JsonParser(JsonCallParser):
             self._held = rest[len(TAG) :]
             self._follows_call = self._parted = False
             return True
-        if TAG.startswith(rest):  # it may become a tag, even if `rest` is empty
+        if TAG.startswith(rest):  # more text may complete the tag
             return False
         self._text_again("")
         return True

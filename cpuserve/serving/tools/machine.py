@@ -50,7 +50,7 @@ class CallParser(ABC):
         gaps = (around.gap + m for m in self.markers)
         self._ends = (*self.markers, *gaps, self._tags.open, *self._drops)
         has_begun = turns is not None and not (around.thinks or around.continues)
-        self._held = turns.begun if turns and has_begun else ""  # text that is not decided yet
+        self._held = turns.begun if turns and has_begun else ""  # text that no state has read yet
         if around.thinks:
             self._state = self._in_thought
         elif around.continues or self._held:
@@ -58,7 +58,7 @@ class CallParser(ABC):
         self._lead: list[str] = []  # read as a call; becomes text if no call follows
         self._blanks: list[str] = []  # white space, dropped at a call or at the end of the response
         self._last = ""  # the last character that was reported as text
-        self._in_words = False  # True: white space is reported at once; False: it waits for words
+        self._in_words = False  # False: white space is held back until other text follows
         self._is_at_call = False  # only white space has followed the last call
         # True: a thought has ended, and no text or call has followed. Line breaks at the beginning
         # of the next text are then dropped.
@@ -285,7 +285,7 @@ class CallParser(ABC):
             self._lead.clear()
             self._held = rest[len(marker) :]
             return True
-        if marker.startswith(rest):  # it may become the marker, even if `rest` is empty
+        if marker.startswith(rest):  # more text may complete the marker
             return False
         self._say_lead()
         return True
@@ -317,7 +317,7 @@ def overlap(text: str, ends: Sequence[str]) -> int:
     """Return how many characters at the end of `text` may begin one of `ends`."""
     size, most = len(text), 0
     for end in ends:
-        # Most pieces do not contain the first character of an end, so this search is all they need.
+        # Most pieces do not contain the first character of an end, so this search is often enough.
         at = text.find(end[0], max(0, size - len(end) + 1))
         while at >= 0 and size - at > most:
             if end.startswith(text[at:]):

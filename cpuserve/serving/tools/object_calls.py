@@ -82,7 +82,7 @@ class ObjectParser(LayoutParser, JsonCallParser):
         return True
 
     def _at_arguments(self) -> bool:
-        """Read an object."""
+        """Read the JSON object of a call."""
         call, text = self._call, self._held
         assert call is not None
         self._held = text[call.read(text) :]

@@ -105,7 +105,7 @@ class ProbeConversations:
         close, said, _ = after.partition(TEXT)
         if not (found and said and close.strip()):
             return None
-        if len(_TAG.findall(close)) > 1:  # the last tags may belong to the text
+        if len(_TAG.findall(close)) > 1:  # the last tags may belong to the text after the thought
             turn = {"role": "assistant", "content": "", "tool_calls": self.calls[:1]}
             turn |= dict.fromkeys(THOUGHTS, _THOUGHT)
             called = self._render([*self._asked, turn]) or ""
@@ -114,7 +114,7 @@ class ProbeConversations:
         return tags_around(before, close, other)
 
     def find_header(self, tags: ThinkTags) -> Turns | None:
-        """Return the header and the end of a text, if the template writes such tags."""
+        """Return the header before a text and the end tag after it, if the template writes them."""
         if not self._before.startswith(self._asks):
             return None
         header = self._before[len(self._asks) :]
@@ -173,7 +173,7 @@ class ProbeConversations:
         before, close, after = whole.partition(_THOUGHT)[2].partition(tags.close)
         gap, found, _ = after.partition(TEXT)
         if not (close and found) or (before + gap).strip():
-            if self.prompt.endswith((tags.open, tags.close)):  # without a line break
+            if self.prompt.endswith((tags.open, tags.close)):  # no line break after the tag
                 return ThoughtEnd(tags.close, "")
             return ThoughtEnd(f"\n{tags.close}\n\n", "\n\n")
         return ThoughtEnd(before + close + gap, gap)
@@ -198,7 +198,7 @@ class ProbeConversations:
         return None if spoken is None else (spoken.partition(TEXT)[2] or spoken).lstrip()
 
     def _conversation(self, text: str, num_calls: int) -> str | None:
-        """Return the end of a conversation with such a response, or None."""
+        """Return the end of a conversation with a response of `text` and calls, or None."""
         key = (text, num_calls)
         if key not in self._rendered:
             turn = {"role": "assistant", "content": text, "tool_calls": self.calls[:num_calls]}
@@ -227,7 +227,7 @@ class ProbeConversations:
         if not all(name in answer for name in NAMES[:num_calls]):
             return None
         after = common_end(answer.rstrip(), self._after.rstrip())
-        if after.strip():  # the end of the turn
+        if after.strip():  # `after` ends the turn
             answer = answer.rstrip().removesuffix(after)
             self._ended.add(answer)
         return answer

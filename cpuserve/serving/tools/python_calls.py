@@ -31,7 +31,7 @@ class Python:
     markers: frozenset[str] = frozenset()
 
     def fixed(self, text: str) -> list[str]:
-        """Return all chunks of a text around a call: none of them is JSON."""
+        """Return all chunks of a text of the layout, which has no JSON around the arguments."""
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> NoReturn:
@@ -151,7 +151,7 @@ class PythonParser(LayoutParser):
         return False
 
     def _is_over(self, char: str) -> bool:
-        """Read a character of a value; return whether `char` is the one after its end."""
+        """Read a character of a value; return whether `char` is the first one after the value."""
         if self._quote:
             if not self._may_end:
                 self._may_end = char == self._quote and not self._escaped
@@ -187,7 +187,7 @@ class PythonParser(LayoutParser):
 
 
 def _value(text: str, types: frozenset[str]) -> str:
-    """Return a value as JSON."""
+    """Return a value in Python syntax as JSON. types: the types that the schema allows."""
     if len(text) > 1 and text[0] in "'\"" and text.endswith(text[0]):
         inside = text_of_python(text[1:-1])
         if "string" in types or not types:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 _PARTS = re.compile(
     r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<word>[A-Za-z_]\w*)"""
-    # A string without a closing quote takes the rest, so that the time is linear.
+    # A string without a closing quote matches the rest of the text, so that the time is linear.
     r"""|(?P<rest>['"].*)|(?P<comma>,)(?=\s{0,64}[])}])|(?P<open>\()|(?P<close>\))""",
     re.DOTALL,
 )

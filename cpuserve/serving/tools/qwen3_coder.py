@@ -50,7 +50,7 @@ _TEXT = r"TEXT: /(.|\n)*/ & ~/(.|\n)*(<parameter=|<\/function>)(.|\n)*/"
 
 
 class Qwen3Coder:
-    """The format."""
+    """The format of Qwen3-Coder: a tag for the function, and a tag for each argument."""
 
     name = "qwen3_coder"
     markers = frozenset({OPEN, CLOSE})
@@ -62,7 +62,7 @@ class Qwen3Coder:
         return OPEN in instructions and FUNCTION in instructions and PARAMETER in instructions
 
     def opening(self, function: str | None) -> str:
-        """Return the beginning of a call; usual calls have a token boundary at its end."""
+        """Return the beginning of a call, up to a place where models usually begin a new token."""
         return f"{OPEN}\n{FUNCTION}" if function is None else f"{OPEN}\n{FUNCTION}{function}>\n"
 
     def grammar(
@@ -73,7 +73,7 @@ class Qwen3Coder:
         several: bool,
         whole: bool = False,
     ) -> str:
-        """Return the Lark grammar of the text after `opening(function)`; whole: including it."""
+        """Return the Lark grammar of the text after `opening`, or with `whole` of all the text."""
         rule = marked_calls_rule(self, len(schemas), function, CLOSE, several=several, whole=whole)
         return "\n".join([rule, *_call_rules(schemas, named=function is None)])
 
@@ -127,7 +127,7 @@ def _properties(schema: JsonSchema) -> dict[str, Any]:
 
 
 class Qwen3CoderParser(TypedValues):
-    """A parser: in text, after <tool_call>, between arguments, in an argument, or after a call."""
+    """A parser with states: in text, after <tool_call>, between or in arguments, after a call."""
 
     markers = (OPEN, FUNCTION)
 
@@ -167,7 +167,7 @@ class Qwen3CoderParser(TypedValues):
             self._held = rest[len(FUNCTION) :]
             self._state = self._named
             return True
-        if FUNCTION.startswith(rest):  # it may become the tag, even if `rest` is empty
+        if FUNCTION.startswith(rest):  # more text may complete the tag
             return False
         return self._text_again()
 
@@ -230,7 +230,7 @@ class Qwen3CoderParser(TypedValues):
         return True
 
     def _up_to_end(self) -> tuple[str, bool]:
-        """Return the part of the value that is certain, and whether the value ends with it.
+        """Return the part of the value that no later text can change, and whether it has ended.
 
         The value ends at its end tag or, because models forget it, at the next tag.
         """

@@ -31,7 +31,7 @@ class SearchRound:
 
     num_calls: how many calls for the client the model has made so far, in all rounds.
     num_searches: how many searches the model made in earlier rounds.
-    searches: the calls of the search in this round.
+    searches: the calls of the search function in this round.
     finish: the end of the round.
     """
 
@@ -121,7 +121,7 @@ def after_search(
 
     used: the number of tokens of this round.
     """
-    if part.has_calls:  # the client runs them, and sends their results with its next request
+    if part.has_calls:  # the client runs these calls, and sends the results in its next request
         return Finish(0, "tool_calls")
     left = None if call.max_tokens is None else call.max_tokens - used
     if left is not None and left < 1:

@@ -39,7 +39,7 @@ class Tags(TagTexts):
     markers: frozenset[str] = frozenset()
 
     def fixed(self, text: str) -> list[str]:
-        """Return all chunks of a text around a call: none of them is JSON."""
+        """Return all chunks of a text of the layout, which has no JSON around the arguments."""
         return chunks(text)
 
     def rules(self, schemas: OptionalSchemas, end: str) -> tuple[list[str], list[str]]:
@@ -153,7 +153,7 @@ class TagParser(LayoutParser, TypedValues):
         self._state = self._first_break
 
     def _ends_of(self, key: str) -> tuple[str, ...]:
-        """Return the texts that end the value of `key`: its tail, and others if that is missing."""
+        """Return the texts that end the value of `key`: its tail, or texts after a missing tail."""
         tags = self._writing
         tail = tags.of_key(key).tail.strip()
         if not tags.item:
@@ -185,7 +185,7 @@ class TagParser(LayoutParser, TypedValues):
         return True
 
     def _up_to_end(self) -> tuple[str, bool]:
-        """Return the part of the value that is certain, and whether the value ends with it.
+        """Return the part of the value that no later text can change, and whether it has ended.
 
         The value ends at its tail or, because models forget it, at the next tag.
         """

@@ -40,9 +40,9 @@ def tags_in(source: str) -> ThinkTags | None:
 class ThoughtEnd:
     """The texts that the server adds to a response at the end of a thought.
 
-    closed: ends an open thought, up to the text.
-    gap: goes between a thought that the model has ended and the text.
-    begin: begins the text, unless a call or structured output is forced.
+    closed: the end of an open thought, up to the beginning of the text after it.
+    gap: the text that follows a thought that the model itself has ended.
+    begin: the beginning of the text, unless a call or structured output is forced.
     """
 
     closed: str

@@ -36,7 +36,7 @@ class TypedValues(CallParser):
 
     @abstractmethod
     def _up_to_end(self) -> tuple[str, bool]:
-        """Return the part of the value that is certain, and whether the value ends with it."""
+        """Return the part of the value that no later text can change, and whether it has ended."""
 
     def _in_string(self) -> bool:
         value, ended = self._up_to_end()
@@ -61,7 +61,7 @@ class TypedValues(CallParser):
         return as_json(text, self._types)
 
     def _certain(self, ends: Sequence[str], *, breaks: bool) -> tuple[str, str | None]:
-        """Take the part of a value that is certain; return it and the text that ends the value.
+        """Take and return the part of a value that no later text can change, and the value's end.
 
         The value ends at the first of `ends`, which stays in the held text; None = no end has come.
         breaks: a line break before the end does not belong to the value.

@@ -44,7 +44,7 @@ class ToolUse:
     """How the tools and thoughts of a response are forced and parsed.
 
     opening: the forced beginning of the response, "" = none.
-    most_calls: the response ends after so many calls, None = any number.
+    most_calls: the response ends after this number of calls, None = any number.
     form: the grammar of the response after `opening`, None = none.
     schemas: JSON schemas of the arguments of each function, if the format reads them.
     kept: the schema that the arguments of each function must fit, None = any arguments.

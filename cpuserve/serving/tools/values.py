@@ -101,7 +101,7 @@ def as_json(text: str, types: Types) -> str:
 
 
 def may_be_null(begun: str) -> bool:
-    """Return whether a value that begins like this may become null."""
+    """Return whether a value that begins with the text `begun` may become null."""
     return any(word.startswith(begun.strip().lower()) for word in ("null", "none"))
 
 
