@@ -8,8 +8,8 @@ import sys
 def python_command(code: str, *arguments: str) -> list[str]:
     """Return the command that runs `code` with this process's module path, in any directory.
 
-    Python puts the working directory first, where a file json.py of a model would run instead of
-    the standard module. So nothing is imported before the path is set.
+    Python searches the working directory first, so a model's file json.py there would be imported
+    instead of the standard module. The command therefore sets the path before it imports anything.
     """
     path = [entry for entry in sys.path if isinstance(entry, str)]  # imports skip other entries
     end = len(path) + 1

@@ -115,8 +115,8 @@ class PromptTooLong(InvalidRequest):
 
     Each API dialect has its own words for this error, which its clients look for.
 
-    num_tokens: the size of the prompt, an estimate if it was not tokenized.
-    most: how many tokens it may have.
+    num_tokens: the number of tokens of the prompt, an estimate if it was not tokenized.
+    most: the largest number of tokens that the prompt may have.
     """
 
     code = CONTEXT_LENGTH
@@ -169,7 +169,7 @@ class ServiceUnavailable(RequestError):
 
 
 class EngineDead(RequestError):
-    """The engine process has ended (503); the message says how."""
+    """The engine process has ended (503); the message says how it ended."""
 
     status = 503
     kind = "ServiceUnavailableError"

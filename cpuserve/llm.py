@@ -108,7 +108,7 @@ class LLM(PoolingMethods):
             self.close()
             raise
         self._context = self._context_of(self._template, NO_TEMPLATE)
-        self._chats: dict[str | None, ModelContext] = {}  # by chat template; None = the model's
+        self._chats: dict[str | None, ModelContext] = {}  # by template; None = the model's template
         self._num_requests = 0
         self._adapters = {*config.adapters}
 
@@ -127,10 +127,10 @@ class LLM(PoolingMethods):
 
         prompts: a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a
           list of these.
-        sampling_params: one for all prompts, or a list with one for each; None means the model's
-          defaults (`get_default_sampling_params`).
+        sampling_params: the parameters of all prompts, or a list with those of each prompt; None =
+          the model's defaults (`get_default_sampling_params`).
         use_tqdm: show progress on a terminal.
-        priority: one per prompt; lower values are scheduled first.
+        priority: the priority of each prompt; prompts with lower values are scheduled first.
         lora_request: the name of a LoRA adapter (option lora_modules, or load_lora_adapter) that
           all prompts use.
 
@@ -171,13 +171,13 @@ class LLM(PoolingMethods):
         """Respond to one conversation, or to each of several; see `generate`.
 
         Thoughts and tool calls are fields of CompletionOutput besides the text. Structured outputs
-        and forced calls begin after the thought.
+        and forced tool calls begin after the thought.
 
         messages: [{"role": ..., "content": ...}, ...].
-        chat_template: replaces the model's.
+        chat_template: a template that is used instead of the model's own.
         tools, tool_choice, parallel_tool_calls, reasoning_effort: as in the API of OpenAI.
-        thinking_token_budget: the most tokens of a thought; the response goes on after them.
-        include_reasoning: False = `reasoning` stays empty.
+        thinking_token_budget: the most tokens of a thought; the response goes on after the thought.
+        include_reasoning: False = the field `reasoning` of the outputs stays empty.
 
         Raises:
             InvalidRequest: an argument is invalid, or not possible with this model.
@@ -256,15 +256,15 @@ class LLM(PoolingMethods):
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> DecisionOutput:
-        """Decide questions about a state: the probability of each option; nothing is written.
+        """Return the probability of each option of questions about a state; no text is generated.
 
         The state is computed once. A result does not depend on the other questions.
 
         state: a text, or JSON.
-        questions: by an id of your own {"type", "instructions", "criteria"}, as in POST
-          /v1/systemone: a "choice" has {option: description or None}, a "score" a list of levels,
-          and a "noul" (yes or no) nothing or {"true", "false"}. With "as_texts": True the options
-          are scored as texts of any length.
+        questions: {id: {"type", "instructions", "criteria"}}, as in POST /v1/systemone. The ids are
+          the caller's. The criteria of a "choice" are {option: description or None}, of a "score" a
+          list of levels, and of a "noul" (yes or no) nothing or {"true", "false"}. With "as_texts":
+          True the options are scored as texts of any length.
         instructions: a system message. For the other arguments see `chat`.
 
         Raises:
@@ -317,9 +317,9 @@ class LLM(PoolingMethods):
         context: ModelContext,
         keep: Callable[[int, Choice], None] | None = None,
     ) -> None:
-        """Run the items to their ends; RequestError and EngineDead as `generate`.
+        """Run all items until their sequences have ended; raises RequestError and EngineDead.
 
-        keep(position of the item, choice): takes the result of a sequence while others run.
+        keep(position of the item, choice) is called when a sequence has ended, while others run.
         """
         with _progress(sum(len(item.sequences) for item in items), use_tqdm) as advance:
 
@@ -340,7 +340,7 @@ class LLM(PoolingMethods):
             ]
 
     def _request(self, prompt: PromptInput, before: str = "") -> RequestOutput:
-        """Return an empty RequestOutput for one prompt; before: a text that is put before it."""
+        """Return an empty RequestOutput for a prompt. before: the text to put before the prompt."""
         text, ids = text_and_ids(prompt)
         if ids is None:
             ids = self._tokenizer.encode(before + (text or ""))
@@ -348,7 +348,7 @@ class LLM(PoolingMethods):
         return RequestOutput(str(self._num_requests - 1), text, ids)
 
     def _truncate(self, request: RequestOutput, params: SamplingParams) -> None:
-        """Keep the end of a prompt that params.truncate_prompt_tokens cuts."""
+        """Cut the beginning of a prompt with more tokens than params.truncate_prompt_tokens."""
         asked, most = params.truncate_prompt_tokens, params.max_tokens
         call = GenerateCall(truncate_prompt_tokens=asked, max_tokens=most)
         if (cut := cut_of(self._context, call)) is not None:
@@ -401,7 +401,7 @@ class LLM(PoolingMethods):
         from cpuserve.engine.ipc import Stats
         from cpuserve.metrics.server import ServerMetrics
 
-        # Without the proxy, cycles in the context would keep the engine's memory after `del`.
+        # Without the weak proxy, reference cycles would keep the engine's memory after `del`.
         client = cast("EngineClient", weakref.proxy(self._client))
         names, most = self.config.served_model_names, self.config.max_model_len
         metrics = ServerMetrics(model_name=names[0], max_model_len=most, stats=Stats)
@@ -412,13 +412,13 @@ class LLM(PoolingMethods):
     # --- adapters -------------------------------------------------------------------------------
 
     def load_lora_adapter(self, name: str, path: str, *, load_inplace: bool = False) -> None:
-        """Load an adapter; needs the option allow_runtime_lora_updating.
+        """Load a LoRA adapter; needs the option allow_runtime_lora_updating.
 
         path: a directory of PEFT, or a GGUF file.
-        load_inplace: replace an adapter of this name.
+        load_inplace: replace the adapter that is loaded under this name.
 
         Raises:
-            InvalidRequest: it cannot be loaded, and nothing has changed.
+            InvalidRequest: the adapter cannot be loaded; the loaded adapters have not changed.
         """
         if name in (names := self.config.served_model_names):
             msg = f"{name} is the name of the model itself: give another one than {names}"
@@ -428,10 +428,10 @@ class LLM(PoolingMethods):
         self._adapters.add(name)
 
     def unload_lora_adapter(self, name: str) -> None:
-        """Unload an adapter; needs the option allow_runtime_lora_updating.
+        """Unload a LoRA adapter; needs the option allow_runtime_lora_updating.
 
         Raises:
-            InvalidRequest: there is no such adapter, or it has to stay.
+            InvalidRequest: no adapter has this name, or it cannot be unloaded.
         """
         if name not in self._adapters or not self.config.adapter_slots:
             loaded = ", ".join(sorted(self._adapters)) if self.config.adapter_slots else "none"
@@ -452,7 +452,7 @@ class LLM(PoolingMethods):
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return generate()'s default sampling parameters: as in vLLM, updated by the model."""
+        """Return the default sampling parameters of vLLM, with the values that the model sets."""
         return SamplingParams(**self.config.default_sampling)  # type: ignore[arg-type]
 
     def close(self) -> None:

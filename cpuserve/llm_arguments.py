@@ -1,4 +1,4 @@
-"""The arguments of `LLM`: prompts, conversations and parameters in any of their types."""
+"""The arguments of `LLM`: prompts, conversations and parameters in each type that it accepts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def chosen_tool(choice: str | dict[str, Any]) -> tuple[str, str | None]:
-    """Return the tool choice of a GenerateCall, and the name of a function that is forced."""
+    """Return the tool choice of a GenerateCall, and the name of the forced function, or None."""
     if isinstance(choice, str):
         return choice, None
     function = choice.get("function") if choice.get("type") == "function" else None

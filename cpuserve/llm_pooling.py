@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cpuserve.serving.events import Choice
     from cpuserve.tokenizer.tokenizer import Tokenizer
 
-# The method that fits a kind of pooling; all others make embeddings.
+# The LLM method for each kind of pooling; models with another kind return embeddings.
 METHODS = {
     "none": "generate",
     "rank": "score",
@@ -49,7 +49,7 @@ METHODS = {
     "token_classify": "encode",
     "splade": "encode",
 }
-# The values of encode(pooling_task=...) that a classifier allows, by the method that fits it.
+# The values of encode(pooling_task=...) that a classifier accepts, for each LLM method.
 TASKS = {"classify": ("classify",), "encode": ("token_classify",)}
 
 
@@ -104,10 +104,10 @@ class PoolingMethods:
         use_activation: bool = True,
         use_tqdm: bool = True,
     ) -> list[ClassificationRequestOutput]:
-        """Return the value of each label for each prompt by a classifier; prompts: as in `embed`.
+        """Return the value of each label of a classifier for each prompt; prompts: as in `embed`.
 
-        use_activation: False = the logits of the labels, otherwise the result of the
-        checkpoint's activation, such as probabilities.
+        use_activation: False = the values are logits. True = they are results of the checkpoint's
+          activation, such as probabilities.
 
         Raises:
             InvalidRequest: a prompt is invalid, or the model is no classifier.
@@ -139,9 +139,9 @@ class PoolingMethods:
         """Return the vectors or labels of each prompt or of its tokens; prompts: as in `embed`.
 
         pooling_task: "embed", "token_embed", "classify" or "token_classify"; None = the labels of a
-          classifier, or the vectors of all tokens. With BGE-M3, "token_classify" means the weights
-          of tokens, "embed&token_classify" the embedding and, after it, the weights, and
-          "embed&token_embed&token_classify" a dict with the result of each.
+          classifier, or the vectors of all tokens. BGE-M3 returns the weights of tokens for
+          "token_classify", the embedding and then these weights for "embed&token_classify", and a
+          dict with the result of each task for "embed&token_embed&token_classify".
         use_activation: False = logits, or vectors that are not scaled to length 1.
 
         Raises:
@@ -188,8 +188,8 @@ class PoolingMethods:
     ) -> list[ScoringRequestOutput]:
         """Return the score of each pair of texts: a reranker's, or the cosine of two embeddings.
 
-        queries: one for all documents, or one for each.
-        instruction: the purpose of the score, for models that take one (Qwen3-Reranker).
+        queries: one query for all documents, or a list with one query for each document.
+        instruction: the purpose of the score, for models that read one (Qwen3-Reranker).
         use_activation: False = a reranker's score before its activation, such as a logit; a cosine
           has no activation.
 
@@ -256,7 +256,7 @@ class PoolingMethods:
         """Run requests that generate no tokens; return items, each with a vector in its choice.
 
         vectors: as in SamplingParams.
-        adapter: None = the one of the default task, if there is one.
+        adapter: the name of a LoRA adapter; None = the adapter of the model's default task, if any.
         """
         adapter = adapter or default_task(tasks_of(self.config))
         own = SamplingParams(max_tokens=0, vectors=vectors, adapter=adapter)
@@ -286,10 +286,10 @@ class PoolingMethods:
         msg = f"{self.config.model} {does}. The option `pooling` decides which"
         raise InvalidRequest(msg, param="model")
 
-    # --- given by LLM ---------------------------------------------------------------------------
+    # --- methods that LLM implements ------------------------------------------------------------
 
     def _request(self, prompt: PromptInput, before: str = "") -> RequestOutput:
-        """Return an empty RequestOutput for one prompt; before: a text that is put before it."""
+        """Return an empty RequestOutput for a prompt. before: the text to put before the prompt."""
         raise NotImplementedError
 
     def _run(
@@ -299,7 +299,7 @@ class PoolingMethods:
         context: ModelContext,
         keep: Callable[[int, Choice], None] | None = None,
     ) -> None:
-        """Run the items to their ends."""
+        """Run all items until their sequences have ended."""
         raise NotImplementedError
 
 

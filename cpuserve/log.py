@@ -2,8 +2,8 @@
 
 A record is one line: line breaks and other control characters in a message are escaped, so that no
 text of a client can look like a record. The lines of a traceback, which follow it, are indented.
-The log grows by at most about 20 MB a day for each place that writes to it, so that a flood of
-failures cannot fill a disk.
+The log grows by at most about 20 MB a day for each place in the code that writes to it, so that a
+flood of failures cannot fill a disk.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ FORMAT = "%(asctime)s %(levelname)s %(message)s"
 TIME = "%Y-%m-%d %H:%M:%S"
 LEVELS = ("debug", "info", "warning", "error")
 
-# A place in the code may write BURST records at once, and then one every PERIOD_S seconds, or every
-# TRACE_PERIOD_S if they have tracebacks.
+# A place in the code may write BURST records without a pause, and then one every PERIOD_S seconds,
+# or every TRACE_PERIOD_S if the records have tracebacks.
 BURST = 60
 PERIOD_S = 1.0
 TRACE_PERIOD_S = 20.0
-# If a message has more characters, its rest is left out; of a traceback, the beginning is left out.
+# A longer message is cut to its first MAX_CHARS characters; a longer traceback keeps its last ones.
 MAX_CHARS = 8000
 # When a flood of records has ended, the number of records that were left out is written this many
-# seconds after the last one.
+# seconds after the last record.
 QUIET_S = 5.0
 
 _RECORD = re.compile(r"\d{4}(-\d\d){2} \d\d(:\d\d){2} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
@@ -87,7 +87,7 @@ class Limited(logging.StreamHandler):  # type: ignore[type-arg]
         self._buckets: dict[str, _Bucket] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or count it."""
+        """Write a record, or count it if its place in the code has written too many."""
         if record.levelno <= logging.DEBUG or record.name == "uvicorn.access":
             super().emit(record)
             return
@@ -130,7 +130,7 @@ def is_record(line: str) -> bool:
 
 
 def get_logger(component: str) -> logging.Logger:
-    """Return the logger of a component ("engine", "api"); until `configure`, warnings only."""
+    """Return the logger of a component ("engine", "api"); before `configure`, it only warns."""
     return logging.getLogger(f"cpuserve.{component}")
 
 

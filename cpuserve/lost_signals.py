@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Time for the finalizer to end. If the signal arrives in another finalizer, it is sent once more.
+# Seconds in which the finalizer can end. If the signal arrives in another one, it is sent again.
 _AGAIN_S = 0.01
 
 

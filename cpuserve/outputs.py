@@ -33,12 +33,12 @@ PositionLogprobs = dict[int, Logprob]
 class CompletionOutput:
     """One of the n sequences of a request.
 
-    cumulative_logprob, logprobs: None unless SamplingParams.logprobs is set; for each position the
-      chosen token, then the alternatives.
-    stop_reason: the stop string or stop token id, if any.
+    cumulative_logprob, logprobs: None unless SamplingParams.logprobs is set. `logprobs` has the
+      chosen token and then the alternatives for each position.
+    stop_reason: the stop string or stop token id that ended the sequence, if one did.
     reasoning: the thoughts of a response of `LLM.chat`, which are not in `text`; None = none.
-    tool_calls: its tool calls, as the API of OpenAI writes them, so that a message with the role
-      assistant can have them: {"id", "type": "function", "function": {"name", "arguments"}}.
+    tool_calls: the tool calls of the response, as in assistant messages of the API of OpenAI:
+      {"id", "type": "function", "function": {"name", "arguments"}}.
     """
 
     index: int
@@ -75,9 +75,9 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """A text of `LLM.beam_search`.
+    """One of the best texts that `LLM.beam_search` has found.
 
-    tokens, text: with the prompt.
+    tokens, text: the prompt and its continuation.
     logprobs: the logprob of each token after the prompt, with the alternatives.
     finish_reason: "stop" or "length".
     stop_reason: None, because a text ends only at the end of text.
@@ -100,10 +100,10 @@ class BeamSearchOutput:
 
 @dataclass(slots=True)
 class DecisionOutput:
-    """The result of each question of `LLM.decide` by its id, and its diagnostics.
+    """The results and diagnostics of the questions of `LLM.decide`, by the ids of the questions.
 
-    num_prompt_tokens: the state counts once; num_cached_tokens: those that an earlier call left in
-    the prefix cache.
+    num_prompt_tokens: the prompt tokens of all questions; those of the state count once.
+    num_cached_tokens: the prompt tokens that an earlier call left in the prefix cache.
     """
 
     answers: dict[str, Result]
@@ -133,7 +133,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(slots=True)
 class ClassificationOutput:
-    """The value of each label of a classifier; labels: their texts, in the same order."""
+    """The value of each label of a classifier. labels: the names of the labels in this order."""
 
     probs: list[float]
     labels: list[str] = field(default_factory=list)
@@ -163,9 +163,9 @@ class ClassificationRequestOutput:
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """The vector or the labels of a prompt, or a row of them for each of its tokens.
+    """The vector or the label values of a prompt, or a row of them for each of its tokens.
 
-    A dict has the data of each of several tasks.
+    If several tasks were requested, the data is a dict with the data of each task.
     """
 
     data: list[float] | list[list[float]] | dict[str, list[float] | list[list[float]]]
@@ -243,7 +243,7 @@ def position_logprobs(
 ) -> PositionLogprobs:
     """Return the chosen token, then the alternatives in the order of their probability.
 
-    ranked: False = the alternatives are tokens of the request, with unknown ranks.
+    ranked: False = the alternatives are tokens that the request listed, with unknown ranks.
     """
 
     def entry(token: int, logprob: float, rank: int | None) -> Logprob:

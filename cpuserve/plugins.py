@@ -1,6 +1,6 @@
 """Plug-ins: entry points of installed packages.
 
-The plug-ins are found without loading one. If two packages claim the same name, or a package claims
+Finding the plug-ins loads none of them. If two packages claim the same name, or a package claims
 a built-in name, these plug-ins are refused, and the server starts without them. If a plug-in does
 not load, or lacks a member, the caller gets a reason to print.
 """
@@ -53,7 +53,7 @@ class Claims:
 
 
 def claims(points: Iterable[EntryPoint], builtin: Collection[str]) -> Claims:
-    """Assign each name to at most one package, without loading any."""
+    """Assign each name to at most one package, without loading any package."""
     by_name: dict[str, list[EntryPoint]] = {}
     for point in points:
         by_name.setdefault(point.name, []).append(point)

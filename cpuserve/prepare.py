@@ -106,8 +106,8 @@ def kv_cache_bytes(prepared: Prepared) -> int:
 def check_fits(prepared: Prepared, promised_bytes: int) -> None:
     """Raise TooLittleMemory if a model that was unloaded does not fit into memory again.
 
-    promised_bytes: memory that is free now and that other models of this server will take. Only
-    beside such models, the whole KV cache must fit as well, because it takes memory as it fills.
+    promised_bytes: memory that is free now and that other models of this server will take. If there
+    are such models, the whole KV cache must fit as well, because it takes memory as it fills.
     """
     host = _without(prepared.platform.host(), promised_bytes)
     free = host.memory_available
@@ -161,7 +161,7 @@ def _check_override(asked: Asked) -> None:
 
 
 def for_one_engine(asked: Asked) -> Asked:
-    """Return the options with one engine unless a number was given, for engines in this process."""
+    """Return the options with data_parallel_size 1, unless the user has set it."""
     if asked.options.data_parallel_size is not None:
         return asked
     return replace(asked, options=msgspec.structs.replace(asked.options, data_parallel_size=1))
@@ -180,7 +180,7 @@ def one_engine(prepared: Prepared) -> EngineConfig:
 
 
 def model_name(options: EngineOptions) -> str:
-    """Return the name of the model as the user gave it, or the built-in model's."""
+    """Return the model name that the user gave, or the name of the built-in model."""
     from cpuserve.loader.builtin import DEFAULT
 
     return options.model or DEFAULT
@@ -280,7 +280,7 @@ def _usual_length(path: Path) -> int | None:
 
 
 def _adapters(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the path of each adapter by its name: for tasks of the model, and of lora_modules."""
+    """Return {name: path} of the adapters of lora_modules and of those for the model's tasks."""
     from cpuserve.loader.tasks import task_adapters
 
     tasks = task_adapters(path, config)
@@ -292,9 +292,10 @@ def _adapters(options: EngineOptions, path: Path, config: Mapping[str, Any]) -> 
 
 
 def _adapter_slots(options: EngineOptions, count: int) -> int:
-    """Return the number of adapter slots, 0 if adapters cannot change; count: --lora-modules.
+    """Return the number of adapter slots; 0 if adapters cannot change while the server runs.
 
     There is one slot more than loadable adapters, so that one can be replaced while it is in use.
+    count: the number of adapters in --lora-modules.
     """
     if not options.allow_runtime_lora_updating:
         return 0
@@ -314,7 +315,7 @@ def _with_adapters(
 ) -> ModelSpec:
     """Return the model with these adapters and slots; ModelError if an adapter does not fit it.
 
-    program: the model without adapters.
+    program: the Program of the model without adapters.
     """
     from cpuserve.loader.lora import AdapterReader
 
@@ -339,7 +340,7 @@ def _pooling(
     *,
     encoder: bool,
 ) -> tuple[str, str]:
-    """Return (pooling, reason); pooling: as in EngineConfig.pooling, "none" = it generates text."""
+    """Return (pooling, reason); pooling: see EngineConfig, "none" = the model generates text."""
     from cpuserve.loader.pooling import can_judge, checkpoint_pooling, classifier, ranker
     from cpuserve.loader.tasks import has_tasks
     from cpuserve.models import MASKED, architecture_of, has_no_head

@@ -168,7 +168,7 @@ def _ignore(report: StageProgress) -> None:
 
 
 class _Forward:
-    """The ASGI application that Ray calls. It forwards to the replica of this process.
+    """The ASGI application that Ray calls. It forwards all calls to the replica of this process.
 
     It is an object, because Ray calls a function to create an application.
     """

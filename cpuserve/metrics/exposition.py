@@ -1,4 +1,4 @@
-"""The response of GET /metrics, where metrics are called as in vLLM: its dashboards work."""
+"""The response of GET /metrics, with the metric names of vLLM, so that its dashboards work."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ENGINE_COUNTERS = (
     ("prefix_cache_queries", "prefix_queries", "Tokens looked up in the prefix cache."),
     ("prefix_cache_hits", "prefix_hits", "Tokens found in the prefix cache."),
 )
-# The same for speculative decoding.
+# Counters of speculative decoding: (metric name, field of StepStats, help text)
 DRAFT_COUNTERS = (
     ("spec_decode_num_drafts", "drafts", "Times that a sequence got draft tokens."),
     ("spec_decode_num_draft_tokens", "draft_tokens", "Draft tokens verified."),

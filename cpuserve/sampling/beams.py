@@ -8,7 +8,7 @@ from cpuserve.errors import InvalidRequest
 
 # Each beam proposes twice as many tokens as there are beams, and the engine reports 20 at most.
 MOST_BEAMS = 10
-MOST_PENALTY = 16.0  # as an exponent of the length, so that no score overflows
+MOST_PENALTY = 16.0  # the limit of length_penalty, an exponent, so that no score overflows
 
 
 class BeamRules(msgspec.Struct, frozen=True):
@@ -18,7 +18,7 @@ class BeamRules(msgspec.Struct, frozen=True):
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest with the parameter for a value out of range."""
+        """Raise InvalidRequest, with the name of the parameter, for a value out of range."""
         if not 1 <= self.width <= MOST_BEAMS:
             msg = f"a beam search has 1 to {MOST_BEAMS} beams, got {self.width}"
             raise InvalidRequest(msg, role="beam_width")
@@ -38,7 +38,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
     max_tokens: the most tokens of a text.
     length_penalty: the score of a text is its cumulative logprob divided by its length in tokens,
       prompt included, to this power.
-    temperature: has no effect, because nothing is drawn.
+    temperature: has no effect, because nothing is sampled.
     include_stop_str_in_output: whether the token that ends a text is among its tokens.
     """
 
@@ -50,7 +50,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest with the parameter for a value out of range."""
+        """Raise InvalidRequest, with the name of the parameter, for a value out of range."""
         _ = self.rules
         if self.max_tokens < 1:
             msg = f"max_tokens must be at least 1, got {self.max_tokens}"

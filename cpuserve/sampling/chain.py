@@ -43,16 +43,16 @@ class SamplerFields(msgspec.Struct, kw_only=True):
     typical_p: keep the tokens with the surprise nearest to the entropy, up to this share of the
       probability.
     min_keep: the fewest tokens that typical_p, top_p, min_p and xtc keep.
-    top_n_sigma: keep logits of at least the largest minus so many standard deviations.
+    top_n_sigma: keep logits that are at most this number of standard deviations below the largest.
     dynatemp_range, dynatemp_exponent: the temperature is from temperature - range (at entropy 0) to
       temperature + range. In between it follows (entropy / its maximum) ** exponent.
     xtc_probability, xtc_threshold: with this chance, drop all tokens that reach the threshold
       except the least likely of them.
     repeat_last_n: penalties count only the last tokens of prompt and output; -1 = all, 0 = no
       penalties.
-    dry_...: lower tokens that would continue a repetition longer than dry_allowed_length by
-      dry_multiplier * dry_base ** (its length - dry_allowed_length); none crosses one of
-      dry_sequence_breakers.
+    dry_...: lower the logit of a token that would continue a repetition longer than
+      dry_allowed_length, by dry_multiplier * dry_base ** (length - dry_allowed_length). No
+      repetition contains one of dry_sequence_breakers.
     mirostat: 1 or 2 = keep the surprise of the tokens near mirostat_tau, with steps of
       mirostat_eta.
     post_sampling_probs: logprobs are computed from the probabilities after all samplers.
@@ -131,7 +131,7 @@ def stage_names(samplers: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def unknown_samplers(samplers: str | Sequence[str] | None) -> list[str]:
-    """Return the entries of `samplers` that are left out."""
+    """Return the entries of `samplers` that match no sampler in STAGES."""
     return [each for each in samplers or () if _stage(each, samplers) is None]
 
 
@@ -178,7 +178,7 @@ def chain_of(p: ChainParams, *, reports: bool) -> Chain | None:
     if not reports and not _asks(p):
         return None
     stages = stage_names(p.samplers)
-    if p.mirostat:  # it cuts in place of the other samplers
+    if p.mirostat:  # mirostat replaces the samplers that drop tokens
         stages = (*(s for s in stages if s in ("penalties", "dry")), "temperature")
     if not p.dry_multiplier:
         stages = tuple(s for s in stages if s != "dry")

@@ -12,7 +12,7 @@ from cpuserve.sampling.structured import StructuredOutputs, structured_from
 MAX_REPETITION_PENALTY = 1_000_000
 MAX_SALT = 128
 MAX_ADAPTER_SCALE = 1000
-# A salt becomes part of keys and file names, where these characters could make it match another.
+# A salt is a part of keys and file names, where these characters could make two salts equal.
 NOT_IN_SALT = frozenset("@/\\\0")
 SALT_RULE = "characters without @, /, \\ and NUL"
 # The kinds of vectors that a request can ask an embedding model for:
@@ -45,14 +45,14 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
     `cache_salt`: only requests with the same salt share cached prefixes.
     `adapter`: the name of the LoRA adapter that changes the model for this request.
     `adapter_scale`: the factor of the adapter's change of the model.
-    `structured_outputs`: the grammar that the text must match; the response ends where nothing can
-      follow.
+    `structured_outputs`: the grammar that the text must match; the response ends where the grammar
+      allows nothing more.
     `caller`: the client of a server; waiting requests and new grammars of several clients take
       turns.
     `vectors`: the kind of result of an embedding model or a reranker, one of VECTORS, or several of
       them joined by "+", which follow each other in the result.
-    `truncate_prompt_tokens`: `LLM` keeps so many tokens of the end of a prompt; -1 = as many as the
-      context holds with max_tokens.
+    `truncate_prompt_tokens`: `LLM` keeps this number of tokens at the end of a prompt; -1 = as many
+      as fit into the context with max_tokens.
     """
 
     n: int = 1
@@ -89,7 +89,7 @@ class SamplingParams(ChainParams, omit_defaults=True, kw_only=True):
     truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest with the parameter for a value out of range."""
+        """Raise InvalidRequest, with the name of the parameter, for a value out of range."""
         stop: object = self.stop
         if isinstance(stop, str):  # a single string is allowed, as in vLLM
             self.stop = [stop]

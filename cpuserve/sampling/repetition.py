@@ -31,7 +31,7 @@ class RepetitionDetection(
     min_count: int = 0
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise InvalidRequest if a value is out of range."""
         least, most = self.min_pattern_size, self.max_pattern_size
         if not 0 <= least <= most <= MAX_PATTERN:
             msg = (

@@ -156,7 +156,7 @@ class _TagWriter:
         parts, skipped = [], 0
         for i, element in enumerate(elements):
             place = f"{where}.elements[{i}]"
-            if skipped:  # the text has ended the element before it
+            if skipped:  # the text of this element has ended an earlier element
                 skipped -= 1
                 continue
             last, until = i + 1 == len(elements), ""
@@ -187,7 +187,7 @@ class _TagWriter:
     def _tag(
         self, given: Mapping[str, Any], end: str, where: str, depth: int, begun: str = ""
     ) -> str:
-        """Return the expression of a tag without `begun`, the part of its `begin` before it.
+        """Return the expression of a tag without `begun`, the first part of its `begin`.
 
         Another expression of the grammar, for the trigger of the tag, matches `begun`.
         """

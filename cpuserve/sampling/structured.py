@@ -39,7 +39,7 @@ class StructuredOutputs(
     grammar: Lark or GBNF.
     structural_tag: see structural_tags.py; an object, or its JSON.
     disable_additional_properties: an object of a schema without `additionalProperties` has only
-      the members that the schema names.
+      the members that the schema lists.
     calls: a Lark grammar of tool calls (it may permit free text); if one of the other fields is set
       as well, the response matches either.
     role: the part of the request that it comes from, for errors: "structured_outputs" or "tools".
@@ -158,7 +158,7 @@ class InputGrammar(NamedTuple):
 
 
 def input_arguments(member: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a function with the one parameter INPUT; member: its schema."""
+    """Return the schema of a function with the one parameter INPUT; member: the schema of INPUT."""
     return {"type": "object", "properties": {INPUT: member}, "required": [INPUT]}
 
 

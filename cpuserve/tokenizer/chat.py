@@ -66,7 +66,7 @@ class ChatTemplate:
         rewrites_ids: bool = True,
         **kwargs: Any,
     ) -> str:
-        """Return the prompt text. Encode it with add_special_tokens=False: it contains its BOS.
+        """Return the prompt text. It has its BOS: encode it with add_special_tokens=False.
 
         The call waits for another process.
 
@@ -88,7 +88,7 @@ class ChatTemplate:
         )
         if tools and not traits.tools:
             checked = described(checked, tools, traits, self._example(source, traits))
-        elif not traits.calls and ASKS_FOR_CALLS.search(source):  # but writes none
+        elif not traits.calls and ASKS_FOR_CALLS.search(source):  # asks for calls, but writes none
             checked = described(checked, None, traits, "")
         known = arranged(checked, traits if rewrites_ids else replace(traits, call_ids="any"))
         given = tools if traits.takes_tools else None

@@ -23,9 +23,10 @@ def kept(sequences: Sequence[int | None], most: int, *, left: bool = False) -> l
     """Return the indices of at most `most` tokens to keep: special tokens, and each text's start.
 
     sequences: for each token the number of its text (0 or 1), or None for a special token.
-    left: cut the starts of texts, and keep their ends. The
-    longer one of two texts is cut first, to the length of the other, and then both are cut. This is
-    "longest_first" in the tokenizers library (src/utils/truncation.rs of 0.22).
+    left: cut the starts of texts, and keep their ends.
+
+    The longer one of two texts is cut first, to the length of the other, and then both are cut.
+    This is "longest_first" in the tokenizers library (src/utils/truncation.rs of 0.22).
 
     Raises:
         InvalidRequest: there are more special tokens than `most`.

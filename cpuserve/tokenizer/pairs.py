@@ -58,7 +58,7 @@ class PairEncoder:
         instruction: str | None = None,
         cut: Cut | None = None,
     ) -> list[int]:
-        """Return the token ids of a pair; cut: how its texts are cut, None = they are not.
+        """Return the token ids of a pair; cut: how its texts are cut, None = they are not cut.
 
         Raises:
             InvalidRequest: the model takes no instruction, or a text is not valid Unicode.
@@ -81,7 +81,7 @@ class PairEncoder:
         return [*before, *ids, *behind]
 
     def encode_single(self, text: str, cut: Cut | None = None) -> list[int]:
-        """Return the token ids of one text; cut: how it is cut, None = it is not.
+        """Return the token ids of one text; cut: how the text is cut, None = it is not cut.
 
         Raises:
             InvalidRequest: the model reads pairs only, or the text is not valid Unicode.

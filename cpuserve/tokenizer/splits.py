@@ -18,7 +18,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _DIGIT = r"\p{N}"
 _LLAMA3 = rf"{_NOT_CASED}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_GAPS}"
 _QWEN2 = rf"{_NOT_CASED}|{_WORD}|\p{{N}}|{_SIGNS}|{_GAPS}"
-# Words of o200k (OpenAI): upper case, then lower case. Marks belong to either.
+# Words of o200k (OpenAI): upper case, then lower case. Combining marks belong to either case.
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
@@ -172,7 +172,7 @@ _TABLE: dict[str, PreTokenizer] = {
         (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, _DIGIT)
     ),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": _DEEPSEEK,
-    # Numbers with other numerals than digits are cut by the original expression, for 297 digits.
+    # The last expression is the original one. It cuts other numerals than digits, at most 297.
     "superbpe": PreTokenizer((r"\p{N}+", _threes(r"\d"), r"(?=(?:\d{3}){1,99}(?!\d))")),
     "spark2_5": PreTokenizer((
         r"\p{N}{1,3}",

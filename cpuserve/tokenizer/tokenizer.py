@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LONG_CHARS = 4096  # shorter texts take less time than a switch to another thread
 
-# Normalizers that drop no characters. NFC shrinks a text to a third of its bytes at most (Hangul).
+# Normalizers that drop no characters. NFC shrinks a text to no less than a third of its bytes.
 _KEEPING = frozenset({"NFC", "NFD", "Prepend", "ByteLevel"})
 _COMPOSED_BYTES = 3
 
@@ -123,7 +123,7 @@ class Tokenizer:
         unlocked: release the GIL even for short texts; use it in threads other than the event loop.
         most: keep only this number of tokens, special tokens included, by cutting the end of the
           text.
-        left: cut its start instead.
+        left: cut the start of the text instead.
 
         Raises:
             InvalidRequest: the text is not valid Unicode (it has a lone surrogate).
@@ -143,7 +143,7 @@ class Tokenizer:
         """Return (token ids, type of each token) of two texts, with the special tokens around them.
 
         most: keep only this number of tokens, by cutting the end of the longer text, then of both.
-        left: cut the starts.
+        left: cut the starts of the texts instead.
 
         Raises:
             InvalidRequest, RequestError: the errors of `encode`.

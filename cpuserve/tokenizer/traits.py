@@ -30,20 +30,20 @@ _CALL = {"id": _SHORT_ID, "type": "function", "function": {"name": "f", "argumen
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The kinds of messages that one template accepts. "It" is the template.
+    """The kinds of messages that one template accepts.
 
     texts, parts: the roles that may have a text, or a list of parts, as content.
     system, late_system: the template writes a system message at the beginning, and elsewhere.
-    alternates: it refuses or drops one of two consecutive user messages.
-    developer: it knows the role "developer".
-    thoughts: the keys from which it reads thoughts.
-    text_arguments: it writes the arguments of a call unchanged if they are a text.
-    json_arguments: it needs the arguments as JSON text.
+    alternates: the template refuses or drops one of two consecutive user messages.
+    developer: the template knows the role "developer".
+    thoughts: the keys from which the template reads thoughts.
+    text_arguments: the template writes the arguments of a call unchanged if they are a text.
+    json_arguments: the template needs the arguments as JSON text.
     beside_calls: the content that a message with calls needs: "text" (any text), "" or None.
-    calls: it writes calls.
-    tools: it shows tools to the model.
-    takes_tools: it can be rendered with tools.
-    call_ids: the ids of calls that it accepts.
+    calls: the template writes tool calls.
+    tools: the template shows tools to the model.
+    takes_tools: the template can be rendered with tools.
+    call_ids: the ids of calls that the template accepts.
     """
 
     texts: frozenset[str] = frozenset(ROLES)

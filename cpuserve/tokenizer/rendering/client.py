@@ -41,10 +41,10 @@ BOOTSTRAP = f"""
 from {MODULE} import main
 sys.exit(main())
 """
-# Templates render a chat of 5 MB in 0.1 s; other processes may use the CPU meanwhile.
+# Limits of one render. A chat of 5 MB takes 0.1 s; other processes may use the CPU meanwhile.
 MAX_CPU_S = 5.0
 MAX_WALL_S = 20.0
-SILENT_S = 5.0  # further waiting after MAX_WALL_S; a process that is still silent is ended
+SILENT_S = 5.0  # seconds after MAX_WALL_S until a process that sends no reply is ended
 # The limit on the memory of a job: MEMORY_BYTES, and MEMORY_PER_BYTE for each byte of the variables
 # of the template. Templates that copy each text a few times, in strings of 4 bytes per character,
 # take 16 bytes for each byte.
@@ -53,11 +53,11 @@ MEMORY_PER_BYTE = 24
 # The limit on the rendered text. Real templates write each text once and add about a page of text.
 WRITTEN_BYTES = 4 << 20
 WRITTEN_PER_BYTE = 16
-START_S = 20.0  # the longest start of the process
+START_S = 20.0  # the most seconds that the start of the process may take
 MAX_IDLE = 4  # forks that are kept for further jobs
 # A fork that has done a large job ends, so that its memory is free again.
 LARGE_BYTES = 1 << 20
-MAX_TEMPLATES = 16  # in one fork
+MAX_TEMPLATES = 16  # the most compiled templates in one fork
 
 TRIES = 2
 log = get_logger("templates")
@@ -72,7 +72,7 @@ class TemplateStopped(InvalidRequest):
 
 
 class RenderProcessLost(Exception):
-    """A render process has ended or does not respond. timeout: it is alive but silent."""
+    """A render process has ended or does not respond. timeout: the process is alive but silent."""
 
     def __init__(self, *, timeout: bool = False) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class RenderProcessLost(Exception):
 
 @dataclass(slots=True, eq=False)
 class Fork:
-    """One process that renders: our socket to it, and the hashes of its compiled templates."""
+    """One process that renders: the socket to it, and the hashes of its compiled templates."""
 
     server: RenderServer
     sock: socket.socket
@@ -174,12 +174,12 @@ def _spawn(control: int) -> subprocess.Popen[bytes]:
         pass_fds=(control,),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C must not interrupt its imports
+        start_new_session=True,  # Ctrl-C must not interrupt the imports of this process
     )
 
 
 class Renderer:
-    """Renders on behalf of any thread, which waits meanwhile.
+    """Renders templates for any thread; the thread waits until the text is ready.
 
     cpu_s, wall_s: the limits of one render in seconds.
     closings: how often `close` was called.
@@ -303,7 +303,7 @@ class Renderer:
         fork.sock.close()
 
     def _is_gone(self, server: RenderServer, lost: RenderProcessLost) -> bool:
-        """Return whether `server` has ended, not only its fork; a silent fork ends it here."""
+        """Return whether `server` itself has ended; if its fork was silent, end `server` now."""
         with self._lock:
             if self._server is not server:
                 return True

@@ -55,7 +55,7 @@ def _to_json(
 ) -> str:
     """Return JSON without the HTML escapes of Jinja's tojson, as in the training data of models."""
     return json.dumps(
-        list(value) if isinstance(value, Iterator) else value,  # as from the filter map
+        list(value) if isinstance(value, Iterator) else value,  # such as a result of the filter map
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,
@@ -68,4 +68,4 @@ def _raise_exception(message: Any) -> NoReturn:
 
 
 def _strftime_now(form: Any) -> str:
-    return datetime.now().strftime(str(form))  # local time, as transformers
+    return datetime.now().strftime(str(form))  # local time, as in transformers
